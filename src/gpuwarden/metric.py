@@ -15,7 +15,7 @@ _ENDING: dict[Kind, str] = {"gauge": "", "counter": "_total", "histogram": "", "
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Observations by bucket: `counts` has an entry a bound and one for +Inf, not cumulative; `sum` is in base units."""
+    """Observations by bucket: `counts` has an entry a bound and one for +Inf, not cumulative."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]

@@ -1,0 +1,191 @@
+"""The seam to the driver: the functions of NVML that gpuwarden calls, by nvidia-ml-py's names.
+
+The driver's binding (module pynvml), a capture and the simulation all answer to `Nvml`; nothing above knows which.
+Every call may block in the driver and is made on a thread of its own (gpu/poller.py), never on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Concatenate, NewType, ParamSpec, Protocol, TypeVar
+
+import pynvml
+
+NVMLError: type[Exception] = pynvml.NVMLError
+Handle = NewType("Handle", object)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Memory(Protocol):
+    """nvmlMemory_t in bytes; `reserved` stands in version 2 only, where `used` does not include it."""
+
+    total: int
+    free: int
+    used: int
+    reserved: int
+
+
+class Utilization(Protocol):
+    """nvmlUtilization_t in percent of the driver's sample period."""
+
+    gpu: int
+    memory: int
+
+
+class ProcessInfo(Protocol):
+    """nvmlProcessInfo_t; `usedGpuMemory` in bytes, None where the driver does not tell."""
+
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815 - the field's name in nvidia-ml-py
+
+
+class PciInfo(Protocol):
+    """nvmlPciInfo_t; `busId` as domain:bus:device.function."""
+
+    busId: str | bytes  # noqa: N815 - the field's name in nvidia-ml-py
+
+
+class Nvml(Protocol):
+    """What gpuwarden asks of NVML. Every method raises pynvml.NVMLError with the driver's return code."""
+
+    # fmt: off
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlSystemGetDriverVersion(self) -> str: ...
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Handle: ...
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> Handle: ...
+    def nvmlDeviceGetUUID(self, handle: Handle, /) -> str: ...
+    def nvmlDeviceGetName(self, handle: Handle, /) -> str: ...
+    def nvmlDeviceGetPciInfo(self, handle: Handle, /) -> PciInfo: ...
+    def nvmlDeviceGetVbiosVersion(self, handle: Handle, /) -> str: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None, /) -> Memory: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle, /) -> Utilization: ...
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int, /) -> int: ...
+    def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int, /) -> int: ...
+    def nvmlDeviceGetMarginTemperature(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetPowerUsage(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetPowerManagementLimit(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetClockInfo(self, handle: Handle, clock: int, /) -> int: ...
+    def nvmlDeviceGetMaxClockInfo(self, handle: Handle, clock: int, /) -> int: ...
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetSupportedClocksEventReasons(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetSupportedClocksThrottleReasons(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetPerformanceState(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
+    # fmt: on
+
+
+FUNCTIONS = tuple(name for name in vars(Nvml) if name.startswith("nvml"))
+
+# label value -> NVML's number
+CLOCKS = {
+    "graphics": pynvml.NVML_CLOCK_GRAPHICS,
+    "sm": pynvml.NVML_CLOCK_SM,
+    "memory": pynvml.NVML_CLOCK_MEM,
+    "video": pynvml.NVML_CLOCK_VIDEO,
+}
+TEMPERATURE_THRESHOLDS = {
+    "shutdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
+    "slowdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+    "max_operating": pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX,
+    "memory_max_operating": pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX,
+}
+CLOCK_EVENT_REASONS = {
+    "gpu_idle": pynvml.nvmlClocksEventReasonGpuIdle,
+    "applications_clocks_setting": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
+    "sw_power_cap": pynvml.nvmlClocksEventReasonSwPowerCap,
+    "hw_slowdown": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+    "sync_boost": pynvml.nvmlClocksEventReasonSyncBoost,
+    "sw_thermal_slowdown": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
+    "hw_thermal_slowdown": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+    "hw_power_brake_slowdown": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+    "display_clock_setting": pynvml.nvmlClocksEventReasonDisplayClockSetting,
+}
+TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
+MEMORY_V2: int = pynvml.nvmlMemory_v2
+
+_ERROR_NAMES: dict[int, str] = {
+    number: name.removeprefix("NVML_ERROR_").lower()
+    for name, number in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
+}
+# The device or driver does not have this reading: no sample, no error.
+UNSUPPORTED = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_DEPRECATED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # thresholds and clocks that this model does not know
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    }
+)
+# The GPU itself does not answer: asking it for more is in vain.
+GPU_GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+    }
+)
+# The driver below all GPUs went away, or was replaced: only a new nvmlInit helps.
+DRIVER_GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+    }
+)
+
+
+def code_of(error: BaseException) -> int:
+    """Return NVML's return code."""
+    return int(getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN))
+
+
+def error_name(error: BaseException) -> str:
+    """Return the error's name in NVML, in lower case: the value of the label `error`."""
+    return _ERROR_NAMES.get(code_of(error), f"code_{code_of(error)}")
+
+
+def nvml_error(code: int) -> Exception:
+    """Make the exception that nvidia-ml-py raises for a return code."""
+    return NVMLError(code)
+
+
+class Device:
+    """One GPU during one poll; each question goes to the driver once, however many rows ask it."""
+
+    __slots__ = ("_answers", "handle", "nvml")
+
+    def __init__(self, nvml: Nvml, handle: Handle) -> None:
+        self.nvml = nvml
+        self.handle = handle
+        self._answers: dict[Any, Any] = {}
+
+    def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask the driver. Blocks as long as the driver does; raises NVMLError; failures are not remembered."""
+        key = (function, args)
+        if key in self._answers:
+            return self._answers[key]  # type: ignore[no-any-return] # the key names the function that made it
+        answer = self._answers[key] = function(self.handle, *args, **kwargs)
+        return answer
+
+    def supported(
+        self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """Ask the driver; None where this device or driver does not support the question."""
+        try:
+            return self.query(function, *args, **kwargs)
+        except NVMLError as error:
+            if code_of(error) in UNSUPPORTED:
+                return None
+            raise

@@ -1,0 +1,102 @@
+"""All readings of one poll, frozen: what every part above the driver looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuwarden.metric import Metric, Readings
+
+HUNG = "timeout"  # the fault of a call that did not come back in time
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a GPU is; read once. `index` is NVML's at that time and names nothing: the UUID does."""
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str
+    vbios_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell."""
+
+    pid: int
+    type: str  # "compute" or "graphics"; "compute" where the driver lists it as both
+    memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU in one poll. Did it not answer, `fault` names why and there are no readings: old ones never stand in.
+
+    `last_success` is Unix time, None before the first; `errors` counts failed calls by name since the daemon started.
+    """
+
+    identity: Identity
+    fault: str | None
+    readings: Readings = field(default_factory=dict)
+    processes: tuple[GpuProcess, ...] = ()
+    last_success: float | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def up(self) -> bool:
+        """Whether the GPU answered in this poll."""
+        return self.fault is None
+
+    def value(self, row: Metric[Any], *labels: str) -> float | None:
+        """Return one reading in base units; None where this poll does not have it."""
+        reading = self.readings.get(row)
+        if isinstance(reading, Mapping):
+            reading = reading.get(labels)
+        return reading if isinstance(reading, (int, float)) else None
+
+    def memory_of(self, pid: int) -> int | None:
+        """Return the device memory the process holds, in bytes; None where it has none here or the driver is silent."""
+        return next((process.memory for process in self.processes if process.pid == pid), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The versions the driver states of itself."""
+
+    version: str
+    cuda_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One poll. `fault` names why the driver as a whole did not answer; each GPU carries its own health beside that.
+
+    `time` and `last_success` are Unix time, `duration` seconds; `enumerated` is the driver's count of GPUs, None
+    when it did not say; `errors` counts failures of the driver as a whole since the daemon started.
+    """
+
+    time: float
+    duration: float
+    fault: str | None
+    driver: Driver | None = None
+    enumerated: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    last_success: float | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def hung(self) -> bool:
+        """Whether nothing at all came back from the driver: the one state that a restart of the daemon may end.
+
+        A driver that refuses, or is not there, has answered.
+        """
+        if self.gpus:
+            return all(gpu.fault == HUNG for gpu in self.gpus)
+        return self.fault == HUNG
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        """Return the GPU of that UUID."""
+        return next((gpu for gpu in self.gpus if gpu.identity.uuid == uuid), None)

@@ -1,0 +1,136 @@
+"""Every reading of a GPU, declared once; the page, docs, rules and dashboards follow this table."""
+
+from __future__ import annotations
+
+from gpuwarden.gpu.nvml import (
+    CLOCK_EVENT_REASONS,
+    CLOCKS,
+    MEMORY_V2,
+    TEMPERATURE_CORE,
+    TEMPERATURE_THRESHOLDS,
+    Device,
+    Memory,
+)
+from gpuwarden.metric import Labels, Metric, Table
+
+
+def _memory(gpu: Device) -> Memory:
+    # Version 2 tells the driver's own share apart; drivers before R510 have version 1 alone.
+    return gpu.supported(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2) or gpu.query(gpu.nvml.nvmlDeviceGetMemoryInfo)
+
+
+def _reserved(gpu: Device) -> float | None:
+    memory = gpu.supported(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
+    return None if memory is None else memory.reserved
+
+
+def _slowdown(gpu: Device) -> int | None:
+    threshold = gpu.supported(gpu.nvml.nvmlDeviceGetTemperatureThreshold, TEMPERATURE_THRESHOLDS["slowdown"])
+    return threshold or None  # 0 stands for "not set" on some boards
+
+
+def _margin(gpu: Device) -> float | None:
+    """Degrees left before slowdown: the driver's own margin, else the distance to the slowdown threshold.
+
+    A margin of 0 or less is reported by healthy H100 boards (leptonai/gpud), so then the threshold decides.
+    """
+    margin = gpu.supported(gpu.nvml.nvmlDeviceGetMarginTemperature)
+    if margin is not None and margin > 0:
+        return margin
+    slowdown = _slowdown(gpu)
+    return None if slowdown is None else slowdown - gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE)
+
+
+def _thresholds(gpu: Device) -> dict[Labels, float]:
+    found = {
+        (name,): gpu.supported(gpu.nvml.nvmlDeviceGetTemperatureThreshold, number)
+        for name, number in TEMPERATURE_THRESHOLDS.items()
+    }
+    return {name: celsius for name, celsius in found.items() if celsius}
+
+
+def _limits(gpu: Device) -> dict[Labels, float]:
+    found = {
+        ("enforced",): gpu.supported(gpu.nvml.nvmlDeviceGetEnforcedPowerLimit),
+        ("requested",): gpu.supported(gpu.nvml.nvmlDeviceGetPowerManagementLimit),
+        ("default",): gpu.supported(gpu.nvml.nvmlDeviceGetPowerManagementDefaultLimit),
+    }
+    return {name: milliwatts / 1000 for name, milliwatts in found.items() if milliwatts is not None}
+
+
+def _clocks(gpu: Device) -> dict[Labels, float]:
+    found = {(name,): gpu.supported(gpu.nvml.nvmlDeviceGetClockInfo, number) for name, number in CLOCKS.items()}
+    return {name: megahertz * 1e6 for name, megahertz in found.items() if megahertz is not None}
+
+
+def _max_clocks(gpu: Device) -> dict[Labels, float]:
+    found = {(name,): gpu.supported(gpu.nvml.nvmlDeviceGetMaxClockInfo, number) for name, number in CLOCKS.items()}
+    return {name: megahertz * 1e6 for name, megahertz in found.items() if megahertz is not None}
+
+
+def _clock_events(gpu: Device) -> dict[Labels, float]:
+    # Drivers before R535 know the same bits under the older name.
+    active = gpu.supported(gpu.nvml.nvmlDeviceGetCurrentClocksEventReasons)
+    if active is None:
+        active = gpu.query(gpu.nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    known = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksEventReasons)
+    if known is None:
+        known = gpu.query(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
+    return {(name,): float(bool(active & bit)) for name, bit in CLOCK_EVENT_REASONS.items() if known & bit}
+
+
+class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
+    """What the driver answers for one GPU in one poll."""
+
+    # fmt: off
+    memory_size_bytes = Metric[Device](
+        "gpuwarden_gpu_memory_size_bytes", "gauge", "bytes", "Device memory installed.",
+        lambda gpu: _memory(gpu).total, source="nvmlDeviceGetMemoryInfo_v2")
+    memory_used_bytes = Metric[Device](
+        "gpuwarden_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by all processes, frameworks' pools included.",
+        lambda gpu: _memory(gpu).used, source="nvmlDeviceGetMemoryInfo_v2")
+    memory_free_bytes = Metric[Device](
+        "gpuwarden_gpu_memory_free_bytes", "gauge", "bytes", "Device memory that no process has allocated.",
+        lambda gpu: _memory(gpu).free, source="nvmlDeviceGetMemoryInfo_v2")
+    memory_reserved_bytes = Metric[Device](
+        "gpuwarden_gpu_memory_reserved_bytes", "gauge", "bytes", "Device memory the driver keeps for itself.",
+        _reserved, source="nvmlDeviceGetMemoryInfo_v2")
+    utilization_ratio = Metric[Device](
+        "gpuwarden_gpu_utilization_ratio", "gauge", "ratio", "Share of the driver's sample period with a kernel running.",
+        lambda gpu: gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu / 100, source="nvmlDeviceGetUtilizationRates")
+    memory_bandwidth_utilization_ratio = Metric[Device](
+        "gpuwarden_gpu_memory_bandwidth_utilization_ratio", "gauge", "ratio",
+        "Share of the driver's sample period with device memory being read or written.",
+        lambda gpu: gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).memory / 100, source="nvmlDeviceGetUtilizationRates")
+    temperature_celsius = Metric[Device](
+        "gpuwarden_gpu_temperature_celsius", "gauge", "celsius", "Temperature by sensor.",
+        lambda gpu: {("core",): gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE)},
+        labels=("sensor",), source="nvmlDeviceGetTemperature")
+    temperature_threshold_celsius = Metric[Device](
+        "gpuwarden_gpu_temperature_threshold_celsius", "gauge", "celsius", "The device's own temperature thresholds.",
+        _thresholds, labels=("threshold",), source="nvmlDeviceGetTemperatureThreshold")
+    temperature_margin_celsius = Metric[Device](
+        "gpuwarden_gpu_temperature_margin_celsius", "gauge", "celsius", "Degrees left before the device slows itself down.",
+        _margin, source="nvmlDeviceGetMarginTemperature, else slowdown threshold minus core temperature")
+    power_usage_watts = Metric[Device](
+        "gpuwarden_gpu_power_usage_watts", "gauge", "watts", "Power drawn.",
+        lambda gpu: gpu.query(gpu.nvml.nvmlDeviceGetPowerUsage) / 1000, source="nvmlDeviceGetPowerUsage")
+    power_limit_watts = Metric[Device](
+        "gpuwarden_gpu_power_limit_watts", "gauge", "watts", "Power limits: the one enforced, the one asked for, the board's default.",
+        _limits, labels=("limit",), source="nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementLimit, …DefaultLimit")
+    energy_joules_total = Metric[Device](
+        "gpuwarden_gpu_energy_joules_total", "counter", "joules", "Energy drawn since the driver loaded.",
+        lambda gpu: gpu.query(gpu.nvml.nvmlDeviceGetTotalEnergyConsumption) / 1000, source="nvmlDeviceGetTotalEnergyConsumption")
+    clock_hertz = Metric[Device](
+        "gpuwarden_gpu_clock_hertz", "gauge", "hertz", "Current clocks.",
+        _clocks, labels=("clock",), source="nvmlDeviceGetClockInfo")
+    clock_max_hertz = Metric[Device](
+        "gpuwarden_gpu_clock_max_hertz", "gauge", "hertz", "Highest clocks of this device.",
+        _max_clocks, labels=("clock",), source="nvmlDeviceGetMaxClockInfo")
+    clock_event_active = Metric[Device](
+        "gpuwarden_gpu_clock_event_active", "gauge", "", "Whether a clock event reason holds the clocks down now.",
+        _clock_events, labels=("reason",), source="nvmlDeviceGetCurrentClocksEventReasons")
+    performance_state = Metric[Device](
+        "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
+        lambda gpu: gpu.query(gpu.nvml.nvmlDeviceGetPerformanceState), source="nvmlDeviceGetPerformanceState")
+    # fmt: on
