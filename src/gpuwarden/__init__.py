@@ -1,2 +1,1 @@
 """gpuwarden: hardware and training runs of one GPU box on one Prometheus endpoint."""
-
