@@ -1,0 +1,237 @@
+"""The configuration: every option declared once, for its checks here and its documents in `config_reference`.
+
+Durations are float seconds and sizes int bytes once read. Nothing here changes after it is read.
+"""
+
+# ruff: noqa: RUF009  option() makes the dataclass field that the rule asks for
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuwarden import config_file
+from gpuwarden.config_file import Entry, Problem
+from gpuwarden.config_values import (
+    ADDRESS,
+    DURATION,
+    MODE,
+    SIZE,
+    SOCKET_PATH,
+    SOURCE,
+    WHOLE,
+    Address,
+    Kind,
+    Source,
+    between,
+    choice,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "OPTIONS",
+    "SECTIONS",
+    "Address",
+    "Config",
+    "ConfigError",
+    "Problem",
+    "Source",
+    "load",
+    "parse",
+]
+
+T = TypeVar("T")
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; `problems` says all that is, in the order of their places."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is declared of one option; `default` is written as in the file."""
+
+    kind: Kind[Any]
+    default: str
+    meaning: str
+
+
+def option(kind: Kind[T], default: str, meaning: str) -> T:
+    """Declare an option: the dataclass field takes its default, and its row is kept for checks and documents."""
+    return field(default=kind.read(default), metadata={"option": Option(kind, default, meaning)})
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What the daemon writes to standard error, which systemd keeps in the journal."""
+
+    level: str = option(
+        choice("level", "debug", "info", "warning", "error"),
+        "info",
+        "The least severe lines that are written.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """The server that Prometheus scrapes."""
+
+    listen: Address = option(
+        ADDRESS,
+        "127.0.0.1:9846",
+        "Where to listen: 0.0.0.0 is every IPv4 address, an IPv6 address stands in brackets and the whole in quotes, "
+        "and port 0 takes any free port.",
+    )
+    max_connections: int = option(
+        between(WHOLE, "1", "10000"),
+        "256",
+        "Connections held at once, beyond which a new one is refused.",
+    )
+    timeout: float = option(
+        between(DURATION, "100ms", "5m"),
+        "10s",
+        "How long a client may take to send its request or to read its answer.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Reading the driver."""
+
+    interval: float = option(
+        between(DURATION, "100ms", "1h"),
+        "1s",
+        "Time from one poll of the GPUs to the next, which is also how old a scraped value can be.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes that hold device memory."""
+
+    max_series: int = option(
+        between(WHOLE, "0", "100000"),
+        "256",
+        "Processes exposed at once, those with the most device memory first; 0 switches their series off.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The training runs that report to the daemon."""
+
+    socket: Path = option(
+        SOCKET_PATH,
+        "/run/gpuwarden/run.sock",
+        "The Unix socket that runs report to, of at most 107 bytes.",
+    )
+    socket_mode: int = option(
+        MODE,
+        "0666",
+        "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.",
+    )
+    max: int = option(
+        between(WHOLE, "1", "4096"),
+        "512",
+        "Runs kept at once, beyond which a new one is turned away and counted.",
+    )
+    expiry: float = option(
+        between(DURATION, "1s", "24h"),
+        "2m",
+        "How long a run's last report counts as current, and how long its counters stay after its end.",
+    )
+    context_overhead: int = option(
+        between(SIZE, "0", "64GiB"),
+        "512MiB",
+        "Device memory that a process holds beside its allocator's pool (CUDA context, cuBLAS, cuDNN), which headroom "
+        "leaves out.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
+
+    gpus: int = option(between(WHOLE, "1", "64"), "8", "How many there are.")
+    seed: int = option(
+        between(WHOLE, "0", "4294967295"),
+        "1",
+        "What their readings are drawn from: the same seed gives the same readings.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole configuration; `Config()` holds the defaults."""
+
+    source: Source = option(
+        SOURCE,
+        "nvml",
+        "Where GPU readings come from: nvml is the driver, simulated needs none, capture:FILE replays recorded "
+        "answers, and auto is the driver if there is one, else simulated with a warning.",
+    )
+    log: Log = Log()
+    web: Web = Web()
+    poll: Poll = Poll()
+    processes: Processes = Processes()
+    runs: Runs = Runs()
+    simulation: Simulation = Simulation()
+
+
+SECTIONS: dict[str, Any] = {item.name: item.default for item in fields(Config) if "option" not in item.metadata}
+
+
+def _declared(section: Any, prefix: str) -> Iterator[tuple[str, Option]]:
+    for item in fields(section):
+        if "option" in item.metadata:
+            yield prefix + item.name, item.metadata["option"]
+        else:
+            yield from _declared(item.default, f"{item.name}.")
+
+
+OPTIONS: dict[str, Option] = dict(_declared(Config, ""))
+
+
+def load(
+    path: Path | None, overrides: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+) -> Config:
+    """Read the file at `path`, or take the defaults for None; an entry of `overrides`, by key, wins over the file.
+
+    `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
+    Raises ConfigError with everything that is wrong in the file and the overrides.
+    """
+    contents = config_file.Contents() if path is None else config_file.read(path, OPTIONS)
+    given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
+    return _config([*contents.entries, *given], contents.problems)
+
+
+def parse(text: str, name: str) -> Config:
+    """Read `text` as the contents of a file called `name`; raises ConfigError."""
+    contents = config_file.parse(text, name, OPTIONS)
+    return _config(contents.entries, contents.problems)
+
+
+def _config(entries: Sequence[Entry], problems: Sequence[Problem]) -> Config:
+    values: dict[str, Any] = {}
+    found = list(problems)
+    for entry in entries:
+        try:
+            values[entry.key] = OPTIONS[entry.key].kind.read(entry.text)
+        except ValueError as error:  # noqa: PERF203  every wrong value is reported, not the first alone
+            found.append(entry.problem(str(error)))
+    if found:
+        raise ConfigError(sorted(found, key=lambda problem: (problem.place is None, problem.place or ())))
+    sections = {name: type(default)(**_within(name, values)) for name, default in SECTIONS.items()}
+    return Config(**sections, **{key: value for key, value in values.items() if "." not in key})
+
+
+def _within(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    start = f"{section}."
+    return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}

@@ -1,0 +1,204 @@
+"""Reading a configuration file: YAML of sections and options, every problem with its line and column.
+
+Only the node tree is taken from YAML, never its objects; keys that are not known are never descended into, so aliases
+cannot make the file larger than it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, cast
+
+from gpuwarden.config_values import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    import yaml
+
+    Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
+
+LARGEST_FILE = 1 << 20  # bytes
+MOST_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
+LONGEST_KEY = 40  # of a key compared with the known ones: the comparison is quadratic in it
+
+_YAML = "tag:yaml.org,2002:"
+_PLAIN_TAGS = {_YAML + tag for tag in ("bool", "float", "int", "map", "merge", "seq", "str", "timestamp", "value")}
+_NULL = _YAML + "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong: `source` is the file or the flag it stands in, `place` its line and column from 1."""
+
+    source: str
+    message: str
+    key: str | None = None
+    place: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        where = self.source if self.place is None else f"{self.source}:{self.place[0]}:{self.place[1]}"
+        return ": ".join(part for part in (where, self.key, self.message) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One option as somebody wrote it; `place` is None where it stands in no file."""
+
+    key: str
+    text: str
+    source: str
+    place: tuple[int, int] | None = None
+
+    def problem(self, message: str) -> Problem:
+        """Say that the entry is wrong, and where."""
+        return Problem(self.source, message, self.key if self.place else None, self.place)
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a file held: entries by known, single, plain keys, and a problem for everything else."""
+
+    entries: list[Entry] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read(path: Path, keys: Collection[str]) -> Contents:
+    """Read the file at `path`; `keys` are the known options, `section.option` or `option`. Never raises OSError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        return _unread(path, "no such file")
+    except OSError as error:
+        return _unread(path, f"cannot be read: {error.strerror or error}")
+    if len(raw) > LARGEST_FILE:
+        return _unread(path, "is larger than 1 MiB: this is not a configuration of gpuwarden")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].decode("utf-8")
+        return Contents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
+    return parse(text, str(path), keys)
+
+
+def parse(text: str, name: str, keys: Collection[str]) -> Contents:
+    """Read `text` as the contents of a file called `name`."""
+    reader = _Reader(name, keys)
+    root = reader.compose(text)
+    if root is not None:
+        reader.take_root(root)
+    return reader.contents
+
+
+def _unread(path: Path, message: str) -> Contents:
+    return Contents(problems=[Problem(str(path), message)])
+
+
+def _place_after(text: str) -> tuple[int, int]:
+    return text.count("\n") + 1, len(text) - (text.rfind("\n") + 1) + 1
+
+
+def _place(mark: yaml.Mark | None) -> tuple[int, int] | None:
+    return (mark.line + 1, mark.column + 1) if mark else None
+
+
+def _is_section(node: Node) -> bool:
+    return node.id == "mapping" and node.tag == _YAML + "map"  # `!!map [a]` has the tag, and no pairs
+
+
+class _Reader:
+    """Takes known options out of one YAML document, and notes everything else as a problem."""
+
+    def __init__(self, name: str, keys: Collection[str]) -> None:
+        self.contents = Contents()
+        self._name = name
+        self._keys = keys
+        self._sections = {key.partition(".")[0] for key in keys if "." in key}
+
+    def _note(self, node: Node, message: str, key: str | None = None) -> None:
+        self.contents.problems.append(Problem(self._name, message, key, _place(node.start_mark)))
+
+    def compose(self, text: str) -> Node | None:
+        """Return the document's node tree; None where there is none, or none can be read, which is then noted."""
+        import yaml  # noqa: PLC0415  the daemon's children and clients import the defaults, and need no YAML for them
+
+        try:
+            # Not CSafeLoader: libyaml's composer recurses in C, and deep nesting ends the process with SIGSEGV.
+            return cast("Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
+        except yaml.MarkedYAMLError as error:
+            problem = Problem(self._name, _syntax(error), place=_place(error.problem_mark or error.context_mark))
+        except yaml.reader.ReaderError as error:
+            place = _place_after(text[: error.position])
+            problem = Problem(self._name, f"not valid YAML: {shown(chr(error.character))} is not allowed", place=place)
+        except RecursionError:
+            problem = Problem(self._name, "is nested too deeply")
+        except (ValueError, OverflowError):  # PyYAML's own slips: "\UFFFFFFFF", a version of 5000 digits
+            problem = Problem(self._name, "not valid YAML: a number in an escape or a directive is too large")
+        self.contents.problems.append(problem)
+        return None
+
+    def take_root(self, root: Node) -> None:
+        if _is_section(root):
+            self._take(root, "")
+        elif root.tag != _NULL:
+            self._note(root, "a configuration is a list of keys and values, such as `source: nvml`")
+
+    def _take(self, node: Node, prefix: str) -> None:
+        first: dict[str, int] = {}
+        for key_node, value in node.value:
+            if len(self.contents.problems) == MOST_PROBLEMS:
+                self._note(key_node, "too many problems: those after this place are not listed")
+            if len(self.contents.problems) > MOST_PROBLEMS:
+                return
+            if key_node.id != "scalar" or key_node.tag not in _PLAIN_TAGS:
+                self._note(key_node, "a key must be a plain word")
+            elif key_node.value in first:
+                line = first[key_node.value]
+                self._note(key_node, f"stands twice: the first is on line {line}", prefix + shown(key_node.value))
+            else:
+                first[key_node.value] = key_node.start_mark.line + 1
+                self._take_value(key_node, value, prefix)
+
+    def _take_value(self, key_node: Node, value: Node, prefix: str) -> None:
+        key = prefix + key_node.value
+        if key in self._keys:
+            self._take_option(key_node, value, key)
+        elif key not in self._sections:
+            self._note(key_node, self._unknown(key_node.value, prefix), prefix + shown(key_node.value))
+        elif _is_section(value):
+            self._take(value, f"{key}.")
+        elif value.tag != _NULL:  # a section whose options are all commented out is null
+            self._note(key_node, f"is a section: its options stand below it, indented: {self._known(f'{key}.')}", key)
+
+    def _take_option(self, key_node: Node, value: Node, key: str) -> None:
+        if value.tag == _NULL:
+            self._note(key_node, "has no value: give it one, or remove the line to keep the default", key)
+        elif value.tag not in _PLAIN_TAGS:
+            self._note(key_node, f"the tag {shown(value.tag)} is not accepted: write a plain value", key)
+        elif value.id != "scalar":
+            self._note(key_node, "takes one value, not a list or a section", key)
+        else:
+            self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
+
+    def _unknown(self, word: str, prefix: str) -> str:
+        word = word[:LONGEST_KEY]
+        near = get_close_matches(word, self._siblings(prefix), n=1) or [
+            key for key in sorted(self._keys) if key == word or key.endswith(f".{word}")
+        ]
+        return f"unknown: did you mean {near[0]}?" if near else f"unknown: here stand {self._known(prefix)}"
+
+    def _known(self, prefix: str) -> str:
+        return ", ".join(self._siblings(prefix))
+
+    def _siblings(self, prefix: str) -> list[str]:
+        return list(dict.fromkeys(k.removeprefix(prefix).partition(".")[0] for k in self._keys if k.startswith(prefix)))
+
+
+def _syntax(error: yaml.MarkedYAMLError) -> str:
+    context = ""
+    if error.context and error.context_mark:
+        context = f" ({error.context}, line {error.context_mark.line + 1})"
+    return f"not valid YAML: {error.problem}{context}"

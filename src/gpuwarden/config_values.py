@@ -1,0 +1,187 @@
+"""How the values of the configuration are written, and what a wrong one is told.
+
+Values are read from their text as it stands in the file, not from what YAML makes of it: so `0660` stays an octal mode
+(YAML 1.1 reads 432), and a file and a command-line flag obey the same rules.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "": 1}
+BYTES = {
+    "": 1, "B": 1,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+LONGEST_SOCKET_PATH = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
+HIGHEST_PORT = 65535
+LONGEST_SHOWN = 60
+
+# Digits are bounded because int() refuses over 4300 of them with a message of its own, and float() turns 400 into inf.
+_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([A-Za-z]{0,3})")
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_MODE = re.compile(r"0o?([0-7]{3})")
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """One way to write a value: `parse` gives None for text of another kind, or ValueError for a closer reason."""
+
+    name: str
+    write: str
+    parse: Callable[[str], T | None]
+    bounds: str = ""
+
+    def read(self, text: str) -> T:
+        """Return the value written as `text`; ValueError says what is wrong with it and what is accepted."""
+        value = self.parse(text.strip())
+        if value is None:
+            article = "an" if self.name[0] in "aeiou" else "a"
+            raise ValueError(f"{shown(text)} is not {article} {self.name}: write {self.write}")
+        return value
+
+
+class Address(NamedTuple):
+    """Where a server listens, as `socket.bind` takes it; an IPv6 host stands without its brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where GPU readings come from; only a capture has a file."""
+
+    name: Literal["nvml", "auto", "simulated", "capture"]
+    file: Path | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.file is None else f"{self.name}:{self.file}"
+
+
+def shown(text: str) -> str:
+    """Return `text` fit for a one-line message: cut to a bounded length, and escaped where it would not print."""
+    short = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    return short if short.isprintable() and short.strip() else ascii(short)
+
+
+def between(kind: Kind[Number], least: str, most: str) -> Kind[Number]:
+    """Narrow a kind of number to the range from `least` to `most`, both included and written as a user would."""
+    low, high = kind.read(least), kind.read(most)
+
+    def parse(text: str) -> Number:
+        value = kind.read(text)
+        if value < low:
+            raise ValueError(f"{shown(text)} is below the least, {least}")
+        if value > high:
+            raise ValueError(f"{shown(text)} is above the most, {most}")
+        return value
+
+    return Kind(kind.name, kind.write, parse, bounds=f"{least} to {most}")
+
+
+def choice(name: str, *words: str) -> Kind[str]:
+    """Accept one of `words`, as written."""
+    return Kind(name, _listed(words), lambda text: text if text in words else None)
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float | None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units:
+        return None
+    return float(match[1]) * units[match[2]]
+
+
+def _size(text: str) -> int | None:
+    quantity = _quantity(text, BYTES)
+    return None if quantity is None else round(quantity)
+
+
+def _mode(text: str) -> int | None:
+    match = _MODE.fullmatch(text)
+    return int(match[1], 8) if match else None
+
+
+def _address(text: str) -> Address | None:
+    host, colon, port = text.rpartition(":")
+    if not colon or not _WHOLE.fullmatch(port):
+        return None
+    if not host:
+        raise ValueError(
+            f"{shown(text)} names no host: write 0.0.0.0{text} to listen on every address, or 127.0.0.1{text} for this "
+            "machine only"
+        )
+    if not 0 <= int(port) <= HIGHEST_PORT:
+        raise ValueError(f"port {port} is outside 0 to {HIGHEST_PORT}")
+    return Address(_host(host), int(port))
+
+
+def _host(text: str) -> str:
+    if text.startswith("[") and text.endswith("]"):
+        return _numeric(socket.AF_INET6, text[1:-1], "IPv6")
+    if ":" in text:
+        raise ValueError(f"an IPv6 address stands in brackets: write [{shown(text)}]:PORT")
+    if re.fullmatch(r"[0-9.]+", text):
+        return _numeric(socket.AF_INET, text, "IPv4")
+    if not _HOST_NAME.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not a host name")
+    return text
+
+
+def _numeric(family: socket.AddressFamily, text: str, called: str) -> str:
+    try:
+        socket.inet_pton(family, text)
+    except (OSError, ValueError):  # ValueError: a NUL or a character outside ASCII
+        raise ValueError(f"{shown(text)} is not an {called} address") from None
+    return text
+
+
+def _socket_path(text: str) -> Path | None:
+    if not text.startswith("/") or text.endswith("/") or not text.isprintable():
+        return None
+    length = len(os.fsencode(text))
+    if length > LONGEST_SOCKET_PATH:
+        raise ValueError(
+            f"the path takes {length} bytes, and a Unix socket's at most {LONGEST_SOCKET_PATH}: choose a shorter one"
+        )
+    return Path(text)
+
+
+def _source(text: str) -> Source | None:
+    if text in {"nvml", "auto", "simulated"}:
+        return Source(cast("Literal['nvml', 'auto', 'simulated']", text))
+    name, _, file = text.partition(":")
+    if name == "capture" and not file.isprintable():
+        raise ValueError(f"{shown(file)} is not a path")
+    if name == "capture" and not file:
+        raise ValueError("capture names no file: write capture:FILE")
+    return Source("capture", Path(file)) if name == "capture" else None
+
+
+DURATION = Kind("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))
+SIZE = Kind("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
+WHOLE = Kind("whole number", "digits only, such as 256", lambda text: int(text) if _WHOLE.fullmatch(text) else None)
+MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _mode)
+ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
+SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
+SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)
