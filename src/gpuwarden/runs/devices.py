@@ -1,0 +1,53 @@
+"""Which GPU a run means by "GPU:0": resolved to a UUID by evidence, or left unresolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.protocol import Hello
+
+
+def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
+    """Map the run's devices to UUIDs of GPUs in `snapshot`; a device without sufficient evidence is left out.
+
+    In this order: what the run was told; UUIDs in CUDA_VISIBLE_DEVICES; its indices where CUDA's order equals NVML's;
+    the one GPU on which the process holds memory, for a run of one device.
+    """
+    known = {gpu.identity.uuid for gpu in snapshot.gpus}
+    told = {device: uuid for device, uuid in hello.devices.items() if uuid in known and uuid is not None}
+    open_devices = [device for device in hello.devices if device not in told and _ordinal(device) is not None]
+    visible = _visible(hello, snapshot)
+    found = {device: visible[n] for device in open_devices if (n := _ordinal(device)) is not None and n in visible}
+    if not found and len(open_devices) == 1:
+        holding = [gpu.identity.uuid for gpu in snapshot.gpus if any(p.pid == pid for p in gpu.processes)]
+        found = dict(zip(open_devices, holding, strict=True)) if len(holding) == 1 else {}
+    return told | found
+
+
+def _ordinal(device: str) -> int | None:
+    """Return n of "GPU:n"; None for other devices."""
+    kind, _, number = device.partition(":")
+    return int(number) if kind == "GPU" and number.isascii() and number.isdigit() else None
+
+
+def _visible(hello: Hello, snapshot: Snapshot) -> dict[int, str]:
+    """Return CUDA's ordinals of the run as UUIDs, as far as CUDA_VISIBLE_DEVICES proves them.
+
+    CUDA orders GPUs by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; equal models tie and stay in PCI order, as in NVML
+    (CUDA C++ Programming Guide, environment variables).
+    """
+    entries = [entry.strip() for entry in (hello.visible_devices or "").split(",") if entry.strip()]
+    by_index = {gpu.identity.index: gpu.identity.uuid for gpu in snapshot.gpus}
+    same_order = hello.device_order == "PCI_BUS_ID" or len({gpu.identity.name for gpu in snapshot.gpus}) == 1
+    if hello.visible_devices is None:
+        return by_index if same_order else {}
+    visible: dict[int, str] = {}
+    for ordinal, entry in enumerate(entries):
+        matches = [uuid for uuid in by_index.values() if entry.startswith("GPU-") and uuid.startswith(entry)]
+        if not matches and same_order and entry.isascii() and entry.isdigit() and int(entry) in by_index:
+            matches = [by_index[int(entry)]]
+        if len(matches) != 1:
+            break  # CUDA stops at the first entry it cannot resolve
+        visible[ordinal] = matches[0]
+    return visible

@@ -1,0 +1,181 @@
+"""The runs that count now: bounded in number, ended by the kernel's word, forgotten after their expiry."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.headroom import headroom
+from gpuwarden.protocol import DeviceMemory, End, Hello, Message, ProtocolError, Report
+from gpuwarden.runs.devices import resolve
+from gpuwarden.runs.peer import Peer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as it stands at a poll; what the metric table reads.
+
+    Times are Unix time. `report` is the last one and carries the totals; `memory` and both headrooms are by GPU UUID
+    and hold only what is current: nothing once the process is gone or the last report is older than the expiry.
+    `unresolved` counts the run's devices that could not be told to be a certain GPU.
+    """
+
+    peer: Peer
+    hello: Hello
+    report: Report | None
+    last_report: float | None
+    up: bool
+    current: bool
+    memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
+    headroom: Mapping[str, float] = field(default_factory=dict)
+    headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
+    unresolved: int = 0
+
+
+@dataclass(slots=True)
+class _Record:
+    peer: Peer
+    hello: Hello
+    seen: float
+    report: Report | None = None
+    last_report: float | None = None
+    ended: float | None = None
+    connected: bool = True
+
+
+class RunRegistry:
+    """Receives messages and answers with frozen runs. Used by one event loop; `now` is Unix time everywhere."""
+
+    def __init__(self, *, limit: int, expiry: float, overhead: float) -> None:
+        self._limit = limit
+        self._expiry = expiry
+        self._overhead = overhead
+        self._records: dict[str, _Record] = {}
+        self.received = 0
+        self.rejected: Counter[str] = Counter()
+
+    def receive(self, peer: Peer, message: Message, now: float) -> None:
+        """Take one message. Raises ProtocolError: a report before its hello, or one run too many."""
+        if isinstance(message, Hello):
+            record = self._greet(peer, message, now)
+        else:
+            known = self._records.get(peer.run_id)
+            if known is None:
+                raise ProtocolError("no_hello", f"run {peer.run_id} sends a report before its hello")
+            record = known
+        record.seen, record.connected, record.ended = now, True, None
+        if isinstance(message, Report):
+            record.report, record.last_report = message, now
+        elif isinstance(message, End):
+            self._end(record, now, message.reason)
+        self.received += 1
+
+    def _greet(self, peer: Peer, hello: Hello, now: float) -> _Record:
+        record = self._records.get(peer.run_id)
+        if record is not None:
+            record.hello = hello
+            return record
+        if len(self._records) >= self._limit and not self._forget_one_ended():
+            raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
+        record = self._records[peer.run_id] = _Record(peer, hello, seen=now)
+        log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
+        return record
+
+    def _forget_one_ended(self) -> bool:
+        """Make room for a new run by forgetting the one that ended first."""
+        ended = [(record.ended, run_id) for run_id, record in self._records.items() if record.ended is not None]
+        if ended:
+            del self._records[min(ended)[1]]
+        return bool(ended)
+
+    def exited(self, peer: Peer, now: float) -> None:
+        """Note that the process is gone: its memory is free again, its totals stay until their expiry."""
+        record = self._records.get(peer.run_id)
+        if record is not None and record.ended is None:
+            self._end(record, now, "its process is gone")
+
+    def _end(self, record: _Record, now: float, why: str) -> None:
+        record.ended = now
+        log.info("run=%s name=%r ended: %s", record.peer.run_id, record.hello.name, why)
+
+    def disconnected(self, peer: Peer, now: float) -> None:
+        """Note that the run has no connection left; unless it comes back it is forgotten in an expiry."""
+        record = self._records.get(peer.run_id)
+        if record is not None:
+            record.connected, record.seen = False, now
+
+    def expire(self, now: float) -> None:
+        """Forget runs that ended, or that lost their connection, an expiry ago."""
+        for run_id, record in list(self._records.items()):
+            if record.ended is None and record.connected:
+                continue  # silent but alive: its totals still hold
+            if now - (record.ended or record.seen) > self._expiry:
+                del self._records[run_id]
+                log.info("run=%s name=%r forgotten", run_id, record.hello.name)
+
+    def runs(self, snapshot: Snapshot, now: float) -> tuple[Run, ...]:
+        """Return all runs, joined with the GPUs of `snapshot`."""
+        return tuple(self._run(record, snapshot, now) for record in self._records.values())
+
+    def _run(self, record: _Record, snapshot: Snapshot, now: float) -> Run:
+        up = record.ended is None
+        current = up and record.last_report is not None and now - record.last_report <= self._expiry
+        uuids = resolve(record.hello, record.peer.pid, snapshot)
+        memory = _by_gpu(record.report.memory, uuids) if record.report and current else {}
+        return Run(
+            peer=record.peer,
+            hello=record.hello,
+            report=record.report,
+            last_report=record.last_report,
+            up=up,
+            current=current,
+            memory=memory,
+            headroom=self._headroom(record, memory, snapshot, lambda device: device.current),
+            headroom_at_peak=self._headroom(record, memory, snapshot, lambda device: device.peak),
+            unresolved=len(record.hello.devices) - len(uuids),
+        )
+
+    def _headroom(
+        self,
+        record: _Record,
+        memory: Mapping[str, DeviceMemory],
+        snapshot: Snapshot,
+        in_use: Callable[[DeviceMemory], int],
+    ) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for uuid, device in memory.items():
+            gpu = snapshot.gpu(uuid)
+            if gpu is None or not gpu.up:
+                continue  # nothing is known of the device now
+            left = headroom(
+                free=gpu.value(GpuReadings.memory_free_bytes),
+                held=gpu.memory_of(record.peer.pid),
+                in_use=in_use(device),
+                limit=device.limit,
+                overhead=self._overhead,
+            )
+            if left is not None:
+                found[uuid] = left
+        return found
+
+
+def _by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:
+    """Sum a run's logical devices by the GPU they are parts of."""
+    found: dict[str, DeviceMemory] = {}
+    for device, part in memory.items():
+        if (uuid := uuids.get(device)) is None:
+            continue
+        other = found.get(uuid)
+        found[uuid] = part if other is None else _sum(part, other)
+    return found
+
+
+def _sum(one: DeviceMemory, other: DeviceMemory) -> DeviceMemory:
+    limit = None if one.limit is None or other.limit is None else one.limit + other.limit
+    return DeviceMemory(one.current + other.current, one.peak + other.peak, limit)

@@ -1,0 +1,74 @@
+"""Every reading of a training run, declared once; the page, docs, rules and dashboards follow this table."""
+
+from __future__ import annotations
+
+from gpuwarden.metric import Histogram, Metric, Reading, Table
+from gpuwarden.protocol import PHASES, STEP_BUCKETS
+from gpuwarden.runs.registry import Run
+
+
+def _info(run: Run) -> Reading:
+    return {(run.hello.name, run.hello.framework, str(run.peer.pid), str(run.peer.uid)): 1}
+
+
+def _step_duration(run: Run) -> Reading:
+    return Histogram(STEP_BUCKETS, run.report.step_buckets, run.report.step_seconds) if run.report else None
+
+
+def _phase(run: Run) -> Reading:
+    return {(name,): float(run.report.phase == name) for name in PHASES} if run.report and run.current else None
+
+
+class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
+    """What one run reported, and what follows from it together with its GPUs."""
+
+    # fmt: off
+    info = Metric[Run](
+        "gpuwarden_run_info", "info", "", "Identity of a training run; join on run_id.",
+        _info, labels=("run_name", "framework", "pid", "uid"), source="hello; pid and uid from the kernel (SO_PEERCRED)")
+    up = Metric[Run](
+        "gpuwarden_run_up", "gauge", "", "Whether the run's process lives and has not said its end.",
+        lambda run: float(run.up), source="pidfd, end")
+    last_report_timestamp_seconds = Metric[Run](
+        "gpuwarden_run_last_report_timestamp_seconds", "gauge", "seconds", "When the run last reported, in Unix time.",
+        lambda run: run.last_report, source="report")
+    steps_total = Metric[Run](
+        "gpuwarden_run_steps_total", "counter", "", "Training steps since the run began.",
+        lambda run: run.report.steps if run.report else None, source="report")
+    step_duration_seconds = Metric[Run](
+        "gpuwarden_run_step_duration_seconds", "histogram", "seconds",
+        "Duration of training steps, without the compiling first one, validation and the callback's own time.",
+        _step_duration, source="report")
+    epoch = Metric[Run](
+        "gpuwarden_run_epoch", "gauge", "", "Epoch the run is in, from 0.",
+        lambda run: run.report.epoch if run.report and run.current else None, source="report")
+    batch = Metric[Run](
+        "gpuwarden_run_batch", "gauge", "", "Batch of the epoch the run is at, from 0.",
+        lambda run: run.report.batch if run.report and run.current else None, source="report")
+    phase = Metric[Run](
+        "gpuwarden_run_phase", "gauge", "", "What the run does now: 1 for one of the phases, 0 for the others.",
+        _phase, labels=("phase",), source="report")
+    allocator_memory_bytes = Metric[Run](
+        "gpuwarden_run_allocator_memory_bytes", "gauge", "bytes", "Bytes the framework's allocator has handed out on the GPU.",
+        lambda run: {(uuid,): memory.current for uuid, memory in run.memory.items()}, labels=("uuid",), source="report")
+    allocator_memory_peak_bytes = Metric[Run](
+        "gpuwarden_run_allocator_memory_peak_bytes", "gauge", "bytes", "Most bytes the framework's allocator ever had handed out on the GPU.",
+        lambda run: {(uuid,): memory.peak for uuid, memory in run.memory.items()}, labels=("uuid",), source="report")
+    allocator_memory_limit_bytes = Metric[Run](
+        "gpuwarden_run_allocator_memory_limit_bytes", "gauge", "bytes", "The framework allocator's own limit on the GPU, where it has one.",
+        lambda run: {(uuid,): memory.limit for uuid, memory in run.memory.items() if memory.limit is not None},
+        labels=("uuid",), source="report")
+    memory_headroom_bytes = Metric[Run](
+        "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Bytes the run can still allocate on the GPU.",
+        lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/headroom.md")
+    memory_headroom_at_peak_bytes = Metric[Run](
+        "gpuwarden_run_memory_headroom_at_peak_bytes", "gauge", "bytes",
+        "Bytes the run could still allocate on the GPU if it used as much as at its peak.",
+        lambda run: {(uuid,): left for uuid, left in run.headroom_at_peak.items()}, labels=("uuid",), source="docs/headroom.md")
+    unresolved_devices = Metric[Run](
+        "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be told to be a certain GPU.",
+        lambda run: run.unresolved, source="hello")
+    reports_dropped_total = Metric[Run](
+        "gpuwarden_run_reports_dropped_total", "counter", "", "Reports the run could not send because the daemon did not read.",
+        lambda run: run.report.dropped if run.report else None, source="report")
+    # fmt: on
