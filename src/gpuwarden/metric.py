@@ -29,7 +29,7 @@ Subject = TypeVar("Subject")
 Readings: TypeAlias = "Mapping[Metric[Any], Reading]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: they break Metric[Subject](…) on Python 3.11
 class Metric(Generic[Subject]):
     """One row: what Prometheus calls a reading, and how to take it in base units.
 

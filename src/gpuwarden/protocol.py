@@ -27,7 +27,6 @@ Rejection = Literal[
     "invalid",
     "no_hello",
     "too_many_runs",
-    "too_many_messages",
 ]
 Phase = Literal["train", "test", "predict", "idle"]
 PHASES: tuple[Phase, ...] = ("train", "test", "predict", "idle")

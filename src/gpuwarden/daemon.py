@@ -1,0 +1,156 @@
+"""The daemon: one event loop that polls, takes reports, renders once a poll and serves bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+
+from gpuwarden import landing, systemd
+from gpuwarden.config import Config
+from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.processes import ProcessNames
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.server import RunServer
+from gpuwarden.sources import Source
+from gpuwarden.state import Counts, State
+from gpuwarden.web import Request, Response, WebServer
+
+log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """Wires the parts. Readings flow one way: source, poller, registry, state, page."""
+
+    def __init__(self, config: Config, source: Source) -> None:
+        self._config = config
+        self._source = source
+        self._poller = Poller(source.nvml, config.poll.interval)
+        self._registry = RunRegistry(
+            limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
+        )
+        self._runs = RunServer(self._registry)
+        self._names = ProcessNames()
+        self._exposition = Exposition()
+        self._state: State | None = None
+        self._page: Page | None = None
+        self._processes_dropped = 0
+        self.web = WebServer(
+            {
+                "/": self._serve_landing,
+                "/metrics": self._serve_metrics,
+                "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
+                "/-/ready": self._serve_ready,
+            },
+            max_connections=config.web.max_connections,
+            timeout=config.web.timeout,
+        )
+
+    @property
+    def text(self) -> str:
+        """The last page in text format 0.0.4; empty before the first poll."""
+        return self._page.text.decode() if self._page else ""
+
+    @property
+    def status(self) -> str:
+        """One line on what the last poll saw."""
+        return _status(self._state) if self._state else "no poll yet"
+
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT; `started` is called once the first page stands. Raises OSError."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            await self.web.start(*self._config.web.listen)
+            self._runs.start(self._config.runs.socket, self._config.runs.socket_mode)
+            await self.poll()
+            systemd.notify("READY=1")
+            started()
+            await self._keep_polling(stop)
+        finally:
+            systemd.notify("STOPPING=1")
+            self._runs.stop()
+            await self.web.stop()
+
+    async def _keep_polling(self, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while not stop.is_set():
+            due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stop.wait(), due - loop.time())
+            if not stop.is_set():
+                await self.poll()
+
+    async def poll(self) -> State:
+        """Poll once and render; what was served before stays until the new page is whole."""
+        snapshot = await self._poller.poll()
+        now = time.time()
+        for peer, message in self._source.reports():
+            if message is None:
+                self._registry.exited(peer, now)
+            else:
+                self._registry.receive(peer, message, now)
+        self._registry.expire(now)
+        state = self._join(snapshot, now)
+        self._page = self._exposition.render(entries(state))
+        self._state = state
+        if not snapshot.hung:  # the watchdog follows real polls: a driver that hangs as a whole stops the beat
+            systemd.notify("WATCHDOG=1", f"STATUS={_status(state)}")
+        return state
+
+    def _join(self, snapshot: Snapshot, now: float) -> State:
+        processes = self._chosen(snapshot)
+        return State(
+            source=self._source.name,
+            snapshot=snapshot,
+            runs=self._registry.runs(snapshot, now),
+            processes=processes,
+            identities=self._names.identify(process.pid for _gpu, process in processes),
+            counts=Counts(
+                reports_received=self._registry.received,
+                reports_rejected=dict(self._registry.rejected),
+                run_connections_refused=self._runs.refused,
+                http_requests=dict(self.web.counts.requests),
+                processes_dropped=self._processes_dropped,
+            ),
+        )
+
+    def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
+        """Choose the processes that get series: those with the most memory, and count the rest as dropped."""
+        limit = self._config.processes.max_series
+        found = [(gpu, process) for gpu in snapshot.gpus for process in gpu.processes]
+        if len(found) > limit:
+            found.sort(key=lambda pair: pair[1].memory or 0, reverse=True)
+            self._processes_dropped += len(found) - limit if limit else 0
+        return tuple(found[:limit])
+
+    def _serve_metrics(self, request: Request) -> Response:
+        if self._page is None:
+            return Response(503, b"the first poll is under way; try again in a second\n")
+        kind = negotiate(request.headers.get("accept", ""))
+        body = self._page.openmetrics if kind == OPENMETRICS else self._page.text
+        return Response(200, body, kind, {"vary": "accept, accept-encoding"})
+
+    def _serve_ready(self, _request: Request) -> Response:
+        if self._state is None:
+            return Response(503, b"the first poll is under way\n")
+        return Response(200, b"gpuwarden is ready\n")
+
+    def _serve_landing(self, _request: Request) -> Response:
+        if self._state is None:
+            return Response(503, b"the first poll is under way; try again in a second\n")
+        headers = {"content-security-policy": landing.CONTENT_SECURITY_POLICY}
+        return Response(200, landing.page(self._state), "text/html; charset=utf-8", headers)
+
+
+def _status(state: State) -> str:
+    gpus = state.snapshot.gpus
+    return f"{sum(gpu.up for gpu in gpus)} of {len(gpus)} GPUs answer, {sum(run.up for run in state.runs)} runs report"

@@ -1,0 +1,107 @@
+"""The landing page: what a person sees who opens the daemon in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.runs.registry import Run
+from gpuwarden.state import State
+
+CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem}
+table{border-collapse:collapse;width:100%}
+th,td{text-align:left;padding:.35rem .75rem .35rem 0;border-bottom:1px solid #8885}
+.number{text-align:right;font-variant-numeric:tabular-nums}
+.warning{border-left:4px solid #d97706;padding:.5rem 1rem;background:#d9770622}
+.down{color:#dc2626;font-weight:600}
+.wide{overflow-x:auto}
+"""
+
+
+def page(state: State) -> bytes:
+    """Write the page of one poll. Text that comes from runs or the driver is escaped."""
+    return "".join(_page(state)).encode()
+
+
+def _page(state: State) -> Iterator[str]:
+    yield (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="5">'
+        f"<title>gpuwarden</title><style>{_STYLE}</style></head><body><h1>gpuwarden {escape(state.version)}</h1>"
+    )
+    if state.source != "nvml":
+        yield f'<p class="warning">These are not this machine\'s GPUs: the source is <b>{escape(state.source)}</b>.</p>'
+    if state.snapshot.fault is not None:
+        yield f'<p class="warning">The driver does not answer: <b>{escape(state.snapshot.fault)}</b>.</p>'
+    yield (
+        '<p><a href="/metrics">metrics</a> for Prometheus · <a href="/-/healthy">healthy</a> · '
+        '<a href="/-/ready">ready</a></p>'
+    )
+    yield from _table("GPUs", _GPU_COLUMNS, [_gpu_row(gpu) for gpu in state.snapshot.gpus], "No GPU is known.")
+    yield from _table(
+        "Training runs",
+        _RUN_COLUMNS,
+        [_run_row(run) for run in state.runs],
+        "No run reports. In a training script: <code>from gpuwarden.keras import GpuWarden</code>, then "
+        "<code>model.fit(…, callbacks=[GpuWarden()])</code>.",
+    )
+    yield "</body></html>"
+
+
+_GPU_COLUMNS = ("GPU", "Name", "Memory used", "of", "Utilization", "Temperature", "Margin", "Power")
+_RUN_COLUMNS = ("Run", "Name", "pid", "Steps", "Epoch", "Allocated", "Headroom")
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[list[str]], empty: str) -> Iterator[str]:
+    yield f"<h2>{title}</h2>"
+    if not rows:
+        yield f"<p>{empty}</p>"
+        return
+    yield '<div class="wide"><table><thead><tr>'
+    yield from (f'<th class="{"" if n < _TEXT_COLUMNS else "number"}">{name}</th>' for n, name in enumerate(columns))
+    yield "</tr></thead><tbody>"
+    yield from ("<tr>" + "".join(row) + "</tr>" for row in rows)
+    yield "</tbody></table></div>"
+
+
+_TEXT_COLUMNS = 2
+
+
+def _gpu_row(gpu: Gpu) -> list[str]:
+    who = gpu.identity
+    cells = [f'<td title="{escape(who.uuid)}">{who.index}</td>', f"<td>{escape(who.name)}</td>"]
+    if gpu.fault is not None:
+        return [*cells, f'<td class="down" colspan="6">does not answer: {escape(gpu.fault)}</td>']
+    return [
+        *cells,
+        _number(gpu.value(GpuReadings.memory_used_bytes), 2**30, "GiB"),
+        _number(gpu.value(GpuReadings.memory_size_bytes), 2**30, "GiB"),
+        _number(gpu.value(GpuReadings.utilization_ratio), 0.01, "%", 0),
+        _number(gpu.value(GpuReadings.temperature_celsius, "core"), 1, "°C", 0),
+        _number(gpu.value(GpuReadings.temperature_margin_celsius), 1, "°C", 0),
+        _number(gpu.value(GpuReadings.power_usage_watts), 1, "W", 0),
+    ]
+
+
+def _run_row(run: Run) -> list[str]:
+    report = run.report
+    allocated = sum(memory.current for memory in run.memory.values()) if run.memory else None
+    return [
+        f"<td>{escape(run.peer.run_id)}</td>",
+        f"<td>{escape(run.hello.name)}{'' if run.up else ' <span class=down>ended</span>'}</td>",
+        _number(run.peer.pid or None, 1, "", 0),
+        _number(report.steps if report else None, 1, "", 0),
+        _number(report.epoch if report else None, 1, "", 0),
+        _number(allocated, 2**30, "GiB"),
+        _number(min(run.headroom.values(), default=None), 2**30, "GiB"),
+    ]
+
+
+def _number(value: float | None, unit: float, suffix: str, digits: int = 1) -> str:
+    text = "-" if value is None else f"{value / unit:.{digits}f} {suffix}"
+    return f'<td class="number">{text.strip()}</td>'

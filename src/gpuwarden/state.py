@@ -1,0 +1,37 @@
+"""All that the daemon knows at one poll, frozen; the page, the landing page and the tests look at nothing else."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuwarden._version import __version__
+from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.runs.registry import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the daemon counted of its own work since it started."""
+
+    reports_received: int = 0
+    reports_rejected: Mapping[str, int] = field(default_factory=dict)
+    run_connections_refused: int = 0
+    http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    processes_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One poll, the runs joined with it, and the daemon's own health; `processes` are those that get series."""
+
+    source: str
+    snapshot: Snapshot
+    runs: tuple[Run, ...] = ()
+    processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
+    identities: Mapping[int, ProcessIdentity] = field(default_factory=dict)
+    counts: Counts = Counts()
+    version: str = __version__
+    python: str = platform.python_version()

@@ -1,0 +1,20 @@
+"""Tell systemd how we are: the notification protocol of sd_notify(3), which is one datagram a message."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def notify(*assignments: str) -> None:
+    """Send assignments such as READY=1 to the service manager; nothing happens when there is none. Does not block."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # an abstract socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
+        try:
+            manager.sendto("\n".join(assignments).encode(), address)
+        except OSError:
+            return  # a manager that does not listen must not cost a poll; its watchdog will say so

@@ -1,0 +1,127 @@
+"""The rest of the page: health of GPUs, processes, and the daemon's own, declared as rows like every other reading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.metric import Metric, Reading, Table
+from gpuwarden.protocol import Rejection
+from gpuwarden.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInPoll:
+    """One GPU and the poll it belongs to."""
+
+    gpu: Gpu
+    snapshot: Snapshot
+
+
+def _gpu_info(subject: GpuInPoll) -> Reading:
+    who, driver = subject.gpu.identity, subject.snapshot.driver
+    versions = (driver.version, driver.cuda_version) if driver else ("", "")
+    return {(str(who.index), who.name, who.pci_bus_id, *versions, who.vbios_version): 1}
+
+
+def _process_counts(subject: GpuInPoll) -> Reading:
+    if not subject.gpu.up:
+        return None
+    types = [process.type for process in subject.gpu.processes]
+    return {(name,): types.count(name) for name in ("compute", "graphics")}
+
+
+class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
+    """What is known of a GPU whether it answers or not."""
+
+    # fmt: off
+    info = Metric[GpuInPoll](
+        "gpuwarden_gpu_info", "info", "", "Identity of a GPU; join on uuid.", _gpu_info,
+        labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
+        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+    up = Metric[GpuInPoll](
+        "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll.",
+        lambda subject: float(subject.gpu.up), source="the poll")
+    last_success_timestamp_seconds = Metric[GpuInPoll](
+        "gpuwarden_gpu_last_success_timestamp_seconds", "gauge", "seconds", "When the GPU last answered, in Unix time.",
+        lambda subject: subject.gpu.last_success, source="the poll")
+    errors_total = Metric[GpuInPoll](
+        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung.",
+        lambda subject: {(name,): count for name, count in subject.gpu.errors.items()}, labels=("error",), source="the poll")
+    processes = Metric[GpuInPoll](
+        "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",
+        _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
+    # fmt: on
+
+
+def _process_memory(state: State) -> Reading:
+    return {
+        (gpu.identity.uuid, str(process.pid)): process.memory
+        for gpu, process in state.processes
+        if process.memory is not None
+    }
+
+
+def _process_info(state: State) -> Reading:
+    pids = {process.pid for _gpu, process in state.processes}
+    return {(str(pid), who.user, who.comm): 1 for pid, who in state.identities.items() if pid in pids}
+
+
+class ProcessReadings(Table[State], prefix="gpuwarden_process_"):
+    """The processes on the GPUs, those with the most memory first, as many as processes.max_series allows."""
+
+    # fmt: off
+    gpu_memory_used_bytes = Metric[State](
+        "gpuwarden_process_gpu_memory_used_bytes", "gauge", "bytes", "Device memory a process holds, its frameworks' pools included.",
+        _process_memory, labels=("uuid", "pid"), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
+    info = Metric[State](
+        "gpuwarden_process_info", "info", "", "Identity of a process on a GPU; join on pid.",
+        _process_info, labels=("pid", "user", "comm"), source="/proc/PID")
+    # fmt: on
+
+
+class DaemonReadings(Table[State], prefix="gpuwarden_"):
+    """The daemon and its driver as a whole."""
+
+    # fmt: off
+    build_info = Metric[State](
+        "gpuwarden_build_info", "info", "", "Version of the daemon.",
+        lambda state: {(state.version, state.python): 1}, labels=("version", "python"))
+    source_info = Metric[State](
+        "gpuwarden_source_info", "info", "", "Where the readings come from: nvml is the driver, the others are not this machine's GPUs.",
+        lambda state: {(state.source,): 1}, labels=("source",))
+    gpus = Metric[State](
+        "gpuwarden_gpus", "gauge", "", "Number of GPUs the driver enumerates.",
+        lambda state: state.snapshot.enumerated, source="nvmlDeviceGetCount")
+    collector_success = Metric[State](
+        "gpuwarden_collector_success", "gauge", "", "Whether the collector's last poll worked; each GPU's own health is gpuwarden_gpu_up.",
+        lambda state: {("nvml",): float(state.snapshot.fault is None)}, labels=("collector",))
+    collector_duration_seconds = Metric[State](
+        "gpuwarden_collector_duration_seconds", "gauge", "seconds", "Duration of the collector's last poll.",
+        lambda state: {("nvml",): state.snapshot.duration}, labels=("collector",))
+    collector_last_success_timestamp_seconds = Metric[State](
+        "gpuwarden_collector_last_success_timestamp_seconds", "gauge", "seconds", "When the collector last worked, in Unix time.",
+        lambda state: {("nvml",): state.snapshot.last_success} if state.snapshot.last_success else None, labels=("collector",))
+    collector_errors_total = Metric[State](
+        "gpuwarden_collector_errors_total", "counter", "", "Polls in which the driver as a whole failed, by NVML's error.",
+        lambda state: {("nvml", name): count for name, count in state.snapshot.errors.items()}, labels=("collector", "error"))
+    poll_timestamp_seconds = Metric[State](
+        "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "When the poll that this page shows began, in Unix time.",
+        lambda state: state.snapshot.time)
+    reports_received_total = Metric[State](
+        "gpuwarden_reports_received_total", "counter", "", "Messages taken from training runs.",
+        lambda state: state.counts.reports_received)
+    reports_rejected_total = Metric[State](
+        "gpuwarden_reports_rejected_total", "counter", "", "Messages refused from training runs, by reason.",
+        lambda state: {(reason,): state.counts.reports_rejected.get(reason, 0) for reason in get_args(Rejection)}, labels=("reason",))
+    connections_refused_total = Metric[State](
+        "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs refused because too many are open.",
+        lambda state: state.counts.run_connections_refused)
+    series_dropped_total = Metric[State](
+        "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",
+        lambda state: {("processes",): state.counts.processes_dropped}, labels=("limit",))
+    http_requests_total = Metric[State](
+        "gpuwarden_http_requests_total", "counter", "", "HTTP requests answered, by path and status code.",
+        lambda state: {(path, str(code)): count for (path, code), count in state.counts.http_requests.items()}, labels=("path", "code"))
+    # fmt: on
