@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LARGEST_FILE = 1 << 20  # bytes
 MOST_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
+LONGEST_MESSAGE = 200  # of PyYAML's: it repeats names from the file whole
 LONGEST_KEY = 40  # of a key compared with the known ones: the comparison is quadratic in it
 
 _YAML = "tag:yaml.org,2002:"
@@ -188,7 +189,7 @@ class _Reader:
         near = get_close_matches(word, self._siblings(prefix), n=1) or [
             key for key in sorted(self._keys) if key == word or key.endswith(f".{word}")
         ]
-        return f"unknown: did you mean {near[0]}?" if near else f"unknown: here stand {self._known(prefix)}"
+        return f"unknown; did you mean {near[0]}?" if near else f"unknown; known here: {self._known(prefix)}"
 
     def _known(self, prefix: str) -> str:
         return ", ".join(self._siblings(prefix))
@@ -201,4 +202,4 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
     context = ""
     if error.context and error.context_mark:
         context = f" ({error.context}, line {error.context_mark.line + 1})"
-    return f"not valid YAML: {error.problem}{context}"
+    return f"not valid YAML: {shown(f'{error.problem}{context}', LONGEST_MESSAGE)}"

@@ -75,9 +75,9 @@ class Source:
         return self.name if self.file is None else f"{self.name}:{self.file}"
 
 
-def shown(text: str) -> str:
-    """Return `text` fit for a one-line message: cut to a bounded length, and escaped where it would not print."""
-    short = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
+    """Return `text` fit for a one-line message: cut to `longest` characters, and escaped where it would not print."""
+    short = text if len(text) <= longest else f"{text[:longest]}…"
     return short if short.isprintable() and short.strip() else ascii(short)
 
 
@@ -128,8 +128,7 @@ def _address(text: str) -> Address | None:
         return None
     if not host:
         raise ValueError(
-            f"{shown(text)} names no host: write 0.0.0.0{text} to listen on every address, or 127.0.0.1{text} for this "
-            "machine only"
+            f"{text} names no host: write 0.0.0.0{text} for every address, or 127.0.0.1{text} for this machine only"
         )
     if not 0 <= int(port) <= HIGHEST_PORT:
         raise ValueError(f"port {port} is outside 0 to {HIGHEST_PORT}")
