@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 LARGEST_FILE = 1 << 20  # bytes
 MOST_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
 LONGEST_MESSAGE = 200  # of PyYAML's: it repeats names from the file whole
-LONGEST_KEY = 40  # of a key compared with the known ones: the comparison is quadratic in it
 
 _YAML = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_YAML + tag for tag in ("bool", "float", "int", "map", "merge", "seq", "str", "timestamp", "value")}
@@ -78,7 +77,7 @@ def read(path: Path, keys: Collection[str]) -> Contents:
     if len(raw) > LARGEST_FILE:
         return _unread(path, "is larger than 1 MiB: this is not a configuration of gpuwarden")
     try:
-        text = raw.decode("utf-8-sig")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
         return Contents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
@@ -185,7 +184,6 @@ class _Reader:
             self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
 
     def _unknown(self, word: str, prefix: str) -> str:
-        word = word[:LONGEST_KEY]
         near = get_close_matches(word, self._siblings(prefix), n=1) or [
             key for key in sorted(self._keys) if key == word or key.endswith(f".{word}")
         ]
