@@ -51,6 +51,8 @@ def test_nothing_written(text: str) -> None:
         ("source: {a: 1}", "f:1:1: source: takes one value, not a list or a section"),
         ("source: [a]", "f:1:1: source: takes one value, not a list or a section"),
         ("source: !!str [a]", "f:1:1: source: takes one value, not a list or a section"),
+        ("poll: !!null {interval: 1s}", "f:1:1: poll: is a section: its options stand below it, indented: interval"),
+        ("poll.interval: 1s", "f:1:1: poll.interval: write `poll:`, and `interval:` below it, indented"),
         ("source:", "f:1:1: source: has no value: give it one, or remove the line to keep the default"),
         ("source: !secret x", "f:1:1: source: the tag !secret is not accepted: write a plain value"),
         (
@@ -61,6 +63,7 @@ def test_nothing_written(text: str) -> None:
         ("!x source: nvml", "f:1:1: a key must be a plain word"),
         ("nvml", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
         ("- source: nvml", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
+        ("!!null {a: 1}", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
         ("!!map [a]", "f:1:1: a configuration is a list of keys and values, such as `source: nvml`"),
         ('"\\ud800": 1', "f:1:1: '\\ud800': unknown; known here: source, poll, web"),
     ],

@@ -109,6 +109,10 @@ def _is_section(node: Node) -> bool:
     return node.id == "mapping" and node.tag == _YAML + "map"  # `!!map [a]` has the tag, and no pairs
 
 
+def _is_null(node: Node) -> bool:
+    return node.tag == _NULL and node.value in ("", "~", "null", "Null", "NULL")  # `!!null {a: 1}` hides an option
+
+
 class _Reader:
     """Takes known options out of one YAML document, and notes everything else as a problem."""
 
@@ -123,7 +127,7 @@ class _Reader:
 
     def compose(self, text: str) -> Node | None:
         """Return the document's node tree; None where there is none, or none can be read, which is then noted."""
-        import yaml  # noqa: PLC0415  the daemon's children and clients import the defaults, and need no YAML for them
+        import yaml  # noqa: PLC0415  the defaults need none of its time and memory
 
         try:
             # Not CSafeLoader: libyaml's composer recurses in C, and deep nesting ends the process with SIGSEGV.
@@ -143,7 +147,7 @@ class _Reader:
     def take_root(self, root: Node) -> None:
         if _is_section(root):
             self._take(root, "")
-        elif root.tag != _NULL:
+        elif not _is_null(root):
             self._note(root, "a configuration is a list of keys and values, such as `source: nvml`")
 
     def _take(self, node: Node, prefix: str) -> None:
@@ -164,17 +168,20 @@ class _Reader:
 
     def _take_value(self, key_node: Node, value: Node, prefix: str) -> None:
         key = prefix + key_node.value
-        if key in self._keys:
+        if not prefix and "." in key and key in self._keys:
+            section, _, name = key.partition(".")
+            self._note(key_node, f"write `{section}:`, and `{name}:` below it, indented", key)
+        elif key in self._keys:
             self._take_option(key_node, value, key)
         elif key not in self._sections:
             self._note(key_node, self._unknown(key_node.value, prefix), prefix + shown(key_node.value))
         elif _is_section(value):
             self._take(value, f"{key}.")
-        elif value.tag != _NULL:  # a section whose options are all commented out is null
+        elif not _is_null(value):  # a section whose options are all commented out is null
             self._note(key_node, f"is a section: its options stand below it, indented: {self._known(f'{key}.')}", key)
 
     def _take_option(self, key_node: Node, value: Node, key: str) -> None:
-        if value.tag == _NULL:
+        if _is_null(value):
             self._note(key_node, "has no value: give it one, or remove the line to keep the default", key)
         elif value.tag not in _PLAIN_TAGS:
             self._note(key_node, f"the tag {shown(value.tag)} is not accepted: write a plain value", key)
