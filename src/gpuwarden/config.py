@@ -224,7 +224,7 @@ def _config(entries: Sequence[Entry], problems: Sequence[Problem]) -> Config:
     for entry in entries:
         try:
             values[entry.key] = OPTIONS[entry.key].kind.read(entry.text)
-        except ValueError as error:  # noqa: PERF203  every wrong value is reported, not the first alone
+        except ValueError as error:
             found.append(entry.problem(str(error)))
     if found:
         raise ConfigError(sorted(found, key=lambda problem: (problem.place is None, problem.place or ())))
