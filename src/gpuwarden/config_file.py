@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LARGEST_FILE = 1 << 20  # bytes
 MOST_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
-LONGEST_KEY = 40  # of a key compared with the known ones: the comparison is quadratic in it
+LONGEST_MESSAGE = 200  # of PyYAML's: it repeats names from the file whole
 
 _YAML = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_YAML + tag for tag in ("bool", "float", "int", "map", "merge", "seq", "str", "timestamp", "value")}
@@ -77,7 +77,7 @@ def read(path: Path, keys: Collection[str]) -> Contents:
     if len(raw) > LARGEST_FILE:
         return _unread(path, "is larger than 1 MiB: this is not a configuration of gpuwarden")
     try:
-        text = raw.decode("utf-8-sig")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
         return Contents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
@@ -109,6 +109,10 @@ def _is_section(node: Node) -> bool:
     return node.id == "mapping" and node.tag == _YAML + "map"  # `!!map [a]` has the tag, and no pairs
 
 
+def _is_null(node: Node) -> bool:
+    return node.tag == _NULL and node.value in ("", "~", "null", "Null", "NULL")  # `!!null {a: 1}` hides an option
+
+
 class _Reader:
     """Takes known options out of one YAML document, and notes everything else as a problem."""
 
@@ -123,7 +127,7 @@ class _Reader:
 
     def compose(self, text: str) -> Node | None:
         """Return the document's node tree; None where there is none, or none can be read, which is then noted."""
-        import yaml  # noqa: PLC0415  the daemon's children and clients import the defaults, and need no YAML for them
+        import yaml  # noqa: PLC0415  the defaults need none of its time and memory
 
         try:
             # Not CSafeLoader: libyaml's composer recurses in C, and deep nesting ends the process with SIGSEGV.
@@ -143,7 +147,7 @@ class _Reader:
     def take_root(self, root: Node) -> None:
         if _is_section(root):
             self._take(root, "")
-        elif root.tag != _NULL:
+        elif not _is_null(root):
             self._note(root, "a configuration is a list of keys and values, such as `source: nvml`")
 
     def _take(self, node: Node, prefix: str) -> None:
@@ -164,17 +168,20 @@ class _Reader:
 
     def _take_value(self, key_node: Node, value: Node, prefix: str) -> None:
         key = prefix + key_node.value
-        if key in self._keys:
+        if not prefix and "." in key and key in self._keys:
+            section, _, name = key.partition(".")
+            self._note(key_node, f"write `{section}:`, and `{name}:` below it, indented", key)
+        elif key in self._keys:
             self._take_option(key_node, value, key)
         elif key not in self._sections:
             self._note(key_node, self._unknown(key_node.value, prefix), prefix + shown(key_node.value))
         elif _is_section(value):
             self._take(value, f"{key}.")
-        elif value.tag != _NULL:  # a section whose options are all commented out is null
+        elif not _is_null(value):  # a section whose options are all commented out is null
             self._note(key_node, f"is a section: its options stand below it, indented: {self._known(f'{key}.')}", key)
 
     def _take_option(self, key_node: Node, value: Node, key: str) -> None:
-        if value.tag == _NULL:
+        if _is_null(value):
             self._note(key_node, "has no value: give it one, or remove the line to keep the default", key)
         elif value.tag not in _PLAIN_TAGS:
             self._note(key_node, f"the tag {shown(value.tag)} is not accepted: write a plain value", key)
@@ -184,11 +191,10 @@ class _Reader:
             self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
 
     def _unknown(self, word: str, prefix: str) -> str:
-        word = word[:LONGEST_KEY]
         near = get_close_matches(word, self._siblings(prefix), n=1) or [
             key for key in sorted(self._keys) if key == word or key.endswith(f".{word}")
         ]
-        return f"unknown: did you mean {near[0]}?" if near else f"unknown: here stand {self._known(prefix)}"
+        return f"unknown; did you mean {near[0]}?" if near else f"unknown; known here: {self._known(prefix)}"
 
     def _known(self, prefix: str) -> str:
         return ", ".join(self._siblings(prefix))
@@ -201,4 +207,4 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
     context = ""
     if error.context and error.context_mark:
         context = f" ({error.context}, line {error.context_mark.line + 1})"
-    return f"not valid YAML: {error.problem}{context}"
+    return f"not valid YAML: {shown(f'{error.problem}{context}', LONGEST_MESSAGE)}"

@@ -29,8 +29,8 @@ with `--config FILE`. [config.example.yaml](../config.example.yaml) holds them a
 """
 
 EXAMPLE_INTRODUCTION = """\
-# The configuration of gpuwarden: every option with its default. To change one, take away the "#" before its name.
-# Then run: gpuwarden check-config FILE
+# The configuration of gpuwarden: every option with its default.
+# To change one, take away the "#" before its name, then run: gpuwarden check-config FILE
 """
 
 # Any other default is quoted in the example: YAML 1.1 programs take a bare 0666 for a number.
@@ -57,7 +57,7 @@ def _within(prefix: str) -> dict[str, Option]:
 
 
 def _sentence(section: Any) -> str:
-    return type(section).__doc__ or ""  # python -OO strips it
+    return type(section).__doc__ or ""
 
 
 def _notation() -> str:

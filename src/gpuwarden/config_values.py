@@ -75,9 +75,9 @@ class Source:
         return self.name if self.file is None else f"{self.name}:{self.file}"
 
 
-def shown(text: str) -> str:
-    """Return `text` fit for a one-line message: cut to a bounded length, and escaped where it would not print."""
-    short = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
+    """Return `text` fit for a one-line message: cut to `longest` characters, and escaped where it would not print."""
+    short = text if len(text) <= longest else f"{text[:longest]}…"
     return short if short.isprintable() and short.strip() else ascii(short)
 
 
@@ -128,8 +128,7 @@ def _address(text: str) -> Address | None:
         return None
     if not host:
         raise ValueError(
-            f"{shown(text)} names no host: write 0.0.0.0{text} to listen on every address, or 127.0.0.1{text} for this "
-            "machine only"
+            f"{text} names no host: write 0.0.0.0{text} for every address, or 127.0.0.1{text} for this machine only"
         )
     if not 0 <= int(port) <= HIGHEST_PORT:
         raise ValueError(f"port {port} is outside 0 to {HIGHEST_PORT}")
@@ -180,7 +179,7 @@ def _source(text: str) -> Source | None:
 
 DURATION = Kind("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))
 SIZE = Kind("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
-WHOLE = Kind("whole number", "digits only, such as 256", lambda text: int(text) if _WHOLE.fullmatch(text) else None)
+WHOLE = Kind("whole number", "up to 18 digits, such as 256", lambda text: int(text) if _WHOLE.fullmatch(text) else None)
 MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _mode)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)

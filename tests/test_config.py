@@ -1,0 +1,187 @@
+"""The configuration as a whole: defaults, a file, overrides, and every problem at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess  # noqa: TID251  what an interpreter imports can only be seen in a fresh one
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuwarden
+from gpuwarden.config import OPTIONS, SECTIONS, Address, Config, ConfigError, Source, load, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+YAML_PIECES = [*OPTIONS, *SECTIONS, *"\n :#&*!|>-?[]{},\"'%@`\\\t~=<01aé", "  ", ": ", "- ", "\n  ", "---\n", "!!str "]
+
+
+def problems(text: str) -> list[str]:
+    """Parse `text`, which is wrong, and return its problems as lines."""
+    with pytest.raises(ConfigError) as raised:
+        parse(text, "bad.yaml")
+    return str(raised.value).split("\n")
+
+
+def refusal(read: Callable[[], Config]) -> list[str]:
+    """Return the problems of a configuration as lines, none if it is read."""
+    try:
+        read()
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def write(key: str, text: str) -> str:
+    """Return a file that sets one option, quoted."""
+    section, _, name = key.rpartition(".")
+    return f"{section}:\n  {name}: '{text}'" if section else f"{name}: '{text}'"
+
+
+def value(config: Config, key: str) -> object:
+    """Return the option that `key` names."""
+    found: object = config
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def test_defaults() -> None:
+    """Without a file, and with an empty one, the defaults hold."""
+    assert load(None) == parse("", "empty.yaml") == Config()
+    assert (Config().source, Config().web.listen) == (Source("nvml"), ("127.0.0.1", 9846))
+    assert (Config().poll.interval, Config().runs.context_overhead) == (1.0, 512 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("source", "simulated", Source("simulated")),
+        ("log.level", "debug", "debug"),
+        ("web.listen", "[::]:80", Address("::", 80)),
+        ("web.max_connections", "5", 5),
+        ("web.timeout", "1m", 60.0),
+        ("poll.interval", "250ms", 0.25),
+        ("processes.max_series", "0", 0),
+        ("runs.socket", "/tmp/run.sock", Path("/tmp/run.sock")),  # noqa: S108  a path is only read here
+        ("runs.socket_mode", "0660", 0o660),
+        ("runs.max", "16", 16),
+        ("runs.expiry", "30s", 30.0),
+        ("runs.context_overhead", "1GiB", 2**30),
+        ("simulation.gpus", "2", 2),
+        ("simulation.seed", "7", 7),
+    ],
+)
+def test_each_option(key: str, text: str, expected: object) -> None:
+    """An option of the file stands in its place, and leaves the others at their defaults."""
+    config = parse(write(key, text), "f")
+    assert value(config, key) == expected
+    assert [other for other in OPTIONS if value(config, other) != value(Config(), other)] == [key]
+
+
+@pytest.mark.parametrize("key", [key for key, row in OPTIONS.items() if row.kind.bounds])
+def test_declared_bounds_hold(key: str) -> None:
+    """The bounds that the documents state are the ones that are checked."""
+    least, most = OPTIONS[key].kind.bounds.split(" to ")
+    for bound in (least, most):
+        assert value(parse(write(key, bound), "f"), key) == OPTIONS[key].kind.read(bound)
+    assert "is above the most" in problems(write(key, "9" + most))[0]
+
+
+@pytest.mark.parametrize("mode", ["0660", '"0660"', "0o660"])
+def test_socket_mode_is_octal(mode: str) -> None:
+    """A mode means the same with quotes and without, though YAML 1.1 reads a bare 0660 as 432."""
+    assert parse(f"runs: {{socket_mode: {mode}}}", "f").runs.socket_mode == 0o660
+
+
+def test_all_problems_at_once() -> None:
+    """Problems of structure and of values are reported together, in the order of their places."""
+    text = "poll:\n  interval: soon\n  color: red\nlog: {level: loud}\nweb:\n\n  timeout: 10ms\nsource:\n"
+    assert problems(text) == [
+        "bad.yaml:2:3: poll.interval: soon is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds",
+        "bad.yaml:3:3: poll.color: unknown; known here: interval",
+        "bad.yaml:4:7: log.level: loud is not a level: write debug, info, warning or error",
+        "bad.yaml:7:3: web.timeout: 10ms is below the least, 100ms",
+        "bad.yaml:8:1: source: has no value: give it one, or remove the line to keep the default",
+    ]
+
+
+def test_problems_have_parts() -> None:
+    """A problem can be taken apart by a program."""
+    with pytest.raises(ConfigError) as raised:
+        parse("poll:\n  interval: 10ms", "bad.yaml")
+    (problem,) = raised.value.problems
+    assert (problem.source, problem.place, problem.key) == ("bad.yaml", (2, 3), "poll.interval")
+
+
+def test_overrides_win(tmp_path: Path) -> None:
+    """An override replaces what the file says, and only that."""
+    path = tmp_path / "config.yaml"
+    path.write_text("web: {listen: '0.0.0.0:1', timeout: 5s}")
+    web = load(path, {"web.listen": "127.0.0.1:0"}).web
+    assert (web.listen, web.timeout) == (("127.0.0.1", 0), 5.0)
+
+
+def test_overrides_are_reported_by_flag(tmp_path: Path) -> None:
+    """A wrong override is reported under the flag it was given with, after the problems of the file."""
+    path = tmp_path / "config.yaml"
+    path.write_text("poll: {interval: 0}")
+    with pytest.raises(ConfigError) as raised:
+        load(path, {"web.listen": "here", "source": "dcgm"}, flags={"web.listen": "--listen", "source": "--source"})
+    assert str(raised.value).split("\n") == [
+        f"{path}:1:8: poll.interval: 0 is below the least, 100ms",
+        '--listen: here is not a listen address: write HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"',
+        "--source: dcgm is not a source: write nvml, auto, simulated or capture:FILE",
+    ]
+
+
+def test_missing_file_and_wrong_override(tmp_path: Path) -> None:
+    """A file that cannot be read does not hide a wrong flag."""
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path / "none.yaml", {"log.level": "loud"})
+    assert [problem.source for problem in raised.value.problems] == [str(tmp_path / "none.yaml"), "log.level"]
+
+
+def test_frozen() -> None:
+    """Nobody changes a configuration once it is read."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().poll.interval = 2.0  # type: ignore[misc]  # the assignment that must fail
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec=None)) | st.lists(st.sampled_from(YAML_PIECES), max_size=40).map("".join))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Whatever a file holds, it is a configuration or a ConfigError whose every line can be printed."""
+    assert all(line.isprintable() for line in refusal(lambda: parse(text, "f")))
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(OPTIONS)), st.text(st.characters(codec=None)))
+def test_any_override_is_read_or_refused(key: str, text: str) -> None:
+    """Whatever a flag holds, it is a value or one problem under the flag's name."""
+    lines = refusal(lambda: load(None, {key: text}, {key: "--flag"}))
+    assert not lines or (len(lines) == 1 and lines[0].startswith("--flag: "))
+
+
+def test_defaults_need_no_yaml() -> None:
+    """PyYAML is imported when a file is read, and not before: the defaults cost neither its time nor its memory."""
+    code = (
+        "import sys; from gpuwarden import config; config.load(None); before = 'yaml' in sys.modules; "
+        "config.parse('', 'f'); sys.exit(before or 'yaml' not in sys.modules)"
+    )
+    sources = str(Path(gpuwarden.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": sources}, check=False)
+    assert done.returncode == 0
+
+
+def test_shown_values_stay_readable() -> None:
+    """A value with a line break is shown on one line."""
+    assert problems('log: {level: "a\\nb"}') == [
+        r"bad.yaml:1:7: log.level: 'a\nb' is not a level: write debug, info, warning or error",
+    ]
