@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess  # noqa: TID251  what an interpreter imports can only be seen in a fresh one
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,0 +1,168 @@
+"""The page equals what prometheus-client writes, in both formats."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.utils import floatToGoString
+
+from gpuwarden.exposition import OPENMETRICS, TEXT, Entries, Exposition, negotiate, number
+from gpuwarden.metric import Histogram, Metric, Table
+
+
+class Sample(Table[object], prefix="gpuwarden_sample_", key=("uuid",)):
+    """One row of each kind."""
+
+    # fmt: off
+    used_bytes = Metric[object]("gpuwarden_sample_used_bytes", "gauge", "bytes", "A gauge with \\ in its help.", lambda _: None)
+    clock_hertz = Metric[object]("gpuwarden_sample_clock_hertz", "gauge", "hertz", "By label.", lambda _: None, labels=("clock", "a"))
+    energy_joules_total = Metric[object]("gpuwarden_sample_energy_joules_total", "counter", "joules", "A counter.", lambda _: None)
+    info = Metric[object]("gpuwarden_sample_info", "info", "", "An info.", lambda _: None, labels=("name", "zone"))
+    step_seconds = Metric[object]("gpuwarden_sample_step_seconds", "histogram", "seconds", "A histogram.", lambda _: None)
+    # fmt: on
+
+
+def families(entries: Entries) -> Iterator[Family]:
+    """Build the same page from prometheus-client's families."""
+    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+    for row in Sample.rows:
+        names = [*Sample.key, *row.labels]
+        if row.kind in kinds:
+            family: Any = kinds[row.kind](row.name, row.help, labels=names)
+        elif row.kind == "info":
+            family = InfoMetricFamily(row.name.removesuffix("_info"), row.help, labels=names)
+        else:
+            family = HistogramMetricFamily(row.name, row.help, labels=names)
+        for key, readings in entries:
+            reading = readings.get(row)
+            if reading is None:
+                continue
+            values = reading if isinstance(reading, Mapping) else {(): reading}
+            for labels, value in values.items():
+                if isinstance(value, Histogram):
+                    total, buckets = 0, []
+                    for bound, count in zip((*value.bounds, float("inf")), value.counts, strict=True):
+                        total += count
+                        buckets.append((floatToGoString(bound), total))
+                    family.add_metric([*key, *labels], buckets, value.sum)
+                elif row.kind == "info":
+                    family.add_metric([*key, *labels], {})
+                else:
+                    family.add_metric([*key, *labels], value)
+        if family.samples:
+            yield family
+
+
+class Peer:
+    """prometheus-client's side of the comparison."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the families as a custom collector does."""
+        return families(self._entries)
+
+
+def compare(entries: Entries, page: Exposition | None = None) -> None:
+    """Assert byte equality in both formats."""
+    registry = CollectorRegistry()
+    registry.register(Peer(entries))  # type: ignore[arg-type] # a collector by shape
+    ours = (page or Exposition()).render([(Sample, entries)])
+    assert ours.text == exposition.generate_latest(registry)
+    assert ours.openmetrics == openmetrics.generate_latest(registry, version="1.0.0", escaping="allow-utf-8")
+
+
+text = st.text(max_size=12)
+floats = st.floats(allow_nan=True, allow_infinity=True)
+entry = st.fixed_dictionaries(
+    {
+        Sample.used_bytes: floats,
+        Sample.clock_hertz: st.dictionaries(st.tuples(text, text), floats, max_size=3),
+        Sample.energy_joules_total: st.floats(min_value=0, allow_infinity=False),
+        Sample.info: st.dictionaries(st.tuples(text, text), st.just(1.0), max_size=2),
+        Sample.step_seconds: st.builds(
+            Histogram,
+            st.just((0.005, 1.0, 2.5)),
+            st.tuples(*[st.integers(0, 10**9)] * 4),
+            st.floats(min_value=0, allow_infinity=False),
+        ),
+    }
+)
+
+
+@given(st.dictionaries(st.tuples(text), entry, max_size=3))
+def test_page_equals_prometheus_client(subjects: dict[tuple[str], Any]) -> None:
+    """Whatever the labels and values, both formats are byte for byte what prometheus-client writes."""
+    compare(list(subjects.items()))
+
+
+def test_escaping() -> None:
+    """Quotes, backslashes and newlines in labels come out as prometheus-client writes them."""
+    hostile = 'a"b\\c\nd{}=,é'
+    compare([((hostile,), {Sample.used_bytes: 1, Sample.info: {(hostile, hostile): 1}})])
+
+
+def test_kept_names_do_not_leak_between_pages() -> None:
+    """A page rendered after another one shows its own series alone, and the kept label text is bounded by it."""
+    page = Exposition()
+    compare([(("one",), {Sample.used_bytes: 1}), (("two",), {Sample.used_bytes: 2})], page)
+    compare([(("two",), {Sample.used_bytes: 3})], page)
+    assert len(page._names) == 1
+
+
+@given(st.floats())
+def test_number_is_written_as_prometheus_client_does(value: float) -> None:
+    """Every float reads the same as in prometheus-client."""
+    assert number(value) == floatToGoString(value)
+
+
+@given(st.integers(-(2**63), 2**63))
+def test_integer_is_written_as_prometheus_client_does(value: int) -> None:
+    """Counts and bytes, which are integers here, read the same as well."""
+    assert number(value) == floatToGoString(value)
+
+
+def test_openmetrics_page_parses() -> None:
+    """The strict parser of the format accepts a page with every kind of row."""
+    readings: Mapping[Metric[Any], Any] = {
+        Sample.used_bytes: 1.5e9,
+        Sample.clock_hertz: {("sm", "x"): 1e9},
+        Sample.energy_joules_total: 12.5,
+        Sample.info: {("H100", "a"): 1},
+        Sample.step_seconds: Histogram((0.1, 1.0), (1, 2, 3), 4.5),
+    }
+    page = Exposition().render([(Sample, [(("GPU-1",), readings)])])
+    parsed = {family.name: family for family in parse_openmetrics(page.openmetrics.decode())}
+    assert parsed["gpuwarden_sample_step_seconds"].samples[-2].value == 6
+    assert parsed["gpuwarden_sample_energy_joules"].type == "counter"
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", TEXT),
+        ("*/*", TEXT),
+        ("text/html,*/*;q=0.8", TEXT),
+        ("application/openmetrics-text", OPENMETRICS),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2", OPENMETRICS),
+        ("application/openmetrics-text;q=0.2,text/plain;q=0.9", TEXT),
+        ("application/openmetrics-text;q=0", TEXT),
+        ("application/openmetrics-text;q=nonsense", TEXT),
+    ],
+)
+def test_format_is_negotiated(accept: str, expected: str) -> None:
+    """Prometheus gets OpenMetrics, everything that does not ask for it the text format."""
+    assert negotiate(accept) == expected
