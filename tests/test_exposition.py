@@ -1,5 +1,6 @@
 """The page equals what prometheus-client writes, in both formats."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,42 +26,51 @@ from gpuwarden.metric import Histogram, Metric, Table
 class Sample(Table[object], prefix="gpuwarden_sample_", key=("uuid",)):
     """One row of each kind."""
 
-    # fmt: off
-    used_bytes = Metric[object]("gpuwarden_sample_used_bytes", "gauge", "bytes", "A gauge with \\ in its help.", lambda _: None)
-    clock_hertz = Metric[object]("gpuwarden_sample_clock_hertz", "gauge", "hertz", "By label.", lambda _: None, labels=("clock", "a"))
-    energy_joules_total = Metric[object]("gpuwarden_sample_energy_joules_total", "counter", "joules", "A counter.", lambda _: None)
+    used_bytes = Metric[object]("gpuwarden_sample_used_bytes", "gauge", "bytes", "Has a \\.", lambda _: None)
+    clock_hertz = Metric[object](
+        "gpuwarden_sample_clock_hertz", "gauge", "hertz", "By label.", lambda _: None, labels=("clock", "a")
+    )
+    energy_joules_total = Metric[object](
+        "gpuwarden_sample_energy_joules_total", "counter", "joules", "A counter.", lambda _: None
+    )
     info = Metric[object]("gpuwarden_sample_info", "info", "", "An info.", lambda _: None, labels=("name", "zone"))
-    step_seconds = Metric[object]("gpuwarden_sample_step_seconds", "histogram", "seconds", "A histogram.", lambda _: None)
-    # fmt: on
+    step_seconds = Metric[object](
+        "gpuwarden_sample_step_seconds", "histogram", "seconds", "A histogram.", lambda _: None
+    )
+
+
+def new_family(row: Metric[Any], names: list[str]) -> Any:
+    """Make prometheus-client's family for a row."""
+    if row.kind == "info":
+        return InfoMetricFamily(row.name.removesuffix("_info"), row.help, labels=names)
+    kinds: dict[str, Any] = {
+        "gauge": GaugeMetricFamily,
+        "counter": CounterMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    return kinds[row.kind](row.name, row.help, labels=names)
+
+
+def add(family: Any, labels: list[str], value: Any) -> None:
+    """Add a value the way each of prometheus-client's families wants it."""
+    if isinstance(family, InfoMetricFamily):
+        family.add_metric(labels, {})
+    elif isinstance(value, Histogram):
+        bounds = [floatToGoString(bound) for bound in (*value.bounds, float("inf"))]
+        family.add_metric(labels, list(zip(bounds, itertools.accumulate(value.counts), strict=True)), value.sum)
+    else:
+        family.add_metric(labels, value)
 
 
 def families(entries: Entries) -> Iterator[Family]:
     """Build the same page from prometheus-client's families."""
-    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
     for row in Sample.rows:
-        names = [*Sample.key, *row.labels]
-        if row.kind in kinds:
-            family: Any = kinds[row.kind](row.name, row.help, labels=names)
-        elif row.kind == "info":
-            family = InfoMetricFamily(row.name.removesuffix("_info"), row.help, labels=names)
-        else:
-            family = HistogramMetricFamily(row.name, row.help, labels=names)
+        family = new_family(row, [*Sample.key, *row.labels])
         for key, readings in entries:
             reading = readings.get(row)
-            if reading is None:
-                continue
-            values = reading if isinstance(reading, Mapping) else {(): reading}
+            values = reading if isinstance(reading, Mapping) else {} if reading is None else {(): reading}
             for labels, value in values.items():
-                if isinstance(value, Histogram):
-                    total, buckets = 0, []
-                    for bound, count in zip((*value.bounds, float("inf")), value.counts, strict=True):
-                        total += count
-                        buckets.append((floatToGoString(bound), total))
-                    family.add_metric([*key, *labels], buckets, value.sum)
-                elif row.kind == "info":
-                    family.add_metric([*key, *labels], {})
-                else:
-                    family.add_metric([*key, *labels], value)
+                add(family, [*key, *labels], value)
         if family.samples:
             yield family
 
@@ -79,7 +89,7 @@ class Peer:
 def compare(entries: Entries, page: Exposition | None = None) -> None:
     """Assert byte equality in both formats."""
     registry = CollectorRegistry()
-    registry.register(Peer(entries))  # type: ignore[arg-type] # a collector by shape
+    registry.register(Peer(entries))
     ours = (page or Exposition()).render([(Sample, entries)])
     assert ours.text == exposition.generate_latest(registry)
     assert ours.openmetrics == openmetrics.generate_latest(registry, version="1.0.0", escaping="allow-utf-8")

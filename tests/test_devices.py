@@ -1,0 +1,53 @@
+"""A run's device is told to be a certain GPU by evidence alone."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from gpuwarden.protocol import Hello
+from gpuwarden.runs.devices import resolve
+from snapshots import gpu, snapshot
+
+BOX = snapshot(gpu(0), gpu(1, held={7: 1}), gpu(2), gpu(3))
+MIXED = snapshot(gpu(0, name="T4"), gpu(1, held={7: 1}), gpu(2))
+TWO = {"GPU:0": None, "GPU:1": None}
+
+
+def hello(devices: Mapping[str, str | None], visible: str | None = None, order: str | None = None) -> Hello:
+    """Make a run's first message."""
+    return Hello("run", "tensorflow", devices, visible, order)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (hello({"CPU:0": "GPU-2"}), {"CPU:0": "GPU-2"}),
+        (hello({"CPU:0": "GPU-9"}), {}),
+        (hello({"CPU:0": None}), {}),
+        (hello(TWO), {"GPU:0": "GPU-0", "GPU:1": "GPU-1"}),
+        (hello(TWO, "3,1"), {"GPU:0": "GPU-3", "GPU:1": "GPU-1"}),
+        (hello(TWO, " 3 , GPU-1 "), {"GPU:0": "GPU-3", "GPU:1": "GPU-1"}),
+        (hello(TWO, "3,9,1"), {"GPU:0": "GPU-3"}),
+        (hello(TWO, "-1,2"), {}),
+        (hello(TWO, ""), {}),
+        (hello(TWO, "GPU-"), {}),
+        (hello({"GPU:x": None, "GPU:²": None, "TPU:0": None}), {}),
+    ],
+)
+def test_box_of_equal_gpus(said: Hello, expected: dict[str, str]) -> None:
+    """Equal models keep PCI order in CUDA, so indices and CUDA_VISIBLE_DEVICES tell the GPU."""
+    assert resolve(said, 99, BOX) == expected
+
+
+def test_mixed_models_need_pci_order() -> None:
+    """With different models CUDA orders by speed: an index proves nothing unless PCI order was asked for."""
+    assert resolve(hello(TWO, "1,2"), 99, MIXED) == {}
+    assert resolve(hello(TWO, "1,2", "PCI_BUS_ID"), 99, MIXED) == {"GPU:0": "GPU-1", "GPU:1": "GPU-2"}
+
+
+def test_single_device_is_where_the_process_holds_memory() -> None:
+    """A run of one device on a mixed box is found by its process's memory, if that is on one GPU only."""
+    assert resolve(hello({"GPU:0": None}), 7, MIXED) == {"GPU:0": "GPU-1"}
+    assert resolve(hello({"GPU:0": None}), 8, MIXED) == {}
+    both = snapshot(gpu(0, name="T4", held={7: 1}), gpu(1, held={7: 1}))
+    assert resolve(hello({"GPU:0": None}), 7, both) == {}

@@ -1,0 +1,149 @@
+"""Messages survive the way there and back, and nothing that is no message gets through."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.protocol import (
+    MAX_MESSAGE_BYTES,
+    MAX_TEXT,
+    STEP_BUCKETS,
+    VERSION,
+    DeviceMemory,
+    End,
+    Hello,
+    Message,
+    ProtocolError,
+    Report,
+    clip,
+    decode,
+    encode,
+)
+
+printable = st.text(max_size=MAX_TEXT).map(clip)
+count = st.integers(0, 2**63 - 1)
+memory = st.builds(DeviceMemory, count, count, st.none() | count)
+messages = st.one_of(
+    st.builds(
+        Hello,
+        printable,
+        printable,
+        st.dictionaries(printable, st.none() | printable, max_size=4),
+        st.none() | printable,
+        st.none() | printable,
+    ),
+    st.builds(
+        Report,
+        phase=st.sampled_from(("train", "test", "predict", "idle")),
+        steps=count,
+        step_seconds=st.floats(0, allow_infinity=False),
+        step_buckets=st.tuples(*[count] * (len(STEP_BUCKETS) + 1)),
+        memory=st.dictionaries(printable, memory, max_size=4),
+        epoch=st.none() | count,
+        batch=st.none() | count,
+        dropped=count,
+    ),
+    st.builds(End, printable),
+)
+HELLO = {"v": VERSION, "type": "hello", "name": "resnet", "framework": "tensorflow 2.21.0", "devices": {"GPU:0": None}}
+
+
+@given(messages)
+def test_message_survives(message: Message) -> None:
+    """What one half encodes the other half decodes to the same message."""
+    assert decode(encode(message)) == message
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    """No bytes whatever raise anything but ProtocolError."""
+    try:
+        decode(data)
+    except ProtocolError:
+        return
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from(["hello", "report", "end"]),
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "name",
+                "framework",
+                "devices",
+                "phase",
+                "steps",
+                "step_seconds",
+                "step_buckets",
+                "memory",
+                "reason",
+                "epoch",
+            ]
+        ),
+        json_values,
+    ),
+)
+def test_any_json_is_a_message_or_refused(kind: str, fields: dict[str, Any]) -> None:
+    """Wrong values in known fields never raise anything but ProtocolError."""
+    try:
+        decode(json.dumps({"v": VERSION, "type": kind, **fields}).encode())
+    except ProtocolError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not_json"),
+        (b"hello", "not_json"),
+        (b"[" * 5000, "not_json"),
+        (b"\xff\xfe", "not_json"),
+        (b"[]", "not_json"),
+        (b"{}", "unknown_version"),
+        (json.dumps({**HELLO, "v": 2}).encode(), "unknown_version"),
+        (json.dumps({**HELLO, "type": "advice"}).encode(), "unknown_type"),
+        (json.dumps({**HELLO, "type": ["hello"]}).encode(), "unknown_type"),
+        (json.dumps({**HELLO, "name": "a\nb"}).encode(), "invalid"),
+        (json.dumps({**HELLO, "name": "x" * (MAX_TEXT + 1)}).encode(), "invalid"),
+        (json.dumps({**HELLO, "devices": {f"GPU:{n}": None for n in range(65)}}).encode(), "invalid"),
+        (json.dumps({"v": 1, "type": "end"}).encode(), "invalid"),
+        (b" " * (MAX_MESSAGE_BYTES + 1), "too_long"),
+    ],
+)
+def test_refusal_is_counted_under_its_reason(data: bytes, reason: str) -> None:
+    """Each kind of wrong message has its own reason."""
+    with pytest.raises(ProtocolError) as caught:
+        decode(data)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**63, 1.0, True, "1", None, float("nan"), float("inf")])
+def test_counts_are_whole_and_bounded(wrong: Any) -> None:
+    """A count that is negative, huge, fractional or no number is refused."""
+    message = {**HELLO, "type": "report", "phase": "train", "steps": wrong, "step_seconds": 0.0}
+    message |= {"step_buckets": [0] * 16, "memory": {}}
+    with pytest.raises(ProtocolError, match="steps"):
+        decode(json.dumps(message).encode())
+
+
+def test_unknown_fields_are_left_alone() -> None:
+    """A newer client may say more than this daemon understands."""
+    assert decode(json.dumps({**HELLO, "future": 1}).encode()) == decode(json.dumps(HELLO).encode())
+
+
+def test_message_too_long_is_refused_by_the_sender() -> None:
+    """A message that the daemon would refuse is not even sent."""
+    device = DeviceMemory(2**62, 2**62, 2**62)
+    devices = {f"{n:0>{MAX_TEXT}}": device for n in range(60)}
+    with pytest.raises(ProtocolError, match="too_long"):
+        encode(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), devices))

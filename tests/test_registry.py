@@ -1,0 +1,134 @@
+"""The registry keeps what counts, forgets what does not, and is bounded."""
+
+import pytest
+
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, ProtocolError, Report
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.registry import RunRegistry
+from snapshots import GIB, gpu, snapshot
+
+ALICE = Peer(pid=7, uid=1000, start=1)
+BOB = Peer(pid=8, uid=1001, start=2)
+HELLO = Hello("resnet", "tensorflow 2.21.0", {"GPU:0": "GPU-0"})
+BOX = snapshot(gpu(0, free=10 * GIB, held={7: 30 * GIB}))
+
+
+def report(steps: int = 5, current: int = 20 * GIB, peak: int = 28 * GIB) -> Report:
+    """Make a report of a run on one device."""
+    buckets = (0,) * (len(STEP_BUCKETS) + 1)
+    return Report("train", steps, 1.5, buckets, {"GPU:0": DeviceMemory(current, peak)}, epoch=1, batch=2)
+
+
+def registry(limit: int = 10) -> RunRegistry:
+    """Make a registry with an expiry of 60 s and an overhead of 1 GiB."""
+    return RunRegistry(limit=limit, expiry=60.0, overhead=GIB)
+
+
+def test_run_is_joined_with_its_gpu() -> None:
+    """Headroom follows from the run's report and the GPU's numbers for its process."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, report(), 1.0)
+    (run,) = runs.runs(BOX, 2.0)
+    assert run.memory == {"GPU-0": DeviceMemory(20 * GIB, 28 * GIB)}
+    assert run.headroom == {"GPU-0": 19 * GIB}  # 10 free + (30 held - 20 in use - 1 overhead)
+    assert run.headroom_at_peak == {"GPU-0": 11 * GIB}
+    assert (run.up, run.current, run.last_report, run.unresolved) == (True, True, 1.0, 0)
+
+
+def test_lost_gpu_has_no_headroom() -> None:
+    """What is not known of a device now is not computed from what was known before."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, report(), 1.0)
+    (run,) = runs.runs(snapshot(), 2.0)
+    assert run.headroom == {}
+    assert run.unresolved == 1
+
+
+def test_silent_run_keeps_its_totals_and_loses_its_gauges() -> None:
+    """Values older than the expiry are not shown as current, while the process lives its totals are."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, report(), 1.0)
+    runs.expire(100.0)
+    (run,) = runs.runs(BOX, 100.0)
+    assert run.up
+    assert not run.current
+    assert run.memory == {}
+    assert run.headroom == {}
+    assert run.report is not None
+    assert run.report.steps == 5
+
+
+def test_dead_run_is_gone_one_expiry_later() -> None:
+    """A run whose process died shows its totals for one expiry, its memory no longer, and then nothing."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, report(), 1.0)
+    runs.exited(ALICE, 10.0)
+    runs.expire(70.0)
+    (run,) = runs.runs(BOX, 70.0)
+    assert not run.up
+    assert run.memory == {}
+    runs.expire(70.1)
+    assert runs.runs(BOX, 70.1) == ()
+
+
+def test_run_that_says_its_end_is_ended() -> None:
+    """An end message ends the run before its process is gone; the death that follows changes nothing."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, End("completed"), 1.0)
+    runs.exited(ALICE, 50.0)
+    (run,) = runs.runs(BOX, 50.0)
+    assert not run.up
+    runs.expire(61.1)
+    assert runs.runs(BOX, 61.1) == ()
+
+
+def test_run_without_connection_is_forgotten_unless_it_comes_back() -> None:
+    """A living process that lost its connection counts for one expiry, and again when it says hello."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.disconnected(ALICE, 10.0)
+    runs.receive(ALICE, HELLO, 50.0)
+    runs.expire(120.0)
+    assert len(runs.runs(BOX, 120.0)) == 1
+    runs.disconnected(ALICE, 130.0)
+    runs.expire(191.0)
+    assert runs.runs(BOX, 191.0) == ()
+
+
+def test_report_before_hello_is_refused() -> None:
+    """Nothing can be said of a run that did not say who it is."""
+    with pytest.raises(ProtocolError, match="no_hello"):
+        registry().receive(ALICE, report(), 0.0)
+
+
+def test_run_over_the_cap_is_refused() -> None:
+    """One run too many is refused, and those that are there stay."""
+    runs = registry(limit=1)
+    runs.receive(ALICE, HELLO, 0.0)
+    with pytest.raises(ProtocolError, match=r"too_many_runs: at most 1 \(runs\.max\)"):
+        runs.receive(BOB, HELLO, 1.0)
+    assert [run.peer for run in runs.runs(BOX, 1.0)] == [ALICE]
+
+
+def test_ended_run_makes_room() -> None:
+    """A run that ended gives its place to a new one before its expiry."""
+    runs = registry(limit=1)
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.exited(ALICE, 1.0)
+    runs.receive(BOB, HELLO, 2.0)
+    assert [run.peer for run in runs.runs(BOX, 2.0)] == [BOB]
+
+
+def test_logical_devices_of_one_gpu_add_up() -> None:
+    """Two logical devices on one GPU are one reading, their limits too."""
+    runs = registry()
+    runs.receive(ALICE, Hello("r", "f", {"GPU:0": "GPU-0", "GPU:1": "GPU-0"}), 0.0)
+    parts = {"GPU:0": DeviceMemory(1, 2, 10), "GPU:1": DeviceMemory(3, 4, 20)}
+    runs.receive(ALICE, Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), parts), 1.0)
+    (run,) = runs.runs(BOX, 1.0)
+    assert run.memory == {"GPU-0": DeviceMemory(4, 6, 30)}

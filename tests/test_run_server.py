@@ -1,0 +1,341 @@
+"""The socket that runs report to, with real sockets, processes and pid descriptors."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.protocol import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, End, Hello, Report, encode
+from gpuwarden.runs.registry import Run, RunRegistry
+from gpuwarden.runs.server import RunServer
+from snapshots import GIB, gpu, snapshot
+
+BOX = snapshot(gpu(0))
+HELLO = encode(Hello("resnet", "tensorflow", {"GPU:0": "GPU-0"}))
+CHILD = """
+import os, socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(sys.argv[1])
+for line in sys.stdin:
+    s.send(line.strip().encode())
+    print("sent", flush=True)
+"""
+
+
+def report(steps: int) -> bytes:
+    """Encode a report."""
+    memory = {"GPU:0": DeviceMemory(GIB, 2 * GIB)}
+    return encode(Report("train", steps, 1.0, (0,) * (len(STEP_BUCKETS) + 1), memory))
+
+
+class Side:
+    """The daemon's side: a server on a socket of its own, and a look at what it knows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.registry = RunRegistry(limit=3, expiry=60.0, overhead=0)
+        self.server = RunServer(self.registry)
+
+    @contextlib.asynccontextmanager
+    async def listening(self, mode: int = 0o666) -> AsyncIterator[None]:
+        """Listen while the context lasts."""
+        self.server.start(self.path, mode)
+        try:
+            yield
+        finally:
+            self.server.stop()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """What the registry knows now."""
+        return self.registry.runs(BOX, 0.0)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let the loop run until the condition holds; a test that waits in vain fails after 10 s."""
+
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.005)
+
+        await asyncio.wait_for(wait(), 10)
+
+    def connect(self) -> socket.socket:
+        """Connect as a run does."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(str(self.path))
+        return connection
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Side:
+    """Make a server that does not listen yet."""
+    return Side(tmp_path / "run.sock")
+
+
+@pytest.fixture
+def child(side: Side) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
+    """Start processes that connect and send the lines they are given."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", CHILD, str(side.path)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        children.append(process)
+        return process
+
+    yield start
+    for process in children:
+        process.kill()
+        with process:
+            pass
+
+
+def say(process: "subprocess.Popen[str]", message: bytes) -> None:
+    """Have the child send a message and wait until it did."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(message.decode() + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "sent\n"
+
+
+def test_identity_comes_from_the_kernel(side: Side) -> None:
+    """The pid and uid of a run are the kernel's, whatever a message claims."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                run.send(HELLO[:-1] + b',"pid":1,"uid":4242}')
+                run.send(report(3))
+                await side.until(lambda: side.runs and side.runs[0].report)
+                (seen,) = side.runs
+                assert (seen.peer.pid, seen.peer.uid) == (os.getpid(), os.getuid())
+                assert seen.report is not None
+                assert seen.report.steps == 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_death_of_the_process_ends_its_run(side: Side, child: Callable[[], "subprocess.Popen[str]"], how: int) -> None:
+    """A killed trainer is seen to be gone; what it had sent still counts."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            process = child()
+            await asyncio.to_thread(say, process, HELLO)
+            await asyncio.to_thread(say, process, report(9))
+            process.send_signal(how)
+            await side.until(lambda: side.runs and not side.runs[0].up)
+            (seen,) = side.runs
+            assert seen.report is not None
+            assert seen.report.steps == 9
+            assert seen.memory == {}
+
+    asyncio.run(scenario())
+
+
+def test_last_words_of_a_dead_process_count(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
+    """Messages still in the queue when the process dies are read before its run ends."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            process = child()
+            await asyncio.to_thread(say, process, HELLO)
+            await side.until(lambda: side.runs)
+            for steps in range(1, 101):  # nothing is read in between: the loop does not run
+                say(process, report(steps))
+            process.kill()
+            process.wait()
+            await side.until(lambda: not side.runs[0].up)
+            assert side.runs[0].report is not None
+            assert side.runs[0].report.steps == 100
+
+    asyncio.run(scenario())
+
+
+def test_closed_connection_of_a_living_process_is_no_end(side: Side) -> None:
+    """A run that closes its connection but lives on is still up, and may come back under the same run_id."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                run.send(HELLO)
+                await side.until(lambda: side.runs)
+            first = side.runs[0].peer.run_id
+            await side.until(lambda: not side.server._connections)
+            assert side.runs[0].up
+            with side.connect() as run:
+                run.send(HELLO)
+                run.send(report(1))
+                await side.until(lambda: side.runs[0].report)
+            assert [each.peer.run_id for each in side.runs] == [first]
+
+    asyncio.run(scenario())
+
+
+def test_two_connections_of_a_process_are_one_run(side: Side) -> None:
+    """A run is a process: a second connection does not make a second run, nor end the first by closing."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as one:
+                one.send(HELLO)
+                with side.connect() as two:
+                    two.send(HELLO)
+                    await side.until(lambda: side.registry.received == 2)
+                await side.until(lambda: len(side.server._connections) == 1)
+                side.registry.expire(1e12)
+                assert len(side.runs) == 1
+
+    asyncio.run(scenario())
+
+
+def test_wrong_messages_are_counted_and_harm_nobody(side: Side) -> None:
+    """Garbage, giants, unknown versions and reports without hello are counted by reason; the next run is served."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as rude, side.connect() as polite:
+                for message in (b"garbage", b"x" * (MAX_MESSAGE_BYTES + 1), b'{"v":99}', report(1)):
+                    rude.send(message)
+                rude.send(b"x" * 150_000)
+                polite.send(HELLO)
+                await side.until(lambda: side.registry.received == 1)
+                await side.until(lambda: side.registry.rejected.total() == 5)
+            expected = {"not_json": 1, "too_long": 2, "unknown_version": 1, "no_hello": 1}
+            assert dict(side.registry.rejected) == expected
+
+    asyncio.run(scenario())
+
+
+def test_run_over_the_cap_is_counted(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
+    """Beyond runs.max a new run is refused and counted; those that are there are not harmed."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            for _ in range(4):
+                await asyncio.to_thread(say, child(), HELLO)
+            await side.until(lambda: side.registry.rejected["too_many_runs"] == 1)
+            assert len(side.runs) == 3
+
+    asyncio.run(scenario())
+
+
+def test_flood_does_not_starve_another_run(side: Side) -> None:
+    """While one connection sends without pause, a second one is heard."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as flood, side.connect() as other:
+                flood.setblocking(False)
+                heard = asyncio.Event()
+
+                def pour() -> None:
+                    with contextlib.suppress(BlockingIOError):
+                        while True:
+                            flood.send(b"flood")
+                    if not heard.is_set():
+                        asyncio.get_running_loop().call_soon(pour)
+
+                pour()
+                other.send(HELLO)
+                await side.until(lambda: side.registry.received == 1)
+                heard.set()
+
+    asyncio.run(scenario())
+
+
+def test_stale_socket_is_replaced(side: Side) -> None:
+    """A socket left behind by a killed daemon does not stop the next one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(side.path))
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                run.send(HELLO)
+                await side.until(lambda: side.runs)
+
+    asyncio.run(scenario())
+    assert not side.path.exists()
+
+
+def test_live_daemon_keeps_its_socket(side: Side, tmp_path: Path) -> None:
+    """A second daemon on the same path is told so, and the first one goes on."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with pytest.raises(OSError, match="another daemon listens on"):
+                Side(side.path).server.start(side.path, 0o666)
+            with side.connect() as run:
+                run.send(HELLO)
+                await side.until(lambda: side.runs)
+
+    asyncio.run(scenario())
+
+
+def test_foreign_file_is_not_removed(side: Side) -> None:
+    """A file that is no socket stays, and the message says what to do."""
+    side.path.write_text("precious")
+    with pytest.raises(OSError, match=r"is no socket; remove it or choose another runs\.socket"):
+        side.server.start(side.path, 0o666)
+    assert side.path.read_text() == "precious"
+
+
+def test_missing_directory_is_named(tmp_path: Path) -> None:
+    """A directory that cannot be made is named together with the way out."""
+    side = Side(tmp_path / "missing" / "deeper" / "run.sock")
+    with pytest.raises(OSError, match=r"cannot create .*missing/deeper.*runs\.socket"):
+        side.server.start(side.path, 0o666)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o600])
+def test_mode_is_right_from_the_start(side: Side, mode: int) -> None:
+    """The socket bears its configured mode, whatever the umask of who started the daemon."""
+
+    async def scenario() -> None:
+        before = os.umask(0o077)
+        try:
+            async with side.listening(mode):
+                assert stat.S_IMODE(side.path.stat().st_mode) == mode
+                assert os.umask(0o077) == 0o077
+        finally:
+            os.umask(before)
+
+    asyncio.run(scenario())
+
+
+def test_stopping_spares_a_successors_socket(side: Side) -> None:
+    """A daemon that stops late does not remove the socket that its successor has put in its place."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            side.path.unlink()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as successor:
+                successor.bind(str(side.path))
+                assert side.path.exists()
+        assert side.path.exists()
+
+    asyncio.run(scenario())
+
+
+def test_end_message_ends_the_run(side: Side) -> None:
+    """A run that says its end is down although its process lives on."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                run.send(HELLO)
+                run.send(encode(End("completed")))
+                await side.until(lambda: side.runs and not side.runs[0].up)
+
+    asyncio.run(scenario())
