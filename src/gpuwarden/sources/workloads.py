@@ -1,0 +1,152 @@
+"""What runs on the simulated box: eight workloads with the habits, good and bad, of real ones."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuwarden.protocol import Phase
+from gpuwarden.sources.board import NO_LOAD, Load
+
+GIB = 1 << 30
+MIB = 1 << 20
+SIZE = 81559 * MIB  # device memory of an H100 80GB
+RESERVED = 479 * MIB
+CONTEXT = 610 * MIB  # what CUDA, cuBLAS and cuDNN take beside the framework's pool
+UNOWNED = 4 * MIB  # used on a device without any process
+CAPACITY = SIZE - RESERVED - UNOWNED  # what processes can have
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How a workload uses device memory, in bytes. `pool` is what its framework takes at start, None: as it grows."""
+
+    weights: int
+    activations: int
+    pool: int | None = None
+    limit_known: bool = False  # JAX tells the limit of its allocator, TensorFlow does not
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of training run: how hard it works, what it holds, how long an epoch and a run take.
+
+    `leaks` gives the seconds of training after which a leak has eaten all device memory, from and to.
+    """
+
+    name: str
+    framework: str
+    load: Load
+    memory: Memory
+    step_seconds: float
+    epoch_seconds: float
+    epochs: tuple[int, int]
+    devices: int = 1
+    leaks: tuple[float, float] | None = None
+    cooling: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A time during which a run does one thing; `phase` is what it reports then, None: nothing yet."""
+
+    seconds: float
+    load: Load
+    phase: Phase | None = None
+    steps: bool = False
+    epoch: int = 0
+
+
+_TENSORFLOW = "tensorflow 2.21.0 keras 3.15.1"
+
+WORKLOADS: tuple[Workload | None, ...] = (
+    # Takes nearly all device memory at start and uses a half of it: full by `used`, healthy by headroom.
+    Workload(
+        name="resnet50-imagenet",
+        framework=_TENSORFLOW,
+        load=Load(utilization=0.96, bandwidth=0.46, intensity=0.78),
+        memory=Memory(weights=6 * GIB, activations=33 * GIB, pool=int(0.97 * SIZE) - CONTEXT),
+        step_seconds=0.31,
+        epoch_seconds=240,
+        epochs=(8, 14),
+    ),
+    # Keeps something from every step: runs out of memory, dies and is started again.
+    Workload(
+        name="unet-segmentation",
+        framework=_TENSORFLOW,
+        load=Load(utilization=0.92, bandwidth=0.52, intensity=0.7),
+        memory=Memory(weights=3 * GIB, activations=6 * GIB),
+        step_seconds=0.42,
+        epoch_seconds=150,
+        epochs=(99, 99),
+        leaks=(560, 720),
+    ),
+    Workload(
+        name="vit-large-pretrain",
+        framework=_TENSORFLOW,
+        load=Load(utilization=0.98, bandwidth=0.55, intensity=0.99),
+        memory=Memory(weights=18 * GIB, activations=38 * GIB),
+        step_seconds=0.74,
+        epoch_seconds=420,
+        epochs=(5, 9),
+        devices=2,
+    ),
+    # A board whose air flow is blocked: hot long before the power limit.
+    Workload(
+        name="bert-finetune",
+        framework="jax 0.8.1 keras 3.15.1",
+        load=Load(utilization=0.97, bandwidth=0.5, intensity=0.86),
+        memory=Memory(weights=9 * GIB, activations=41 * GIB, pool=int(0.75 * SIZE), limit_known=True),
+        step_seconds=0.23,
+        epoch_seconds=180,
+        epochs=(9, 15),
+        cooling=0.56,
+    ),
+    Workload(
+        name="tabular-embedding",
+        framework=_TENSORFLOW,
+        load=Load(utilization=0.61, bandwidth=0.24, intensity=0.5),
+        memory=Memory(weights=2 * GIB, activations=7 * GIB),
+        step_seconds=0.064,
+        epoch_seconds=90,
+        epochs=(12, 24),
+    ),
+    # A notebook somebody forgot: holds memory, does nothing, reports nothing.
+    Workload(
+        name="",
+        framework="",
+        load=Load(),
+        memory=Memory(weights=11 * GIB, activations=0),
+        step_seconds=1,
+        epoch_seconds=math.inf,
+        epochs=(0, 0),
+    ),
+    None,  # an idle GPU
+)
+
+
+def life(workload: Workload, rng: random.Random) -> Iterator[Stretch]:
+    """Tell what one run does from the start of its process to the end of its last epoch."""
+    yield Stretch(rng.uniform(5, 12), NO_LOAD)  # imports; no context yet
+    if not workload.epochs[1]:
+        yield Stretch(math.inf, workload.load)
+        return
+    yield Stretch(rng.uniform(8, 16), Load(utilization=0.03, bandwidth=0.02, intensity=0.3))  # data, weights
+    yield Stretch(rng.uniform(12, 25), Load(utilization=0.28, bandwidth=0.1, intensity=0.4), "train")  # compiling
+    for epoch in range(rng.randint(*workload.epochs)):
+        yield from _epoch(workload, epoch, rng)
+
+
+def _epoch(workload: Workload, epoch: int, rng: random.Random) -> Iterator[Stretch]:
+    """Blocks of training with waits for input between, then validation and a checkpoint."""
+    left = workload.epoch_seconds
+    while left > 0:
+        block = min(left, rng.uniform(25, 70))
+        yield Stretch(block, workload.load, "train", steps=True, epoch=epoch)
+        yield Stretch(rng.uniform(0.8, 3), Load(utilization=0.06, bandwidth=0.03, intensity=0.4), "train", epoch=epoch)
+        left -= block
+    validation = Load(0.85 * workload.load.utilization, workload.load.bandwidth, 0.7 * workload.load.intensity)
+    yield Stretch(rng.uniform(9, 16), validation, "test", epoch=epoch)
+    yield Stretch(rng.uniform(2, 5), Load(utilization=0.02, bandwidth=0.05, intensity=0.2), "train", epoch=epoch)
