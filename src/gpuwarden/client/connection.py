@@ -1,0 +1,126 @@
+"""The training process's end of the socket: it never waits, never raises, and is never needed.
+
+Nothing here retries in a loop or runs a thread: a connection is tried when there is something to send and its turn has
+come. A lost message is made good by the next, since reports carry totals.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from gpuwarden.protocol import Hello, Message, ProtocolError, encode
+
+FIRST_RETRY = 1.0  # seconds until a connection is tried again; doubles up to LAST_RETRY
+LAST_RETRY = 30.0
+
+
+class Connection:
+    """A non-blocking SOCK_SEQPACKET connection that opens with `hello` each time it is made.
+
+    `dropped` counts messages that found the queue full or were too long. A forked child's copy is closed and stays so;
+    a pickled or copied one starts unconnected.
+    """
+
+    def __init__(self, path: str, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self.dropped = 0
+        self._hello = hello
+        self._clock = clock
+        self._socket: socket.socket | None = None
+        self._connected_at = 0.0
+        self._retry_at = -1.0
+        self._delay = FIRST_RETRY
+        self._pid = os.getpid()
+        _connections.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Connection, (self.path, self._hello)
+
+    def introduce(self, hello: Hello) -> None:
+        """Say `hello` from now on; at once where a daemon has heard another."""
+        if hello != self._hello:
+            self._hello = hello
+            if self._socket is not None:
+                self.send(hello)
+
+    def send(self, message: Message) -> bool:
+        """Hand one message to the daemon; False when it did not go."""
+        return self._connect() and self._put(message)
+
+    def wait_for_room(self, seconds: float) -> None:
+        """Wait until a full queue takes messages again, at most `seconds`; not at all without a daemon."""
+        if self._socket is not None and self._pid == os.getpid():
+            room = select.poll()
+            room.register(self._socket, select.POLLOUT)
+            room.poll(seconds * 1000)
+
+    def close(self) -> None:
+        """Close for good."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._retry_at = float("inf")
+
+    def _connect(self) -> bool:
+        if self._pid != os.getpid():
+            return False  # a forked child reports as a run of its own or not at all
+        if self._socket is None and self._clock() >= self._retry_at:
+            self._open()
+        return self._socket is not None
+
+    def _open(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            self._socket.connect(self.path)
+        except (OSError, ValueError):  # ValueError: a path with a null byte
+            self._lose()
+            return
+        self._connected_at = self._clock()
+        self._put(self._hello)
+
+    def _put(self, message: Message) -> bool:
+        assert self._socket is not None
+        try:
+            # Without MSG_NOSIGNAL a program that gave SIGPIPE its default action would die with the daemon.
+            self._socket.send(encode(message), socket.MSG_NOSIGNAL)
+        except (BlockingIOError, ProtocolError):
+            self.dropped += 1
+            return False
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                self.dropped += 1
+            else:
+                self._lose()
+            return False
+        return True
+
+    def _lose(self) -> None:
+        """Drop the socket and set when to try again: later each time, unless the connection had lasted."""
+        now = self._clock()
+        if self._socket is not None:
+            self._socket.close()
+        if self._connected_at and now - self._connected_at > LAST_RETRY:
+            self._delay = FIRST_RETRY
+        self._socket = None
+        self._connected_at = 0.0
+        self._retry_at = now + self._delay
+        self._delay = min(2 * self._delay, LAST_RETRY)
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A worker process that kept the descriptor would hide the run's death from the daemon for as long as it lives.
+    for connection in list(_connections):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
