@@ -1,0 +1,22 @@
+"""Programs of the operating system that tests run as they are: Prometheus, Alertmanager, Chromium, the C compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+
+def needs(program: str, package: str) -> str:
+    """Return the path of a program, `package` being the Debian package that has it.
+
+    Where it is missing the test is skipped, saying how to install it; in CI (CI is set) that is a failure.
+    """
+    path = shutil.which(program)
+    if path is not None:
+        return path
+    missing = f"{program} is not installed: sudo apt-get install {package}"
+    if os.environ.get("CI"):
+        pytest.fail(missing, pytrace=False)
+    pytest.skip(missing)
