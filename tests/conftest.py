@@ -1,0 +1,25 @@
+"""Fixtures for all tests, and the rule that nothing is skipped in CI."""
+
+import os
+
+import pytest
+
+pytest_plugins = ["mock_nvml.fixtures"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the skipped tests that make a run in CI fail: only a missing GPU excuses one there."""
+    if os.environ.get("CI"):
+        for report in _wrongly_skipped(terminalreporter):
+            terminalreporter.write_line(f"SKIPPED IN CI, which is a failure: {report.nodeid}: {report.longrepr}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in CI that skipped something."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and _wrongly_skipped(reporter) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _wrongly_skipped(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    return [report for report in reporter.stats.get("skipped", []) if "gpu" not in report.keywords]

@@ -1,0 +1,52 @@
+"""A real training under TensorFlow's own allocator, steered by words on standard input; run by the end-to-end test.
+
+It writes a line of JSON after each epoch: what TensorFlow itself says of memory, and the steps done. "climb" makes it
+keep 4 MiB more an epoch until 3 % of its limit are left; it trains on until it is killed.
+"""
+
+import json
+import os
+import select
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from gpuwarden.keras import GpuWarden
+
+LIMIT = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
+
+
+class Watch(keras.callbacks.Callback):
+    """Tells what TensorFlow says, and keeps memory when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tf.Variable] = []
+        self.climbing = False
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Obey, keep, tell."""
+        if select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline().strip() == "climb":
+            self.climbing = True
+        memory = tf.config.experimental.get_memory_info("CPU:0")
+        if self.climbing and memory["current"] < 0.97 * LIMIT - (4 << 20):
+            self.kept.append(tf.Variable(tf.zeros(1 << 20)))
+            memory = tf.config.experimental.get_memory_info("CPU:0")
+        line = {"time": time.time(), "epoch": epoch, "steps": int(self.model.optimizer.iterations.numpy()), **memory}
+        print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    """Train until killed."""
+    model = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    generator = np.random.default_rng(1)
+    data = tf.data.Dataset.from_tensor_slices((generator.normal(size=(320, 8)), generator.normal(size=(320, 1))))
+    callback = GpuWarden(name="trainer", devices={"CPU:0": sys.argv[1]})
+    model.fit(data.batch(16), epochs=10**9, verbose=0, callbacks=[callback, Watch()])
+
+
+main()

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd).
+# As root on Debian or Ubuntu; elsewhere it leaves things as they are, and those tests are skipped by name.
+set -eu
+
+missing=
+need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
+need prometheus prometheus
+need promtool prometheus
+need prometheus-alertmanager prometheus-alertmanager
+need chromium chromium
+need gcc "gcc libc6-dev"
+need systemctl systemd
+[ -e /usr/bin/dbus-daemon ] || missing="$missing dbus"
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "Missing for some tests, which will be skipped:$missing. To run them too: sudo apt-get install$missing" >&2
+    exit 0
+fi
+echo "Installing$missing ..." >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# policy-rc.d keeps the packages from starting servers of their own on this machine.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$log" "$policy"' EXIT
+fi
+# shellcheck disable=SC2086 # one word a package
+if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } >"$log" 2>&1; then
+    cat "$log" >&2
+    exit 1
+fi
