@@ -14,7 +14,20 @@ Key = Literal[
     "remap_pending", "remap_unc", "temp", "throttle", "util",
 ]  # fmt: skip
 SETTINGS: Final = frozenset(
-    "gpus model mig pids procs_per_gpu delay_us delays field_delay_us delay_mode lock driver frozen".split()
+    {
+        "gpus",
+        "model",
+        "mig",
+        "pids",
+        "procs_per_gpu",
+        "delay_us",
+        "delays",
+        "field_delay_us",
+        "delay_mode",
+        "lock",
+        "driver",
+        "frozen",
+    }
 )
 COUNTER: Final = struct.Struct("<56sQ")  # the record of src/calls.c
 

@@ -10,24 +10,51 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
-FLAGS = "-std=gnu2x -O1 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -Wl,-soname,libnvidia-ml.so.1".split()
+FLAGS = (
+    "-std=gnu2x",
+    "-O1",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wl,-soname,libnvidia-ml.so.1",
+)
 LIBRARIES = ("-lm", "-lpthread")
 INSTALL = "apt-get install gcc libc6-dev"
 
 # Asked for by nvidia-ml-py 13.615 and not exported by the library of driver 590.48.01: left out, so that clients meet
 # FunctionNotFound, as they do wherever the Python package is newer than the driver.
 NOT_EXPORTED = frozenset(
-    """
-    nvmlDeviceGetAccountingStats_v2 nvmlDeviceGetAdaptiveTgpModeInfo_v1 nvmlDeviceGetBBXTimeData_v1
-    nvmlDeviceGetBankRemapperStatus_v1 nvmlDeviceGetGpuFabricInfo_v4 nvmlDeviceGetMemoryLimits_v1
-    nvmlDeviceGetNvLinkTelemetrySamples_v1 nvmlDeviceGetRemappedRows_v2 nvmlDeviceGetVgpuSchedulerLog_v2
-    nvmlDeviceGetVgpuSchedulerState_v2 nvmlDevicePerfMetricsGetSamples_v1 nvmlDeviceSetAdaptiveTgpMode_v1
-    nvmlDeviceSetMemoryLimits_v1 nvmlDeviceSetNvlinkBwModeAsync_v1 nvmlDeviceSetVgpuSchedulerState_v2
-    nvmlDeviceVgpuForceGspUnload nvmlEventSetGetContextCount_v1 nvmlEventSetGetContextData_v1
-    nvmlEventSetGetContextInfo_v1 nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1
-    nvmlEventSetRegisterGpuOperationalEvents_v1 nvmlEventSetWait_v3 nvmlGpuInstanceGetVgpuSchedulerLog_v2
-    nvmlGpuInstanceGetVgpuSchedulerState_v2 nvmlGpuInstanceSetVgpuSchedulerState_v2 nvmlSystemGetCPER_v1
-    """.split()
+    {
+        "nvmlDeviceGetAccountingStats_v2",
+        "nvmlDeviceGetAdaptiveTgpModeInfo_v1",
+        "nvmlDeviceGetBBXTimeData_v1",
+        "nvmlDeviceGetBankRemapperStatus_v1",
+        "nvmlDeviceGetGpuFabricInfo_v4",
+        "nvmlDeviceGetMemoryLimits_v1",
+        "nvmlDeviceGetNvLinkTelemetrySamples_v1",
+        "nvmlDeviceGetRemappedRows_v2",
+        "nvmlDeviceGetVgpuSchedulerLog_v2",
+        "nvmlDeviceGetVgpuSchedulerState_v2",
+        "nvmlDevicePerfMetricsGetSamples_v1",
+        "nvmlDeviceSetAdaptiveTgpMode_v1",
+        "nvmlDeviceSetMemoryLimits_v1",
+        "nvmlDeviceSetNvlinkBwModeAsync_v1",
+        "nvmlDeviceSetVgpuSchedulerState_v2",
+        "nvmlDeviceVgpuForceGspUnload",
+        "nvmlEventSetGetContextCount_v1",
+        "nvmlEventSetGetContextData_v1",
+        "nvmlEventSetGetContextInfo_v1",
+        "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1",
+        "nvmlEventSetRegisterGpuOperationalEvents_v1",
+        "nvmlEventSetWait_v3",
+        "nvmlGpuInstanceGetVgpuSchedulerLog_v2",
+        "nvmlGpuInstanceGetVgpuSchedulerState_v2",
+        "nvmlGpuInstanceSetVgpuSchedulerState_v2",
+        "nvmlSystemGetCPER_v1",
+    }
 )
 
 
@@ -78,7 +105,7 @@ def _compile(compiler: str, scratch: Path, stubs: str) -> None:
     library = scratch / "lib" / "libnvidia-ml.so.1"
     library.parent.mkdir()
     sources = [*sorted(SOURCES.glob("*.c")), generated]
-    command = [compiler, *FLAGS, f"-I{SOURCES}", "-o", library, *sources, *LIBRARIES]
+    command = [compiler, *FLAGS, f"-I{SOURCES}", "-o", str(library), *map(str, sources), *LIBRARIES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
