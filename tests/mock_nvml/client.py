@@ -29,17 +29,6 @@ def fields(index: int, *ids: int) -> list[int]:
     return [value.value.ullVal for value in pynvml.nvmlDeviceGetFieldValues(gpu(index), list(ids))]
 
 
-def energy_window(index: int, length: float) -> tuple[float, float, float]:
-    """Read the joules drawn in a window; return them with the least and the most seconds that it may have lasted."""
-    before = time.monotonic()
-    first = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu(index))
-    started = time.monotonic()
-    time.sleep(length)
-    ended = time.monotonic()
-    last = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu(index))
-    return (last - first) / 1000, ended - started, time.monotonic() - before
-
-
 def duration(function: Any, *arguments: Any) -> float:
     """Measure one call, in seconds."""
     begun = time.monotonic()
