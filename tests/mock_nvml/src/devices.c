@@ -1,0 +1,53 @@
+/* The devices behind the handles, and what each kind of device refuses. */
+#include "mock.h"
+
+static Device gpus[MAX_GPUS], instances[MAX_GPUS][MAX_MIG];
+
+void make_devices(void) {
+    for (int gpu = 0; gpu < MAX_GPUS; gpu++) {
+        gpus[gpu] = (Device){gpu, WHOLE};
+        for (int mig = 0; mig < MAX_MIG; mig++)
+            instances[gpu][mig] = (Device){gpu, mig};
+    }
+}
+
+bool is_device(const void *handle) {
+    uintptr_t at = (uintptr_t)handle;
+    bool among_gpus = at >= (uintptr_t)gpus && at < (uintptr_t)(gpus + MAX_GPUS);
+    bool among_instances = at >= (uintptr_t)instances && at < (uintptr_t)(instances + MAX_GPUS);
+    return among_gpus || among_instances;
+}
+
+Device *whole_device(int gpu) {
+    return &gpus[gpu];
+}
+
+Device *mig_device(int gpu, int instance) {
+    return &instances[gpu][instance];
+}
+
+int live_gpus(void) {
+    int count = (int)setting(NO_GPU, "count", options.gpus);
+    return count > MAX_GPUS ? MAX_GPUS : count;
+}
+
+int any(UNUSED const Device *d) {
+    return OK;
+}
+
+int whole(const Device *d) {
+    return d->mig == WHOLE ? OK : NOT_SUPPORTED;
+}
+
+/* Utilization has no meaning for a GPU that is divided into MIG instances, nor for one of them. */
+int undivided(const Device *d) {
+    return d->mig == WHOLE && !options.mig ? OK : NOT_SUPPORTED;
+}
+
+int datacenter(const Device *d) {
+    return d->mig == WHOLE && options.model->datacenter ? OK : NOT_SUPPORTED;
+}
+
+int has_fans(const Device *d) {
+    return d->mig == WHOLE && options.model->fans ? OK : NOT_SUPPORTED;
+}

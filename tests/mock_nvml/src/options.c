@@ -1,0 +1,104 @@
+/* The environment variables, read once when the library is loaded. */
+#include "mock.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+/* The H100 follows recorded answers of an H100 SXM under driver 590.48.01: 81559 MiB, 18 NVLinks, 700 W. */
+static const Model MODELS[] = {
+    {"h100", "NVIDIA H100 80GB HBM3", true, 85520809984ULL, 128ULL << 30, 14, 9, 9, 0, 5120, 0x233010DE, 5,
+     32000, 6, 18, 0, 700000},
+    {"rtx4090", "NVIDIA GeForce RTX 4090", false, 25757220864ULL, 32ULL << 30, 5, 8, 8, 9, 384, 0x268410DE, 4,
+     16000, 5, 0, 2, 450000},
+};
+
+Options options = {.model = &MODELS[0], .gpus = 8, .processes_per_gpu = 3, .driver = "590.48.01"};
+
+enum { MAX_NAMED_DELAYS = 32 };
+static struct {
+    const char *function;
+    double us;
+} named_delays[MAX_NAMED_DELAYS];
+static int named_delay_count;
+
+void refuse(const char *what, const char *value) {
+    fprintf(stderr, "mock nvml: %s: %s\n", what, value);
+    _exit(EX_CONFIG); /* not abort(): no core file for a wrong line */
+}
+
+static long number(const char *variable, long otherwise, long least, long most) {
+    const char *text = getenv(variable);
+    if (!text)
+        return otherwise;
+    char *end;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || value < least || value > most)
+        refuse(variable, text);
+    return value;
+}
+
+/* The position of the variable's value among `choices` (which end with NULL); the first is the default. */
+static int choice(const char *variable, const char *const *choices) {
+    const char *text = getenv(variable);
+    for (int i = 0; choices[i]; i++)
+        if (!text || !strcmp(text, choices[i]))
+            return i;
+    refuse(variable, text);
+}
+
+static const char *text(const char *variable, const char *otherwise) {
+    const char *value = getenv(variable);
+    return value ? value : otherwise;
+}
+
+static void read_pids(void) {
+    char *rest = strdup(text("MOCK_NVML_PIDS", "")), *save;
+    for (char *word = strtok_r(rest, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+        if (options.pid_count == MAX_PIDS || atoi(word) <= 0)
+            refuse("MOCK_NVML_PIDS", word);
+        options.pids[options.pid_count++] = atoi(word);
+    }
+    free(rest);
+}
+
+static void read_named_delays(void) {
+    char *rest = strdup(text("MOCK_NVML_DELAYS", "")), *save; /* never freed: the names point into it */
+    for (char *word = strtok_r(rest, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+        char *value = strchr(word, '=');
+        if (!value || named_delay_count == MAX_NAMED_DELAYS)
+            refuse("MOCK_NVML_DELAYS", word);
+        *value = '\0';
+        named_delays[named_delay_count].function = word;
+        named_delays[named_delay_count++].us = atof(value + 1);
+    }
+}
+
+double named_delay_us(const char *function, double otherwise) {
+    for (int i = 0; i < named_delay_count; i++)
+        if (!strcmp(named_delays[i].function, function))
+            return named_delays[i].us;
+    return otherwise;
+}
+
+void read_options(void) {
+    static const char *const models[] = {"h100", "rtx4090", NULL};
+    static const char *const locks[] = {"none", "gpu", "global", NULL};
+    static const char *const delay_modes[] = {"sleep", "spin", NULL};
+    options.model = &MODELS[choice("MOCK_NVML_MODEL", models)];
+    options.gpus = (int)number("MOCK_NVML_GPUS", options.gpus, 0, MAX_GPUS);
+    options.mig = (int)number("MOCK_NVML_MIG", 0, 0, MAX_MIG);
+    options.processes_per_gpu =
+        (int)number("MOCK_NVML_PROCS_PER_GPU", options.processes_per_gpu, 0, MAX_PROCESSES);
+    options.delay_us = number("MOCK_NVML_DELAY_US", 0, 0, 60000000);
+    options.field_delay_us = number("MOCK_NVML_FIELD_DELAY_US", 0, 0, 60000000);
+    options.frozen = number("MOCK_NVML_FROZEN", 0, 0, 1);
+    options.spin = choice("MOCK_NVML_DELAY_MODE", delay_modes);
+    options.lock = choice("MOCK_NVML_LOCK", locks);
+    options.driver = text("MOCK_NVML_DRIVER", options.driver);
+    options.control = text("MOCK_NVML_CONTROL", NULL);
+    options.counters = text("MOCK_NVML_COUNTERS", NULL);
+    read_pids();
+    read_named_delays();
+}

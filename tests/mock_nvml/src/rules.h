@@ -1,0 +1,22 @@
+/* One line of a control file, parsed. */
+#ifndef MOCK_NVML_RULES_H
+#define MOCK_NVML_RULES_H
+
+#include "mock.h"
+
+typedef struct {
+    enum { ERROR, DELAY, HANG, SET, PROCESSES, XID } kind;
+    int gpu;           /* NO_GPU: any GPU, and calls that concern none */
+    char function[64]; /* a trailing '*' matches any rest */
+    char key[24];
+    double number;      /* the error code, the delay in microseconds, the setting or the Xid */
+    double probability; /* of an error */
+    u64 sequence;       /* of an Xid */
+    enum ProcessKind process_kind;
+    Processes processes;
+} Rule;
+
+/* False for a blank line; a line that is no rule ends the process with a message. */
+bool parse_rule(const char *line, Rule *rule);
+
+#endif
