@@ -58,7 +58,9 @@ class Process:
     def __init__(self, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
         with log.open("ab") as output:
-            self.popen = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **(env or {})})
+            self.popen = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **(env or {})}
+            )
 
     @property
     def pid(self) -> int:
@@ -69,8 +71,16 @@ class Process:
         """Return what it has written so far."""
         return self.log.read_text(errors="replace")
 
+    def say(self, word: str) -> None:
+        """Write a line to its standard input."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(word.encode() + b"\n")
+        self.popen.stdin.flush()
+
     def kill(self, how: int = signal.SIGKILL) -> int:
         """End it by a signal and return its exit status."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
         if self.popen.poll() is None:
             self.popen.send_signal(how)
         try:

@@ -3,7 +3,7 @@
 import json
 import os
 import select
-import subprocess  # noqa: TID251 - a process cannot unload the library: each test asks a fresh one
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pytest
+
 from mock_nvml import MockNvml
 
 pytest_plugins = ["mock_nvml.fixtures", "pytester"]

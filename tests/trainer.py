@@ -1,6 +1,7 @@
 """A real training under TensorFlow's own allocator, steered by words on standard input; run by the end-to-end test.
 
-It writes a line of JSON after each epoch: what TensorFlow itself says of memory, and the steps done. "climb" makes it
+It writes a line of JSON after each epoch: what TensorFlow said of memory as each step began, and the steps done.
+"climb" makes it
 keep 4 MiB more an epoch until 3 % of its limit are left; it trains on until it is killed.
 """
 
@@ -8,7 +9,6 @@ import json
 import os
 import select
 import sys
-import time
 
 import keras
 import numpy as np
@@ -19,24 +19,35 @@ from gpuwarden.keras import GpuWarden
 LIMIT = int(os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"]) << 20
 
 
-class Watch(keras.callbacks.Callback):
+class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Tells what TensorFlow says, and keeps memory when told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: list[tf.Variable] = []
         self.climbing = False
+        self.currents: set[int] = set()
 
-    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
+        """Ask TensorFlow, at the moment at which the callback under test asks it too."""
+        self.currents.add(tf.config.experimental.get_memory_info("CPU:0")["current"])
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
         """Obey, keep, tell."""
         if select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline().strip() == "climb":
             self.climbing = True
         memory = tf.config.experimental.get_memory_info("CPU:0")
         if self.climbing and memory["current"] < 0.97 * LIMIT - (4 << 20):
             self.kept.append(tf.Variable(tf.zeros(1 << 20)))
-            memory = tf.config.experimental.get_memory_info("CPU:0")
-        line = {"time": time.time(), "epoch": epoch, "steps": int(self.model.optimizer.iterations.numpy()), **memory}
-        print(json.dumps(line), flush=True)
+        line = {
+            "epoch": epoch,
+            "steps": int(self.model.optimizer.iterations.numpy()),
+            "currents": sorted(self.currents),
+            "peak": memory["peak"],
+        }
+        self.currents.clear()
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
 
 
 def main() -> None:
