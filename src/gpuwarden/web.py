@@ -107,7 +107,7 @@ class WebServer:
         self._connections: dict[_Connection, None] = {}  # the one that made progress last is the last
         self._all_gone = asyncio.Event()
         self._listeners: list[socket.socket] = []
-        self._acceptors: list[asyncio.Task[None]] = []
+        self._joining: set[asyncio.Task[Any]] = set()  # the loop itself keeps no task alive
         self._gzipped: dict[str, tuple[bytes, bytes]] = {}  # by path: the last body and its compressed form
         self._quiet_until: dict[str, float] = {}
 
@@ -117,8 +117,8 @@ class WebServer:
         Blocks while a host name is looked up. Raises OSError that says what to do.
         """
         self._listeners = _listen(host, port)
-        loop = asyncio.get_running_loop()
-        self._acceptors = [loop.create_task(self._accept(listener)) for listener in self._listeners]
+        for listener in self._listeners:
+            self._listen_to(listener)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -133,12 +133,11 @@ class WebServer:
 
     async def stop(self) -> None:
         """Stop listening, let responses in progress finish for half a second, cut the rest."""
-        for acceptor in self._acceptors:
-            acceptor.cancel()
-            with suppress(asyncio.CancelledError):
-                await acceptor
-        for listener in self._listeners:
+        while self._listeners:
+            listener = self._listeners.pop()
+            asyncio.get_running_loop().remove_reader(listener)
             listener.close()
+        await asyncio.gather(*self._joining, return_exceptions=True)
         for connection in list(self._connections):
             connection.retire()
         if self._connections:
@@ -149,23 +148,30 @@ class WebServer:
             connection.abort()
         await asyncio.sleep(0)  # the loop closes aborted sockets in its next round
 
-    async def _accept(self, listener: socket.socket) -> None:
+    def _listen_to(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:  # else closed while accepting paused
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
         # Not loop.create_server: out of file descriptors, it logs once for each place in the backlog and accepts
-        # nobody for a second. One client at a time also keeps the number of open sockets exact.
+        # nobody for a second. One client a round of the loop also keeps the number of open sockets near the limit.
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                client, _ = await loop.sock_accept(listener)
-                await loop.connect_accepted_socket(lambda: _Connection(self), client)
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                self.counts.accept_errors += 1
-                if self._may_log("accept"):
-                    logger.warning(
-                        "cannot accept a connection error=%r open_connections=%d", error, self.open_connections
-                    )
-                await asyncio.sleep(0 if self._evict() else NO_SLOT_PAUSE_SECONDS)
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self.counts.accept_errors += 1
+            if self._may_log("accept"):
+                logger.warning("cannot accept a connection error=%r open_connections=%d", error, self.open_connections)
+            if not self._evict():  # the listener stays readable: without a pause this would spin
+                loop.remove_reader(listener)
+                loop.call_later(NO_SLOT_PAUSE_SECONDS, self._listen_to, listener)
+            return
+        client.settimeout(0)
+        joining = loop.create_task(loop.connect_accepted_socket(lambda: _Connection(self), client))
+        self._joining.add(joining)
+        joining.add_done_callback(self._joining.discard)
 
     def admit(self, connection: "_Connection") -> None:
         """Take in a new connection, at the cost of the one without progress for longest if there are too many.
@@ -180,9 +186,8 @@ class WebServer:
 
     def progressed(self, connection: "_Connection") -> None:
         """Put a connection last in the order of eviction."""
-        if connection in self._connections:
-            del self._connections[connection]
-            self._connections[connection] = None
+        del self._connections[connection]
+        self._connections[connection] = None
 
     def forget(self, connection: "_Connection") -> None:
         """Drop a connection that is gone."""
@@ -310,6 +315,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """End now."""
+        self._deadline.cancel()
         self._transport.abort()
 
     def _expect_request(self) -> None:
