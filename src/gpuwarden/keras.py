@@ -32,13 +32,18 @@ log = logging.getLogger("gpuwarden")
 
 def _import_keras() -> Any:
     """Give the Keras that models are made with here."""
-    legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     names = ["keras", "tf_keras", "tensorflow.keras"]
-    for name in [names[1], names[0], names[2]] if legacy else names:
-        with contextlib.suppress(ImportError):
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        names.sort(key="tf_keras".__ne__)
+    errors = []
+    for name in names:
+        try:
             return importlib.import_module(name)
+        except ImportError as error:
+            errors.append(f"{name}: {error}")
     raise ImportError(
-        "gpuwarden.keras needs Keras with its backend in the same environment: pip install 'gpuwarden[tensorflow]'"
+        "gpuwarden.keras needs Keras and its backend in this environment: pip install 'gpuwarden[tensorflow]' "
+        f"({'; '.join(errors)})"
     )
 
 

@@ -1,0 +1,341 @@
+"""Real training for test_keras.py, one process for all cases: `python keras_cases.py FOLDER` prints what each saw.
+
+A process of its own, since the allocator is chosen before TensorFlow is imported, and since the client reports a
+process. Each case trains against a daemon's socket of its own and returns what it saw in JSON's types.
+"""
+
+# ruff: noqa: D103, E402 - the tests say what each case shows; the environment comes before the imports it is for
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's out-of-memory is a crash
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+from receiver import Receiver
+
+from gpuwarden.client.memory import physical_devices
+from gpuwarden.keras import GpuWarden, keras
+from gpuwarden.protocol import Hello, Report
+
+IMPORTED = sorted(name for name in sys.modules if name.startswith(("gpuwarden", "pynvml")))
+
+import numpy as np
+import tensorflow as tf
+
+GPU = "GPU-0e2a6d51"
+CPU = {"CPU:0": GPU}
+BATCHES = 4
+
+# A callback made before TensorFlow's devices: cutting the CPU in two fails if that has created them.
+EARLY = GpuWarden(devices=CPU)
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+class Daemon(Receiver):
+    """A daemon's socket that notes what a case's callbacks say."""
+
+    def callback(self, **settings: Any) -> GpuWarden:
+        """Make a callback that reports here."""
+        return GpuWarden(socket=self.path, devices=CPU, **settings)
+
+    def heard(self) -> list[dict[str, Any]]:
+        """Give all that the one connection has said, each message with its type."""
+        return [{"type": type(each).__name__} | asdict(each) for each in self.accept().waiting()]
+
+
+def model(**compiling: Any) -> Any:
+    """Make the same small model each time."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Input((3,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
+    made = keras.Sequential(layers)
+    made.compile(optimizer="adam", loss="mse", **compiling)
+    return made
+
+
+def data(batches: int = BATCHES) -> tuple[Any, Any]:
+    """Make data of a known length for batches of 2."""
+    x = np.arange(batches * 6, dtype="float32").reshape(-1, 3) / 10
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def stream() -> Any:
+    """Make the same data with a length that Keras cannot know."""
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        x, y = data()
+        for start in range(0, len(x), 2):
+            yield x[start : start + 2], y[start : start + 2]
+
+    signature = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+def fit(trained: Any, *callbacks: Any, epochs: int = 2, **settings: Any) -> Any:
+    """Fit quietly on data of a known length."""
+    return trained.fit(*data(), batch_size=2, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks, **settings)
+
+
+def fit_stream(trained: Any, *callbacks: Any, **settings: Any) -> Any:
+    """Fit quietly on data of an unknown length."""
+    return trained.fit(stream(), epochs=2, verbose=0, callbacks=callbacks, **settings)
+
+
+class Witness(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Asks TensorFlow in the hooks in which a GpuWarden before it in the list reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, int]] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.seen.append(tf.config.experimental.get_memory_info("CPU:0"))
+
+
+class Stop(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Asks a fit to stop at the end of its third batch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.model.stop_training = batch == 2
+
+
+class Fail(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Raises at the second batch."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        if batch == 1:
+            raise ZeroDivisionError("from another callback")
+
+
+def case_validation(daemon: Daemon) -> Any:
+    fit(model(), daemon.callback(name="a\nname"), validation_data=data(1))
+    return daemon.heard()
+
+
+def case_default_device(daemon: Daemon) -> Any:
+    fit(model(), GpuWarden(socket=daemon.path))
+    return daemon.heard()
+
+
+def case_memory(daemon: Daemon) -> Any:
+    options = tf.data.Options()
+    options.autotune.enabled = False  # a prefetching thread would allocate between two questions
+    steady = tf.data.Dataset.from_tensor_slices(data(20)).batch(2).with_options(options)
+    before, after = Witness(), Witness()
+    model().fit(steady, verbose=0, callbacks=[before, daemon.callback(interval=0), after])
+    reports = [each for each in daemon.heard() if each["type"] == "Report"]
+    return {"reports": reports, "before": before.seen, "after": after.seen}
+
+
+def case_evaluate(daemon: Daemon) -> Any:
+    model().evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
+    return daemon.heard()
+
+
+def case_predict(daemon: Daemon) -> Any:
+    model().predict(data()[0], verbose=0, callbacks=[daemon.callback()])
+    return daemon.heard()
+
+
+def case_several_steps_an_execution(daemon: Daemon) -> Any:
+    fit(model(steps_per_execution=3), daemon.callback())
+    return daemon.heard()
+
+
+def case_several_steps_an_execution_unknown_length(daemon: Daemon) -> Any:
+    fit_stream(model(steps_per_execution=3), daemon.callback())
+    return daemon.heard()
+
+
+def case_unknown_length(daemon: Daemon) -> Any:
+    fit_stream(model(), daemon.callback())
+    return daemon.heard()
+
+
+def case_unknown_length_validation(daemon: Daemon) -> Any:
+    fit_stream(model(), daemon.callback(), validation_data=data(1))
+    return daemon.heard()
+
+
+def case_unknown_length_stopped(daemon: Daemon) -> Any:
+    fit_stream(model(), daemon.callback(), Stop())
+    return daemon.heard()
+
+
+def case_stopped(daemon: Daemon) -> Any:
+    fit(model(), Stop(), daemon.callback())
+    return daemon.heard()
+
+
+def case_gradient_accumulation(daemon: Daemon) -> Any:
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    trained = model()
+    trained.compile(optimizer=optimizer, loss="mse")
+    fit_stream(trained, daemon.callback())
+    return daemon.heard()
+
+
+def case_compiled(daemon: Daemon) -> Any:
+    fit(model(jit_compile=True), daemon.callback())
+    return daemon.heard()
+
+
+def case_eager(daemon: Daemon) -> Any:
+    fit(model(run_eagerly=True), daemon.callback())
+    return daemon.heard()
+
+
+def case_mirrored(daemon: Daemon) -> Any:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        trained = model()
+    fit(trained, GpuWarden(socket=daemon.path, devices={"CPU:0": GPU, "CPU:1": GPU}))
+    return daemon.heard()
+
+
+def case_repeated(daemon: Daemon) -> Any:
+    trained, callback = model(), daemon.callback()
+    fit(trained, callback)
+    fit(trained, callback)
+    fit(model(), daemon.callback())
+    heard = daemon.heard()
+    return {"heard": heard, "second_connection": daemon.connected()}
+
+
+def case_other_callback_raises(daemon: Daemon) -> Any:
+    trained, callback = model(), daemon.callback()
+    try:
+        fit(trained, callback, Fail())
+    except ZeroDivisionError as error:
+        raised = str(error)
+    trained.evaluate(*data(), verbose=0, callbacks=[callback])
+    after_failure = daemon.heard()
+    fit(trained, daemon.callback())
+    return {"raised": raised, "heard": after_failure}
+
+
+def case_out_of_memory(daemon: Daemon) -> Any:
+    wide = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(8000), keras.layers.Dense(1)])
+    wide.compile(optimizer="sgd", loss="mse")
+    # The batch itself is small: TensorFlow crashes where an array that is handed in finds no memory.
+    callback, x = daemon.callback(), np.ones((20_000, 3), "float32")
+    held = [tf.zeros((1 << 18,)) + 1 for _ in range(500)]  # of 1 MiB each
+    raised = shown = ""
+    try:
+        wide.fit(x, x[:, :1], batch_size=len(x), verbose=0, callbacks=[callback])
+    except tf.errors.ResourceExhaustedError as error:
+        raised, shown = str(error), traceback.format_exc()
+    held.clear()
+    fit(model(), callback)
+    return {"raised": raised, "shown": shown, "heard": daemon.heard()}
+
+
+def case_copies(daemon: Daemon) -> Any:
+    callback = daemon.callback(name="original")
+    fit(model(), callback)
+    for twin in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):  # noqa: S301 - our own
+        fit(model(), twin)
+    return daemon.heard()
+
+
+def case_unchanged(daemon: Daemon) -> Any:
+    def trained(*callbacks: Any) -> tuple[Any, Any]:
+        made = model()
+        history = fit(made, *callbacks, epochs=3, validation_data=data(1)).history
+        return [weights.tolist() for weights in made.get_weights()], history
+
+    return {"bare": trained(), "watched": trained(daemon.callback(interval=0))}
+
+
+def case_internal_errors(daemon: Daemon) -> Any:
+    def fail() -> NoReturn:
+        raise RuntimeError("a fault of the callback's own")
+
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
+    logging.getLogger("gpuwarden").addHandler(handler)
+    callback = daemon.callback()
+    callback._join = fail  # type: ignore[method-assign]
+    history = [fit(model(), callback).history["loss"] for _ in range(2)]
+    logging.getLogger("gpuwarden").removeHandler(handler)
+    return {"messages": messages, "losses": history, "connected": daemon.connected()}
+
+
+def case_disabled(daemon: Daemon) -> Any:
+    fit(model(), daemon.callback(disabled=True))
+    os.environ["GPUWARDEN_DISABLED"] = "1"
+    fit(model(), daemon.callback())
+    del os.environ["GPUWARDEN_DISABLED"]
+    return daemon.connected()
+
+
+def case_absent(daemon: Daemon) -> Any:
+    callback = GpuWarden(socket=daemon.path + ".absent", devices=CPU)
+    return fit(model(), callback).history
+
+
+def case_never_reading(daemon: Daemon) -> Any:
+    callback = daemon.callback(interval=0)
+    trained = model()
+    trained.fit(*data(400), batch_size=2, verbose=0, callbacks=[callback])
+    peer = daemon.accept()
+    first = len(peer.waiting())
+    fit(trained, callback)
+    reports = [each for each in peer.waiting() if isinstance(each, Report)]
+    return {"first": first, "steps": reports[-1].steps, "dropped": reports[-1].dropped}
+
+
+def case_early(daemon: Daemon) -> Any:
+    os.environ["GPUWARDEN_SOCKET"] = daemon.path
+    fit(model(), EARLY)
+    del os.environ["GPUWARDEN_SOCKET"]
+    hello = daemon.accept().receive()
+    assert isinstance(hello, Hello)
+    return {"framework": hello.framework, "versions": [tf.__version__, keras.__version__]}
+
+
+def case_physical(daemon: Daemon) -> Any:
+    return physical_devices("CPU")
+
+
+def case_hooks(daemon: Daemon) -> Any:
+    ours = [name for name in vars(GpuWarden) if name.startswith("on_")]
+    return {"ours": ours, "unknown": [name for name in ours if not hasattr(keras.callbacks.Callback, name)]}
+
+
+def case_imports(daemon: Daemon) -> Any:
+    return IMPORTED
+
+
+def saw(case: Callable[[Daemon], Any], folder: Path) -> dict[str, Any]:
+    """Play one case; what it raises is what it saw."""
+    daemon = Daemon(folder / f"{case.__name__}.sock")
+    try:
+        return {"saw": case(daemon)}
+    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
+        return {"raised": traceback.format_exc()}
+    finally:
+        daemon.close()
+
+
+if __name__ == "__main__":
+    cases = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
+    print(json.dumps({name: saw(case, Path(sys.argv[1])) for name, case in cases.items()}))  # noqa: T201 - the result

@@ -1,0 +1,577 @@
+"""The training process's half against a real socket: whatever the daemon does, the run does not feel it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import subprocess  # noqa: TID251 - tests start the programs they test
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from receiver import PATIENCE, Receiver
+
+from gpuwarden.client.connection import FIRST_RETRY, LAST_RETRY, Connection
+from gpuwarden.client.memory import Memory, device_names, physical_devices
+from gpuwarden.client.run import Run, default_name, join
+from gpuwarden.client.steps import Steps
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, Report
+
+HELLO = Hello(name="train.py", framework="tensorflow 2.21.0", devices={"GPU:0": None})
+END = End("exit")
+
+
+class Clock:
+    """A monotonic clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Give the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that the test moves."""
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Give a path for the daemon's socket; nothing listens there yet."""
+    return tmp_path / "run.sock"
+
+
+@pytest.fixture
+def daemon(path: Path) -> Iterator[Receiver]:
+    """Listen at `path`."""
+    receiver = Receiver(path)
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def connection(path: Path, clock: Clock) -> Iterator[Connection]:
+    """Make a connection to `path`, whether or not a daemon is there."""
+    connection = Connection(str(path), HELLO, clock)
+    yield connection
+    connection.close()
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `script` in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def fill(connection: Connection) -> int:
+    """Send until the queue is full; return how many messages went."""
+    sent = 0
+    while connection.send(END):
+        sent += 1
+    return sent
+
+
+def test_hello_first(daemon: Receiver, connection: Connection) -> None:
+    """The first message of a connection is the hello, whatever is sent first."""
+    assert connection.send(END)
+    assert daemon.accept().waiting() == [HELLO, END]
+
+
+def test_absent_daemon(connection: Connection) -> None:
+    """Without a daemon a message does not go and is not counted as dropped."""
+    assert not connection.send(END)
+    assert connection.dropped == 0
+
+
+def test_daemon_later(connection: Connection, path: Path, clock: Clock) -> None:
+    """A daemon that starts later is found at the first message after the retry is due."""
+    connection.send(END)
+    receiver = Receiver(path)
+    clock.now += FIRST_RETRY - 0.01
+    assert not connection.send(END)
+    clock.now += 0.01
+    assert connection.send(END)
+    assert receiver.accept().waiting() == [HELLO, END]
+    receiver.close()
+
+
+def test_retries_grow_apart(connection: Connection, clock: Clock) -> None:
+    """While no daemon answers, tries double their distance up to the last."""
+    distances = []
+    for _ in range(7):
+        connection.send(END)
+        distances.append(connection._retry_at - clock.now)
+        clock.now = connection._retry_at
+    assert distances == [1, 2, 4, 8, 16, LAST_RETRY, LAST_RETRY]
+
+
+def test_restarted_daemon(connection: Connection, path: Path, clock: Clock) -> None:
+    """A restarted daemon hears the hello again."""
+    first = Receiver(path)
+    connection.send(END)
+    first.accept()
+    first.kill()
+    path.unlink()
+    second = Receiver(path)
+    assert not connection.send(END)
+    clock.now += FIRST_RETRY
+    assert connection.send(END)
+    assert second.accept().waiting() == [HELLO, END]
+    second.close()
+
+
+def test_daemon_that_hangs_up(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+    """A daemon that accepts and hangs up is not tried every second for ever."""
+    for _ in range(3):
+        connection.send(END)
+        daemon.accept().socket.close()
+        connection.send(END)
+        clock.now = connection._retry_at
+    assert connection._delay == 8
+
+
+def test_long_connection_forgives(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+    """After a connection that lasted, the next try comes as early as the first did."""
+    connection._delay = LAST_RETRY
+    connection.send(END)
+    clock.now += LAST_RETRY + 1
+    daemon.accept().socket.close()
+    connection.send(END)
+    assert connection._retry_at - clock.now == FIRST_RETRY
+
+
+def test_reader_that_stands_still(daemon: Receiver, connection: Connection) -> None:
+    """With a daemon that never reads, messages are dropped and counted, and those that went stay whole."""
+    sent = fill(connection)
+    assert not connection.send(END)
+    assert connection.dropped == 2
+    assert daemon.accept().waiting() == [HELLO] + [END] * sent
+
+
+def test_room_again(daemon: Receiver, connection: Connection) -> None:
+    """Waiting for room ends when the daemon reads again."""
+    sent = fill(connection)
+    peer = daemon.accept()
+    reader = threading.Thread(target=lambda: [peer.receive() for _ in range(sent + 1)])
+    reader.start()
+    connection.wait_for_room(PATIENCE)
+    assert connection.send(END)
+    reader.join(PATIENCE)
+
+
+def test_full_backlog(path: Path, clock: Clock) -> None:
+    """A daemon too busy to accept connections makes none wait."""
+    receiver = Receiver(path, backlog=0)
+    connections = [Connection(str(path), HELLO, clock) for _ in range(4)]
+    assert not all([each.send(END) for each in connections])  # noqa: C419 - each is to try
+    for each in connections:
+        each.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 200, "nul\0byte", "/dev/null", "/nowhere/run.sock"])
+def test_bad_path(bad: str) -> None:
+    """A path that can be no socket counts as an absent daemon."""
+    assert not Connection(bad, HELLO).send(END)
+
+
+def test_too_long(daemon: Receiver, connection: Connection) -> None:
+    """A message longer than the daemon accepts is dropped, and the connection lives on."""
+    memory = {f"GPU:{index}".ljust(120, "0"): DeviceMemory(1, 2, 3) for index in range(64)}
+    report = Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), memory)
+    assert not connection.send(report)
+    assert connection.dropped == 1
+    assert connection.send(END)
+    assert daemon.accept().waiting() == [HELLO, END]
+
+
+def test_new_hello(daemon: Receiver, connection: Connection) -> None:
+    """A changed hello is sent on the open connection, an equal one is not sent twice."""
+    connection.send(END)
+    changed = Hello("other.py", "tensorflow 2.21.0", {})
+    connection.introduce(HELLO)
+    connection.introduce(changed)
+    connection.introduce(changed)
+    assert daemon.accept().waiting() == [HELLO, END, changed]
+
+
+def test_closed(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+    """A closed connection never opens again."""
+    connection.close()
+    clock.now += 10 * LAST_RETRY
+    assert not connection.send(END)
+    assert not daemon.connected()
+
+
+def test_not_inherited(daemon: Receiver, connection: Connection) -> None:
+    """A program that the run starts does not get the descriptor."""
+    connection.send(END)
+    assert connection._socket is not None
+    assert not connection._socket.get_inheritable()
+
+
+def test_forked_child(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+    """A forked child neither holds the parent's connection open nor sends through it."""
+    connection.send(END)
+    peer = daemon.accept()
+    held, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        clock.now += 10 * LAST_RETRY
+        refused = not connection.send(END)
+        os.close(release)
+        os.read(held, 1)
+        os._exit(0 if refused else 1)
+    connection.close()
+    assert peer.waiting() == [HELLO, END]
+    assert peer.receive() is None  # while the child still lives
+    os.close(held)
+    os.close(release)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])  # noqa: S301 - our own
+def test_copies(daemon: Receiver, connection: Connection, copied: Callable[[Connection], Connection]) -> None:
+    """A copied or pickled connection is one of its own that says the same hello."""
+    connection.send(END)
+    twin = copied(connection)
+    assert twin.send(END)
+    assert daemon.accept().waiting() == daemon.accept().waiting() == [HELLO, END]
+    twin.close()
+
+
+def test_broken_pipe_signal(daemon: Receiver) -> None:
+    """A program that restored SIGPIPE's default action outlives the daemon."""
+    script = """
+import signal, sys
+from gpuwarden.client.connection import Connection
+from gpuwarden.protocol import End, Hello
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+connection = Connection(sys.argv[1], Hello("a", "b", {}))
+connection.send(End("exit"))
+print("sent", flush=True)
+input()
+assert not connection.send(End("exit"))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, daemon.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        daemon.accept().socket.close()
+        program.communicate("\n", timeout=PATIENCE)
+    assert program.returncode == 0
+
+
+def test_report(daemon: Receiver, connection: Connection) -> None:
+    """A report carries the totals since the run began."""
+    run = Run(connection)
+    run.phase, run.epoch, run.batch = "train", 2, 7
+    run.count(1, 0.00390625)
+    run.count(4, 0.5)
+    run.count(1, None)
+    run.report(0)
+    report = daemon.accept().waiting()[1]
+    buckets = [0] * (len(STEP_BUCKETS) + 1)
+    buckets[STEP_BUCKETS.index(0.005)] = 1
+    buckets[STEP_BUCKETS.index(0.25)] = 4
+    assert report == Report("train", 6, 0.50390625, tuple(buckets), {}, 2, 7)
+
+
+@pytest.mark.parametrize(("seconds", "bucket"), [(0.001, 0), (0.0011, 1), (60.0, 14), (61.0, 15)])
+def test_bucket_bounds(connection: Connection, seconds: float, bucket: int) -> None:
+    """A bucket includes its bound, as Prometheus's do."""
+    run = Run(connection)
+    run.count(1, seconds)
+    assert run._buckets.index(1) == bucket
+
+
+def test_interval(daemon: Receiver, connection: Connection) -> None:
+    """Between two reports lies the interval, however often one is asked for."""
+    run = Run(connection)
+    for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
+        run.count(1, None)
+        run.report_if_due(now)
+    assert [each.steps for each in daemon.accept().waiting()[1:] if isinstance(each, Report)] == [1, 4, 6]
+
+
+def test_dropped_is_reported(daemon: Receiver, connection: Connection) -> None:
+    """The first report that goes after a full queue says how many did not, with nothing lost from the totals."""
+    run = Run(connection)
+    while not connection.dropped:
+        run.count(1, None)
+        run.report(0)
+    peer = daemon.accept()
+    peer.waiting()
+    run.report(0)
+    report = peer.waiting()[0]
+    assert isinstance(report, Report)
+    assert (report.steps, report.dropped) == (run.steps, 1)
+
+
+def test_end(daemon: Receiver, connection: Connection) -> None:
+    """A run ends with its last totals, idle, then the goodbye and the end of the connection."""
+    run = Run(connection)
+    run.phase = "train"
+    run.report(0)
+    run.end("exit")
+    peer = daemon.accept()
+    last = peer.waiting()[-2:]
+    assert isinstance(last[0], Report)
+    assert last[0].phase == "idle"
+    assert last[1] == END
+    assert peer.receive() is None
+
+
+def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: Connection) -> None:
+    """A run ends although the daemon never reads."""
+    sent = fill(connection)
+    Run(connection).end("exit")
+    assert daemon.accept().waiting() == [HELLO] + [END] * sent
+
+
+def test_one_run_a_socket(tmp_path: Path) -> None:
+    """Whoever joins in one process at one socket shares the run."""
+    first, again = join(str(tmp_path / "a"), HELLO), join(str(tmp_path / "a"), HELLO)
+    other = join(str(tmp_path / "b"), HELLO)
+    assert first is again
+    assert first is not other
+
+
+def test_socket_from_environment(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUWARDEN_SOCKET names the socket where the caller does not."""
+    monkeypatch.setenv("GPUWARDEN_SOCKET", daemon.path)
+    assert join(None, HELLO) is join(daemon.path, HELLO)
+
+
+def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
+    """A forked child that trains reports under its own process id, from zero."""
+    parent = join(daemon.path, HELLO)
+    parent.count(5, None)
+    parent.report(0)
+    assert daemon.accept().pid() == os.getpid()
+    child = os.fork()
+    if child == 0:
+        join(daemon.path, HELLO).report(0)
+        os._exit(0)
+    peer = daemon.accept()
+    assert peer.pid() == child
+    assert peer.receive() == HELLO
+    report = peer.receive()
+    assert isinstance(report, Report)
+    assert report.steps == 0
+    os.waitpid(child, 0)
+    parent.end("exit")
+
+
+@pytest.mark.parametrize(("ending", "status"), [("", 0), ("raise MemoryError", 1), ("sys.exit(3)", 3)])
+def test_exit(daemon: Receiver, ending: str, status: int) -> None:
+    """However the interpreter exits by itself, the run says goodbye."""
+    script = "import sys\nfrom gpuwarden.client.run import join\nfrom gpuwarden.protocol import Hello\n"
+    script += f"join(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
+    assert python(script, daemon.path).returncode == status
+    assert daemon.accept().waiting()[-1] == END
+
+
+def test_killed(daemon: Receiver) -> None:
+    """A killed run says nothing: its connection ends without a goodbye."""
+    script = "import os, signal, sys\nfrom gpuwarden.client.run import join\nfrom gpuwarden.protocol import Hello\n"
+    script += "join(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
+    assert python(script, daemon.path).returncode == -signal.SIGKILL
+    peer = daemon.accept()
+    assert isinstance(peer.waiting()[-1], Report)
+    assert peer.receive() is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["/home/u/train.py", "-x"], "train.py"),
+        (["-c"], "python"),
+        ([""], "python"),
+        ([], "python"),
+        (["/usr/lib/python3/ipykernel_launcher.py"], "notebook"),
+    ],
+)
+def test_default_name(monkeypatch: pytest.MonkeyPatch, argv: list[str], name: str) -> None:
+    """A run is called by its script."""
+    monkeypatch.setattr(sys, "argv", argv)
+    assert default_name() == name
+
+
+def test_imports() -> None:
+    """A training process imports nothing but the standard library for the client."""
+    script = """
+import sys
+before = set(sys.modules)
+import gpuwarden.client.connection, gpuwarden.client.memory, gpuwarden.client.run, gpuwarden.client.steps
+print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
+"""
+    assert python(script).stdout.split() == ["gpuwarden"]
+
+
+def play(steps: Steps, clock: Clock, begins: int, *, stopped: bool = False) -> None:
+    """Play an epoch of `begins` begins."""
+    steps.begin_epoch()
+    for _ in range(begins):
+        steps.begin(clock.now)
+        clock.now += 1
+        steps.resume(clock.now)
+        clock.now += 2
+    steps.end_epoch(clock.now, stopped=stopped)
+    steps.end_epoch(clock.now + 100, stopped=stopped)  # the epoch's end after its validation
+
+
+@pytest.fixture
+def run(connection: Connection) -> Run:
+    """Give a run that nobody listens to."""
+    return Run(connection)
+
+
+def test_time(run: Run, clock: Clock) -> None:
+    """A step lasts from begin to begin without our own time; the first, which compiles, has no time."""
+    play(Steps(run, 1, 4), clock, 4)
+    assert (run.steps, run._step_seconds, sum(run._buckets)) == (4, 6.0, 3)
+
+
+def test_second_epoch(run: Run, clock: Clock) -> None:
+    """Only a fit's first step compiles: the second epoch's steps all have times."""
+    steps = Steps(run, 1, 4)
+    play(steps, clock, 4)
+    play(steps, clock, 4)
+    assert (run.steps, run._step_seconds, sum(run._buckets)) == (8, 14.0, 7)
+
+
+def test_several_an_execution(run: Run, clock: Clock) -> None:
+    """An execution of several steps counts each, at its share of the time; the last may be short."""
+    steps = Steps(run, 3, 4)
+    play(steps, clock, 2)
+    play(steps, clock, 2)
+    assert (run.steps, run._step_seconds) == (8, 6.0)
+    assert run._buckets[STEP_BUCKETS.index(1.0)] == 3
+    assert run._buckets[STEP_BUCKETS.index(2.5)] == 2
+
+
+def test_unknown_length(run: Run, clock: Clock) -> None:
+    """Where Keras does not know an epoch's length, its last begin found no data and is no step."""
+    play(Steps(run, 1, None, lambda: 17), clock, 5)
+    assert (run.steps, run._step_seconds) == (4, 6.0)
+
+
+def test_stopped(run: Run, clock: Clock) -> None:
+    """A fit that was asked to stop made a step of every begin."""
+    play(Steps(run, 1, None), clock, 5, stopped=True)
+    assert run.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("updates", "steps"),
+    [((0, 10), 10), ((100, 112), 12), ((0, 0), 10), ((0, 99), 12), ((None, None), 12)],
+    ids=["short", "full", "skipped updates", "two updates a step", "no optimizer"],
+)
+def test_unknown_length_several(run: Run, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
+    """The optimizer tells how many steps a short last execution made, within what the executions allow."""
+    answers = iter(updates)
+    play(Steps(run, 3, None, lambda: next(answers)), clock, 5)
+    assert run.steps == steps
+
+
+def test_never_more_than_made(run: Run, clock: Clock) -> None:
+    """While an epoch of unknown length runs, an execution that may be short is not counted yet."""
+    steps = Steps(run, 3, None, lambda: 0)
+    steps.begin_epoch()
+    counted = []
+    for _ in range(4):
+        steps.begin(clock.now)
+        counted.append(run.steps)
+    assert counted == [0, 0, 3, 6]
+
+
+def test_empty_epoch(run: Run, clock: Clock) -> None:
+    """An epoch without data counts no step."""
+    play(Steps(run, 3, None, lambda: 0), clock, 1)
+    play(Steps(run, 1, None), clock, 0)
+    assert run.steps == 0
+
+
+@pytest.fixture
+def tf(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stand for TensorFlow: GPUs 1 and 2 are visible, GPU 2 cut in two of 1 GiB; `info` holds the answers."""
+    info = {f"GPU:{index}": {"current": 10 + index, "peak": 20 + index} for index in range(3)}
+    gpus = [SimpleNamespace(name=f"/physical_device:GPU:{index}") for index in (1, 2)]
+    cuts = {gpus[1].name: [SimpleNamespace(memory_limit=1024)] * 2}
+    config = SimpleNamespace(
+        get_visible_devices=lambda *_: gpus,
+        get_logical_device_configuration=lambda device: cuts.get(device.name),
+        experimental=SimpleNamespace(get_memory_info=lambda name: info[name]),
+    )
+    tf = SimpleNamespace(config=config, info=info)
+    monkeypatch.setitem(sys.modules, "tensorflow", tf)
+    return tf
+
+
+def test_physical_names(tf: Any) -> None:
+    """Devices go by the physical name, since a logical index does not tell which GPU it is."""
+    assert physical_devices("GPU") == {"GPU:1": ("GPU:0",), "GPU:2": ("GPU:1", "GPU:2")}
+
+
+def test_reading(tf: Any) -> None:
+    """A GPU cut in several reads as their sum, with a limit where one is set."""
+    memory = Memory()
+    memory.watch(device_names({}))
+    assert memory.reading() == {"GPU:1": DeviceMemory(10, 20), "GPU:2": DeviceMemory(23, 43, 2 << 30)}
+
+
+def test_named(tf: Any) -> None:
+    """A device that the user names is watched beside the GPUs, and says which GPU it stands for."""
+    assert device_names({"CPU:0": "GPU-a", "GPU:1": "GPU-b"}) == {"GPU:1": "GPU-b", "GPU:2": None, "CPU:0": "GPU-a"}
+
+
+def test_no_statistics(tf: Any) -> None:
+    """A device without statistics has no reading, and costs the others none."""
+    tf.info["GPU:0"] = {}
+    memory = Memory()
+    memory.watch(device_names({"CPU:0": "GPU-a"}))
+    assert set(memory.reading()) == {"GPU:2"}
+
+
+def test_peak_outlives_reset(tf: Any) -> None:
+    """A peak that the user resets stays the highest that was seen, also from one fit to the next."""
+    memory = Memory()
+    memory.watch(["GPU:1"])
+    tf.info["GPU:0"]["peak"] = 5
+    memory.sample()
+    memory.watch(["GPU:1"])
+    assert memory.reading()["GPU:1"].peak == 20
+
+
+@pytest.mark.parametrize(
+    ("environment", "limit"),
+    [
+        ({}, None),
+        ({"TF_CPU_BFC_MEM_LIMIT_IN_MB": "512"}, None),
+        ({"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512"}, 512 << 20),
+        ({"TF_CPU_ALLOCATOR_USE_BFC": "True"}, 64 << 30),
+        ({"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "much"}, None),
+    ],
+)
+def test_cpu_limit(tf: Any, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], limit: int | None) -> None:
+    """A CPU has the limit that TensorFlow's own variables set."""
+    for variable in ("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    tf.info["CPU:0"] = {"current": 1, "peak": 2}
+    memory = Memory()
+    memory.watch(["CPU:0"])
+    assert memory.reading()["CPU:0"].limit == limit
