@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from gpuwarden import config
 from gpuwarden.gpu.nvml import Nvml
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
+
+log = logging.getLogger(__name__)
 
 
 def _no_reports() -> Iterable[tuple[Peer, Message | None]]:
@@ -29,7 +33,42 @@ class Source:
 
 
 def open_source(chosen: config.Source, simulation: config.Simulation) -> Source:
-    """Open the driver (interim)."""
-    import pynvml
+    """Open what was chosen. Only `auto` asks the driver, and waits for it if need be (driver.PATIENCE_SECONDS).
 
-    return Source("nvml", pynvml)
+    Raises ValueError for a capture that cannot be used, ImportError for an nvidia-ml-py that cannot.
+    """
+    if chosen.name == "capture":
+        return _capture(chosen.file)
+    if chosen.name == "simulated":
+        return _simulated(simulation)
+    return _driver(simulation if chosen.name == "auto" else None)
+
+
+# The providers are imported where they are opened: the service has no use for a simulation in its memory.
+
+
+def _driver(otherwise: config.Simulation | None) -> Source:
+    from gpuwarden.sources import driver  # noqa: PLC0415 - see above
+
+    nvml = driver.binding()
+    reason = driver.why_unusable(nvml) if otherwise else None
+    if reason and otherwise:
+        log.warning("no NVIDIA driver found (%s): the GPUs shown are SIMULATED", reason)
+        return _simulated(otherwise)
+    return Source("nvml", nvml)
+
+
+def _capture(file: Path | None) -> Source:
+    from gpuwarden.sources.capture import load  # noqa: PLC0415 - see above
+    from gpuwarden.sources.replay import CapturedNvml  # noqa: PLC0415 - see above
+
+    if file is None:
+        raise ValueError("a capture needs its file: write capture:FILE")
+    return Source("capture", CapturedNvml(load(file)).nvml)
+
+
+def _simulated(settings: config.Simulation) -> Source:
+    from gpuwarden.sources.simulation import Simulation  # noqa: PLC0415 - see above
+
+    simulation = Simulation(settings.gpus, settings.seed)
+    return Source("simulated", simulation.nvml, simulation.reports)

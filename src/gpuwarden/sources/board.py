@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 POWER_LIMIT = 700.0  # watts, as an H100 SXM's
 THRESHOLDS = {"shutdown": 92, "slowdown": 89, "max_operating": 87, "memory_max_operating": 95}  # celsius
@@ -41,7 +40,8 @@ class Load:
 NO_LOAD = Load(context=False)
 
 
-class Pins(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pins:
     """Readings held by a test, in base units; the rest of the board follows them."""
 
     temperature: float | None = None

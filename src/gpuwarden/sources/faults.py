@@ -66,10 +66,14 @@ class SimulatedGpu(Faults):
 
         The rest follows: a hot GPU slows down, a pinned power adds up to energy. Memory of processes is not taken away.
         """
-        asked = Pins(temperature, power, utilization, memory_used)
         with self._present():
-            earlier = self._board.pins
-            self._board.pins = Pins(*(new if new is not None else old for new, old in zip(asked, earlier, strict=True)))
+            old = self._board.pins
+            self._board.pins = Pins(
+                old.temperature if temperature is None else temperature,
+                old.power if power is None else power,
+                old.utilization if utilization is None else utilization,
+                old.memory_used if memory_used is None else memory_used,
+            )
 
     def unpin(self) -> None:
         """Let all readings move again."""

@@ -1,0 +1,147 @@
+"""A capture: recorded answers of a driver, in one JSON file that can be read, shared and replayed (docs/capture.md)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gpuwarden.gpu.nvml import FUNCTIONS
+
+FORMAT, VERSION = "gpuwarden-capture", 1
+MAX_FRAMES = 600
+MAX_BYTES = 64 << 20  # of JSON: what a box of 16 GPUs answers in MAX_FRAMES, twice over
+
+# A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
+# number, a text, a struct's fields, a list of structs, or {"error": NVML's return code}.
+Struct: TypeAlias = "Mapping[str, int | str | None]"
+Answer: TypeAlias = "int | str | Struct | Sequence[Struct]"
+Answers: TypeAlias = "Mapping[str, Answer]"
+
+# What of a struct is kept; all other answers are texts or whole numbers.
+FIELDS = {
+    "nvmlDeviceGetMemoryInfo": ("total", "free", "used", "reserved"),  # version 1 has no `reserved`
+    "nvmlDeviceGetUtilizationRates": ("gpu", "memory"),
+    "nvmlDeviceGetPciInfo": ("busId",),
+    "nvmlDeviceGetComputeRunningProcesses": ("pid", "usedGpuMemory"),
+    "nvmlDeviceGetGraphicsRunningProcesses": ("pid", "usedGpuMemory"),
+}
+LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+TEXTS = ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetVbiosVersion")
+_OPTIONAL = {"reserved", "usedGpuMemory"}
+_TEXT_FIELDS = {"busId"}
+_QUESTION = re.compile(r"(nvml\w+)(\(\d+\))?")
+_RECORD = "record it again with `gpuwarden capture`"
+
+
+class CaptureError(ValueError):
+    """A file that cannot be replayed; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All answers of one poll: the driver's own, and each GPU's by its index."""
+
+    driver: Answers
+    gpus: tuple[Answers, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Frames taken `interval` seconds apart; there is at least one."""
+
+    interval: float
+    frames: tuple[Frame, ...]
+
+
+def question(function: str, argument: int | None = None) -> str:
+    """Write a call as a question; no function takes more than one argument beside the handle."""
+    return function if argument is None else f"{function}({argument})"
+
+
+def save(capture: Capture, path: Path) -> None:
+    """Write the file, compressed where its name ends in .gz. Raises OSError."""
+    frames = [{"driver": frame.driver, "gpus": frame.gpus} for frame in capture.frames]
+    whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
+    # A frame a line: a capture can be looked at, and compared with another one, by eye.
+    lines = ",\n".join(json.dumps(frame, separators=(",", ":")) for frame in frames)
+    text = f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'.encode()
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def load(path: Path) -> Capture:
+    """Read a capture. Raises CaptureError for a file that cannot be read, is none, or is of another version."""
+    try:
+        whole = json.loads(_content(path))
+    except OSError as error:
+        raise CaptureError(f"{path}: the capture cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError) as error:
+        raise CaptureError(f"{path}: no capture, or a damaged one ({error}); {_RECORD}") from None
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        raise CaptureError(f"{path}: no capture of gpuwarden; {_RECORD}")
+    if whole.get("version") != VERSION:
+        found = f"{whole.get('version')!r:.20}"
+        raise CaptureError(f"{path}: a capture of version {found}, this gpuwarden reads version {VERSION}; {_RECORD}")
+    try:
+        return _capture(whole)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CaptureError(f"{path}: a damaged capture ({error}); {_RECORD}") from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:  # damaged, rather than out of reach
+        raise ValueError(str(error)) from None
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"longer than {MAX_BYTES} bytes")
+    return bytes(content)
+
+
+def _capture(whole: Mapping[str, Any]) -> Capture:
+    interval, frames = whole["interval"], whole["frames"]
+    if type(interval) not in (int, float) or not 0 < interval < float("inf"):
+        raise ValueError("interval: want a number of seconds above 0")
+    if not isinstance(frames, list) or not 1 <= len(frames) <= MAX_FRAMES:
+        raise ValueError(f"frames: want a list of 1 to {MAX_FRAMES}")
+    return Capture(float(interval), tuple(_frame(frame) for frame in frames))
+
+
+def _frame(frame: Any) -> Frame:
+    return Frame(_answers(frame["driver"]), tuple(_answers(gpu) for gpu in frame["gpus"]))
+
+
+def _answers(answers: Any) -> Answers:
+    if not isinstance(answers, dict):
+        raise ValueError("answers: want an object")  # noqa: TRY004 - one error class for every wrong value
+    for asked, answer in answers.items():
+        match = _QUESTION.fullmatch(asked)
+        if match is None or match[1] not in FUNCTIONS:
+            raise ValueError(f"{asked!r:.60} is no question")
+        if not _fits(match[1], answer):
+            raise ValueError(f"{asked}: {answer!r:.60} is no answer to it")
+    return answers
+
+
+def _fits(function: str, answer: Any) -> bool:
+    if isinstance(answer, dict) and answer.keys() == {"error"}:
+        return type(answer["error"]) is int
+    if function in LISTS:
+        return isinstance(answer, list) and all(_is_struct(function, entry) for entry in answer)
+    if function in FIELDS:
+        return _is_struct(function, answer)
+    return type(answer) is (str if function in TEXTS else int)
+
+
+def _is_struct(function: str, value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        (value.get(field) is None and field in _OPTIONAL)
+        or type(value.get(field)) is (str if field in _TEXT_FIELDS else int)
+        for field in FIELDS[function]
+    )

@@ -1,0 +1,67 @@
+"""The real driver through nvidia-ml-py, and why it may have nothing to show."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import cast
+
+import pynvml
+
+from gpuwarden.gpu.nvml import FUNCTIONS, Nvml
+
+LEAST_VERSION = "12.570.86"  # the first nvidia-ml-py with nvmlDeviceGetMarginTemperature, our newest function
+PATIENCE_SECONDS = 10.0
+_GPUS_OF_THE_KERNEL_MODULE = Path("/proc/driver/nvidia/gpus")
+
+
+def binding(module: object = pynvml) -> Nvml:
+    """Return nvidia-ml-py's module. Raises ImportError where it lacks a function: too old, or another package's."""
+    missing = [name for name in FUNCTIONS if not hasattr(module, name)]
+    if missing:
+        origin = getattr(module, "__file__", "of unknown origin")
+        raise ImportError(
+            f"the Python module pynvml ({origin}) lacks {', '.join(missing)}: "
+            f"install nvidia-ml-py>={LEAST_VERSION}, and remove the deprecated package named pynvml if it is there"
+        )
+    return cast("Nvml", module)
+
+
+def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:
+    """Tell why the driver shows no GPU, None when it does. Blocks for `patience` seconds where the driver hangs."""
+    reasons: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong in there is the answer
+            reasons.append(str(error) or type(error).__name__)
+        else:
+            reasons.append(None if count else hidden_gpus(count) or "the driver lists no GPU")
+
+    # A thread of its own: one that hangs in the driver cannot be ended and must not keep the process from ending.
+    asking = threading.Thread(target=ask, name="driver-probe", daemon=True)
+    asking.start()
+    asking.join(patience)
+    return reasons[0] if reasons else f"the driver has not answered for {patience:g} s"
+
+
+def hidden_gpus(enumerated: int, present: Path = _GPUS_OF_THE_KERNEL_MODULE) -> str | None:
+    """Say what to do where NVML enumerates no GPU though the kernel module has some; None where all is well.
+
+    NVML initialises without access to the device nodes and then counts 0, without an error.
+    """
+    if enumerated:
+        return None
+    try:
+        count = sum(1 for _ in present.iterdir())
+    except OSError:
+        return None  # no kernel module: there is nothing to hide
+    if not count:
+        return None
+    return (
+        f"NVML lists no GPU, but the kernel module has {count} ({present}): the daemon may not open /dev/nvidia*. "
+        "Under systemd allow them (DeviceAllow=char-nvidia* rw, no PrivateDevices=); in a container pass the GPUs in "
+        "(--gpus all, or the NVIDIA runtime)"
+    )

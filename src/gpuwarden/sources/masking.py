@@ -1,0 +1,38 @@
+"""Take out of a capture what tells one machine or person from another, so that it can be shared."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from gpuwarden.sources.capture import LISTS, Answer, Answers, Capture, Struct
+
+
+def masked(capture: Capture) -> Capture:
+    """Replace UUIDs by made-up ones and number pids anew; the same one becomes the same throughout the capture."""
+    masks = _Masks()
+    return replace(
+        capture,
+        frames=tuple(replace(frame, gpus=tuple(masks.gpu(gpu) for gpu in frame.gpus)) for frame in capture.frames),
+    )
+
+
+class _Masks:
+    def __init__(self) -> None:
+        uuids, pids = itertools.count(), itertools.count(1)
+        self._uuids: defaultdict[object, str] = defaultdict(lambda: f"GPU-00000000-0000-4000-8000-{next(uuids):012x}")
+        self._pids: defaultdict[object, int] = defaultdict(lambda: next(pids))
+
+    def gpu(self, answers: Answers) -> Answers:
+        return {asked: self._answer(asked, answer) for asked, answer in answers.items()}
+
+    def _answer(self, asked: str, answer: Answer) -> Answer:
+        if asked == "nvmlDeviceGetUUID" and isinstance(answer, str):
+            return self._uuids[answer]
+        if asked in LISTS and isinstance(answer, list):
+            processes = cast("Sequence[Struct]", answer)
+            return [{**process, "pid": self._pids[process["pid"]]} for process in processes]
+        return answer
