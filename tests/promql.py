@@ -1,0 +1,78 @@
+"""What a PromQL expression names, and what the metric tables let it name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import promql_parser as promql
+
+from gpuwarden.exposition import TABLES
+
+TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape
+
+
+def _samples() -> Iterator[tuple[str, frozenset[str]]]:
+    for table in TABLES:
+        for row in table.rows:
+            labels = TARGET | set(table.key) | set(row.labels)
+            if row.kind == "histogram":
+                yield f"{row.name}_bucket", labels | {"le"}
+                yield f"{row.name}_count", labels
+                yield f"{row.name}_sum", labels
+            else:
+                yield row.name, labels
+
+
+# Samples by name with the labels they have: the daemon's own, and those Prometheus makes.
+SAMPLES = {
+    **dict(_samples()),
+    "up": TARGET,
+    "ALERTS": TARGET | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id"},
+}
+
+
+def _parts(expression: str) -> list[promql.Expr]:
+    parts: list[promql.Expr] = []
+    promql.walk(promql.parse(expression), parts.append)
+    return parts
+
+
+def selectors(expression: str) -> list[tuple[str, frozenset[str]]]:
+    """Return the series an expression selects: each one's name and the labels it matches on."""
+    return [
+        (part.name or "", frozenset(matcher.name for matcher in part.matchers.matchers))
+        for part in _parts(expression)
+        if isinstance(part, promql.VectorSelector)
+    ]
+
+
+def numbers(expression: str) -> list[float]:
+    """Return the number literals of an expression and the seconds of its ranges, in their order."""
+    found: list[float] = []
+    for part in _parts(expression):
+        if isinstance(part, promql.NumberLiteral):
+            found.append(part.val)
+        elif isinstance(part, promql.MatrixSelector):
+            found.append(part.range.total_seconds())
+    return found
+
+
+def grouping(expression: str) -> set[str]:
+    """Return the labels an expression groups by, matches on, or takes over by group_left."""
+    found: set[str] = set()
+    for part in _parts(expression):
+        if isinstance(part, promql.AggregateExpr) and part.modifier:
+            found |= set(part.modifier.labels)
+        elif isinstance(part, promql.BinaryExpr) and part.modifier:
+            matching = part.modifier.matching
+            found |= set(matching.labels if matching else ()) | set(part.modifier.group_labels or ())
+    return found
+
+
+def unknown(expression: str) -> set[str]:
+    """Return what an expression names and no sample has: metrics, and labels its metrics do not carry."""
+    chosen = selectors(expression)
+    bad = {name for name, _labels in chosen if name not in SAMPLES}
+    bad |= {f"{name}{{{label}}}" for name, labels in chosen for label in labels - SAMPLES.get(name, labels)}
+    carried = frozenset().union(*(SAMPLES.get(name, frozenset()) for name, _labels in chosen))
+    return bad | (grouping(expression) - carried)
