@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
-import pynvml  # noqa: TID251 - the tests ask the binding that the daemon uses, without the daemon
-from pynvml import *  # noqa: F403, TID251 - the names that the tests' expressions use
+import pynvml
+from pynvml import *  # noqa: F403 - the names that the tests' expressions use
 
 _events: Any = None
 

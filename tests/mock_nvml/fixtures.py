@@ -1,4 +1,8 @@
-"""Pytest fixtures: the built mock library, and one test's hold on it."""
+"""Pytest fixtures: the built mock library, and one test's hold on it.
+
+PYTEST_DONT_REWRITE: nothing here asserts, and pytest would warn where a conftest has imported this before it is
+named in `pytest_plugins`.
+"""
 
 import os
 from pathlib import Path

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess  # noqa: TID251 - the tests' tool, not the daemon: it runs the compiler
+import subprocess
 import tempfile
 from pathlib import Path
 

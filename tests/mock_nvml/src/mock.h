@@ -14,7 +14,7 @@ enum { MAX_GPUS = 256, MAX_MIG = 8, MAX_PIDS = 512, MAX_PROCESSES = 64 };
 
 /* -- options.c: what the environment asked for, fixed for the life of the process -- */
 typedef struct {
-    const char *key, *name;
+    const char *name;
     bool datacenter; /* ECC, row remapping, NVLink, a serial number, MIG and GPM; no fans */
     u64 memory, bar1;
     u32 brand, architecture, compute_major, compute_minor, memory_bus_width, pci_id;

@@ -6,15 +6,47 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-/* The H100 follows recorded answers of an H100 SXM under driver 590.48.01: 81559 MiB, 18 NVLinks, 700 W. */
+enum { H100, RTX4090 };
 static const Model MODELS[] = {
-    {"h100", "NVIDIA H100 80GB HBM3", true, 85520809984ULL, 128ULL << 30, 14, 9, 9, 0, 5120, 0x233010DE, 5,
-     32000, 6, 18, 0, 700000},
-    {"rtx4090", "NVIDIA GeForce RTX 4090", false, 25757220864ULL, 32ULL << 30, 5, 8, 8, 9, 384, 0x268410DE, 4,
-     16000, 5, 0, 2, 450000},
+    /* after recorded answers of an H100 SXM under driver 590.48.01 */
+    [H100] =
+        {
+            .name = "NVIDIA H100 80GB HBM3",
+            .datacenter = true,
+            .memory = 81559ULL << 20,
+            .bar1 = 128ULL << 30,
+            .brand = 14,
+            .architecture = 9,
+            .compute_major = 9,
+            .compute_minor = 0,
+            .memory_bus_width = 5120,
+            .pci_id = 0x233010DE,
+            .pcie_generation = 5,
+            .pcie_speed_mbps = 32000,
+            .pcie_max_speed_code = 6,
+            .nvlinks = 18,
+            .limit_mw = 700000,
+        },
+    [RTX4090] =
+        {
+            .name = "NVIDIA GeForce RTX 4090",
+            .memory = 24564ULL << 20,
+            .bar1 = 32ULL << 30,
+            .brand = 5,
+            .architecture = 8,
+            .compute_major = 8,
+            .compute_minor = 9,
+            .memory_bus_width = 384,
+            .pci_id = 0x268410DE,
+            .pcie_generation = 4,
+            .pcie_speed_mbps = 16000,
+            .pcie_max_speed_code = 5,
+            .fans = 2,
+            .limit_mw = 450000,
+        },
 };
 
-Options options = {.model = &MODELS[0], .gpus = 8, .processes_per_gpu = 3, .driver = "590.48.01"};
+Options options = {.model = &MODELS[H100], .gpus = 8, .processes_per_gpu = 3, .driver = "590.48.01"};
 
 enum { MAX_NAMED_DELAYS = 32 };
 static struct {
@@ -83,7 +115,7 @@ double named_delay_us(const char *function, double otherwise) {
 }
 
 void read_options(void) {
-    static const char *const models[] = {"h100", "rtx4090", NULL};
+    static const char *const models[] = {[H100] = "h100", [RTX4090] = "rtx4090", NULL};
     static const char *const locks[] = {"none", "gpu", "global", NULL};
     static const char *const delay_modes[] = {"sleep", "spin", NULL};
     options.model = &MODELS[choice("MOCK_NVML_MODEL", models)];
