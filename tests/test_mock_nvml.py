@@ -15,7 +15,7 @@ import pytest
 
 from mock_nvml import MockNvml
 
-pytest_plugins = ["mock_nvml.fixtures", "pytester"]
+pytest_plugins = ["pytester"]
 
 CLIENT = Path(__file__).parent / "mock_nvml" / "client.py"
 DEADLINE_S = 30
