@@ -16,7 +16,7 @@ run: ## start the daemon: on this machine's GPUs, or on simulated ones with a wa
 	@exec $(BIN)/gpuwarden serve --source auto --listen $(LISTEN) --socket "$(SOCKET)"
 
 demo: ## the same with a real Keras training that climbs towards its memory limit, and Prometheus if it is installed
-	@tools/environment.sh tensorflow
+	@tools/environment.sh demo
 	@exec $(BIN)/gpuwarden demo --listen $(LISTEN)
 
 test: ## all tests; sets up what it needs

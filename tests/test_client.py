@@ -6,7 +6,7 @@ import copy
 import os
 import pickle
 import signal
-import subprocess  # noqa: TID251 - tests start the programs they test
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator

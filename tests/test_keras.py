@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess  # noqa: TID251 - tests start the programs they test
+import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path

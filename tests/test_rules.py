@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from promql import SAMPLES, grouping, numbers, selectors, unknown
-from system_parts import needs
 
 from gpuwarden import thresholds
+from system_parts import needs
 
 REPOSITORY = Path(__file__).parents[1]
 PROMETHEUS = REPOSITORY / "deploy" / "prometheus"

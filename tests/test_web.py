@@ -51,7 +51,7 @@ class Loop:
         """Wait until a statement about the server holds; it is looked at on the loop, between its rounds."""
 
         async def wait() -> None:
-            while not holds():  # noqa: ASYNC110 - the server announces its rounds to nobody
+            while not holds():
                 await asyncio.sleep(0.001)
 
         self.run(asyncio.wait_for(wait(), PATIENCE))
@@ -243,7 +243,7 @@ def test_pipelined_requests_are_answered_in_order(server: WebServer) -> None:
 def test_pipelining_stops_being_read_while_answers_are_not(loop: Loop) -> None:
     """A client that asks and asks without reading costs the server one read buffer and no more."""
     with serving(loop, timeout=PATIENCE) as server, connect(server, receive_buffer=4096) as client:
-        client.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        client.setblocking(False)
         request = GET.replace(b"/metrics", b"/huge")
         with suppress(BlockingIOError):
             while True:

@@ -1,8 +1,7 @@
 """A real training under TensorFlow's own allocator, steered by words on standard input; run by the end-to-end test.
 
 It writes a line of JSON after each epoch: what TensorFlow said of memory as each step began, and the steps done.
-"climb" makes it
-keep 4 MiB more an epoch until 3 % of its limit are left; it trains on until it is killed.
+"climb" makes it keep 4 MiB more an epoch until 3 % of its limit are left; it trains on until it is killed.
 """
 
 import json

@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(once)
     once.set_defaults(command=_once, listen=None, socket=None)
 
+    demo = commands.add_parser("demo", help="show a daemon, a real training and an alert on simulated GPUs")
+    demo.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:9846", help="where the daemon serves HTTP")
+    demo.set_defaults(command=_demo)
+
     check = commands.add_parser("check-config", help="check a configuration file")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check_config)
@@ -105,10 +109,17 @@ def _once(parsed: argparse.Namespace) -> int:
     from gpuwarden.sources import open_source  # noqa: PLC0415 - as above
 
     config = _load(parsed)
+    logs.configure("warning")  # the page is the output
     daemon = Daemon(config, open_source(config.source, config.simulation))
     state = asyncio.run(daemon.poll())
     sys.stdout.write(daemon.text)
     return FAILED if state.snapshot.fault else 0
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    from gpuwarden.demo import stage  # noqa: PLC0415 - as above
+
+    return stage.show(parsed.listen)
 
 
 def _check_config(parsed: argparse.Namespace) -> int:
