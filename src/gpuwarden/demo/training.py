@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 from collections.abc import Iterator
 
 LIMIT_MIB = 512
-LEAK_EPOCHS, HOLD_EPOCHS = 45, 60  # an epoch takes about a second
+CLIMB_SECONDS, HOLD_SECONDS = 45.0, 90.0
 FULL = 0.97  # of the limit, when the leak stops
 
 # Before TensorFlow is imported. With oneDNN an out-of-memory error in graph mode would end the process by SIGSEGV.
@@ -37,19 +38,19 @@ class Leak(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
     def __init__(self) -> None:
         super().__init__()
         self._kept: list[tf.Variable] = []
-        self._holding = 0
+        self._began = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the arguments
-        """Keep a part of the limit more; when nearly full hold for a while, then let go of all."""
-        limit = LIMIT_MIB << 20
-        share = int(FULL * limit / LEAK_EPOCHS)
-        if tf.config.experimental.get_memory_info("CPU:0")["current"] + share <= FULL * limit:
-            self._kept.append(tf.Variable(tf.zeros(share // 4)))
-        elif self._holding < HOLD_EPOCHS:
-            self._holding += 1
-        else:
-            self._holding = 0
+        """Keep as much as the time since the beginning asks for; after the hold let go of all and begin again."""
+        passed = time.monotonic() - self._began
+        if passed > CLIMB_SECONDS + HOLD_SECONDS:
             self._kept.clear()
+            self._began = time.monotonic()
+            return
+        wanted = int(FULL * min(1.0, passed / CLIMB_SECONDS) * (LIMIT_MIB << 20))
+        missing = wanted - tf.config.experimental.get_memory_info("CPU:0")["current"]
+        if missing >= 1 << 20:
+            self._kept.append(tf.Variable(tf.zeros(missing // 4)))
 
 
 def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:

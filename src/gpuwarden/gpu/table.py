@@ -75,7 +75,9 @@ def _clock_events(gpu: Device) -> dict[Labels, float]:
         active = gpu.query(gpu.nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
     known = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksEventReasons)
     if known is None:
-        known = gpu.query(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
+        known = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
+    if known is None:
+        known = ~0
     return {(name,): float(bool(active & bit)) for name, bit in CLOCK_EVENT_REASONS.items() if known & bit}
 
 
