@@ -9,10 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuwarden import logs
 from gpuwarden._version import __version__
 from gpuwarden.config import Config, ConfigError, load
+
+if TYPE_CHECKING:
+    from gpuwarden.sources import Source
 
 log = logging.getLogger("gpuwarden")
 
@@ -29,9 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - before logging is configured, and meant for a person
         return WRONG_USE
-    except (OSError, ValueError) as error:
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        print(f"gpuwarden: {text}", file=sys.stderr)  # noqa: T201 - likewise
+    except OSError as error:
+        print(f"gpuwarden: {error.strerror or error}", file=sys.stderr)  # noqa: T201 - likewise
         return FAILED
     except KeyboardInterrupt:
         return 128 + 2
@@ -57,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="show a daemon, a real training and an alert on simulated GPUs")
     demo.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:9846", help="where the daemon serves HTTP")
     demo.set_defaults(command=_demo)
+
+    capture = commands.add_parser("capture", help="record the driver's answers, to replay with --source capture:FILE")
+    _add_settings(capture)
+    capture.add_argument("file", type=Path, metavar="FILE", help="what to write; compressed if it ends in .gz")
+    capture.add_argument("--frames", type=int, default=10, metavar="N", help="how often to ask (default 10)")
+    capture.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between (default 1)")
+    capture.add_argument("--mask", action="store_true", help="replace UUIDs and pids, so that it can be shared")
+    capture.set_defaults(command=_capture, listen=None, socket=None)
 
     check = commands.add_parser("check-config", help="check a configuration file")
     check.add_argument("file", type=Path, metavar="FILE")
@@ -87,12 +98,20 @@ def _load(parsed: argparse.Namespace) -> Config:
     return config
 
 
+def _open(config: Config) -> Source:
+    from gpuwarden.sources import open_source  # noqa: PLC0415 - check-config and reference need none
+
+    try:
+        return open_source(config.source, config.simulation)
+    except (ValueError, ImportError) as error:  # a capture or a binding that cannot be used
+        raise OSError(None, str(error)) from None
+
+
 def _serve(parsed: argparse.Namespace) -> int:
-    from gpuwarden.daemon import Daemon  # noqa: PLC0415 - check-config and reference need no daemon
-    from gpuwarden.sources import open_source  # noqa: PLC0415 - likewise
+    from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
 
     config = _load(parsed)
-    daemon = Daemon(config, open_source(config.source, config.simulation))
+    daemon = Daemon(config, _open(config))
 
     def say_where() -> None:
         host, port = daemon.web.address
@@ -106,11 +125,10 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 def _once(parsed: argparse.Namespace) -> int:
     from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
-    from gpuwarden.sources import open_source  # noqa: PLC0415 - as above
 
     config = _load(parsed)
     logs.configure("warning")  # the page is the output
-    daemon = Daemon(config, open_source(config.source, config.simulation))
+    daemon = Daemon(config, _open(config))
     state = asyncio.run(daemon.poll())
     sys.stdout.write(daemon.text)
     return FAILED if state.snapshot.fault else 0
@@ -120,6 +138,23 @@ def _demo(parsed: argparse.Namespace) -> int:
     from gpuwarden.demo import stage  # noqa: PLC0415 - as above
 
     return stage.show(parsed.listen)
+
+
+def _capture(parsed: argparse.Namespace) -> int:
+    from gpuwarden.gpu.nvml import NVMLError  # noqa: PLC0415 - as above
+    from gpuwarden.sources.capture import save  # noqa: PLC0415 - as above
+    from gpuwarden.sources.masking import masked  # noqa: PLC0415 - as above
+    from gpuwarden.sources.recording import record  # noqa: PLC0415 - as above
+
+    config = _load(parsed)
+    try:
+        recorded = record(_open(config).nvml, parsed.frames, parsed.interval)
+    except (NVMLError, ValueError) as error:
+        raise OSError(None, f"nothing can be recorded: {error}") from None
+    save(masked(recorded) if parsed.mask else recorded, parsed.file)
+    gpus = len(recorded.frames[-1].gpus)
+    print(f"{parsed.file}: {len(recorded.frames)} frames of {gpus} GPUs; replay with --source capture:{parsed.file}")  # noqa: T201 - the command's answer
+    return 0
 
 
 def _check_config(parsed: argparse.Namespace) -> int:

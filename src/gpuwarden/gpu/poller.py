@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from gpuwarden.gpu import reader
+from gpuwarden.gpu.advice import advice, hidden_gpus
 from gpuwarden.gpu.nvml import DRIVER_GONE, Handle, Nvml, NVMLError, code_of, error_name
 from gpuwarden.gpu.reader import Answers, GpuGoneError
 from gpuwarden.gpu.snapshot import HUNG, Driver, Gpu, Identity, Snapshot
@@ -21,6 +22,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+
+
+class HiddenGpusError(Exception):
+    """The machine has GPUs that NVML does not list; the text says why."""
 
 
 class _Thread(Generic[T]):
@@ -160,6 +165,8 @@ class Poller:
             count = await self._driver_thread.run(self._interval)
         except TimeoutError:
             self._complain(HUNG, "the driver's calls hang")
+        except HiddenGpusError as error:
+            self._complain("gpus_hidden", str(error))
         except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
             self._complain(error_name(error), str(error))
         else:
@@ -173,7 +180,8 @@ class Poller:
     def _complain(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
-            log.error("no GPU can be read: %s (%s); trying again every %g s", text, name, RETRY_SECONDS)
+            what_to_do = "; ".join(filter(None, [advice(name), f"trying again every {RETRY_SECONDS:g} s"]))
+            log.error("no GPU can be read: %s (%s); %s", text, name, what_to_do)
         self._fault = name
 
     def _discover(self) -> int:
@@ -183,6 +191,8 @@ class Poller:
             count = self._nvml.nvmlDeviceGetCount()
             if count != self._listed:
                 self._list(count)
+            if hidden := hidden_gpus(count):
+                raise HiddenGpusError(hidden)
         except NVMLError as error:
             if code_of(error) in DRIVER_GONE:
                 self._initialised = False
@@ -206,6 +216,8 @@ class Poller:
 
     def _list(self, count: int) -> None:
         """Look at every index. One that fails is left for the next poll: the rest must not wait for it."""
+        if count == 0:
+            log.warning("the driver lists no GPU")
         complete = True
         for index in range(count):
             try:

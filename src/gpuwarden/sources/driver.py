@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import cast
 
 import pynvml
 
+from gpuwarden.gpu.advice import hidden_gpus
 from gpuwarden.gpu.nvml import FUNCTIONS, Nvml
 
 LEAST_VERSION = "12.570.86"  # the first nvidia-ml-py with nvmlDeviceGetMarginTemperature, our newest function
 PATIENCE_SECONDS = 10.0
-_GPUS_OF_THE_KERNEL_MODULE = Path("/proc/driver/nvidia/gpus")
 
 
 def binding(module: object = pynvml) -> Nvml:
@@ -45,23 +44,3 @@ def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:
     asking.start()
     asking.join(patience)
     return reasons[0] if reasons else f"the driver has not answered for {patience:g} s"
-
-
-def hidden_gpus(enumerated: int, present: Path = _GPUS_OF_THE_KERNEL_MODULE) -> str | None:
-    """Say what to do where NVML enumerates no GPU though the kernel module has some; None where all is well.
-
-    NVML initialises without access to the device nodes and then counts 0, without an error.
-    """
-    if enumerated:
-        return None
-    try:
-        count = sum(1 for _ in present.iterdir())
-    except OSError:
-        return None  # no kernel module: there is nothing to hide
-    if not count:
-        return None
-    return (
-        f"NVML lists no GPU, but the kernel module has {count} ({present}): the daemon may not open /dev/nvidia*. "
-        "Under systemd allow them (DeviceAllow=char-nvidia* rw, no PrivateDevices=); in a container pass the GPUs in "
-        "(--gpus all, or the NVIDIA runtime)"
-    )
