@@ -57,6 +57,7 @@ class Process:
 
     def __init__(self, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self.log = log
+        self._began = log.stat().st_size if log.exists() else 0  # a restarted program goes on in the same file
         with log.open("ab") as output:
             self.popen = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **(env or {})}
@@ -69,7 +70,7 @@ class Process:
 
     def output(self) -> str:
         """Return what it has written so far."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_bytes()[self._began :].decode(errors="replace")
 
     def say(self, word: str) -> None:
         """Write a line to its standard input."""

@@ -1,0 +1,181 @@
+"""The command line as users meet it: real processes, exit statuses, and what bad input is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from services import ROOT, Daemon, ending, fetch, until
+
+from gpuwarden._version import __version__
+from mock_nvml import MockNvml
+
+NO_DRIVER = {"LD_LIBRARY_PATH": "/nonexistent"}
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "gpuwarden", *arguments]
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+def test_once_prints_a_scrape(mock_nvml: MockNvml) -> None:
+    """`once` prints what Prometheus would scrape, and nothing else."""
+    done = run("once", env=mock_nvml.env(gpus=2))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\ngpuwarden_gpu_up{") == 2
+
+
+def test_once_without_a_driver_fails_and_says_what_to_do() -> None:
+    """Without a driver the page has the daemon's own health, the status is 1, and the message names the way out."""
+    done = run("once", env=NO_DRIVER)
+    assert done.returncode == 1
+    assert "install the NVIDIA driver" in done.stderr
+    assert 'gpuwarden_collector_success{collector="nvml"} 0.0' in done.stdout
+    assert "gpuwarden_gpus " not in done.stdout  # not 0: the number is unknown
+
+
+def test_wrong_settings_are_told_all_at_once(tmp_path: Path) -> None:
+    """Every problem of file and flags is named with its place, and the status is 2."""
+    config = tmp_path / "bad.yaml"
+    config.write_text("poll:\n  interval: 10ms\n  intervall: 1s\nrnus:\n  max: 3\n")
+    done = run("serve", "--config", str(config), "--listen", "nowhere")
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert [line.removeprefix(f"{config}:").partition(": ")[0] for line in lines] == ["2:3", "3:3", "4:1", "--listen"]
+    assert "did you mean interval?" in done.stderr
+
+
+def test_check_config(tmp_path: Path) -> None:
+    """A good file is OK, a missing one is status 2."""
+    good = run("check-config", str(ROOT / "config.example.yaml"))
+    assert (good.returncode, good.stdout) == (0, f"{ROOT / 'config.example.yaml'}: OK\n")
+    missing = run("check-config", str(tmp_path / "none.yaml"))
+    assert missing.returncode == 2
+    assert "no such file" in missing.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["serve", "--nonsense"], ["reference", "nothing"]])
+def test_wrong_use_is_status_2(arguments: list[str]) -> None:
+    """A command line that makes no sense ends with 2 and the usage."""
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
+
+
+def test_version() -> None:
+    """The version is the package's, and the changelog's newest."""
+    assert run("--version").stdout == f"gpuwarden {__version__}\n"
+    newest = re.search(r"^## \[?([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__
+
+
+@pytest.mark.parametrize(("what", "file"), [("metrics", "metrics"), ("config", "configuration")])
+def test_reference_is_in_step(what: str, file: str) -> None:
+    """The committed reference is what the code prints; `make docs` brings it up to date."""
+    assert (ROOT / "docs" / f"{file}.md").read_text() == run("reference", what).stdout
+
+
+def test_port_taken(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A taken port ends the daemon with 1 and says so."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        done = run("serve", "--listen", address, "--socket", str(tmp_path / "run.sock"), env=mock_nvml.env())
+    assert done.returncode == 1
+    assert address in done.stderr
+    assert "choose another port" in done.stderr
+
+
+def test_second_daemon_on_the_socket(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A second daemon on a live daemon's socket ends with 1; the first goes on; a stale socket is no obstacle."""
+    first = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
+    with ending(first):
+        second = run("serve", "--listen", "127.0.0.1:0", "--socket", str(first.socket), env=mock_nvml.env(gpus=1))
+        assert second.returncode == 1
+        assert "another daemon listens on" in second.stderr
+        assert "gpuwarden_gpu_up" in first.page()
+        first.kill(signal.SIGKILL)
+        assert first.socket.exists()
+        third = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
+        with ending(third):
+            assert "gpuwarden_gpu_up" in third.page()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_ended_as_asked(tmp_path: Path, mock_nvml: MockNvml, how: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C end the daemon with status 0, the socket removed, also while the driver hangs."""
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
+    with ending(daemon):
+        mock_nvml.hang("*")
+        until(lambda: "timeout" in daemon.page(), "the hang seen")
+        assert daemon.kill(how) == 0
+        assert not daemon.socket.exists()
+        assert "Traceback" not in daemon.output()
+
+
+def test_daemon_without_driver_waits_for_it(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A driver that is not loaded yet ends nothing: the page says so, and the GPUs appear when it is."""
+    mock_nvml.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
+    with ending(daemon):
+        page = daemon.page()
+        assert 'gpuwarden_collector_success{collector="nvml"} 0.0' in page
+        assert 'gpuwarden_collector_errors_total{collector="nvml",error="driver_not_loaded"}' in page
+        assert fetch(f"{daemon.url}/-/ready")
+        mock_nvml.clear()
+        until(lambda: "gpuwarden_gpu_up{" in daemon.page(), "the GPU")
+        assert "modprobe" in daemon.output()
+
+
+def test_driver_without_gpus(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A driver that lists no GPU is a number, 0, and a line in the log; no GPU series exist."""
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=0))
+    with ending(daemon):
+        page = daemon.page()
+        assert "\ngpuwarden_gpus 0.0" in page
+        assert "gpuwarden_gpu_up{" not in page
+        assert "the driver lists no GPU" in daemon.output()
+
+
+def test_auto_without_driver_simulates_and_says_so(tmp_path: Path) -> None:
+    """Only `auto` simulates on its own, with a plain warning in the log and a label on the page."""
+    daemon = Daemon(tmp_path, "--source", "auto", env=NO_DRIVER)
+    with ending(daemon):
+        assert "SIMULATED" in daemon.output()
+        assert 'gpuwarden_source_info{source="simulated"} 1.0' in daemon.page()
+
+
+def test_capture_is_replayed(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """What `capture` records of a driver, `--source capture:FILE` shows again."""
+    file = tmp_path / "box.json"
+    done = run("capture", "--frames", "1", str(file), env=mock_nvml.env(gpus=2, frozen=1))
+    assert (done.returncode, done.stderr) == (0, "")
+    live = run("once", env=mock_nvml.env(gpus=2, frozen=1)).stdout
+    replayed = run("once", "--source", f"capture:{file}", env=NO_DRIVER).stdout
+    assert _gpu_lines(replayed) == _gpu_lines(live)
+    assert len(_gpu_lines(live)) > 50
+
+
+def _gpu_lines(page: str) -> list[str]:
+    return [line for line in page.splitlines() if line.startswith("gpuwarden_gpu_") and "timestamp" not in line]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}'])
+def test_wrong_capture_is_refused(tmp_path: Path, text: str) -> None:
+    """A file that is no capture ends with 1 and one line that names it."""
+    file = tmp_path / "wrong.json"
+    file.write_text(text)
+    done = run("once", "--source", f"capture:{file}")
+    assert done.returncode == 1
+    assert str(file) in done.stderr
+    assert "Traceback" not in done.stderr
