@@ -1,0 +1,54 @@
+"""On a machine with a real GPU: every row is read or absent, and the page holds together. `make gpu-check` runs these."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.sources.driver import binding, why_unusable
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Iterator[Snapshot]:
+    """Poll the real driver twice, as the second poll finds every thread warm."""
+    reason = why_unusable(binding(), patience=30)
+    if reason:
+        pytest.skip(f"no usable GPU: {reason}")
+
+    async def twice() -> Snapshot:
+        poller = Poller(binding(), 10.0)
+        await poller.poll()
+        return await poller.poll()
+
+    yield asyncio.run(twice())
+    pynvml.nvmlShutdown()
+
+
+def test_every_gpu_answers(snapshot: Snapshot) -> None:
+    """The driver and all of its GPUs answer without an error."""
+    assert snapshot.fault is None
+    assert snapshot.gpus
+    assert [gpu.fault for gpu in snapshot.gpus] == [None] * len(snapshot.gpus)
+    assert [dict(gpu.errors) for gpu in snapshot.gpus] == [{}] * len(snapshot.gpus)
+
+
+def test_readings_make_sense(snapshot: Snapshot) -> None:
+    """Base units are of the right size, and memory adds up."""
+    for gpu in snapshot.gpus:
+        size = gpu.value(GpuReadings.memory_size_bytes)
+        used, free = gpu.value(GpuReadings.memory_used_bytes), gpu.value(GpuReadings.memory_free_bytes)
+        assert size is not None
+        assert used is not None
+        assert free is not None
+        assert size > 2**30
+        assert used + free <= size
+        celsius = gpu.value(GpuReadings.temperature_celsius, "core")
+        assert celsius is None or 10 < celsius < 110
+        watts = gpu.value(GpuReadings.power_usage_watts)
+        assert watts is None or 1 < watts < 2000
