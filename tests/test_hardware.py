@@ -1,4 +1,4 @@
-"""On a machine with a real GPU: every row is read or absent, and the page holds together. `make gpu-check` runs these."""
+"""On a machine with a real GPU: every row is read or absent, and readings make sense. `make gpu-check` runs these."""
 
 import asyncio
 from collections.abc import Iterator
