@@ -1,7 +1,12 @@
 """A simulated box with a clock that tests move."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from gpuwarden.gpu import reader
 from gpuwarden.gpu.nvml import Handle
+from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.sources.simulation import Simulation
 
@@ -49,3 +54,18 @@ def value(answers: reader.Answers, name: str, *labels: str) -> float:
     found = reading[labels] if isinstance(reading, dict) else reading
     assert isinstance(found, (int, float))
     return found
+
+
+def told(snapshot: Snapshot) -> list[list[Any]]:
+    """Write out what a snapshot says of each GPU, but for pids and times, as JSON can hold it."""
+    return [
+        [
+            gpu.identity.uuid,
+            gpu.identity.pci_bus_id,
+            gpu.identity.name,
+            gpu.identity.vbios_version,
+            [[process.type, process.memory] for process in gpu.processes],
+            {row.name: str(reading) for row, reading in gpu.readings.items()},
+        ]
+        for gpu in snapshot.gpus
+    ]
