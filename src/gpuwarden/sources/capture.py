@@ -15,7 +15,7 @@ from gpuwarden.gpu.nvml import FUNCTIONS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
-MAX_BYTES = 64 << 20  # of JSON: what a box of 16 GPUs answers in MAX_FRAMES, twice over
+MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 64 GPUs take 53 MB
 
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
 # number, a text, a struct's fields, a list of structs, or {"error": NVML's return code}.

@@ -1,0 +1,71 @@
+"""A simulated box with a clock that tests move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuwarden.gpu import reader
+from gpuwarden.gpu.nvml import Handle
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.sources.simulation import Simulation
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class Box:
+    """A simulation with a clock of its own, initialised."""
+
+    def __init__(self, gpus: int = 8, seed: int = 1) -> None:
+        self.clock = Clock()
+        self.simulation = Simulation(gpus, seed, self.clock)
+        self.nvml = self.simulation.nvml
+        self.nvml.nvmlInit()
+
+    def handle(self, index: int) -> Handle:
+        """Look a GPU up."""
+        return self.nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def read(self, index: int) -> reader.Answers:
+        """Read a GPU as the daemon does."""
+        return reader.read(self.nvml, self.handle(index))
+
+    def value(self, index: int, name: str, *labels: str) -> float:
+        """Read one value of a GPU by its row's name in the table."""
+        return value(self.read(index), name, *labels)
+
+
+def value(answers: reader.Answers, name: str, *labels: str) -> float:
+    """Take one value, which must be there, out of a GPU's answers."""
+    reading = answers.readings[getattr(GpuReadings, name)]
+    found = reading[labels] if isinstance(reading, dict) else reading
+    assert isinstance(found, (int, float))
+    return found
+
+
+def told(snapshot: Snapshot) -> list[list[Any]]:
+    """Write out what a snapshot says of each GPU, but for pids and times, as JSON can hold it."""
+    return [
+        [
+            gpu.identity.uuid,
+            gpu.identity.pci_bus_id,
+            gpu.identity.name,
+            gpu.identity.vbios_version,
+            [[process.type, process.memory] for process in gpu.processes],
+            {row.name: str(reading) for row, reading in gpu.readings.items()},
+        ]
+        for gpu in snapshot.gpus
+    ]

@@ -1,0 +1,338 @@
+"""A capture replays what was recorded, and a file that cannot be replayed says why."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_box import Box, Clock, told
+
+from gpuwarden.gpu import reader
+from gpuwarden.gpu.nvml import Nvml, NVMLError, code_of
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.sources.capture import MAX_BYTES, MAX_FRAMES, Answers, Capture, CaptureError, Frame, Struct, load, save
+from gpuwarden.sources.masking import masked
+from gpuwarden.sources.recording import record
+from gpuwarden.sources.replay import CapturedNvml
+from mock_nvml import MockNvml
+
+PID_MAX_LIMIT = 1 << 22
+INTERVAL = 2.0
+DOCUMENT = Path(__file__).parent.parent / "docs" / "capture.md"
+# What a process on the mock library does: record the driver, and poll it as the daemon would.
+RECORDER = """
+import asyncio, json, sys
+from pathlib import Path
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.sources.capture import save
+from gpuwarden.sources.driver import binding
+from gpuwarden.sources.recording import record
+from simulated_box import told
+
+save(record(binding(), 2, 0.01), Path(sys.argv[1]))
+print(json.dumps(told(asyncio.run(Poller(binding(), 30).poll()))))
+"""
+
+
+def recorded(box: Box, frames: int = 3) -> Capture:
+    """Record a box, moving its clock."""
+    return record(box.nvml, frames, INTERVAL, box.clock.sleep, box.clock)
+
+
+def snapshot_of(nvml: Nvml) -> Snapshot:
+    """Poll once, as the daemon does."""
+    return asyncio.run(Poller(nvml, 30).poll())
+
+
+def replayed(capture: Capture) -> tuple[Nvml, Clock]:
+    """Replay a capture on a clock of its own."""
+    clock = Clock()
+    nvml = CapturedNvml(capture, clock).nvml
+    nvml.nvmlInit()
+    return nvml, clock
+
+
+class TestReplay:
+    """What comes back is what was recorded."""
+
+    @pytest.mark.parametrize("name", ["box.json", "box.json.gz"])
+    def test_every_frame_reads_as_the_box_did(self, name: str, tmp_path: Path) -> None:
+        """All readings and processes of each frame come back, through either kind of file."""
+        save(recorded(Box(), 3), tmp_path / name)
+        original, (nvml, clock) = Box(), replayed(load(tmp_path / name))
+        for frame in range(3):
+            clock.now = original.clock.now = frame * INTERVAL
+            for index in range(8):
+                assert reader.read(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) == original.read(index)
+
+    def test_the_poller_sees_no_difference(self) -> None:
+        """A poll of the replay finds the GPUs, versions and readings that a poll of the box finds: nothing unasked."""
+        real, again = snapshot_of(Box().nvml), snapshot_of(replayed(recorded(Box()))[0])
+        assert [gpu.identity for gpu in again.gpus] == [gpu.identity for gpu in real.gpus]
+        assert [gpu.readings for gpu in again.gpus] == [gpu.readings for gpu in real.gpus]
+        assert again.driver == real.driver
+
+    def test_recording_a_replay_gives_the_same_capture(self) -> None:
+        """Nothing is lost or bent on the way through."""
+        capture = recorded(Box())
+        nvml, clock = replayed(capture)
+        assert record(nvml, 3, INTERVAL, clock.sleep, clock) == capture
+
+    def test_frames_follow_the_clock_and_begin_again(self) -> None:
+        """Each frame stands for its interval, and the first one follows the last."""
+        frames = tuple(Frame({"nvmlDeviceGetCount": count}, ({},) * count) for count in (1, 2, 3))
+        nvml, clock = replayed(Capture(INTERVAL, frames))
+        counts = []
+        for clock.now in (0, 1.9, 2, 3.9, 4, 5.9, 6, 8, 601):
+            counts.append(nvml.nvmlDeviceGetCount())
+        assert counts == [1, 1, 2, 2, 3, 3, 1, 2, 1]
+
+    def test_faults_are_replayed(self) -> None:
+        """Lost GPUs and failing calls come back as the same faults, in their frames only."""
+        box = Box()
+        healthy = recorded(box, 1)
+        box.simulation.gpu(2).lose()
+        box.simulation.gpu(4).fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN)
+        box.simulation.gpu(5).fail("nvmlDeviceGetTemperature", pynvml.NVML_ERROR_GPU_IS_LOST)
+        box.simulation.gpu(6).fail("nvmlDeviceGetMarginTemperature", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        nvml, clock = replayed(replace(healthy, frames=healthy.frames + recorded(box, 1).frames))
+
+        async def polls() -> tuple[Snapshot, Snapshot, Snapshot]:
+            poller = Poller(nvml, 30)
+            before = await poller.poll()
+            clock.now = INTERVAL
+            broken = await poller.poll(), await poller.poll()  # the second one looks the lost GPU up anew
+            return before, *broken
+
+        before, *broken = asyncio.run(polls())
+        assert all(gpu.up for gpu in before.gpus)
+        for snapshot in broken:
+            faults = {gpu.identity.index: gpu.fault for gpu in snapshot.gpus if gpu.fault}
+            assert faults == {2: "gpu_is_lost", 5: "gpu_is_lost"}
+            assert snapshot.gpus[4].value(GpuReadings.power_usage_watts) is None
+            assert snapshot.gpus[6].value(GpuReadings.temperature_margin_celsius) is not None
+        assert broken[0].gpus[4].errors == {"unknown": 1}
+
+    def test_driver_that_does_not_count_is_replayed(self) -> None:
+        """A frame in which the driver itself failed fails again."""
+        box = Box()
+        box.simulation.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
+        assert snapshot_of(replayed(recorded(box, 1))[0]).fault == "unknown"
+
+    def test_gpu_that_is_not_counted_any_more_is_lost(self) -> None:
+        """A frame with fewer GPUs gives no readings to those that are gone."""
+        fewer = recorded(Box(1), 1).frames
+        nvml, clock = replayed(Capture(INTERVAL, recorded(Box(2), 1).frames + fewer))
+        handle = nvml.nvmlDeviceGetHandleByIndex(1)
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        clock.now = INTERVAL
+        with pytest.raises(reader.GpuGoneError):
+            reader.read(nvml, handle)
+        with pytest.raises(NVMLError) as caught:
+            nvml.nvmlDeviceGetHandleByUUID(uuid)
+        assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_FOUND
+
+    def test_unrecorded_question_is_not_supported(self) -> None:
+        """A capture of an older gpuwarden has no answer to a newer one's question, as a driver may not."""
+        nvml, _clock = replayed(recorded(Box(1), 1))
+        with pytest.raises(NVMLError) as caught:
+            nvml.nvmlDeviceGetTemperatureThreshold(nvml.nvmlDeviceGetHandleByIndex(0), 99)
+        assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+    def test_pids_are_nobodys_here(self) -> None:
+        """A recorded pid must not be taken for the process that has it on the machine of the replay."""
+        answers: Answers = {
+            "nvmlDeviceGetComputeRunningProcesses": [
+                {"pid": os.getpid(), "usedGpuMemory": 1},
+                {"pid": 7, "usedGpuMemory": None},
+            ]
+        }
+        nvml, _clock = replayed(Capture(1.0, (Frame({"nvmlDeviceGetCount": 1}, (answers,)),)))
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(0))
+        assert [process.pid for process in found] == [os.getpid() + PID_MAX_LIMIT, 7 + PID_MAX_LIMIT]
+        assert [process.usedGpuMemory for process in found] == [1, None]
+
+    def test_real_binding(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
+        """What nvidia-ml-py says, structs, byte strings and refusals, is recorded and comes back."""
+        file = tmp_path / "mock.json"
+        env = {**os.environ, **mock_nvml.env(gpus=2, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)}
+        mock_nvml.processes(0, {4242: 3 << 30})
+        done = subprocess.run(
+            [sys.executable, "-c", RECORDER, file], env=env, capture_output=True, text=True, check=True
+        )
+        again = snapshot_of(replayed(load(file))[0])
+        assert told(again) == json.loads(done.stdout)
+        assert len(again.gpus) == 2
+        assert [process.pid for process in again.gpus[0].processes] == [4242 + PID_MAX_LIMIT]
+
+
+class TestRecording:
+    """Recording is bounded."""
+
+    @pytest.mark.parametrize(("frames", "interval"), [(0, 1.0), (MAX_FRAMES + 1, 1.0), (1, 0.0), (1, float("nan"))])
+    def test_bounds(self, frames: int, interval: float) -> None:
+        """Too many frames, or none, are refused before the driver is asked."""
+        with pytest.raises(ValueError, match=f"want 1 to {MAX_FRAMES} frames"):
+            record(Box(1).nvml, frames, interval)
+
+    def test_missing_driver_is_told_at_once(self) -> None:
+        """Without a driver there is nothing to record."""
+        box = Box(1)
+        box.simulation.driver.lose(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        with pytest.raises(NVMLError):
+            recorded(box)
+
+
+def processes(answers: Answers) -> list[Struct]:
+    """Take the list of compute processes out of a GPU's answers."""
+    found = answers["nvmlDeviceGetComputeRunningProcesses"]
+    assert isinstance(found, list)
+    return found
+
+
+class TestMasking:
+    """A masked capture can be shared."""
+
+    def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
+        """No UUID and no pid of the machine is left in the file."""
+        box, file = Box(), tmp_path / "shared.json"
+        capture = recorded(box)
+        save(masked(capture), file)
+        for index in range(8):
+            assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
+            assert all(str(process.pid) not in file.read_text() for process in box.read(index).processes)
+
+    def test_pseudonyms_are_stable(self) -> None:
+        """The same GPU and process stay the same through all frames, and different ones different."""
+        original, shared = recorded(Box()), masked(recorded(Box()))
+        names: dict[object, object] = {}
+        pids: dict[object, object] = {}
+        for before, after in zip(original.frames, shared.frames, strict=True):
+            for old, new in zip(before.gpus, after.gpus, strict=True):
+                name = new["nvmlDeviceGetUUID"]
+                assert names.setdefault(old["nvmlDeviceGetUUID"], name) == name
+                for was, became in zip(processes(old), processes(new), strict=True):
+                    assert pids.setdefault(was["pid"], became["pid"]) == became["pid"]
+        assert len(set(names.values())) == 8
+        assert len(set(pids.values())) == len(pids) == 6
+
+    def test_readings_stay(self) -> None:
+        """Masking changes who, not what."""
+        capture = recorded(Box())
+        plain, shared = (snapshot_of(replayed(each)[0]) for each in (capture, masked(capture)))
+        assert [gpu.readings for gpu in plain.gpus] == [gpu.readings for gpu in shared.gpus]
+
+
+FRAME: dict[str, object] = {"driver": {}, "gpus": [{}]}
+GOOD = {"format": "gpuwarden-capture", "version": 1, "interval": 1, "frames": [FRAME]}
+
+
+def with_answer(question: str, answer: object) -> dict[str, object]:
+    """Make a capture of one frame with that answer."""
+    return {**GOOD, "frames": [{"driver": {}, "gpus": [{question: answer}]}]}
+
+
+class TestLoading:
+    """Files that cannot be replayed are refused with what to do."""
+
+    def test_good_file(self, tmp_path: Path) -> None:
+        """The smallest capture there is loads."""
+        file = tmp_path / "capture.json"
+        file.write_text(json.dumps(GOOD))
+        assert load(file) == Capture(1.0, (Frame({}, ({},)),))
+
+    def test_documented_file(self, tmp_path: Path) -> None:
+        """The file that the documentation shows is one that loads."""
+        (example,) = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+        file = tmp_path / "example.json"
+        file.write_text(example)
+        assert len(load(file).frames[0].gpus) == 2
+
+    @pytest.mark.parametrize(
+        ("content", "complaint"),
+        [
+            ("", "no capture, or a damaged one"),
+            ("{", "no capture, or a damaged one"),
+            ("[" * 100_000, "no capture, or a damaged one"),
+            ([1], "no capture of gpuwarden"),
+            ({"version": 1}, "no capture of gpuwarden"),
+            ({**GOOD, "version": 2}, "a capture of version 2, this gpuwarden reads version 1"),
+            ({**GOOD, "interval": 0}, "interval: want a number of seconds above 0"),
+            ({**GOOD, "interval": float("nan")}, "interval: want a number of seconds above 0"),
+            ({**GOOD, "interval": True}, "interval: want a number of seconds above 0"),
+            ({**GOOD, "frames": []}, f"frames: want a list of 1 to {MAX_FRAMES}"),
+            ({**GOOD, "frames": [FRAME] * (MAX_FRAMES + 1)}, f"frames: want a list of 1 to {MAX_FRAMES}"),
+            ({**GOOD, "frames": [7]}, "a damaged capture"),
+            ({**GOOD, "frames": [{"driver": {}}]}, "a damaged capture"),
+            ({**GOOD, "frames": [{"driver": [], "gpus": []}]}, "want an object"),
+            ({**GOOD, "frames": [{"driver": {}, "gpus": 3}]}, "a damaged capture"),
+            (with_answer("os.system", 1), "'os.system' is no question"),
+            (with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is no question"),
+            (with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is no answer to it"),
+            (with_answer("nvmlDeviceGetPowerUsage", True), "True is no answer to it"),
+            (with_answer("nvmlDeviceGetUUID", 1), "1 is no answer to it"),
+            (with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is no answer to it"),
+            (with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is no answer to it"),
+            (with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]), "is no answer to it"),
+        ],
+    )
+    def test_bad_file(self, content: object, complaint: str, tmp_path: Path) -> None:
+        """The message names the file, what is wrong in it, and the way out."""
+        file = tmp_path / "capture.json"
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(CaptureError, match=complaint) as caught:
+            load(file)
+        assert str(caught.value).startswith(f"{file}: ")
+        assert "record it again" in str(caught.value)
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        """A file that is not there is named."""
+        with pytest.raises(CaptureError, match=r"absent\.json: the capture cannot be read \(No such file"):
+            load(tmp_path / "absent.json")
+
+    @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}")[:-5], b""])
+    def test_damaged_compression(self, content: bytes, tmp_path: Path) -> None:
+        """A compressed file cut short or not compressed at all is a damaged capture."""
+        file = tmp_path / "capture.json.gz"
+        file.write_bytes(content)
+        with pytest.raises(CaptureError, match="damaged"):
+            load(file)
+
+    def test_endless_file(self, tmp_path: Path) -> None:
+        """A small file that unpacks to more than a capture may hold is not unpacked."""
+        file = tmp_path / "bomb.json.gz"
+        file.write_bytes(gzip.compress(b" " * (MAX_BYTES + 1)))
+        with pytest.raises(CaptureError, match=f"longer than {MAX_BYTES} bytes"):
+            load(file)
+
+    @given(st.binary(max_size=80), st.integers(0, 10_000))
+    @settings(max_examples=150, deadline=None)
+    def test_any_bytes(self, tmp_path_factory: pytest.TempPathFactory, patch: bytes, place: int) -> None:
+        """Whatever is written over a capture, it loads or is refused, and what loads can be polled."""
+        file = tmp_path_factory.getbasetemp() / "patched.json"
+        save(ONE_GPU, file)
+        whole = file.read_bytes()
+        place %= len(whole)
+        file.write_bytes(whole[:place] + patch + whole[place + len(patch) :])
+        try:
+            nvml, _clock = replayed(load(file))
+        except CaptureError:
+            return
+        for index in range(nvml.nvmlDeviceGetCount()):
+            reader.read(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+
+
+ONE_GPU = recorded(Box(1), 1)

@@ -1,0 +1,171 @@
+"""A source opens what was chosen, and `auto` never pretends quietly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pynvml
+import pytest
+from simulated_box import Box
+
+from gpuwarden import config
+from gpuwarden.gpu.advice import hidden_gpus
+from gpuwarden.gpu.nvml import FUNCTIONS
+from gpuwarden.sources import open_source
+from gpuwarden.sources.capture import Capture, Frame, save
+from gpuwarden.sources.driver import LEAST_VERSION, binding, why_unusable
+from gpuwarden.sources.recording import record
+from gpuwarden.sources.replay import CapturedNvml
+from mock_nvml import MockNvml
+
+SIMULATION = config.Simulation(gpus=3, seed=5)
+OPEN = """
+import logging, sys
+from gpuwarden import config
+from gpuwarden.sources import open_source
+logging.basicConfig(format="%(levelname)s %(message)s")
+source = open_source(config.Source(sys.argv[1]), config.Simulation(gpus=3))
+if source.name != sys.argv[1]:
+    source.nvml.nvmlInit()
+    print(source.nvml.nvmlDeviceGetCount(), end=" ")
+print(source.name, *sorted(name for name in sys.modules if name.startswith("gpuwarden.sources.")))
+"""
+
+
+def opened(name: str, env: dict[str, str] | None = None) -> tuple[list[str], str]:
+    """Open a source in a process of its own; return its count, name and modules, and what it logged."""
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, name],
+        env={**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split(), done.stderr
+
+
+class TestOpening:
+    """Each choice gives its provider."""
+
+    def test_simulated(self) -> None:
+        """The simulation has as many GPUs as configured, and runs that report."""
+        source = open_source(config.Source("simulated"), SIMULATION)
+        source.nvml.nvmlInit()
+        assert source.name == "simulated"
+        assert source.nvml.nvmlDeviceGetCount() == 3
+        assert list(source.reports())
+
+    def test_capture(self, tmp_path: Path) -> None:
+        """A capture is replayed, and has no runs."""
+        save(record(Box(2).nvml, 1, 1.0), tmp_path / "two.json")
+        source = open_source(config.Source("capture", tmp_path / "two.json"), SIMULATION)
+        assert source.name == "capture"
+        assert source.nvml.nvmlDeviceGetCount() == 2
+        assert not list(source.reports())
+
+    def test_capture_without_file(self) -> None:
+        """A capture that is not named is asked for."""
+        with pytest.raises(ValueError, match="write capture:FILE"):
+            open_source(config.Source("capture"), SIMULATION)
+
+    def test_driver_takes_no_simulation_along(self) -> None:
+        """A service on the driver has neither simulation nor captures in its memory."""
+        assert opened("nvml")[0] == ["nvml", "gpuwarden.sources.driver"]
+
+    def test_driver_is_not_asked_when_opened(self) -> None:
+        """The poller waits for a driver that is not there yet; opening it does not."""
+        source = open_source(config.Source("nvml"), SIMULATION)
+        assert source.name == "nvml"
+        assert all(getattr(source.nvml, name) is getattr(pynvml, name) for name in FUNCTIONS)
+
+
+class TestAuto:
+    """`auto` is the driver if there is one."""
+
+    def test_driver_with_gpus(self, mock_nvml: MockNvml) -> None:
+        """With a driver that lists GPUs, nothing is simulated and nothing warned of."""
+        assert opened("auto", mock_nvml.env(gpus=1)) == (["1", "nvml", "gpuwarden.sources.driver"], "")
+
+    def test_no_driver(self, mock_nvml: MockNvml) -> None:
+        """Without a driver as many GPUs as configured are simulated, and the warning says so and why."""
+        mock_nvml.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
+        found, logged = opened("auto", mock_nvml.env())
+        assert found[:2] == ["3", "simulated"]
+        assert "WARNING no NVIDIA driver found (Driver Not Loaded): the GPUs shown are SIMULATED" in logged
+
+
+class TestWhyUnusable:
+    """The reason that `auto` gives."""
+
+    def test_usable(self) -> None:
+        """A driver with GPUs needs no reason."""
+        assert why_unusable(Box(1).nvml) is None
+
+    def test_refusing_driver(self) -> None:
+        """A driver's own words are the reason."""
+        box = Box(1)
+        box.simulation.driver.lose(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+        assert why_unusable(box.nvml) == "RM has detected an NVML/RM version mismatch."
+
+    def test_hanging_driver(self) -> None:
+        """A driver that hangs is given up after the patience, not waited for."""
+        box = Box(1)
+        box.simulation.driver.hang()
+        assert why_unusable(box.nvml, patience=0.05) == "the driver has not answered for 0.05 s"
+        box.simulation.driver.restore()
+
+    def test_driver_without_gpus(self) -> None:
+        """A driver that counts none says so, or what hides them if something does here."""
+        empty = CapturedNvml(Capture(1.0, (Frame({"nvmlDeviceGetCount": 0}, ()),))).nvml
+        assert why_unusable(empty) == (hidden_gpus(0) or "the driver lists no GPU")
+
+
+class TestBinding:
+    """nvidia-ml-py is checked before it is used."""
+
+    def test_installed_version(self) -> None:
+        """The one installed has all functions."""
+        assert binding() is pynvml
+
+    def test_too_old(self) -> None:
+        """A module without one of the functions is refused with its name and the version wanted."""
+        old = types.ModuleType("pynvml")
+        vars(old).update(
+            {name: getattr(pynvml, name) for name in FUNCTIONS if name != "nvmlDeviceGetMarginTemperature"}
+        )
+        with pytest.raises(ImportError, match="lacks nvmlDeviceGetMarginTemperature: install nvidia-ml-py>=") as caught:
+            binding(old)
+        assert LEAST_VERSION in str(caught.value)
+
+    def test_package_asks_for_the_least_version(self) -> None:
+        """What the package requires is what the binding needs."""
+        pyproject = Path(__file__).parent.parent / "pyproject.toml"
+        assert f'"nvidia-ml-py>={LEAST_VERSION}"' in pyproject.read_text()
+
+
+class TestHiddenGpus:
+    """The trap that NVML counts 0 GPUs, without an error, where it may not open them."""
+
+    def test_hidden(self, tmp_path: Path) -> None:
+        """GPUs of the kernel module that NVML does not list are told, with what to allow."""
+        (tmp_path / "0000:10:00.0").mkdir()
+        (tmp_path / "0000:11:00.0").mkdir()
+        message = hidden_gpus(0, tmp_path)
+        assert message is not None
+        assert "the kernel module has 2" in message
+        assert "DeviceAllow=char-nvidia* rw" in message
+
+    @pytest.mark.parametrize("enumerated", [1, 8])
+    def test_listed(self, enumerated: int, tmp_path: Path) -> None:
+        """Listed GPUs are not hidden."""
+        (tmp_path / "0000:10:00.0").mkdir()
+        assert hidden_gpus(enumerated, tmp_path) is None
+
+    def test_none_there(self, tmp_path: Path) -> None:
+        """A machine without GPUs, or without the kernel module, hides nothing."""
+        assert hidden_gpus(0, tmp_path) is None
+        assert hidden_gpus(0, tmp_path / "absent") is None
