@@ -1,0 +1,172 @@
+"""Polling all GPUs: one that is lost or hangs costs its own readings, whenever it happens."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+
+import pynvml
+import pytest
+
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.snapshot import HUNG, Snapshot
+from gpuwarden.sources.simulation import Simulation
+
+INTERVAL = 0.3  # seconds that a hanging call is waited for
+
+
+@pytest.fixture
+def box() -> Iterator[Simulation]:
+    """Make a simulated box of four GPUs; let go of what hangs in the end."""
+    box = Simulation(gpus=4)
+    yield box
+    box.driver.restore()
+    for index in range(4):
+        box.gpu(index).restore()
+
+
+def polled(box: Simulation, scenario: Callable[[Poller], Coroutine[None, None, None]]) -> None:
+    """Run a scenario with a poller of the box."""
+
+    async def main() -> None:
+        await scenario(Poller(box.nvml, INTERVAL))
+
+    asyncio.run(main())
+
+
+def up(snapshot: Snapshot) -> list[int]:
+    """Return the indices of the GPUs that answer."""
+    return [gpu.identity.index for gpu in snapshot.gpus if gpu.up]
+
+
+def test_all_answer(box: Simulation) -> None:
+    """A healthy box is read whole, in NVML's order."""
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 1, 2, 3]
+        assert (snapshot.fault, snapshot.enumerated, snapshot.hung) == (None, 4, False)
+        assert snapshot.driver is not None
+
+    polled(box, scenario)
+
+
+def test_hung_gpu_spares_the_others(box: Simulation) -> None:
+    """A GPU that hangs is down without readings; the others are fresh in every poll, and it comes back."""
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        threads = threading.active_count()
+        box.gpu(2).hang()
+        for _ in range(3):
+            snapshot = await poller.poll()
+            assert up(snapshot) == [0, 1, 3]
+            hung = snapshot.gpus[2]
+            assert (hung.fault, hung.readings, hung.processes) == (HUNG, {}, ())
+        assert snapshot.gpus[2].errors == {HUNG: 3}
+        assert not snapshot.hung
+        assert threading.active_count() == threads  # a hang does not breed threads
+        box.gpu(2).restore()
+        while 2 not in up(snapshot):
+            snapshot = await poller.poll()
+
+    polled(box, scenario)
+
+
+def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
+    """A GPU that hangs before it could be identified leaves the others in sight, and joins them later."""
+    box.gpu(1).hang()
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 2, 3]
+        assert snapshot.enumerated == 4
+        assert snapshot.errors == {HUNG: 1}
+        box.gpu(1).restore()
+        while up(snapshot) != [0, 1, 2, 3]:
+            snapshot = await poller.poll()
+
+    polled(box, scenario)
+
+
+def test_lost_gpu_keeps_its_identity(box: Simulation) -> None:
+    """A lost GPU stays listed, down; its last success is kept and nothing else; it can come back."""
+
+    async def scenario(poller: Poller) -> None:
+        before = await poller.poll()
+        box.gpu(0).lose()
+        snapshot = await poller.poll()
+        lost = snapshot.gpus[0]
+        assert up(snapshot) == [1, 2, 3]
+        assert lost.identity == before.gpus[0].identity
+        assert (lost.fault, lost.readings) == ("gpu_is_lost", {})
+        assert lost.last_success == before.gpus[0].last_success
+        box.gpu(0).restore()
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+
+    polled(box, scenario)
+
+
+def test_gpu_lost_from_the_start(box: Simulation) -> None:
+    """A GPU that never said who it is shows in the driver's count and in the errors, and joins when it answers."""
+    box.gpu(3).lose()
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert (up(snapshot), snapshot.enumerated) == ([0, 1, 2], 4)
+        assert snapshot.errors == {"gpu_is_lost": 1}
+        box.gpu(3).restore()
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+
+    polled(box, scenario)
+
+
+def test_everything_hangs(box: Simulation) -> None:
+    """Only when nothing at all comes back is the poll called hung: that is what stops the watchdog's beat."""
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        for index in range(4):
+            box.gpu(index).hang()
+        snapshot = await poller.poll()
+        assert up(snapshot) == []
+        assert snapshot.hung
+
+    polled(box, scenario)
+
+
+def test_everything_hangs_from_the_start(box: Simulation) -> None:
+    """A driver that hangs before the first answer is hung too."""
+    box.driver.hang()
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert (snapshot.fault, snapshot.enumerated, snapshot.hung) == (HUNG, None, True)
+
+    polled(box, scenario)
+
+
+def test_all_gpus_hang_from_the_start(box: Simulation) -> None:
+    """So is one that counts GPUs of which none says who it is."""
+    for index in range(4):
+        box.gpu(index).hang()
+
+    async def scenario(poller: Poller) -> None:
+        assert (await poller.poll()).hung
+
+    polled(box, scenario)
+
+
+def test_driver_that_refuses_has_answered(box: Simulation) -> None:
+    """A driver that goes away costs all readings, is named, and is initialised anew when it is back."""
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        snapshot = await poller.poll()
+        assert (snapshot.fault, snapshot.hung) == ("driver_not_loaded", False)
+        assert snapshot.errors == {"driver_not_loaded": 1}
+        box.driver.restore()
+        snapshot = await poller.poll()
+        assert (snapshot.fault, up(snapshot)) == (None, [0, 1, 2, 3])
+
+    polled(box, scenario)
