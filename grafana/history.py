@@ -1,0 +1,198 @@
+"""An hour of a simulated box in Prometheus, made in seconds: `python grafana/history.py DIRECTORY [--minutes N]`.
+
+The real daemon polls the simulation while the clock runs fast; its pages become a Prometheus' blocks, over which
+Prometheus itself evaluates the alert rules. It ends where a leaking run is nearly out of memory. Needs Prometheus and
+promtool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import subprocess
+import tempfile
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from unittest import mock
+
+import promql_parser
+import yaml
+
+from gpuwarden import thresholds
+from gpuwarden.config import Config
+from gpuwarden.daemon import Daemon
+from gpuwarden.sources import Source
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.state import State
+
+BEGIN = 1_763_600_000.0  # Unix time; any will do, a constant one makes the same history every time
+STEP = 5.0  # seconds between polls, and between evaluations of the rules
+LIMIT = 3 * 3600.0  # seconds until a run must have come near out of memory
+FLAGS = (
+    "--storage.tsdb.retention.time=100y",
+    # Imported series have no mark at their end: with the usual five minutes, what is gone would linger.
+    f"--query.lookback-delta={STEP * 1500:.0f}ms",
+)
+TARGET = 'job="gpuwarden",instance="gpu-box-1:9846"'
+# Faults, so that the panels of errors have something to show: from and to, as parts of the history.
+LOST_GPU, GPU_LOST, DRIVER_LOST = 5, (0.5, 0.55), (0.7, 0.705)
+RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
+Labels: TypeAlias = "tuple[tuple[str, str], ...]"
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds since the beginning."""
+
+    now: float = 0.0
+
+    def time(self) -> float:
+        """Return the Unix time, as `time.time` does."""
+        return BEGIN + self.now
+
+
+def record(directory: Path, seconds: float) -> tuple[float, float]:
+    """Write a Prometheus' data directory; return the Unix times of its first and its last sample."""
+    directory.mkdir(parents=True, exist_ok=True)
+    end = asyncio.run(_record(directory, seconds))
+    with serving(directory) as url:
+        alerts = [line for rule in _rules() for line in _alerts(url, rule, end)]
+    _import(directory, alerts)
+    return BEGIN, end
+
+
+async def _record(directory: Path, seconds: float) -> float:
+    clock = _Clock()
+    simulation = Simulation(clock=lambda: clock.now)
+    daemon = Daemon(Config(), Source("simulated", simulation.nvml, simulation.reports))
+    lines: list[str] = []
+    with mock.patch("time.time", clock.time):  # the daemon's own clock runs fast as well
+        while True:
+            _break(simulation, clock.now / seconds)
+            state = await daemon.poll()
+            lines += _samples(daemon.text, clock.time())
+            if clock.now >= seconds and _least_headroom(state) < thresholds.NEAR_OUT_OF_MEMORY / 2:
+                break
+            if clock.now > seconds + LIMIT:
+                raise RuntimeError(f"no simulated run came near out of memory in {clock.now:g} s")
+            clock.now += STEP
+    _import(directory, lines)
+    return clock.time()
+
+
+def _break(simulation: Simulation, progress: float) -> None:
+    for faults, (begin, end) in ((simulation.gpu(LOST_GPU), GPU_LOST), (simulation.driver, DRIVER_LOST)):
+        if begin <= progress < end:
+            faults.lose()
+        else:
+            faults.restore()
+
+
+def _least_headroom(state: State) -> float:
+    return min(
+        (left / (left + run.memory[uuid].current) for run in state.runs for uuid, left in run.headroom.items()),
+        default=1.0,
+    )
+
+
+def _samples(page: str, time: float) -> Iterator[str]:
+    """Write a page's samples as Prometheus stores them: with its target's labels, and `up` beside them."""
+    yield f"up{{{TARGET}}} 1 {time}\n"
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            series, _, value = line.rpartition(" ")
+            name, _, labels = series.rstrip("}").partition("{")
+            yield f"{name}{{{labels}{',' if labels else ''}{TARGET}}} {value} {time}\n"
+
+
+def _import(directory: Path, lines: list[str]) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".om") as file:
+        file.writelines([*lines, "# EOF\n"])
+        file.flush()
+        command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", file.name, str(directory)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[str]:
+    """Serve a data directory by a Prometheus on a free port of 127.0.0.1; yield its URL."""
+    empty = directory / "prometheus.yml"
+    empty.write_text("scrape_configs: []\n")
+    command = ["prometheus", f"--config.file={empty}", f"--storage.tsdb.path={directory}"]
+    command += [*FLAGS, "--web.listen-address=127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as prometheus:
+        try:
+            yield _url(prometheus)
+        finally:
+            prometheus.terminate()
+
+
+def _url(prometheus: subprocess.Popen[str]) -> str:
+    """Read from its log where it listens, and that it is ready."""
+    address = ""
+    log: list[str] = []
+    for line in prometheus.stderr or ():
+        log.append(line)
+        if listening := re.search(r'msg="Listening on".* address=(\S+)', line):
+            address = listening[1]
+        if "Server is ready" in line:
+            return f"http://{address}"
+    raise RuntimeError(f"Prometheus ended:\n{''.join(log)}")
+
+
+def ask(url: str, path: str, **parameters: object) -> Any:
+    """Ask Prometheus' API. Raises urllib.error.HTTPError for a query it does not accept."""
+    data = urllib.parse.urlencode(parameters).encode()
+    with urllib.request.urlopen(f"{url}/api/v1/{path}", data, timeout=30) as answer:
+        return json.load(answer)["data"]
+
+
+def _rules() -> Iterator[dict[str, Any]]:
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        yield from group["rules"]
+
+
+def _alerts(url: str, rule: dict[str, Any], end: float) -> Iterator[str]:
+    """Write the samples of ALERTS that evaluating the rule would have left."""
+    wait = promql_parser.parse_duration(rule["for"]).total_seconds() if "for" in rule else 0
+    found = ask(url, "query_range", query=rule["expr"], start=BEGIN, end=end, step=STEP)["result"]
+    for series in found:
+        labels = {**series["metric"], **rule["labels"], "alertname": rule["alert"], "alertstate": "firing"}
+        labels.pop("__name__", None)
+        text = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+        for time in _firing([float(time) for time, _value in series["values"]], wait):
+            yield f"ALERTS{{{text}}} 1 {time}\n"
+
+
+def _firing(active: list[float], wait: float) -> Iterator[float]:
+    """Return those of the times at which an expression held without a gap for `wait` seconds."""
+    since = last = -LIMIT
+    for time in active:
+        since = since if time - last <= STEP else time
+        last = time
+        if time - since >= wait:
+            yield time
+
+
+def main() -> None:
+    """Write a history and say how to look at it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--minutes", type=float, default=60)
+    options = parser.parse_args()
+    begin, end = record(options.directory, options.minutes * 60)
+    print(f"from={begin:.0f} to={end:.0f}: samples from {begin:.0f} to {end:.0f}, Unix time; look at them with")
+    print(
+        f"  prometheus --config.file={options.directory}/prometheus.yml --storage.tsdb.path={options.directory}", *FLAGS
+    )
+
+
+if __name__ == "__main__":
+    main()
