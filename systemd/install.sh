@@ -1,0 +1,184 @@
+#!/bin/sh
+# Installs gpuwarden as a systemd service, or upgrades it. What cannot be installed whole leaves things as they were.
+set -eu
+umask 022 # root's own may be 077, and the service runs as a user without rights
+
+prefix=/opt/gpuwarden
+old=$prefix.old
+unit=/etc/systemd/system/gpuwarden.service
+config=/etc/gpuwarden/config.yaml
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+
+usage() {
+    cat <<EOF
+Usage: install.sh [WHEEL]                  install or upgrade, from this checkout or from a built wheel
+       install.sh --uninstall [--purge]    remove; with --purge the configuration as well
+
+Makes $prefix (a virtual environment), $unit
+and, if there is none yet, $config; then enables and starts the service.
+Needs root, systemd and Python 3.10 or later with its venv module. Run it again to upgrade.
+
+PYTHON=/path/to/python3    the interpreter to use; not one in a home directory, which the service cannot read
+PIP_INDEX_URL, PIP_FIND_LINKS, PIP_NO_INDEX and pip's other settings apply, so that it works without a network.
+EOF
+}
+
+die() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+main() {
+    case "${1-}" in
+    -h | --help) usage ;;
+    --uninstall)
+        [ $# -eq 1 ] || { [ $# -eq 2 ] && [ "$2" = --purge ]; } || wrong_use "after --uninstall only --purge may stand"
+        require_systemd
+        uninstall "${2-}"
+        ;;
+    -*) wrong_use "unknown option $1" ;;
+    *)
+        [ $# -le 1 ] || wrong_use "want one wheel at most"
+        require_systemd
+        install_service "${1-}"
+        ;;
+    esac
+}
+
+wrong_use() {
+    echo "install.sh: $1" >&2
+    usage >&2
+    exit 2
+}
+
+require_systemd() {
+    [ "$(id -u)" -eq 0 ] || die "must run as root; try: sudo $0"
+    [ -d /run/systemd/system ] || die "this system was not booted with systemd; run 'gpuwarden serve' under what starts services here"
+}
+
+install_service() {
+    source=${1:-$here/..}
+    [ -e "$source" ] || die "$source does not exist"
+    [ ! -e "$prefix" ] || [ -f "$prefix/pyvenv.cfg" ] || die "$prefix exists and is not of this script's making; move it away"
+    python=$(find_python)
+    echo "installing into $prefix with $python"
+    scratch=$(mktemp -d)
+    set_old_aside
+    trap 'undo' EXIT
+    trap 'exit 1' HUP INT TERM
+
+    "$python" -m venv "$prefix"
+    "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")"
+    write_config
+    "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration does not suit this version; correct it and run this again"
+    install -m 0644 "$here/gpuwarden.service" "$unit"
+
+    trap - EXIT
+    rm -rf "$scratch" "$old/pyvenv.cfg" "$old"
+    start
+}
+
+find_python() {
+    if [ -n "${PYTHON-}" ]; then
+        check_python "$PYTHON" || exit 1
+        return
+    fi
+    for candidate in /usr/bin/python3 /usr/bin/python3.1[0-9] /usr/local/bin/python3 /usr/local/bin/python3.1[0-9]; do
+        [ -x "$candidate" ] && check_python "$candidate" 2>/dev/null && return
+    done
+    echo "install.sh: no Python of these will do:" >&2
+    for candidate in /usr/bin/python3 /usr/local/bin/python3; do
+        check_python "$candidate" || true
+    done
+    die "install one with its venv module (Debian, Ubuntu: apt-get install python3-venv) or name one by PYTHON="
+}
+
+# Prints the interpreter if the service can use it, else says on standard error why not.
+check_python() {
+    command -v "$1" >/dev/null || { echo "install.sh: $1: not found" >&2 && return 1; }
+    "$1" - "$1" <<'EOF'
+import os
+import shutil
+import sys
+
+given = sys.argv[1]
+base = os.path.realpath(sys.base_prefix)
+if sys.version_info < (3, 10):
+    sys.exit(f"install.sh: {given} is Python {sys.version.split()[0]}; gpuwarden needs 3.10 or later")
+if any(f"{base}/".startswith(home) for home in ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")):
+    sys.exit(f"install.sh: {given} lives in {base}, which the service cannot read; set PYTHON= to one of the system's")
+try:
+    import ensurepip
+    import venv
+except ImportError:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    sys.exit(
+        f"install.sh: {given} lacks its venv module; on Debian and Ubuntu:"
+        f" apt-get install {'python3' if given == '/usr/bin/python3' else f'python{version}'}-venv"
+    )
+print(shutil.which(given))
+EOF
+}
+
+# A checkout is built from a copy: setuptools would leave root's files in it, and take in those of an earlier build.
+pip_source() {
+    [ -d "$1" ] || { realpath "$1" && return; }
+    (cd "$1" && cp -r pyproject.toml README.md LICENSE src "$scratch")
+    echo "$scratch"
+}
+
+# An environment holds its own path, so the new one is made in place; the running daemon has its modules in memory.
+set_old_aside() {
+    if [ -f "$old/pyvenv.cfg" ]; then
+        rm -rf "$prefix" # an earlier attempt was cut off: the whole one is the old one
+    elif [ -d "$prefix" ]; then
+        rm -rf "$old"
+        mv "$prefix" "$old"
+    fi
+}
+
+undo() {
+    rm -rf "$scratch" "$prefix"
+    if [ -d "$old" ]; then
+        mv "$old" "$prefix"
+        echo "install.sh: failed; the version that was installed before is in place again" >&2
+    else
+        echo "install.sh: failed; nothing was installed" >&2
+    fi
+}
+
+write_config() {
+    [ ! -e "$config" ] || return 0
+    "$prefix/bin/gpuwarden" reference example >"$scratch/config.yaml"
+    install -D -m 0644 "$scratch/config.yaml" "$config"
+}
+
+start() {
+    systemctl daemon-reload
+    systemctl enable --quiet gpuwarden.service
+    # Type=notify: this returns once the first poll is served, which is also when /-/ready turns 200.
+    if ! systemctl restart gpuwarden.service; then
+        journalctl --unit gpuwarden.service --lines 20 --no-pager >&2
+        die "the service does not start; its last lines stand above. It will be tried again every few seconds"
+    fi
+    echo "gpuwarden is running: $(systemctl show --property StatusText --value gpuwarden.service)"
+    echo "configuration: $config (then: systemctl restart gpuwarden)   log: journalctl -u gpuwarden"
+}
+
+uninstall() {
+    if [ -f "$unit" ]; then
+        systemctl disable --now --quiet gpuwarden.service
+        rm "$unit"
+    fi
+    systemctl daemon-reload
+    systemctl reset-failed gpuwarden.service 2>/dev/null || true
+    [ ! -f "$prefix/pyvenv.cfg" ] || rm -rf "$prefix"
+    if [ "$1" = --purge ]; then
+        rm -rf "${config%/*}" "$unit.d"
+        echo "gpuwarden and its configuration are removed"
+    else
+        echo "gpuwarden is removed; ${config%/*} is kept (--purge removes it as well)"
+    fi
+}
+
+main "$@"
