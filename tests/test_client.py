@@ -301,7 +301,7 @@ def test_interval(daemon: Receiver, connection: Connection) -> None:
     run = Run(connection)
     for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
         run.count(1, None)
-        run.report_if_due(now)
+        run.observe(now)
     assert [each.steps for each in daemon.accept().waiting()[1:] if isinstance(each, Report)] == [1, 4, 6]
 
 
@@ -420,33 +420,45 @@ print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdl
     assert python(script).stdout.split() == ["gpuwarden"]
 
 
-def play(steps: Steps, clock: Clock, begins: int, *, stopped: bool = False) -> None:
-    """Play an epoch of `begins` begins."""
-    steps.begin_epoch()
-    for _ in range(begins):
-        steps.begin(clock.now)
-        clock.now += 1
-        steps.resume(clock.now)
-        clock.now += 2
-    steps.end_epoch(clock.now, stopped=stopped)
-    steps.end_epoch(clock.now + 100, stopped=stopped)  # the epoch's end after its validation
+class SlowRun(Run):
+    """A run whose every look takes a second of the clock."""
+
+    def __init__(self, connection: Connection, clock: Clock) -> None:
+        super().__init__(connection)
+        self.clock = clock
+
+    def observe(self, now: float) -> None:
+        """Look, and take a second for it."""
+        super().observe(now)
+        self.clock.now += 1
 
 
 @pytest.fixture
-def run(connection: Connection) -> Run:
+def run(connection: Connection, clock: Clock) -> Run:
     """Give a run that nobody listens to."""
-    return Run(connection)
+    return SlowRun(connection, clock)
+
+
+def play(steps: Steps, clock: Clock, begins: int, *, stopped: bool = False) -> None:
+    """Play an epoch of `begins` begins, each of an execution that takes 2 s."""
+    steps.begin_epoch()
+    for _ in range(begins):
+        steps.begin()
+        clock.now += 2
+    steps.end_epoch(stopped=stopped)
+    clock.now += 100  # validation
+    steps.end_epoch(stopped=stopped)
 
 
 def test_time(run: Run, clock: Clock) -> None:
     """A step lasts from begin to begin without our own time; the first, which compiles, has no time."""
-    play(Steps(run, 1, 4), clock, 4)
+    play(Steps(run, 1, 4, clock=clock), clock, 4)
     assert (run.steps, run._step_seconds, sum(run._buckets)) == (4, 6.0, 3)
 
 
 def test_second_epoch(run: Run, clock: Clock) -> None:
     """Only a fit's first step compiles: the second epoch's steps all have times."""
-    steps = Steps(run, 1, 4)
+    steps = Steps(run, 1, 4, clock=clock)
     play(steps, clock, 4)
     play(steps, clock, 4)
     assert (run.steps, run._step_seconds, sum(run._buckets)) == (8, 14.0, 7)
@@ -454,7 +466,7 @@ def test_second_epoch(run: Run, clock: Clock) -> None:
 
 def test_several_an_execution(run: Run, clock: Clock) -> None:
     """An execution of several steps counts each, at its share of the time; the last may be short."""
-    steps = Steps(run, 3, 4)
+    steps = Steps(run, 3, 4, clock=clock)
     play(steps, clock, 2)
     play(steps, clock, 2)
     assert (run.steps, run._step_seconds) == (8, 6.0)
@@ -464,13 +476,13 @@ def test_several_an_execution(run: Run, clock: Clock) -> None:
 
 def test_unknown_length(run: Run, clock: Clock) -> None:
     """Where Keras does not know an epoch's length, its last begin found no data and is no step."""
-    play(Steps(run, 1, None, lambda: 17), clock, 5)
+    play(Steps(run, 1, None, lambda: 17, clock), clock, 5)
     assert (run.steps, run._step_seconds) == (4, 6.0)
 
 
 def test_stopped(run: Run, clock: Clock) -> None:
     """A fit that was asked to stop made a step of every begin."""
-    play(Steps(run, 1, None), clock, 5, stopped=True)
+    play(Steps(run, 1, None, clock=clock), clock, 5, stopped=True)
     assert run.steps == 5
 
 
@@ -482,25 +494,26 @@ def test_stopped(run: Run, clock: Clock) -> None:
 def test_unknown_length_several(run: Run, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
     """The optimizer tells how many steps a short last execution made, within what the executions allow."""
     answers = iter(updates)
-    play(Steps(run, 3, None, lambda: next(answers)), clock, 5)
+    play(Steps(run, 3, None, lambda: next(answers), clock), clock, 5)
     assert run.steps == steps
 
 
 def test_never_more_than_made(run: Run, clock: Clock) -> None:
     """While an epoch of unknown length runs, an execution that may be short is not counted yet."""
-    steps = Steps(run, 3, None, lambda: 0)
+    steps = Steps(run, 3, None, lambda: 0, clock)
     steps.begin_epoch()
     counted = []
     for _ in range(4):
-        steps.begin(clock.now)
+        steps.begin()
+        steps.settle()
         counted.append(run.steps)
     assert counted == [0, 0, 3, 6]
 
 
 def test_empty_epoch(run: Run, clock: Clock) -> None:
     """An epoch without data counts no step."""
-    play(Steps(run, 3, None, lambda: 0), clock, 1)
-    play(Steps(run, 1, None), clock, 0)
+    play(Steps(run, 3, None, lambda: 0, clock), clock, 1)
+    play(Steps(run, 1, None, clock=clock), clock, 0)
     assert run.steps == 0
 
 

@@ -138,13 +138,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
 
     @_guarded
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        run, steps = self._training()
-        now = monotonic()
-        run.phase = "train"  # a predict within fit, by another callback, has left it idle
-        run.batch = steps.begin(now)
-        run.memory.sample()
-        run.report_if_due(now)
-        steps.resume(monotonic())
+        assert self._steps is not None
+        self._steps.begin()
 
     @_guarded
     def on_test_begin(self, logs: Any = None) -> None:
@@ -200,16 +195,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
     def _enter(self, phase: Phase) -> None:
         assert self._run is not None
         self._run.phase = phase
-        self._run.memory.sample()
         self._run.report(monotonic())
 
     def _observe(self) -> None:
         assert self._run is not None
-        self._run.memory.sample()
-        self._run.report_if_due(monotonic())
+        now = monotonic()
+        if now >= self._run.due:
+            self._run.observe(now)
 
     def _end_steps(self, steps: Steps) -> None:
-        steps.end_epoch(monotonic(), stopped=bool(self._watched.stop_training))
+        steps.end_epoch(stopped=bool(self._watched.stop_training))
 
     def _failed(self, error: Exception) -> None:
         self._errors += 1

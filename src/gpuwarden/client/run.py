@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuwarden.client.connection import Connection
@@ -16,6 +17,7 @@ from gpuwarden.protocol import STEP_BUCKETS, End, Hello, Phase, Report, clip
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL = 0.25  # seconds
+SAMPLE_INTERVAL = 0.05  # seconds; a look takes some 20 µs where training has the processor's caches
 
 _runs: dict[tuple[int, str], Run] = {}
 
@@ -23,7 +25,7 @@ _runs: dict[tuple[int, str], Run] = {}
 class Run:
     """The totals of this process since it first reported; one a process and socket, whoever counts into it.
 
-    Whoever counts a step calls `report_if_due`; whoever changes `phase` or `epoch` calls `report`.
+    Whoever makes steps calls `observe` once `due` has come; whoever changes `phase` or `epoch` calls `report`.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -32,11 +34,13 @@ class Run:
         self.batch: int | None = None
         self.memory = Memory()
         self.interval = REPORT_INTERVAL
+        self.due = 0.0  # monotonic
+        self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
         self.steps = 0
         self._step_seconds = 0.0
         self._buckets = [0] * (len(STEP_BUCKETS) + 1)
         self._connection = connection
-        self._due = 0.0
+        self._report_due = 0.0
 
     def introduce(self, hello: Hello) -> None:
         """Tell the daemon who reports, where that has changed."""
@@ -49,14 +53,22 @@ class Run:
             self._step_seconds += seconds
             self._buckets[bisect_left(STEP_BUCKETS, seconds / steps)] += steps
 
-    def report_if_due(self, now: float) -> None:
-        """Report where the last report is `interval` old; `now` is monotonic."""
-        if now >= self._due:
-            self.report(now)
+    def observe(self, now: float) -> None:
+        """Look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
+        self.due = now + min(SAMPLE_INTERVAL, self.interval)
+        self.settle()
+        self.memory.sample()
+        if now >= self._report_due:
+            self._send(now)
 
     def report(self, now: float) -> None:
-        """Send the totals; where that fails the next report carries them."""
-        self._due = now + self.interval
+        """Look and report at once; where the report does not go the next carries the same totals."""
+        self.settle()
+        self.memory.sample()
+        self._send(now)
+
+    def _send(self, now: float) -> None:
+        self._report_due = now + self.interval
         self._connection.send(
             Report(
                 phase=self.phase,
