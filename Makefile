@@ -1,6 +1,6 @@
 # The words to learn: run, test, check, fix, docs, demo, bench. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check lint fix docs bench gpu-check clean
+.PHONY: help run demo test check lint fix docs history bench gpu-check clean
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
@@ -37,11 +37,17 @@ fix: ## format, and mend what can be mended
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-docs: ## write the generated files: docs/metrics.md, docs/configuration.md, config.example.yaml, the dashboard
-	@tools/environment.sh
+docs: ## write the generated files: metrics, configuration and its example, the dashboard
+	@tools/environment.sh test
 	$(BIN)/gpuwarden reference metrics > docs/metrics.md
 	$(BIN)/gpuwarden reference config > docs/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
+	$(BIN)/python grafana/dashboards.py
+
+history: ## write an hour of the simulated box as Prometheus blocks into build/history, to look at dashboards with
+	@tools/environment.sh test
+	@tools/system-parts.sh
+	$(BIN)/python grafana/history.py build/history
 
 bench: ## measure beside peers: scrape, poll, memory, callback, HTTP servers
 	@tools/environment.sh bench test

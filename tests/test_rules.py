@@ -27,7 +27,7 @@ NUMBERS: dict[str, set[float]] = {
     "GpuDown": {0},
     "GpuMissing": {0},
     "GpuwardenDown": {0},
-    "GpuwardenStale": {thresholds.STALE_POLL_SECONDS},
+    "GpuwardenStale": {thresholds.STALE_POLLS, thresholds.STALE_POLL_SECONDS},
     "GpuwardenDriverFault": {0},
 }
 

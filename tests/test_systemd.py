@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess  # noqa: TID251 - a test may start programs, the daemon may not
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from mock_nvml import build
 from services import ROOT
+
+from mock_nvml import build
 from system_parts import needs
 
 LIFE = ROOT / "tests/systemd/life.py"

@@ -110,6 +110,7 @@ class Daemon:
         processes = self._chosen(snapshot)
         return State(
             source=self._source.name,
+            poll_interval=self._config.poll.interval,
             snapshot=snapshot,
             runs=self._registry.runs(snapshot, now),
             processes=processes,

@@ -28,6 +28,7 @@ class State:
     """One poll, the runs joined with it, and the daemon's own health; `processes` are those that get series."""
 
     source: str
+    poll_interval: float  # seconds
     snapshot: Snapshot
     runs: tuple[Run, ...] = ()
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()

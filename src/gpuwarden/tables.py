@@ -109,6 +109,9 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     poll_timestamp_seconds = Metric[State](
         "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "When the poll that this page shows began, in Unix time.",
         lambda state: state.snapshot.time)
+    poll_interval_seconds = Metric[State](
+        "gpuwarden_poll_interval_seconds", "gauge", "seconds", "Configured time from one poll to the next.",
+        lambda state: state.poll_interval, source="poll.interval")
     reports_received_total = Metric[State](
         "gpuwarden_reports_received_total", "counter", "", "Messages taken from training runs.",
         lambda state: state.counts.reports_received)

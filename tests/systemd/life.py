@@ -11,15 +11,16 @@ import re
 import signal
 import socket
 import stat
-import subprocess  # noqa: TID251 - a test may start programs, the daemon may not
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mock_nvml import MockNvml
 from prometheus_client.parser import text_string_to_metric_families
 from services import fetch, until
+
+from mock_nvml import MockNvml
 
 SHARED = Path(os.environ["SHARED"])
 INSTALL = SHARED / "checkout/systemd/install.sh"
