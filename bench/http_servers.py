@@ -31,6 +31,7 @@ SLOW_CLIENTS = 200
 FLOOD = 1200  # more than the 1024 open files that systemd and most shells allow a process
 OPEN_FILES = 1024
 ATTEMPT_SECONDS = 2.0
+ATTACH_SECONDS = 15.0
 HOST = "127.0.0.1"
 
 
@@ -269,11 +270,12 @@ def measure_kept(pid: int, port: int) -> Cost:
 
 @contextmanager
 def slow_clients(port: int, count: int) -> Iterator[None]:
-    """Keep clients attached, or as many as get in: half of them stop amid their request, half do not read the page."""
+    """Keep clients attached, or as many as get in: half stop amid their request, half do not read the page."""
     clients: list[socket.socket] = []
     failures = 0
+    end_of_attaching = time.monotonic() + ATTACH_SECONDS  # a full queue holds each client up for a second
     try:
-        while len(clients) < count and failures < 3:
+        while len(clients) < count and failures < 3 and time.monotonic() < end_of_attaching:
             try:
                 clients.append(connect(port, receive_buffer=4096))
                 end = b"\r\n" if len(clients) % 2 else b""

@@ -139,13 +139,10 @@ def read_all(client: socket.socket) -> bytes:
     return bytes(received)
 
 
-def is_cut(client: socket.socket) -> bool:
-    """Read until the server ends the connection, in order or by reset."""
-    try:
+def wait_until_cut(client: socket.socket) -> None:
+    """Return when the server ends the connection, in order or by reset; fail if it never does."""
+    with suppress(ConnectionError):
         read_all(client)
-    except ConnectionError:
-        return True
-    return True
 
 
 def exchange(server: WebServer, sent: bytes) -> bytes:
@@ -179,6 +176,17 @@ def fetch(server: WebServer, path: str = "/metrics", method: str = "GET", **head
         connection.close()
 
 
+@contextmanager
+def descriptors(limit: int) -> Iterator[None]:
+    """Let this process have file descriptors below a limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 # What is answered
 
 
@@ -210,8 +218,11 @@ def test_connection_is_kept_for_a_second_request(loop: Loop, server: WebServer) 
 
 
 @pytest.mark.parametrize("request_", [b"GET /metrics HTTP/1.0\r\n\r\n", LAST_GET])
-def test_connection_ends_when_the_client_wants_no_more(server: WebServer, request_: bytes) -> None:
+def test_connection_ends_when_the_client_wants_no_more(
+    server: WebServer, request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An HTTP/1.0 client, or one that says `close`, gets the page followed by the end of the connection."""
+    monkeypatch.setattr(web, "LINGER_SECONDS", 1000)
     answer = exchange(server, request_)
     assert status_of(answer) == 200
     assert answer.endswith(b"\r\n\r\n" + PAGE)
@@ -251,6 +262,25 @@ def test_pipelining_stops_being_read_while_answers_are_not(loop: Loop) -> None:
         loop.until(lambda: any(connection._blocked for connection in server._connections))
         (connection,) = server._connections
         assert len(connection._http.trailing_data[0]) <= 2 * web.MAX_HEAD_BYTES
+
+
+def test_pipelined_requests_are_not_read_ahead(loop: Loop, server: WebServer) -> None:
+    """Requests come out of the kernel as they are answered, so that a long pipeline fills no memory of ours."""
+    held: list[int] = []
+    count = 2000
+    with connect(server) as client:
+        reader = threading.Thread(target=read_all, args=(client,))
+        reader.start()
+        client.sendall(GET.replace(b"GET /metrics", b"HEAD /-/healthy") * count)
+
+        def done() -> bool:
+            held.extend(len(connection._http.trailing_data[0]) for connection in server._connections)
+            return server.counts.requests["/-/healthy", 200] == count
+
+        loop.until(done)
+        client.shutdown(socket.SHUT_WR)
+        reader.join(PATIENCE)
+    assert 0 < max(held) <= 2 * web.MAX_HEAD_BYTES
 
 
 def test_handler_sees_the_request(loop: Loop) -> None:
@@ -423,30 +453,36 @@ def test_request_has_a_deadline(loop: Loop, sent: bytes) -> None:
         assert server.counts.timed_out == 1
 
 
-def test_dripping_does_not_move_the_deadline(loop: Loop) -> None:
-    """A client that sends a byte now and then is cut like one that sends none."""
-    with serving(loop, timeout=SHORT) as server, connect(server, ENTRY + b"X-Drip: ") as client:
+@pytest.mark.parametrize("first", [b"", GET.replace(b"/metrics", b"/-/healthy")])
+def test_dripping_does_not_move_the_deadline(loop: Loop, first: bytes) -> None:
+    """A client that sends a byte now and then is cut like one that sends none, in its first request or a later one."""
+    with serving(loop, timeout=SHORT, keep_alive=PATIENCE) as server, connect(server, first) as client:
+        if first:
+            assert status_of(client.recv(1 << 16)) == 200
+        client.sendall(ENTRY + b"X-Drip: ")
         client.settimeout(SHORT / 10)
         answer = b""
-        while not answer:
+        for _ in range(1000):
             client.sendall(b"x")
             with suppress(TimeoutError):
                 answer = client.recv(1 << 16)
+                break
         assert status_of(answer) == 408
 
 
-def test_second_request_has_a_deadline_from_its_first_byte(loop: Loop) -> None:
-    """A kept connection is no way around the deadline."""
-    with serving(loop, timeout=SHORT, keep_alive=PATIENCE) as server, connect(server, GET + b"GET") as client:
-        assert b"408 Request Timeout" in read_all(client)
+def test_pipelined_request_has_a_deadline(loop: Loop) -> None:
+    """The bytes left over from one read begin the next request's time."""
+    with serving(loop, timeout=SHORT, keep_alive=PATIENCE) as server:
+        assert b"408 Request Timeout" in exchange(server, GET + b"GET")
 
 
-def test_client_that_does_not_read_is_cut(loop: Loop) -> None:
-    """A response has a deadline as well."""
-    sent = GET.replace(b"/metrics", b"/huge")
+@pytest.mark.parametrize("requests", [1, 2])
+def test_client_that_does_not_read_is_cut(loop: Loop, requests: int) -> None:
+    """A response has a deadline as well, whatever the client has asked for besides."""
+    sent = GET.replace(b"/metrics", b"/huge") * requests
     with serving(loop, timeout=SHORT) as server, connect(server, sent, receive_buffer=4096) as client:
         loop.until(lambda: server.counts.timed_out == 1 and server.open_connections == 0)
-        assert is_cut(client)
+        wait_until_cut(client)
 
 
 def test_slow_reader_in_time_gets_everything(server: WebServer) -> None:
@@ -456,7 +492,7 @@ def test_slow_reader_in_time_gets_everything(server: WebServer) -> None:
 
 
 def test_slow_readers_share_the_page(loop: Loop) -> None:
-    """What waits for a slow reader is a view of the page: a hundred of them cost no hundred pages."""
+    """What waits for a slow reader is a view of the page: many of them cost no more pages than one."""
     with serving(loop, timeout=PATIENCE) as server, ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(connect(server, GET.replace(b"/metrics", b"/huge"), receive_buffer=4096))
@@ -491,28 +527,24 @@ def test_refused_client_that_never_stops_is_cut(loop: Loop, monkeypatch: pytest.
 
 
 def test_full_server_cuts_the_client_without_progress_for_longest(loop: Loop) -> None:
-    """A new client takes the slot of the one that has done nothing for longest, whoever came first."""
-    with serving(loop, max_connections=2) as server, ExitStack() as stack:
-        first = stack.enter_context(connect(server))
+    """A new client takes the slot of the one that has asked nothing for longest, not of one that is being answered."""
+    with serving(loop, max_connections=2, timeout=PATIENCE) as server, ExitStack() as stack:
+        first = stack.enter_context(connect(server, receive_buffer=4096))
         loop.until(lambda: server.open_connections == 1)
         second = stack.enter_context(connect(server))
         loop.until(lambda: server.open_connections == 2)
-        first.sendall(GET.replace(b"/metrics", b"/-/healthy"))
-        loop.until(lambda: server.counts.requests["/-/healthy", 200] == 1)
+        first.sendall(LAST_GET.replace(b"/metrics", b"/huge"))
+        loop.until(lambda: server.counts.requests["/huge", 200] == 1)
         assert fetch(server).status == 200
-        assert is_cut(second)
+        wait_until_cut(second)
         assert server.counts.evicted == 1
-        first.sendall(LAST_GET)
-        assert read_all(first).endswith(PAGE)
+        assert read_all(first).endswith(HUGE)
 
 
 def test_thousand_slow_clients_cannot_keep_a_scrape_out(loop: Loop) -> None:
     """Scrapes are answered, whole and at once, beside a thousand clients slow in every way."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 4000:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4000, hard), hard))
     slow = [b"", b"GET /metr", GET, ENTRY] * 10 + [GET.replace(b"/metrics", b"/huge"), GET * 20]
-    with serving(loop, timeout=PATIENCE) as server, ExitStack() as stack:
+    with descriptors(2000), serving(loop, timeout=PATIENCE) as server, ExitStack() as stack:
         for number in range(1000):
             stack.enter_context(connect(server, slow[number % len(slow)], receive_buffer=4096))
             if number % 100 == 99:
@@ -521,7 +553,6 @@ def test_thousand_slow_clients_cannot_keep_a_scrape_out(loop: Loop) -> None:
         assert server.open_connections <= 256
         assert server.counts.evicted >= 1000 - 256
         assert server.counts.timed_out == 0
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_starts_no_thread(server: WebServer) -> None:
@@ -547,14 +578,10 @@ def test_client_that_resets_does_no_harm(loop: Loop, server: WebServer) -> None:
 @contextmanager
 def no_free_descriptor() -> Iterator[None]:
     """Let this process open no further file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
-    try:
+    with descriptors(lowest_free):
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_descriptors_an_old_client_makes_room(loop: Loop, server: WebServer) -> None:
@@ -566,7 +593,7 @@ def test_without_descriptors_an_old_client_makes_room(loop: Loop, server: WebSer
             scrape.connect(server.address)
             scrape.sendall(LAST_GET)
             assert read_all(scrape).endswith(PAGE)
-        assert is_cut(idle)
+        wait_until_cut(idle)
 
 
 def test_without_descriptors_and_clients_the_server_waits(
@@ -702,6 +729,7 @@ def test_serves_ipv6(loop: Loop) -> None:
 def test_name_and_wildcard_serve_ipv4(loop: Loop, host: str) -> None:
     """Of a name, and of all interfaces, every address has the same port."""
     with serving(loop, host=host) as server, socket.create_connection(("127.0.0.1", server.address[1])) as client:
+        assert {listener.getsockname()[1] for listener in server._listeners} == {server.address[1]}
         client.settimeout(PATIENCE)
         client.sendall(LAST_GET)
         assert read_all(client).endswith(PAGE)
@@ -723,18 +751,41 @@ def test_stops_with_clients_of_every_kind(loop: Loop) -> None:
             stack.enter_context(connect(server, sent, receive_buffer=4096))
         loop.until(lambda: server.open_connections == 5)
         address = server.address
-        loop.run(server.stop())
-        assert server.open_connections == 0
+        transports = [connection._transport for connection in server._connections]
+
+        async def stop() -> list[int]:
+            await server.stop()
+            return [transport.get_extra_info("socket").fileno() for transport in transports]
+
+        assert loop.run(stop()) == [-1] * 5
         again = WebServer(ROUTES)
         loop.run(again.start(*address))
         assert fetch(again).body == PAGE
         loop.run(again.stop())
 
 
+def test_stops_while_a_client_joins(loop: Loop, server: WebServer) -> None:
+    """A client accepted at the last moment is not left behind."""
+    with socket.socket() as client:
+        client.settimeout(PATIENCE)
+
+        async def accept_and_stop() -> None:
+            client.connect(server.address)  # the kernel completes it alone
+            server._accept(server._listeners[0])
+            await server.stop()
+
+        loop.run(accept_and_stop())
+        wait_until_cut(client)
+
+
 def test_stop_lets_a_response_finish(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape in progress when the daemon is told to end gets its whole page."""
     monkeypatch.setattr(web, "STOP_SECONDS", PATIENCE)
-    with serving(loop) as server, connect(server, GET.replace(b"/metrics", b"/huge"), receive_buffer=4096) as client:
+    with serving(loop) as server, ExitStack() as stack:
+        fetch(server)
+        loop.until(lambda: server.open_connections == 0)
+        sent = GET.replace(b"/metrics", b"/huge")
+        client = stack.enter_context(connect(server, sent, receive_buffer=4096))
         loop.until(lambda: any(connection._blocked for connection in server._connections))
         stopping = asyncio.run_coroutine_threadsafe(server.stop(), loop._loop)
         loop.until(lambda: all(connection._last for connection in server._connections))

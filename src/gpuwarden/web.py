@@ -2,7 +2,7 @@
 
 Everything runs on one event loop without a thread. h11 reads the protocol; this file owns the sockets, the deadlines
 and the limits. A connection that waits for its client is the server's to cut: by deadline, or earlier when its slot
-is needed, the one that made no progress for longest first.
+is needed, the one without progress for longest first.
 """
 
 import asyncio
@@ -176,16 +176,16 @@ class WebServer:
     def admit(self, connection: "_Connection") -> None:
         """Take in a new connection, at the cost of the one without progress for longest if there are too many.
 
-        So a client keeps its slot until `max_connections` others have connected or made progress after it: far longer
-        than a scrape needs, whatever the others do with theirs. Refusing the newest would let idle clients lock out
-        the scrape.
+        So a client keeps its slot until `max_connections` others have connected or finished a request after it did:
+        far longer than a scrape needs, whatever the others do with theirs. Refusing the newest would let idle clients
+        lock out the scrape.
         """
         if len(self._connections) >= self._max_connections:
             self._evict()
         self._connections[connection] = None
 
     def progressed(self, connection: "_Connection") -> None:
-        """Put a connection last in the order of eviction."""
+        """Put a connection last in the order of eviction: its request has come whole."""
         del self._connections[connection]
         self._connections[connection] = None
 
@@ -344,7 +344,7 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:
-            self._reject(error.error_status_hint, f"this port speaks HTTP/1.1, not https: {error}")
+            self._reject(error.error_status_hint, f"not understood as plain HTTP/1.1 (nor is https, here): {error}")
             return
         if isinstance(event, h11.Request):
             request = _request(event)
@@ -382,7 +382,6 @@ class _Connection(asyncio.BufferedProtocol):
         if self._last or self._http.our_state is not h11.DONE:
             self._linger()
             return
-        self._server.progressed(self)
         self._http.start_next_cycle()
         pipelined, _ = self._http.trailing_data
         if pipelined:
