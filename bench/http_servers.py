@@ -165,7 +165,7 @@ CANDIDATES: dict[str, tuple[str, Callable[[], None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What requests cost: CPU of the server in ms a request, latency in ms; how many got no answer in time."""
+    """What requests cost in ms: CPU of the server (median of a request), latency; how many got no answer in time."""
 
     cpu: float
     p50: float
@@ -182,6 +182,7 @@ class Figures:
     kept: Cost
     crowded: Cost
     flooded: Cost
+    attached: int
     flooded_memory: float
     threads: int
 
@@ -234,22 +235,23 @@ def measure(pid: int, requests: int, request: Callable[[], None]) -> Cost:
     with suppress(OSError):
         request()  # pays for what is done once
     times: list[float] = []
+    cpu: list[float] = []
     failed = 0
-    before = cpu_seconds(pid)
-    for _ in range(requests):
-        start = time.perf_counter()
+    while len(times) < requests and failed < 3:
+        start, spent = time.perf_counter(), cpu_seconds(pid)
         try:
             request()
         except OSError:
             failed += 1
-            if failed >= 3:
-                break
         else:
             times.append((time.perf_counter() - start) * 1e3)
-    cpu = (cpu_seconds(pid) - before) * 1e3 / max(1, len(times))
-    times.sort()
-    p50, p99 = (times[len(times) * percent // 100] if times else 0.0 for percent in (50, 99))
-    return Cost(cpu, p50, p99, failed)
+            cpu.append((cpu_seconds(pid) - spent) * 1e3)
+    return Cost(percentile(cpu, 50), percentile(times, 50), percentile(times, 99), failed)
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """Return a percentile, 0 of no values (a Cost that has failures is not printed)."""
+    return sorted(values)[len(values) * percent // 100] if values else 0.0
 
 
 def measure_fresh(pid: int, port: int, requests: int) -> Cost:
@@ -269,8 +271,8 @@ def measure_kept(pid: int, port: int) -> Cost:
 
 
 @contextmanager
-def slow_clients(port: int, count: int) -> Iterator[None]:
-    """Keep clients attached, or as many as get in: half stop amid their request, half do not read the page."""
+def slow_clients(port: int, count: int) -> Iterator[int]:
+    """Keep clients attached and yield how many got in: half stop amid their request, half do not read the page."""
     clients: list[socket.socket] = []
     failures = 0
     end_of_attaching = time.monotonic() + ATTACH_SECONDS  # a full queue holds each client up for a second
@@ -282,7 +284,7 @@ def slow_clients(port: int, count: int) -> Iterator[None]:
                 clients[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + end)
             except OSError:
                 failures += 1
-        yield
+        yield len(clients)
     finally:
         for client in clients:
             client.close()
@@ -308,10 +310,10 @@ def measure_candidate(name: str) -> Figures:
         memory = status(pid, "VmRSS") / 1024
         with slow_clients(port, SLOW_CLIENTS):
             crowded = measure_fresh(pid, port, SLOW_REQUESTS)
-        with slow_clients(port, FLOOD):
+        with slow_clients(port, FLOOD) as attached:
             flooded = measure_fresh(pid, port, SLOW_REQUESTS)
             flooded_memory, threads = status(pid, "VmRSS") / 1024, status(pid, "Threads")
-    return Figures(memory, fresh, kept, crowded, flooded, flooded_memory, threads)
+    return Figures(memory, fresh, kept, crowded, flooded, attached, flooded_memory, threads)
 
 
 def compared(figure: float, ours: float) -> str:
@@ -334,7 +336,7 @@ def row(name: str, it: Figures, ours: Figures) -> str:
         "-" if it.kept.failed else compared(it.kept.cpu, ours.kept.cpu),
         "-" if it.kept.failed else latency(it.kept),
         latency(it.crowded),
-        latency(it.flooded),
+        f"{latency(it.flooded)} ({it.attached})",
         f"{it.flooded_memory:.0f}",
         str(it.threads),
     )
@@ -346,7 +348,7 @@ def main() -> None:
     allowed = max(FLOOD + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     print(f"A page of {len(PAGE) / 1000:.0f} KB. CPU in ms a request, latency as p50 / p99 ms, memory in MiB.")
-    print("In brackets: the ratio to gpuwarden.web. -: the server does not keep connections.\n")
+    print("In brackets: the ratio to gpuwarden.web, or how many clients got in. -: keeps no connection.\n")
     print("| server | RSS | CPU, new connection | latency | CPU, kept connection | latency ", end="")
     print(f"| latency beside {SLOW_CLIENTS} slow clients | beside {FLOOD} | RSS then | threads then |")
     print("|" + " --- |" * 10)
