@@ -112,6 +112,7 @@ def test_predict(saw: list[MESSAGE]) -> None:
         ("compiled", 7),
         ("eager", 7),
         ("mirrored", 7),
+        ("twice_in_one_fit", 7),
     ],
     indirect=["saw"],
 )
@@ -177,7 +178,7 @@ def test_internal_errors(saw: Any) -> None:
     """A callback that fails switches itself off with one warning, and training goes on."""
     assert len(saw["messages"]) == 1
     assert saw["messages"][0].startswith("callback switched off")
-    assert saw["losses"][0] == saw["losses"][1]
+    assert saw["losses"][0] == saw["losses"][1] == saw["losses"][2]
     assert not saw["connected"]
 
 
@@ -229,3 +230,8 @@ def test_no_keras() -> None:
     failed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
     assert "ImportError: gpuwarden.keras needs Keras" in failed.stderr.splitlines()[-1]
+
+
+def test_bad_arguments(saw: list[str]) -> None:
+    """A wrong argument is refused where the callback is made, with its name."""
+    assert saw == ["interval", "interval", "devices", "devices"]
