@@ -75,6 +75,12 @@ def test_default_device(saw: list[MESSAGE]) -> None:
     assert all(each["memory"] == {} for each in reports(saw))
 
 
+@pytest.mark.parametrize("saw", ["default_device"], indirect=True)
+def test_visible_devices(saw: list[MESSAGE]) -> None:
+    """Of a list of visible devices that is too long for a message, the entries that are sent are whole."""
+    assert saw[0]["visible_devices"] == ",".join(str(index) for index in range(43))
+
+
 def test_memory(saw: Any) -> None:
     """Each report's memory is what TensorFlow says of the device in the same hook."""
     # The fit's begin and the epoch's, then one a batch, then the epoch's end and the fit's.
