@@ -130,7 +130,9 @@ def case_validation(daemon: Daemon) -> Any:
 
 
 def case_default_device(daemon: Daemon) -> Any:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(64))
     fit(model(), GpuWarden(socket=daemon.path))
+    del os.environ["CUDA_VISIBLE_DEVICES"]
     return daemon.heard()
 
 
@@ -219,6 +221,11 @@ def case_repeated(daemon: Daemon) -> Any:
     return {"heard": heard, "second_connection": daemon.connected()}
 
 
+def case_twice_in_one_fit(daemon: Daemon) -> Any:
+    fit(model(), daemon.callback(), daemon.callback())
+    return daemon.heard()
+
+
 def case_other_callback_raises(daemon: Daemon) -> Any:
     trained, callback = model(), daemon.callback()
     try:
@@ -255,6 +262,16 @@ def case_copies(daemon: Daemon) -> Any:
     return daemon.heard()
 
 
+def case_bad_arguments(daemon: Daemon) -> Any:
+    refused = []
+    for settings in ({"interval": float("nan")}, {"interval": -1}, {"devices": ["GPU:0"]}, {"devices": {0: "GPU-a"}}):
+        try:
+            GpuWarden(**settings)
+        except (TypeError, ValueError) as error:
+            refused.append(str(error).partition(":")[0])
+    return refused
+
+
 def case_unchanged(daemon: Daemon) -> Any:
     def trained(*callbacks: Any) -> tuple[Any, Any]:
         made = model()
@@ -274,7 +291,7 @@ def case_internal_errors(daemon: Daemon) -> Any:
     logging.getLogger("gpuwarden").addHandler(handler)
     callback = daemon.callback()
     callback._join = fail  # type: ignore[method-assign]
-    history = [fit(model(), callback).history["loss"] for _ in range(2)]
+    history = [fit(model(), callback).history["loss"] for _ in range(3)]
     logging.getLogger("gpuwarden").removeHandler(handler)
     return {"messages": messages, "losses": history, "connected": daemon.connected()}
 

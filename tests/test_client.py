@@ -510,6 +510,19 @@ def test_never_more_than_made(run: Run, clock: Clock) -> None:
     assert counted == [0, 0, 3, 6]
 
 
+def test_failed_fit(run: Run, clock: Clock) -> None:
+    """The steps of a fit that ended by an exception count, all but the one that failed."""
+    failed = Steps(run, 1, 10, clock=clock)
+    failed.begin_epoch()
+    run.due = clock.now + 1000
+    for _ in range(4):
+        failed.begin()
+    assert run.steps == 0
+    Steps(run, 1, 10, clock=clock)
+    assert run.steps == 3
+    assert failed.superseded()
+
+
 def test_empty_epoch(run: Run, clock: Clock) -> None:
     """An epoch without data counts no step."""
     play(Steps(run, 3, None, lambda: 0, clock), clock, 1)

@@ -75,6 +75,12 @@ def test_default_device(saw: list[MESSAGE]) -> None:
     assert all(each["memory"] == {} for each in reports(saw))
 
 
+@pytest.mark.parametrize("saw", ["default_device"], indirect=True)
+def test_visible_devices(saw: list[MESSAGE]) -> None:
+    """Of a list of visible devices that is too long for a message, the entries that are sent are whole."""
+    assert saw[0]["visible_devices"] == ",".join(str(index) for index in range(43))
+
+
 def test_memory(saw: Any) -> None:
     """Each report's memory is what TensorFlow says of the device in the same hook."""
     # The fit's begin and the epoch's, then one a batch, then the epoch's end and the fit's.
@@ -112,6 +118,7 @@ def test_predict(saw: list[MESSAGE]) -> None:
         ("compiled", 7),
         ("eager", 7),
         ("mirrored", 7),
+        ("twice_in_one_fit", 7),
     ],
     indirect=["saw"],
 )
@@ -177,7 +184,7 @@ def test_internal_errors(saw: Any) -> None:
     """A callback that fails switches itself off with one warning, and training goes on."""
     assert len(saw["messages"]) == 1
     assert saw["messages"][0].startswith("callback switched off")
-    assert saw["losses"][0] == saw["losses"][1]
+    assert saw["losses"][0] == saw["losses"][1] == saw["losses"][2]
     assert not saw["connected"]
 
 
@@ -229,3 +236,8 @@ def test_no_keras() -> None:
     failed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
     assert "ImportError: gpuwarden.keras needs Keras" in failed.stderr.splitlines()[-1]
+
+
+def test_bad_arguments(saw: list[str]) -> None:
+    """A wrong argument is refused where the callback is made, with its name."""
+    assert saw == ["interval", "interval", "devices", "devices"]

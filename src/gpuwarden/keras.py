@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec
 from gpuwarden.client.memory import device_names
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.steps import Steps
-from gpuwarden.protocol import Hello, Phase, clip
+from gpuwarden.protocol import MAX_TEXT, Hello, Phase, clip
 
 MAX_ERRORS = 5  # failures of our own until the callback switches itself off
 _OF_ONE_FIT = {"_run", "_steps", "_watched", "_model", "model"}
@@ -89,8 +89,11 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         super().__init__()
         if not (math.isfinite(interval) and interval >= 0):
             raise ValueError(f"interval: want seconds, 0 or more, not {interval!r}")
+        gpus = {} if devices is None else devices
+        if not (isinstance(gpus, Mapping) and all(isinstance(text, str) for pair in gpus.items() for text in pair)):
+            raise TypeError(f'devices: want the GPU of each TensorFlow device, {{"GPU:0": "GPU-..."}}, not {devices!r}')
         self._name = name
-        self._gpus = dict(devices or {})
+        self._gpus = dict(gpus)
         self._socket = None if socket is None else os.fspath(socket)
         self._interval = interval
         self._off = os.environ.get("GPUWARDEN_DISABLED") == "1" if disabled is None else disabled
@@ -115,7 +118,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
     def on_train_begin(self, logs: Any = None) -> None:
         run, model = self._join(), self._watched
         self._standalone = False
-        self._steps = Steps(run, _steps_per_execution(model), self.params.get("steps"), lambda: _updates(model))
+        in_epoch = self.params.get("steps")
+        self._steps = Steps(
+            run, _steps_per_execution(model), None if in_epoch is None else int(in_epoch), lambda: _updates(model)
+        )
         self._enter("train")
 
     @_guarded
@@ -124,29 +130,29 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
 
     @_guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        run, steps = self._training()
+        if self._steps is None or self._steps.superseded():
+            self._steps = None  # by a second GpuWarden of this fit: one of them counts
+            return
         self._standalone = False
-        steps.begin_epoch()
-        run.epoch, run.batch = epoch, 0
-        self._enter("train")
+        self._steps.begin_epoch()
+        self._enter("train", int(epoch))
 
     @_guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        run, steps = self._training()
-        self._end_steps(steps)
-        run.report(monotonic())
+        self._end_steps()
+        self._report()
 
     @_guarded
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        assert self._steps is not None
-        self._steps.begin()
+        if self._steps is not None:
+            self._steps.begin()
 
     @_guarded
     def on_test_begin(self, logs: Any = None) -> None:
         if self._standalone:
             self._join()
         else:
-            self._end_steps(self._training()[1])
+            self._end_steps()
         self._enter("test")
 
     @_guarded
@@ -187,14 +193,15 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
             run.memory.watch(names)
         return run
 
-    def _training(self) -> tuple[Run, Steps]:
-        assert self._run is not None
-        assert self._steps is not None
-        return self._run, self._steps
-
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: Phase, epoch: int | None = None) -> None:
         assert self._run is not None
         self._run.phase = phase
+        if epoch is not None:
+            self._run.epoch, self._run.batch = epoch, 0
+        self._report()
+
+    def _report(self) -> None:
+        assert self._run is not None
         self._run.report(monotonic())
 
     def _observe(self) -> None:
@@ -203,8 +210,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if now >= self._run.due:
             self._run.observe(now)
 
-    def _end_steps(self, steps: Steps) -> None:
-        steps.end_epoch(stopped=bool(self._watched.stop_training))
+    def _end_steps(self) -> None:
+        if self._steps is not None:
+            self._steps.end_epoch(stopped=bool(self._watched.stop_training))
 
     def _failed(self, error: Exception) -> None:
         self._errors += 1
@@ -233,5 +241,8 @@ def _version(module: str) -> str:
 
 
 def _environment(variable: str) -> str | None:
+    """Read a variable; of a list that is too long the whole entries that fit, since half an index is another GPU's."""
     value = os.environ.get(variable)
+    if value is not None and len(value) > MAX_TEXT:
+        value = value[:MAX_TEXT].rpartition(",")[0]
     return None if value is None else clip(value)

@@ -86,7 +86,9 @@ class Run:
         """Send the last totals and say goodbye; waits at most END_WAIT for a daemon that lags."""
         self._connection.wait_for_room(END_WAIT)
         self.phase = "idle"
-        self.report(time.monotonic())
+        self.settle()
+        # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
+        self._send(time.monotonic())
         self._connection.send(End(clip(reason)))
         self._connection.close()
 

@@ -47,6 +47,10 @@ class Steps:
         self._ended: list[float | None] = []  # seconds of executions that are not counted yet
         self._counted = 0
 
+    def superseded(self) -> bool:
+        """Say whether another fit, or another callback of the same one, has begun to count into the run since."""
+        return self._run.settle != self.settle
+
     def begin_epoch(self) -> None:
         """Start to count an epoch."""
         self._reset()
