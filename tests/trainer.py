@@ -1,6 +1,6 @@
 """A real training under TensorFlow's own allocator, steered by words on standard input; run by the end-to-end test.
 
-It writes a line of JSON after each epoch: what TensorFlow said of memory as each step began, and the steps done.
+It writes a line of JSON after each epoch: what TensorFlow said of memory in each hook, and the steps done.
 "climb" makes it keep 4 MiB more an epoch until 3 % of its limit are left; it trains on until it is killed.
 """
 
@@ -27,12 +27,15 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
         self.climbing = False
         self.currents: set[int] = set()
 
-    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
-        """Ask TensorFlow, at the moment at which the callback under test asks it too."""
+    def ask(self, *_: object) -> None:
+        """Ask TensorFlow, at the moments at which the callback under test may ask it too."""
         self.currents.add(tf.config.experimental.get_memory_info("CPU:0")["current"])
+
+    on_epoch_begin = on_train_batch_begin = ask
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
         """Obey, keep, tell."""
+        self.ask()
         if select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline().strip() == "climb":
             self.climbing = True
         memory = tf.config.experimental.get_memory_info("CPU:0")
