@@ -286,14 +286,19 @@ def test_a_killed_daemon_comes_back() -> None:
     assert gpus_up() == [1.0, 1.0]
 
 
+def wheel() -> Path:
+    """Return the built gpuwarden."""
+    (found,) = (SHARED / "wheels").glob("gpuwarden-*.whl")
+    return found
+
+
 def test_an_upgrade_keeps_the_configuration() -> None:
     """Installed a second time, from a wheel, the service runs anew with the file its user has edited."""
-    text = CONFIG.read_text() + "\nprocesses:\n  max_series: 7\n"
-    edited = re.sub(r"\nprocesses:\n(  #.*\n)*", "\n", text, count=1)
+    edited, places = re.subn(r"\n  #max_series: .*\n", "\n  max_series: 7\n", CONFIG.read_text())
+    assert places == 1
     CONFIG.write_text(edited)
     pid = main_pid()
-    (wheel,) = (SHARED / "wheels").glob("gpuwarden-*.whl")
-    install(wheel)
+    install(wheel())
     assert CONFIG.read_text() == edited
     assert main_pid() != pid
     assert gpus_up() == [1.0, 1.0]
@@ -302,14 +307,25 @@ def test_an_upgrade_keeps_the_configuration() -> None:
 def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
     """A wheel that cannot be installed leaves the running service and its files alone."""
     pid = main_pid()
-    wheel = tmp_path / "gpuwarden-9-py3-none-any.whl"
-    wheel.write_text("no wheel")
-    done = install(wheel, check=False)
+    broken = tmp_path / "gpuwarden-9-py3-none-any.whl"
+    broken.write_text("no wheel")
+    done = install(broken, check=False)
     assert done.returncode == 1
     assert "the version that was installed before is in place again" in done.stderr
     assert main_pid() == pid
     assert command(PREFIX / "bin/gpuwarden", "--version").stdout.startswith("gpuwarden ")
     assert not PREFIX.with_suffix(".old").exists()
+
+
+def test_an_upgrade_that_refuses_the_configuration_changes_nothing() -> None:
+    """The new version's complaint is shown, and the running one goes on with what it has read."""
+    pid, right = main_pid(), CONFIG.read_text()
+    CONFIG.write_text(right + "nonsense: 1\n")
+    done = install(wheel(), check=False)
+    CONFIG.write_text(right)
+    assert done.returncode == 1
+    assert re.search(r"config\.yaml:\d+:1: nonsense: ", done.stderr)
+    assert main_pid() == pid
 
 
 def test_a_wrong_configuration_is_told_once() -> None:
