@@ -13,17 +13,28 @@ from pathlib import Path
 import pytest
 from services import ROOT
 
-from mock_nvml import build
 from system_parts import needs
 
+PYTHON = "/usr/bin/python3"  # what the installer takes first
 LIFE = ROOT / "tests/systemd/life.py"
 STEPS = re.findall(r"^def (test_\w+)", LIFE.read_text(), re.MULTILINE)
 
 
+def _require(met: bool, missing: str) -> None:  # noqa: FBT001 - reads as the sentence it is
+    if not met:
+        pytest.fail(missing, pytrace=False) if os.environ.get("CI") else pytest.skip(missing)
+
+
+def _works(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Path:
     """Make the folder that the throw-away system shares with us: a checkout, what pip needs offline, the mock."""
     needs("systemctl", "systemd")
+    _require(_works(PYTHON, "-c", "import ensurepip"), f"{PYTHON} lacks venv: sudo apt-get install python3-venv")
+    _require(_works("unshare", "--mount", "true"), "only root can boot a systemd: run this test as root")
     shared = tmp_path_factory.mktemp("shared")
     checkout = shared / "checkout"
     for name in ("src", "systemd"):
@@ -31,29 +42,24 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
     shutil.copy(ROOT / "docs/operations.md", shared)
-    shutil.copytree(build(shared / "mock-builds"), shared / "mock")
-    # By the system's Python: it is the one that the service runs under, so these are its binary wheels.
-    subprocess.run(["/usr/bin/python3", "-m", "venv", shared / "builder"], check=True)
-    wheel = [shared / "builder/bin/python", "-m", "pip", "wheel", "--quiet", "--wheel-dir", shared / "wheels"]
-    subprocess.run([*wheel, checkout, "setuptools>=77"], check=True)
-    for left in (*checkout.glob("build"), *checkout.glob("src/*.egg-info")):
-        shutil.rmtree(left)
+    shutil.copytree(mock_nvml_library, shared / "mock")
+    # By the Python that the service will run under, so that these are its binary wheels.
+    subprocess.run([PYTHON, "-m", "venv", shared / "builder"], check=True)
+    wheels = ["--wheel-dir", str(shared / "wheels"), str(checkout), "setuptools>=77"]
+    subprocess.run([shared / "builder/bin/python", "-m", "pip", "wheel", "--quiet", *wheels], check=True)
+    for left in (checkout / "build", *checkout.glob("src/*.egg-info")):
+        shutil.rmtree(left, ignore_errors=True)
     return shared
 
 
 @pytest.fixture(scope="module")
 def report(shared: Path) -> dict[str, list[str]]:
     """Live the whole life once; return what went wrong in each of its steps."""
-    if os.geteuid() != 0:
-        missing = "a real systemd can be booted by root only: sudo make test PYTEST_FLAGS=tests/test_systemd.py"
-        pytest.fail(missing, pytrace=False) if os.environ.get("CI") else pytest.skip(missing)
-    python = ["env", f"PYTHONPATH={ROOT / 'src'}", sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "--junitxml", str(shared / "report.xml")]
-    boot = [ROOT / "tests/systemd/boot.sh", shared, *python, *options, "-o", "junit_family=xunit1", str(LIFE)]
-    done = subprocess.run(boot, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), (
-        f"the systemd of boot.sh ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    )
+    tests = ["env", f"PYTHONPATH={ROOT / 'src'}", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(LIFE)]
+    options = ["-c", f"{ROOT}/pyproject.toml", "--rootdir", str(ROOT), "--junitxml", f"{shared}/report.xml"]
+    boot = [str(ROOT / "tests/systemd/boot.sh"), str(shared)]
+    done = subprocess.run([*boot, *tests, *options], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), f"boot.sh ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     steps: dict[str, list[str]] = {}
     for case in ET.parse(shared / "report.xml").iter("testcase"):  # noqa: S314 - written by pytest a moment ago
         name = case.attrib["name"].partition("[")[0]

@@ -33,11 +33,12 @@ NOBODY = 65534
 # The network of this system leads nowhere: what pip installs lies there already.
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(SHARED / "wheels"), "PIP_CONFIG_FILE": os.devnull}
 
-# Faster than in service, so that the faults of a life fit into a test.
-QUICK = "[Service]\nWatchdogSec=5\nRestartSec=100ms\nTimeoutStopSec=5\n"
+# The waits of a real life, shortened to those of a test.
+QUICK = "[Service]\nWatchdogSec=5\nRestartSec=100ms\n"
 
 
 def command(*words: str | Path, check: bool = True, user: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; unless told otherwise, a failure fails the test, with what it wrote."""
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, user=user, env={**os.environ, **OFFLINE}, timeout=120
     )
@@ -46,27 +47,32 @@ def command(*words: str | Path, check: bool = True, user: str | None = None) -> 
 
 
 def install(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    # A careful root's umask must not reach what the service's user has to read.
+    """Run the installer as a careful root does, whose umask must not reach what the service's user has to read."""
     return command("sh", "-c", 'umask 077; exec "$@"', "sh", INSTALL, *arguments, check=check)
 
 
 def shown(name: str) -> str:
+    """Return a property of the service, as systemd has it now."""
     return command("systemctl", "show", "--value", "--property", name, "gpuwarden").stdout.strip()
 
 
 def is_active() -> bool:
+    """Return whether the service has said that it is ready."""
     return shown("ActiveState") == "active"
 
 
 def main_pid() -> int:
+    """Return the daemon's pid; 0 between two of them."""
     return int(shown("MainPID"))
 
 
 def journal(*options: str) -> str:
+    """Return the service's lines and systemd's about it."""
     return command("journalctl", "--unit", "gpuwarden", "--output", "cat", "--no-pager", *options).stdout
 
 
 def drop_in(name: str, text: str) -> None:
+    """Change the service as its user would."""
     DROP_INS.mkdir(exist_ok=True)
     (DROP_INS / f"{name}.conf").write_text(text)
     command("systemctl", "daemon-reload")
@@ -83,6 +89,7 @@ def samples(name: str) -> dict[tuple[tuple[str, str], ...], float]:
 
 
 def gpus_up() -> list[float]:
+    """Return gpuwarden_gpu_up of each GPU."""
     return list(samples("gpuwarden_gpu_up").values())
 
 
@@ -107,7 +114,6 @@ def mock() -> MockNvml:
     settings = mock.env(gpus=2)
     del settings["MOCK_NVML_COUNTERS"]  # a file, which the service may not write
     drop_in("mock", "[Service]\n" + "".join(f"Environment={name}={value}\n" for name, value in settings.items()))
-    drop_in("quick", QUICK)
     return mock
 
 
@@ -201,6 +207,16 @@ def test_every_user_may_report() -> None:
     until(lambda: list(samples("gpuwarden_run_up").values()) == [0.0], "the run's end is on the page")
 
 
+def test_a_run_in_a_container_is_known_by_its_pid_outside() -> None:
+    """A pid namespace of the run's own does not hide which process it is."""
+    uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
+    contained = ["unshare", "--pid", "--fork", str(PREFIX / "bin/python"), "-c", RUN, uuid]
+    with subprocess.Popen(contained, stdin=subprocess.PIPE) as outer:
+        until(lambda: 1.0 in samples("gpuwarden_run_up").values(), "the run is on the page")
+        (inside,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        assert inside in {dict(labels)["pid"] for labels in samples("gpuwarden_run_info")}
+
+
 def test_processes_of_others_are_seen(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
     """The sandbox does not hide who holds device memory."""
     mock.processes(0, {process.pid: 1 << 30})
@@ -223,8 +239,17 @@ def test_one_lost_gpu_is_an_error_in_the_journal(mock: MockNvml) -> None:
     assert main_pid() == pid
 
 
+def test_the_watchdog_is_fed() -> None:
+    """Polls reach systemd as pings."""
+    assert shown("WatchdogUSec") == "30s"
+    last = shown("WatchdogTimestampMonotonic")
+    until(lambda: shown("WatchdogTimestampMonotonic") != last, "the next ping")
+
+
 def test_a_hung_driver_ends_in_a_restart(mock: MockNvml) -> None:
     """The watchdog follows the driver's answers: it aborts a daemon that gets none, until the driver is back."""
+    drop_in("quick", QUICK)
+    command("systemctl", "restart", "gpuwarden")
     pid = main_pid()
     mock.hang("*")
     until(lambda: gpus_up() == [0.0, 0.0], "the GPUs are down while they hang")
@@ -261,14 +286,19 @@ def test_a_killed_daemon_comes_back() -> None:
     assert gpus_up() == [1.0, 1.0]
 
 
+def wheel() -> Path:
+    """Return the built gpuwarden."""
+    (found,) = (SHARED / "wheels").glob("gpuwarden-*.whl")
+    return found
+
+
 def test_an_upgrade_keeps_the_configuration() -> None:
     """Installed a second time, from a wheel, the service runs anew with the file its user has edited."""
-    text = CONFIG.read_text() + "\nprocesses:\n  max_series: 7\n"
-    edited = re.sub(r"\nprocesses:\n(  #.*\n)*", "\n", text, count=1)
+    edited, places = re.subn(r"\n  #max_series: .*\n", "\n  max_series: 7\n", CONFIG.read_text())
+    assert places == 1
     CONFIG.write_text(edited)
     pid = main_pid()
-    (wheel,) = (SHARED / "wheels").glob("gpuwarden-*.whl")
-    install(wheel)
+    install(wheel())
     assert CONFIG.read_text() == edited
     assert main_pid() != pid
     assert gpus_up() == [1.0, 1.0]
@@ -277,14 +307,25 @@ def test_an_upgrade_keeps_the_configuration() -> None:
 def test_a_failed_upgrade_changes_nothing(tmp_path: Path) -> None:
     """A wheel that cannot be installed leaves the running service and its files alone."""
     pid = main_pid()
-    wheel = tmp_path / "gpuwarden-9-py3-none-any.whl"
-    wheel.write_text("no wheel")
-    done = install(wheel, check=False)
+    broken = tmp_path / "gpuwarden-9-py3-none-any.whl"
+    broken.write_text("no wheel")
+    done = install(broken, check=False)
     assert done.returncode == 1
     assert "the version that was installed before is in place again" in done.stderr
     assert main_pid() == pid
     assert command(PREFIX / "bin/gpuwarden", "--version").stdout.startswith("gpuwarden ")
     assert not PREFIX.with_suffix(".old").exists()
+
+
+def test_an_upgrade_that_refuses_the_configuration_changes_nothing() -> None:
+    """The new version's complaint is shown, and the running one goes on with what it has read."""
+    pid, right = main_pid(), CONFIG.read_text()
+    CONFIG.write_text(right + "nonsense: 1\n")
+    done = install(wheel(), check=False)
+    CONFIG.write_text(right)
+    assert done.returncode == 1
+    assert re.search(r"config\.yaml:\d+:1: nonsense: ", done.stderr)
+    assert main_pid() == pid
 
 
 def test_a_wrong_configuration_is_told_once() -> None:
