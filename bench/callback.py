@@ -32,7 +32,7 @@ from gpuwarden.keras import GpuWarden, keras
 BAR = 5.0  # µs that the callback may take of a step, mean
 STEPS = 1000
 ROUNDS = 10
-WIDTHS = {"0.4 ms": 16, "1 ms": 640}  # units of a layer that make about such a step
+WIDTHS = {"0.4 ms": 16, "1 ms": 384}  # units of a layer that make about such a step
 
 
 class Nothing(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types

@@ -17,7 +17,7 @@ from gpuwarden.protocol import STEP_BUCKETS, End, Hello, Phase, Report, clip
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL = 0.25  # seconds
-SAMPLE_INTERVAL = 0.05  # seconds; a look takes some 20 µs where training has the processor's caches
+LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
 
 _runs: dict[tuple[int, str], Run] = {}
 
@@ -55,7 +55,7 @@ class Run:
 
     def observe(self, now: float) -> None:
         """Look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
-        self.due = now + min(SAMPLE_INTERVAL, self.interval)
+        self.due = now + min(LOOK_INTERVAL, self.interval)
         self.settle()
         self.memory.sample()
         if now >= self._report_due:
