@@ -40,6 +40,7 @@ class Daemon:
         self._state: State | None = None
         self._page: Page | None = None
         self._processes_dropped = 0
+        self._answered = False  # whether the driver ever did
         self.web = WebServer(
             {
                 "/": self._serve_landing,
@@ -71,7 +72,7 @@ class Daemon:
             await self.web.start(*self._config.web.listen)
             self._runs.start(self._config.runs.socket, self._config.runs.socket_mode)
             await self.poll()
-            systemd.notify("READY=1")
+            systemd.ready(longest_silence=4 * self._config.poll.interval)
             started()
             await self._keep_polling(stop)
         finally:
@@ -102,9 +103,17 @@ class Daemon:
         state = self._join(snapshot, now)
         self._page = self._exposition.render(entries(state))
         self._state = state
-        if not snapshot.hung:  # the watchdog follows real polls: a driver that hangs as a whole stops the beat
-            systemd.notify("WATCHDOG=1", f"STATUS={_status(state)}")
+        systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._restart_is_vain(snapshot) else []))
         return state
+
+    def _restart_is_vain(self, snapshot: Snapshot) -> bool:
+        """Tell whether the watchdog is to be fed: it follows real polls, a driver that hangs as a whole stops the beat.
+
+        Unless it has hung from the start, as its initialisation may take long and a restart would begin it anew; or in
+        the kernel where no signal reaches it, as the dying process would keep the port from its successor.
+        """
+        self._answered = self._answered or not snapshot.hung
+        return not (snapshot.hung and self._answered) or self._poller.uninterruptible
 
     def _join(self, snapshot: Snapshot, now: float) -> State:
         processes = self._chosen(snapshot)

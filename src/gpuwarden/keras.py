@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec
 from gpuwarden.client.memory import device_names
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.steps import Steps
-from gpuwarden.protocol import MAX_TEXT, Hello, Phase, clip
+from gpuwarden.protocol import MAX_LIST, Hello, Phase, clip
 
 MAX_ERRORS = 5  # failures of our own until the callback switches itself off
 _OF_ONE_FIT = {"_run", "_steps", "_watched", "_model", "model"}
@@ -243,6 +243,6 @@ def _version(module: str) -> str:
 def _environment(variable: str) -> str | None:
     """Read a variable; of a list that is too long the whole entries that fit, since half an index is another GPU's."""
     value = os.environ.get(variable)
-    if value is not None and len(value) > MAX_TEXT:
-        value = value[:MAX_TEXT].rpartition(",")[0]
-    return None if value is None else clip(value)
+    if value is not None and len(value) > MAX_LIST:
+        value = value[:MAX_LIST].rpartition(",")[0]
+    return None if value is None else clip(value, MAX_LIST)

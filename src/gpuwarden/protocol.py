@@ -17,6 +17,7 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 8192
 MAX_TEXT = 120  # characters of a name, device or version
 MAX_DEVICES = 64  # devices of one run
+MAX_LIST = 2600  # characters of CUDA_VISIBLE_DEVICES: 64 UUIDs
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
 Rejection = Literal[
@@ -45,10 +46,16 @@ def _checked(check: Callable[[Any], Any], default: Any = MISSING) -> Any:
     return field(metadata={"check": check}, **({} if default is MISSING else {"default": default}))
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
-        raise ValueError(f"want printable text of at most {MAX_TEXT} characters")
-    return value
+def _up_to(limit: int) -> Callable[[Any], str]:
+    def checked(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+            raise ValueError(f"want printable text of at most {limit} characters")
+        return value
+
+    return checked
+
+
+_text = _up_to(MAX_TEXT)
 
 
 def _count(value: Any) -> int:
@@ -99,7 +106,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who reports; the first message of every connection.
+    """Who reports; the first message of every connection, and again when something of it has changed.
 
     `devices` maps the framework's device names to the GPU's UUID where the run was told it, else to None: then the
     daemon resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
@@ -108,7 +115,7 @@ class Hello:
     name: str = _checked(_text)
     framework: str = _checked(_text)
     devices: Mapping[str, str | None] = _checked(_by_device(_optional(_text)))
-    visible_devices: str | None = _checked(_optional(_text), None)
+    visible_devices: str | None = _checked(_optional(_up_to(MAX_LIST)), None)
     device_order: str | None = _checked(_optional(_text), None)
 
 
@@ -158,9 +165,9 @@ def _build(cls: type[Any], value: Any) -> Any:
     return cls(**known)
 
 
-def clip(text: str) -> str:
-    """Make any text fit for a message: unprintable characters become spaces, the rest is cut at MAX_TEXT."""
-    return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
+def clip(text: str, limit: int = MAX_TEXT) -> str:
+    """Make any text fit for a message: unprintable characters become spaces, the rest is cut at `limit`."""
+    return "".join(c if c.isprintable() else " " for c in text[:limit])
 
 
 def encode(message: Message) -> bytes:

@@ -18,3 +18,12 @@ def notify(*assignments: str) -> None:
             manager.sendto("\n".join(assignments).encode(), address)
         except OSError:
             return  # a manager that does not listen must not cost a poll; its watchdog will say so
+
+
+def ready(longest_silence: float) -> None:
+    """Say that the daemon is up, and that its watchdog must bear so many seconds of silence."""
+    watchdog = float(os.environ.get("WATCHDOG_USEC") or 0) / 1e6
+    if 0 < watchdog < longest_silence:
+        notify("READY=1", f"WATCHDOG_USEC={longest_silence * 1e6:.0f}")
+    else:
+        notify("READY=1")
