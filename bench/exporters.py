@@ -14,7 +14,7 @@ import subprocess  # noqa: TID251 - a benchmark starts the programs that it meas
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,29 +39,6 @@ class Effort:
 
 FULL = Effort(starts=5, rounds=3, quiet=20, scrapes=300)
 QUICK = Effort(starts=1, rounds=1, quiet=1, scrapes=10)
-
-
-@dataclass(slots=True)
-class Exporter:
-    """A running exporter and what has been measured of it; seconds and bytes."""
-
-    pid: int
-    port: int
-    first_page: float
-    polling: list[float] = field(default_factory=list)  # CPU seconds in each minute without scrapes
-    scraping: list[float] = field(default_factory=list)  # CPU seconds of each scrape, polls taken off
-    latency: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in SCRAPES})
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process, all its threads, to the nanosecond (clock_getcpuclockid(3))."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def memory(pid: int) -> dict[str, int]:
-    """Return the process's memory in KiB by the kernel's names: Rss, Pss, Anonymous and more."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return {name: int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
 
 
 def fetch(connection: http.client.HTTPConnection, encoding: str = "identity") -> bytes:
@@ -89,7 +66,34 @@ def scrape_gzip(_port: int, kept: http.client.HTTPConnection) -> None:
     fetch(kept, "gzip")
 
 
-SCRAPES = {"new connection": scrape_anew, "kept connection": scrape_kept, "kept connection, gzip": scrape_gzip}
+SCRAPES: Mapping[str, Callable[[int, http.client.HTTPConnection], None]] = {
+    "new connection": scrape_anew,
+    "kept connection": scrape_kept,
+    "kept connection, gzip": scrape_gzip,
+}
+
+
+@dataclass(slots=True)
+class Exporter:
+    """A running exporter and what has been measured of it; seconds and bytes."""
+
+    pid: int
+    port: int
+    first_page: float
+    polling: list[float] = field(default_factory=list)  # CPU seconds in each minute without scrapes
+    scraping: list[float] = field(default_factory=list)  # CPU seconds of each scrape, polls taken off
+    latency: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in SCRAPES})
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, all its threads, to the nanosecond (clock_getcpuclockid(3))."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def memory(pid: int) -> dict[str, int]:
+    """Return the process's memory in KiB by the kernel's names: Rss, Pss, Anonymous and more."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    return {name: int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
 
 
 def free_port() -> int:
