@@ -57,14 +57,14 @@ def test_hung_gpu_spares_the_others(box: Simulation) -> None:
         await poller.poll()
         threads = threading.active_count()
         box.gpu(2).hang()
-        for _ in range(3):
+        for _ in range(6):
             snapshot = await poller.poll()
             assert up(snapshot) == [0, 1, 3]
             hung = snapshot.gpus[2]
             assert (hung.fault, hung.readings, hung.processes) == (HUNG, {}, ())
-        assert snapshot.gpus[2].errors == {HUNG: 3}
+        assert snapshot.gpus[2].errors == {HUNG: 6}
         assert not snapshot.hung
-        assert threading.active_count() == threads  # a hang does not breed threads
+        assert threading.active_count() <= threads + 4  # one for each GPU at most: a hang does not breed threads
         box.gpu(2).restore()
         while 2 not in up(snapshot):
             snapshot = await poller.poll()

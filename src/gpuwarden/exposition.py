@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Histogram, Labels, Metric, Readings, Table, Value
+from gpuwarden.metric import Histogram, Labels, Metric, Readings, Table
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
 from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, ProcessReadings
@@ -55,9 +56,8 @@ class Exposition:
         openmetrics: list[str] = []
         for table, subjects in tables:
             for row in table.rows:
-                lines = [line for key, readings in subjects for line in self._samples(table, row, key, readings, old)]
-                if lines:
-                    samples = "".join(lines)
+                samples = "".join(self._samples(table, row, subjects, old))
+                if samples:
                     text += (_text_header(row), samples)
                     openmetrics += (_openmetrics_header(row), samples)
         return Page("".join(text).encode(), "".join([*openmetrics, "# EOF\n"]).encode())
@@ -66,21 +66,22 @@ class Exposition:
         self,
         table: type[Table[Any]],
         row: Metric[Any],
-        key: Labels,
-        readings: Readings,
+        subjects: Entries,
         old: Mapping[tuple[Metric[Any], Labels], str],
     ) -> Iterator[str]:
-        reading = readings.get(row)
-        if reading is None:
-            return
-        values: Iterable[tuple[Labels, Value]] = reading.items() if isinstance(reading, Mapping) else [((), reading)]
-        for labels, value in values:
-            if isinstance(value, Histogram):
-                for suffix, bucket, count in _histogram(value):
-                    names = table.key + row.labels + (("le",) if bucket else ())
-                    yield f"{row.name}{suffix}{self._name(row, names, key + labels + bucket, old)} {number(count)}\n"
-            else:
-                yield f"{row.name}{self._name(row, table.key + row.labels, key + labels, old)} {number(value)}\n"
+        names = table.key + row.labels
+        for key, readings in subjects:
+            reading = readings.get(row)
+            if reading is None:
+                continue
+            for labels, value in reading.items() if isinstance(reading, Mapping) else (((), reading),):
+                if isinstance(value, Histogram):
+                    for suffix, bucket, count in _histogram(value):
+                        bucket_names = names + (("le",) if bucket else ())
+                        labels_text = self._name(row, bucket_names, key + labels + bucket, old)
+                        yield f"{row.name}{suffix}{labels_text} {number(count)}\n"
+                else:
+                    yield f"{row.name}{self._name(row, names, key + labels, old)} {number(value)}\n"
 
     def _name(
         self, row: Metric[Any], names: Labels, values: Labels, old: Mapping[tuple[Metric[Any], Labels], str]
@@ -93,11 +94,13 @@ class Exposition:
         return text
 
 
+@cache
 def _text_header(row: Metric[Any]) -> str:
     kind = "gauge" if row.kind == "info" else row.kind  # format 0.0.4 has no type for it
     return f"# HELP {row.name} {_escape_help(row.help)}\n# TYPE {row.name} {kind}\n"
 
 
+@cache
 def _openmetrics_header(row: Metric[Any]) -> str:
     name = row.name.removesuffix({"counter": "_total", "info": "_info"}.get(row.kind, ""))
     return f"# HELP {name} {_escape(row.help)}\n# TYPE {name} {row.kind}\n"

@@ -1,15 +1,15 @@
-"""Poll all GPUs, each on a thread of its own: a driver call that hangs costs its GPU, never another one."""
+"""Poll all GPUs on threads that stand in for each other: a driver call that hangs costs its GPU, never another one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gpuwarden.gpu import reader
@@ -22,58 +22,110 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
 
 class HiddenGpusError(Exception):
     """The machine has GPUs that NVML does not list; the text says why."""
 
 
-class _Thread:
-    """Runs one blocking job at a time; while a job hangs, no further one is taken."""
+class _Threads:
+    """Threads that share blocking jobs: one does all, and another joins whenever none gets to the jobs that wait.
 
-    def __init__(self, name: str) -> None:
-        self._wanted: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._current: Future[Any] | None = None
+    Not a thread for each GPU, and no word to the event loop after each job: threads that wake while others run fight
+    for the interpreter at every call, which doubles a poll's CPU time. There are never more than jobs under way.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[asyncio.Future[Any], Any]] = queue.SimpleQueue()
+        self._open: list[asyncio.Future[Any]] = []
+        self._count = 0
+        self._watching = False
+
+    def give(self, job: Callable[[], T]) -> asyncio.Future[T | Exception]:
+        """Have a job done as soon as a thread is free, on the running loop; what it raises is its result."""
+        future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
+        self._open.append(future)
+        self._jobs.put(lambda: self._outcomes.put((future, _outcome(job))))
+        if self._count == 0:
+            self._add()
+        if not self._watching:
+            self._watch()
+        return future
+
+    def _add(self) -> None:
+        self._count += 1
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
 
-    def _work(self) -> None:
-        while (wanted := self._wanted.get()) is not None:
-            job, future = wanted
-            try:
-                result = job()
-            except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            self._jobs.get()()
+            if self._jobs.empty():  # else the next job may hang, and the watch delivers
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while not self._outcomes.empty():
+            future, outcome = self._outcomes.get()
+            if not future.done():  # a cancelled one
+                future.set_result(outcome)
+        self._open = [future for future in self._open if not future.done()]
+
+    def _watch(self) -> None:
+        self._watching = True
+        asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._check, self._jobs.qsize())
+
+    def _check(self, waiting: int) -> None:
+        self._watching = False
+        self._deliver()
+        if self._jobs.empty():
+            return
+        if self._jobs.qsize() >= waiting and self._count < len(self._open):
+            self._add()
+        self._watch()
+
+
+def _outcome(job: Callable[[], T]) -> T | Exception:
+    try:
+        return job()
+    except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
+        return error
+
+
+class _Line:
+    """Has one blocking job done at a time; while a job hangs, no further one is taken."""
+
+    def __init__(self, threads: _Threads) -> None:
+        self._threads = threads
+        self._current: asyncio.Future[Any] | None = None
 
     async def run(self, job: Callable[[], T], timeout: float) -> T:
         """Run a job. Raises TimeoutError when it takes longer, or an earlier one still hangs; its result is lost."""
         if self._current is not None and not self._current.done():
             raise TimeoutError
-        future: Future[T] = Future()
+        future = self._threads.give(job)
         self._current = future
-        self._wanted.put((job, future))
-        try:
-            # shield: a job under way cannot be cancelled, and `_current` must tell when it is over.
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), timeout)
-        except asyncio.TimeoutError:  # not the built-in one before Python 3.11
-            raise TimeoutError from None
-
-    def end(self) -> None:
-        """End the thread once its job is done."""
-        self._wanted.put(None)
+        await asyncio.wait([future], timeout=timeout)  # not wait_for: a job under way cannot be cancelled
+        if not future.done():
+            raise TimeoutError
+        outcome = future.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 class _Gpu:
-    """One GPU: the thread that reads it, and its health so far. Known by its index until it is identified."""
+    """One GPU: how it is read, and its health so far. Known by its index until it is identified."""
 
-    def __init__(self, nvml: Nvml, index: int) -> None:
+    def __init__(self, nvml: Nvml, index: int, threads: _Threads) -> None:
         self._nvml = nvml
         self._index = index
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
-        self._thread = _Thread(f"gpu-{index}")
+        self._calls = _Line(threads)
         self._was_up = True
         self._identity: Identity | None = None
         self._last_success: float | None = None
@@ -85,20 +137,16 @@ class _Gpu:
 
     async def identify(self, timeout: float) -> None:
         """Ask who this is. Raises NVMLError or TimeoutError."""
-        self._handle, self._identity = await self._thread.run(self._look_up, timeout)
+        self._handle, self._identity = await self._calls.run(self._look_up, timeout)
 
     def _look_up(self) -> tuple[Handle, Identity]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
         return handle, _identify(self._nvml, handle, self._index)
 
-    def forget(self) -> None:
-        """End its thread."""
-        self._thread.end()
-
     async def poll(self, timeout: float) -> Gpu:
         """Read all of it; whatever happens is told in the answer."""
         try:
-            answers = await self._thread.run(self._read, timeout)
+            answers = await self._calls.run(self._read, timeout)
         except GpuGoneError as error:
             return self._down(error.name)
         except TimeoutError:
@@ -121,7 +169,7 @@ class _Gpu:
         )
 
     def _read(self) -> Answers:
-        """Read, on the GPU's own thread. After a failure the handle is looked up anew: a reset invalidates old ones."""
+        """Read, on a thread. After a failure the handle is looked up anew: a reset invalidates old ones."""
         if self._handle is None:
             try:
                 self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.identity.uuid)
@@ -147,7 +195,8 @@ class Poller:
     def __init__(self, nvml: Nvml, interval: float) -> None:
         self._nvml = nvml
         self._interval = interval
-        self._driver_thread = _Thread("driver")
+        self._threads = _Threads()
+        self._calls = _Line(self._threads)
         self._gpus: dict[str, _Gpu] = {}  # by UUID
         self._strangers: dict[int, _Gpu] = {}  # by index: enumerated and not yet identified
         self._driver: Driver | None = None
@@ -182,7 +231,7 @@ class Poller:
     async def _count(self, now: float) -> int | None:
         """Ask the driver how many GPUs there are; None, with the error counted and told once, when it does not say."""
         try:
-            count = await self._driver_thread.run(self._ask_driver, self._interval)
+            count = await self._calls.run(self._ask_driver, self._interval)
         except TimeoutError:
             self._complain(HUNG, "the driver's calls hang")
         except HiddenGpusError as error:
@@ -205,7 +254,7 @@ class Poller:
         self._fault = name
 
     def _ask_driver(self) -> int:
-        """Initialise if need be, and count the GPUs. Runs on the driver's thread; raises NVMLError."""
+        """Initialise if need be, and count the GPUs. Runs on a thread; raises NVMLError."""
         try:
             self._initialise()
             count = self._nvml.nvmlDeviceGetCount()
@@ -233,15 +282,15 @@ class Poller:
         self._initialised, self._refused, self._enumerated = True, None, None
 
     async def _meet(self, count: int) -> None:
-        """Learn who the GPUs are, each on its own thread: one that hangs at the start must not hide the others."""
+        """Learn who the GPUs are: one that hangs at the start must not hide the others."""
         if count != self._enumerated:
             self._enumerated = count
             if count == 0:
                 log.warning("the driver lists no GPU")
             for index in range(count):
-                self._strangers.setdefault(index, _Gpu(self._nvml, index))
+                self._strangers.setdefault(index, _Gpu(self._nvml, index, self._threads))
         for index in [index for index in self._strangers if index >= count]:
-            self._strangers.pop(index).forget()
+            del self._strangers[index]
         outcomes = await asyncio.gather(*map(self._greet, list(self._strangers.items())))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
@@ -256,9 +305,7 @@ class Poller:
             self._errors[name] += 1
             return name
         del self._strangers[index]
-        if gpu.identity.uuid in self._gpus:
-            gpu.forget()
-        else:
+        if gpu.identity.uuid not in self._gpus:
             self._gpus[gpu.identity.uuid] = gpu
             log.info("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
