@@ -27,7 +27,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
         self.climbing = False
         self.currents: set[int] = set()
 
-    def ask(self, *_: object) -> None:
+    def ask(self, *_: object, **__: object) -> None:
         """Ask TensorFlow, at the moments at which the callback under test may ask it too."""
         self.currents.add(tf.config.experimental.get_memory_info("CPU:0")["current"])
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuwarden.gpu import reader
@@ -40,8 +41,14 @@ class _Threads:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[asyncio.Future[Any], Any]] = queue.SimpleQueue()
         self._open: list[asyncio.Future[Any]] = []
+        self._workers: list[int] = []  # by the kernel's thread id
         self._count = 0
         self._watching = False
+
+    @property
+    def uninterruptible(self) -> bool:
+        """Whether a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
+        return any(map(_sleeps_uninterruptibly, self._workers))
 
     def give(self, job: Callable[[], T]) -> asyncio.Future[T | Exception]:
         """Have a job done as soon as a thread is free, on the running loop; what it raises is its result."""
@@ -61,6 +68,7 @@ class _Threads:
         threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._workers.append(threading.get_native_id())
         while True:
             self._jobs.get()()
             if self._jobs.empty():  # else the next job may hang, and the watch delivers
@@ -86,6 +94,13 @@ class _Threads:
         if self._jobs.qsize() >= waiting and self._count < len(self._open):
             self._add()
         self._watch()
+
+
+def _sleeps_uninterruptibly(thread: int) -> bool:
+    try:
+        return Path(f"/proc/self/task/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"D"
+    except OSError:
+        return False
 
 
 def _outcome(job: Callable[[], T]) -> T | Exception:
@@ -207,6 +222,11 @@ class Poller:
         self._refused: Exception | None = None
         self._retry_at = 0.0
         self._fault: str | None = None
+
+    @property
+    def uninterruptible(self) -> bool:
+        """Whether a call hangs beyond the reach of signals, so that this process could not be ended."""
+        return self._threads.uninterruptible
 
     async def poll(self) -> Snapshot:
         """Read everything; takes at most three intervals, however the driver behaves."""
