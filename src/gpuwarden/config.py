@@ -92,7 +92,7 @@ class Web:
     max_connections: int = option(
         between(WHOLE, "1", "10000"),
         "256",
-        "Connections held at once, beyond which a new one is refused.",
+        "Connections held at once, beyond which the one that has been idle or slow for longest is cut.",
     )
     timeout: float = option(
         between(DURATION, "100ms", "5m"),

@@ -129,6 +129,7 @@ class Daemon:
                 reports_rejected=dict(self._registry.rejected),
                 run_connections_refused=self._runs.refused,
                 http_requests=dict(self.web.counts.requests),
+                http_connections_cut={"evicted": self.web.counts.evicted, "timed_out": self.web.counts.timed_out},
                 processes_dropped=self._processes_dropped,
             ),
         )

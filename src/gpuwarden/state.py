@@ -20,6 +20,7 @@ class Counts:
     reports_rejected: Mapping[str, int] = field(default_factory=dict)
     run_connections_refused: int = 0
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    http_connections_cut: Mapping[str, int] = field(default_factory=dict)
     processes_dropped: int = 0
 
 

@@ -127,4 +127,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     http_requests_total = Metric[State](
         "gpuwarden_http_requests_total", "counter", "", "HTTP requests answered, by path and status code.",
         lambda state: {(path, str(code)): count for (path, code), count in state.counts.http_requests.items()}, labels=("path", "code"))
+    http_connections_cut_total = Metric[State](
+        "gpuwarden_http_connections_cut_total", "counter", "", "HTTP connections cut: evicted made room for a newer one, timed_out were too slow.",
+        lambda state: {(reason,): count for reason, count in state.counts.http_connections_cut.items()}, labels=("reason",))
     # fmt: on
