@@ -6,7 +6,6 @@ is needed, the one without progress for longest first.
 """
 
 import asyncio
-import errno
 import logging
 import socket
 import time
@@ -20,15 +19,15 @@ from typing import Any
 
 import h11
 
+from gpuwarden.listening import listen
+
 logger = logging.getLogger(__name__)
 
-BACKLOG = 1024  # a burst of clients waits here; in a shorter queue a scrape's SYN is dropped and retried a second later
 MAX_HEAD_BYTES = 16 * 1024  # room for the cookies that browsers send to every port of localhost
 WRITE_BYTES = 64 * 1024  # what the loop may copy of a page for one slow reader (Python 3.11 copies what is unsent)
 GZIP_FROM_BYTES = 1024
 LINGER_SECONDS = 2.0
 STOP_SECONDS = 0.5
-MAX_PORT = 65535
 NO_SLOT_PAUSE_SECONDS = 0.5
 LOG_AGAIN_SECONDS = 60.0
 
@@ -40,13 +39,6 @@ ALWAYS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-
-ADVICE = {
-    errno.EADDRINUSE: "another program has this port; stop it (`ss -ltnp` names it) or choose another port",
-    errno.EACCES: "ports below 1024 need the right CAP_NET_BIND_SERVICE; choose a higher port",
-    errno.EADDRNOTAVAIL: "no interface of this machine has this address; `ip address` lists those there are",
-}
-ABSENT_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +108,7 @@ class WebServer:
 
         Blocks while a host name is looked up. Raises OSError that says what to do.
         """
-        self._listeners = _listen(host, port)
+        self._listeners = listen(host, port)
         for listener in self._listeners:
             self._listen_to(listener)
 
@@ -447,45 +439,3 @@ def _head(response: Response, *, close: bool) -> h11.Response:
         headers["connection"] = "close"
     reason = HTTPStatus(response.status).phrase
     return h11.Response(status_code=response.status, headers=list(headers.items()), reason=reason)
-
-
-def _listen(host: str, port: int) -> list[socket.socket]:
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if not 0 <= port <= MAX_PORT:
-        raise OSError(f"cannot listen on {place}: a port is a number from 1 to {MAX_PORT}, or 0 for any free one")
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise OSError(f"cannot listen on {place}: host not known ({error}); give an IP address") from error
-    listeners: list[socket.socket] = []
-    failure: OSError | None = None
-    for family, _, _, _, address in found:
-        if port == 0 and listeners:
-            port = listeners[0].getsockname()[1]
-        try:
-            listeners.append(_bind(family, (address[0], port, *address[2:]), alone=len(found) == 1))
-        except OSError as error:
-            failure = error
-            if error.errno not in ABSENT_FAMILY:  # localhost may well have an IPv6 address where IPv6 is off
-                break
-    if failure and (failure.errno not in ABSENT_FAMILY or not listeners):
-        for listener in listeners:
-            listener.close()
-        advice = ADVICE.get(failure.errno or 0, "choose another address")
-        raise OSError(f"cannot listen on {place}: {failure.strerror}; {advice}") from failure
-    return listeners
-
-
-def _bind(family: int, address: tuple[Any, ...], *, alone: bool) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.settimeout(0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for TIME_WAIT
-        if family == socket.AF_INET6:  # `::` alone takes IPv4 too, as users of Prometheus expect
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -22,6 +22,7 @@ from gpuwarden.gpu.snapshot import HUNG, Driver, Gpu, Identity, Snapshot
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
 PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
@@ -209,7 +210,7 @@ class Poller:
 
     def __init__(self, nvml: Nvml, interval: float) -> None:
         self._nvml = nvml
-        self._interval = interval
+        self._timeout = min(interval, LONGEST_CALL_SECONDS)
         self._threads = _Threads()
         self._calls = _Line(self._threads)
         self._gpus: dict[str, _Gpu] = {}  # by UUID
@@ -229,14 +230,14 @@ class Poller:
         return self._threads.uninterruptible
 
     async def poll(self) -> Snapshot:
-        """Read everything; takes at most three intervals, however the driver behaves."""
+        """Read everything; takes at most three intervals and 30 s, however the driver behaves."""
         began, started = time.time(), time.perf_counter()
         count = await self._count(began)
         if count is not None:
             await self._meet(count)
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
-        gpus = tuple(await asyncio.gather(*(gpu.poll(self._interval) for gpu in known)))
+        gpus = tuple(await asyncio.gather(*(gpu.poll(self._timeout) for gpu in known)))
         return Snapshot(
             time=began,
             duration=time.perf_counter() - started,
@@ -251,7 +252,7 @@ class Poller:
     async def _count(self, now: float) -> int | None:
         """Ask the driver how many GPUs there are; None, with the error counted and told once, when it does not say."""
         try:
-            count = await self._calls.run(self._ask_driver, self._interval)
+            count = await self._calls.run(self._ask_driver, self._timeout)
         except TimeoutError:
             self._complain(HUNG, "the driver's calls hang")
         except HiddenGpusError as error:
@@ -319,7 +320,7 @@ class Poller:
         """Identify one GPU; return the error's name when it does not say who it is, to be asked again."""
         index, gpu = stranger
         try:
-            await gpu.identify(self._interval)
+            await gpu.identify(self._timeout)
         except (NVMLError, TimeoutError) as error:
             name = HUNG if isinstance(error, TimeoutError) else error_name(error)
             self._errors[name] += 1
