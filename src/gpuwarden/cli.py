@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,6 +112,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
 
     config = _load(parsed)
+    _allow_open_files()
     daemon = Daemon(config, _open(config))
 
     def say_where() -> None:
@@ -121,6 +123,12 @@ def _serve(parsed: argparse.Namespace) -> int:
 
     asyncio.run(daemon.run(say_where))
     return 0
+
+
+def _allow_open_files() -> None:
+    """Use the open files the system allows: runs and clients that hold many must not lock out a scrape."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _once(parsed: argparse.Namespace) -> int:

@@ -23,6 +23,8 @@ from gpuwarden.web import Request, Response, WebServer
 
 log = logging.getLogger(__name__)
 
+_NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
+
 
 class Daemon:
     """Wires the parts. Readings flow one way: source, poller, registry, state, page."""
@@ -88,7 +90,15 @@ class Daemon:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(stop.wait(), due - loop.time())
             if not stop.is_set():
-                await self.poll()
+                await self._poll_or_show_nothing()
+
+    async def _poll_or_show_nothing(self) -> None:
+        """Poll; should that fail by a fault of our own, take the old page away rather than serve it as new."""
+        try:
+            await self.poll()
+        except Exception:  # the runs, the scrape and the next poll must not pay for it; the watchdog is not fed
+            log.exception("a poll failed; there is no page until one succeeds")
+            self._page = self._state = None
 
     async def poll(self) -> State:
         """Poll once and render; what was served before stays until the new page is whole."""
@@ -98,7 +108,7 @@ class Daemon:
             if message is None:
                 self._registry.exited(peer, now)
             else:
-                self._registry.receive(peer, message, now)
+                self._runs.receive(peer, message)
         self._registry.expire(now)
         state = self._join(snapshot, now)
         self._page = self._exposition.render(entries(state))
@@ -145,19 +155,19 @@ class Daemon:
 
     def _serve_metrics(self, request: Request) -> Response:
         if self._page is None:
-            return Response(503, b"the first poll is under way; try again in a second\n")
+            return Response(503, _NO_PAGE)
         kind = negotiate(request.headers.get("accept", ""))
         body = self._page.openmetrics if kind == OPENMETRICS else self._page.text
         return Response(200, body, kind, {"vary": "accept, accept-encoding"})
 
     def _serve_ready(self, _request: Request) -> Response:
         if self._state is None:
-            return Response(503, b"the first poll is under way\n")
+            return Response(503, _NO_PAGE)
         return Response(200, b"gpuwarden is ready\n")
 
     def _serve_landing(self, _request: Request) -> Response:
         if self._state is None:
-            return Response(503, b"the first poll is under way; try again in a second\n")
+            return Response(503, _NO_PAGE)
         headers = {"content-security-policy": landing.CONTENT_SECURITY_POLICY}
         return Response(200, landing.page(self._state), "text/html; charset=utf-8", headers)
 

@@ -13,7 +13,7 @@ import struct
 import time
 from pathlib import Path
 
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, ProtocolError, decode
+from gpuwarden.protocol import MAX_MESSAGE_BYTES, Message, ProtocolError, decode
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 
@@ -145,9 +145,16 @@ class RunServer:
                 self._close(connection)
                 return
             try:
-                self._registry.receive(peer, decode(data), time.time())
+                self.receive(peer, decode(data))
             except ProtocolError as error:
                 self._reject(peer, error)
+
+    def receive(self, peer: Peer, message: Message) -> None:
+        """Hand on one message; one that is refused is counted."""
+        try:
+            self._registry.receive(peer, message, time.time())
+        except ProtocolError as error:
+            self._reject(peer, error)
 
     def _reject(self, peer: Peer, error: ProtocolError) -> None:
         if not self._registry.rejected[error.reason]:
