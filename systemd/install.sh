@@ -2,6 +2,7 @@
 # Installs gpuwarden as a systemd service, or upgrades it. What cannot be installed whole leaves things as they were.
 set -eu
 umask 022 # root's own may be 077, and the service runs as a user without rights
+unset PYTHONPATH PYTHONHOME # pip would take a gpuwarden that it finds there for installed
 
 prefix=/opt/gpuwarden
 old=$prefix.old
