@@ -184,6 +184,13 @@ def test_process_listed_twice_is_one_process() -> None:
     assert [(p.pid, p.type, p.memory) for p in answers.processes] == [(7, "compute", 2 * GIB), (8, "graphics", None)]
 
 
+def test_process_listed_twice_without_memory_has_none() -> None:
+    """What the driver tells in neither list stays unknown: a 0 would stand for memory it has not measured."""
+    untold = [SimpleNamespace(pid=7, usedGpuMemory=None)]
+    answers = read(nvmlDeviceGetComputeRunningProcesses=untold, nvmlDeviceGetGraphicsRunningProcesses=untold)
+    assert [(p.pid, p.type, p.memory) for p in answers.processes] == [(7, "compute", None)]
+
+
 def test_failing_process_list_costs_the_processes_alone() -> None:
     """Readings stay when the processes cannot be listed."""
     answers = read(nvmlDeviceGetComputeRunningProcesses=UNKNOWN)
