@@ -148,6 +148,11 @@ def test_margin_of_zero_or_less_is_not_believed(margin: Any, expected: int) -> N
     assert read(nvmlDeviceGetMarginTemperature=margin).readings[GpuReadings.temperature_margin_celsius] == expected
 
 
+def test_unknown_performance_state_is_absent() -> None:
+    """NVML's number for an unknown state, 32, is no state."""
+    assert read(nvmlDeviceGetPerformanceState=32).readings[GpuReadings.performance_state] is None
+
+
 def test_failing_call_costs_its_readings_and_is_counted() -> None:
     """An error of one call spoils its rows alone and is counted by NVML's name."""
     answers = read(nvmlDeviceGetPowerUsage=UNKNOWN)
