@@ -17,7 +17,7 @@ MAX_MESSAGE_BYTES = 8192
 MAX_TEXT = 120  # characters of a name, device or version
 MAX_DEVICES = 64  # devices of one run
 MAX_COUNT = 2**63  # and of seconds
-MAX_LIST = 2600  # characters of CUDA_VISIBLE_DEVICES: 64 UUIDs
+MAX_LIST = 41 * MAX_DEVICES  # characters of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
 Rejection = Literal[
