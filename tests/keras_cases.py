@@ -130,7 +130,7 @@ def case_validation(daemon: Daemon) -> Any:
 
 
 def case_default_device(daemon: Daemon) -> Any:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(64))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(f"GPU-{index:036}" for index in range(65))
     fit(model(), GpuWarden(socket=daemon.path))
     del os.environ["CUDA_VISIBLE_DEVICES"]
     return daemon.heard()

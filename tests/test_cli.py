@@ -166,6 +166,13 @@ def test_capture_is_replayed(tmp_path: Path, mock_nvml: MockNvml) -> None:
     assert len(_gpu_lines(live)) > 50
 
 
+def test_capture_names_the_file_it_cannot_write(tmp_path: Path) -> None:
+    """A capture that has nowhere to go ends with 1 and the file's name."""
+    file = tmp_path / "missing" / "box.json"
+    done = run("capture", "--source", "simulated", "--frames", "1", str(file))
+    assert (done.returncode, done.stderr) == (1, f"gpuwarden: {file}: No such file or directory\n")
+
+
 def _gpu_lines(page: str) -> list[str]:
     return [line for line in page.splitlines() if line.startswith("gpuwarden_gpu_") and "timestamp" not in line]
 

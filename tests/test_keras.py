@@ -78,7 +78,7 @@ def test_default_device(saw: list[MESSAGE]) -> None:
 @pytest.mark.parametrize("saw", ["default_device"], indirect=True)
 def test_visible_devices(saw: list[MESSAGE]) -> None:
     """Of a list of visible devices that is too long for a message, the entries that are sent are whole."""
-    assert saw[0]["visible_devices"] == ",".join(str(index) for index in range(43))
+    assert saw[0]["visible_devices"] == ",".join(f"GPU-{index:036}" for index in range(64))
 
 
 def test_memory(saw: Any) -> None:

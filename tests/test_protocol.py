@@ -39,7 +39,7 @@ messages = st.one_of(
         Report,
         phase=st.sampled_from(("train", "test", "predict", "idle")),
         steps=count,
-        step_seconds=st.floats(0, allow_infinity=False),
+        step_seconds=st.floats(0, 2**63, exclude_max=True),
         step_buckets=st.tuples(*[count] * (len(STEP_BUCKETS) + 1)),
         memory=st.dictionaries(printable, memory, max_size=4),
         epoch=st.none() | count,
@@ -133,6 +133,15 @@ def test_counts_are_whole_and_bounded(wrong: Any) -> None:
     message = {**HELLO, "type": "report", "phase": "train", "steps": wrong, "step_seconds": 0.0}
     message |= {"step_buckets": [0] * 16, "memory": {}}
     with pytest.raises(ProtocolError, match="steps"):
+        decode(json.dumps(message).encode())
+
+
+@pytest.mark.parametrize("wrong", [-0.5, 2**63, 10**400, True, "1", None, float("nan"), float("inf")])
+def test_seconds_are_bounded(wrong: Any) -> None:
+    """A duration that is negative, no number, or more than a float can hold is refused."""
+    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": wrong}
+    message |= {"step_buckets": [0] * 16, "memory": {}}
+    with pytest.raises(ProtocolError, match="step_seconds"):
         decode(json.dumps(message).encode())
 
 

@@ -148,6 +148,11 @@ def test_margin_of_zero_or_less_is_not_believed(margin: Any, expected: int) -> N
     assert read(nvmlDeviceGetMarginTemperature=margin).readings[GpuReadings.temperature_margin_celsius] == expected
 
 
+def test_unknown_performance_state_is_absent() -> None:
+    """NVML's number for an unknown state, 32, is no state."""
+    assert read(nvmlDeviceGetPerformanceState=32).readings[GpuReadings.performance_state] is None
+
+
 def test_failing_call_costs_its_readings_and_is_counted() -> None:
     """An error of one call spoils its rows alone and is counted by NVML's name."""
     answers = read(nvmlDeviceGetPowerUsage=UNKNOWN)
@@ -182,6 +187,13 @@ def test_process_listed_twice_is_one_process() -> None:
     graphics = [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=None)]
     answers = read(nvmlDeviceGetComputeRunningProcesses=twice, nvmlDeviceGetGraphicsRunningProcesses=graphics)
     assert [(p.pid, p.type, p.memory) for p in answers.processes] == [(7, "compute", 2 * GIB), (8, "graphics", None)]
+
+
+def test_process_listed_twice_without_memory_has_none() -> None:
+    """What the driver tells in neither list stays unknown: a 0 would stand for memory it has not measured."""
+    untold = [SimpleNamespace(pid=7, usedGpuMemory=None)]
+    answers = read(nvmlDeviceGetComputeRunningProcesses=untold, nvmlDeviceGetGraphicsRunningProcesses=untold)
+    assert [(p.pid, p.type, p.memory) for p in answers.processes] == [(7, "compute", None)]
 
 
 def test_failing_process_list_costs_the_processes_alone() -> None:

@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - before logging is configured, and meant for a person
         return WRONG_USE
     except OSError as error:
-        print(f"gpuwarden: {error.strerror or error}", file=sys.stderr)  # noqa: T201 - likewise
+        where = f"{error.filename}: " if error.filename else ""  # the system's own errors do not say it in their text
+        print(f"gpuwarden: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201 - likewise
         return FAILED
     except KeyboardInterrupt:
         return 128 + 2

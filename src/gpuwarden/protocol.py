@@ -8,7 +8,6 @@ so that a lost message or a restarted daemon loses nothing.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, cast
@@ -17,7 +16,8 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 8192
 MAX_TEXT = 120  # characters of a name, device or version
 MAX_DEVICES = 64  # devices of one run
-MAX_LIST = 2600  # characters of CUDA_VISIBLE_DEVICES: 64 UUIDs
+MAX_COUNT = 2**63  # and of seconds
+MAX_LIST = 41 * MAX_DEVICES  # characters of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
 Rejection = Literal[
@@ -59,14 +59,15 @@ _text = _up_to(MAX_TEXT)
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
         raise ValueError("want a whole number from 0 to 2^63")
     return value
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise ValueError("want a finite number of seconds, 0 or more")
+    # Not math.isfinite: JSON has whole numbers that no float can hold, and those make it raise OverflowError.
+    if type(value) not in (int, float) or not 0 <= value < MAX_COUNT:
+        raise ValueError("want a number of seconds from 0 to 2^63")
     return float(value)
 
 

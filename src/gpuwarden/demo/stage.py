@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuward
 PROMETHEUS_PORT = 9090
 IDLE_GPU = 7  # of the simulated box: the training's memory is not mixed with a simulated run's there
 TELL_SECONDS = 2.0
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this machine
 
 
 class DemoError(OSError):
@@ -32,7 +33,9 @@ class DemoError(OSError):
 
 
 def show(listen: str) -> int:
-    """Run the demonstration until Ctrl-C. Raises DemoError."""
+    """Run the demonstration until Ctrl-C, or until its terminal is closed. Raises DemoError."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # by default they would leave the programs behind
     if importlib.util.find_spec("tensorflow") is None:
         raise DemoError(
             "the demonstration trains with TensorFlow, which is not installed: pip install 'gpuwarden[demo]'"
@@ -47,13 +50,14 @@ def show(listen: str) -> int:
         serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "simulated", "--listen", listen]
         daemon = programs.enter_context(_running(serve, environment, folder / "daemon.log"))
         url = _url_of(daemon, folder / "daemon.log")
-        training = [sys.executable, "-m", "gpuwarden.demo.training", _uuid(IDLE_GPU)]
+        uuid = _uuid(IDLE_GPU)
+        training = [sys.executable, "-m", "gpuwarden.demo.training", uuid]
         trainer = programs.enter_context(_running(training, environment, folder / "training.log"))
         print(f"status page  {url}/\nmetrics      {url}/metrics", flush=True)
         prometheus = _start_prometheus(programs, url, folder)
         print("\nCtrl-C ends all of it.\n", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            _tell({"daemon": daemon, "training": trainer}, url, prometheus, folder)
+            _tell({"daemon": daemon, "training": trainer}, lambda: _story(url, uuid, prometheus), folder)
     return 0
 
 
@@ -124,7 +128,7 @@ def _free_port(wanted: int) -> int:
     raise DemoError("no port of 127.0.0.1 is free")
 
 
-def _tell(programs: dict[str, subprocess.Popen[bytes]], url: str, prometheus: str | None, folder: Path) -> None:
+def _tell(programs: dict[str, subprocess.Popen[bytes]], story: Callable[[], str], folder: Path) -> None:
     """Say what happens until a program ends or the person has seen enough."""
     began, told = time.monotonic(), ""
     while True:
@@ -133,20 +137,20 @@ def _tell(programs: dict[str, subprocess.Popen[bytes]], url: str, prometheus: st
             if process.poll() is not None:
                 text = (folder / f"{name}.log").read_text(errors="replace")[-2000:]
                 raise DemoError(f"the {name} ended with status {process.returncode}:\n{text}")
-        line = _story(url, prometheus)
+        line = story()
         if line and line != told:
             print(f"{time.monotonic() - began:4.0f} s  {line}", flush=True)
             told = line
 
 
-def _story(url: str, prometheus: str | None) -> str:
+def _story(url: str, uuid: str, prometheus: str | None) -> str:
     """Sum up the training's memory and the alert about it."""
     page = _fetch(f"{url}/metrics")
     values = {
         line.partition("{")[0]: float(line.rpartition(" ")[2])
         for line in page.splitlines()
         if line.startswith(("gpuwarden_run_memory_headroom_bytes{", "gpuwarden_run_allocator_memory_bytes{"))
-        and _uuid(IDLE_GPU) in line
+        and uuid in line
     }
     in_use = values.get("gpuwarden_run_allocator_memory_bytes")
     left = values.get("gpuwarden_run_memory_headroom_bytes")
@@ -167,7 +171,7 @@ def _alert(prometheus: str) -> str:
 
 def _fetch(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own programs' pages
+        with _DIRECTLY.open(url, timeout=5) as answer:
             return str(answer.read().decode())
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return ""

@@ -111,6 +111,7 @@ CLOCK_EVENT_REASONS = {
 }
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
+PERFORMANCE_STATE_UNKNOWN: int = pynvml.NVML_PSTATE_UNKNOWN
 
 _ERROR_NAMES: dict[int, str] = {
     number: name.removeprefix("NVML_ERROR_").lower()

@@ -60,7 +60,8 @@ def _processes(device: Device, errors: Counter[str]) -> tuple[GpuProcess, ...]:
         try:
             for process in device.query(function):
                 known = found.get(process.pid)
-                memory = process.usedGpuMemory if known is None else max(process.usedGpuMemory or 0, known.memory or 0)
+                told = (process.usedGpuMemory, known.memory if known else None)
+                memory = max((size for size in told if size is not None), default=None)
                 found[process.pid] = GpuProcess(process.pid, known.type if known else kind, memory)
         except NVMLError as error:
             _note(error, errors)

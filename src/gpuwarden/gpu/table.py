@@ -6,6 +6,7 @@ from gpuwarden.gpu.nvml import (
     CLOCK_EVENT_REASONS,
     CLOCKS,
     MEMORY_V2,
+    PERFORMANCE_STATE_UNKNOWN,
     TEMPERATURE_CORE,
     TEMPERATURE_THRESHOLDS,
     Device,
@@ -81,6 +82,11 @@ def _clock_events(gpu: Device) -> dict[Labels, float]:
     return {(name,): float(bool(active & bit)) for name, bit in CLOCK_EVENT_REASONS.items() if known & bit}
 
 
+def _performance_state(gpu: Device) -> int | None:
+    state = gpu.query(gpu.nvml.nvmlDeviceGetPerformanceState)
+    return None if state == PERFORMANCE_STATE_UNKNOWN else state
+
+
 class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     """What the driver answers for one GPU in one poll."""
 
@@ -134,5 +140,5 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         _clock_events, labels=("reason",), source="nvmlDeviceGetCurrentClocksEventReasons")
     performance_state = Metric[Device](
         "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
-        lambda gpu: gpu.query(gpu.nvml.nvmlDeviceGetPerformanceState), source="nvmlDeviceGetPerformanceState")
+        _performance_state, source="nvmlDeviceGetPerformanceState")
     # fmt: on
