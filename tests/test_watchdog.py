@@ -1,0 +1,133 @@
+"""What systemd's watchdog is told: a real datagram socket in the manager's place, a simulated box that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwarden import systemd
+from gpuwarden.config import load
+from gpuwarden.daemon import Daemon
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.sources import Source
+from gpuwarden.sources.simulation import Simulation
+
+
+class Manager:
+    """The service manager's end of the notification socket."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.socket.bind(address)
+
+    def heard(self) -> set[str]:
+        """Return the assignments of the next message."""
+        return set(self.socket.recv(4096).decode().splitlines())
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Listen where NOTIFY_SOCKET says."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    manager = Manager(str(tmp_path / "notify"))
+    with manager.socket:
+        yield manager
+
+
+@pytest.fixture
+def box() -> Iterator[Simulation]:
+    """Make a simulated box of two GPUs; let go of what hangs in the end."""
+    box = Simulation(gpus=2)
+    yield box
+    for faults in (box.driver, box.gpu(0), box.gpu(1)):
+        faults.restore()
+
+
+def daemon(box: Simulation) -> Daemon:
+    """Make a daemon on the box that gives up a hanging call soon."""
+    return Daemon(load(None, {"poll.interval": "100ms"}), Source("simulated", box.nvml))
+
+
+def fed(warden: Daemon, manager: Manager) -> bool:
+    """Poll once and tell whether that fed the watchdog."""
+    asyncio.run(warden.poll())
+    return "WATCHDOG=1" in manager.heard()
+
+
+def test_driver_that_stops_answering_starves_the_watchdog(box: Simulation, manager: Manager) -> None:
+    """While every GPU of a driver that has answered before hangs, nothing feeds the watchdog."""
+
+    async def scenario() -> None:
+        warden = daemon(box)
+        await warden.poll()
+        assert manager.heard() == {"STATUS=2 of 2 GPUs answer, 0 runs report", "WATCHDOG=1"}
+        box.gpu(0).hang()
+        await warden.poll()
+        assert manager.heard() == {"STATUS=1 of 2 GPUs answer, 0 runs report", "WATCHDOG=1"}
+        box.gpu(1).hang()
+        await warden.poll()
+        assert manager.heard() == {"STATUS=0 of 2 GPUs answer, 0 runs report"}
+
+    asyncio.run(scenario())
+
+
+def test_driver_that_never_answered_starves_nobody(box: Simulation, manager: Manager) -> None:
+    """A restart would only begin anew what takes long at the start."""
+    box.driver.hang()
+    assert fed(daemon(box), manager)
+
+
+def test_process_that_cannot_end_is_not_asked_to(
+    box: Simulation, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver call beyond the reach of signals would keep the port from a successor."""
+
+    async def scenario() -> None:
+        warden = daemon(box)
+        await warden.poll()
+        manager.heard()
+        box.gpu(0).hang()
+        box.gpu(1).hang()
+        monkeypatch.setattr(Poller, "uninterruptible", True)  # state D cannot be had without a broken kernel module
+        await warden.poll()
+        assert "WATCHDOG=1" in manager.heard()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("watchdog", "expected"),
+    [
+        (None, {"READY=1"}),
+        ("30000000", {"READY=1", "WATCHDOG_USEC=40000000"}),
+        ("50000000", {"READY=1"}),
+    ],
+)
+def test_watchdog_bears_the_longest_silence(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, watchdog: str | None, expected: set[str]
+) -> None:
+    """A watchdog shorter than four polls is lengthened, a longer one left alone, and none is not begun."""
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    if watchdog:
+        monkeypatch.setenv("WATCHDOG_USEC", watchdog)
+    systemd.ready(longest_silence=40)
+    assert manager.heard() == expected
+
+
+def test_manager_with_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that begins with @ names no file."""
+    manager = Manager("")  # the kernel chooses an abstract one
+    with manager.socket:
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + manager.socket.getsockname()[1:].decode())
+        systemd.notify("READY=1")
+        assert manager.heard() == {"READY=1"}
+
+
+def test_manager_that_does_not_listen_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that nobody takes costs nothing."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    systemd.notify("READY=1")
