@@ -53,6 +53,15 @@ def test_wrong_settings_are_told_all_at_once(tmp_path: Path) -> None:
     assert "did you mean interval?" in done.stderr
 
 
+def test_environment_names_the_socket_unless_a_flag_does() -> None:
+    """GPUWARDEN_SOCKET is held to the rules of the option it stands for, and the flag wins over it."""
+    environment = {"GPUWARDEN_SOCKET": "relative"}
+    named = run("serve", "--listen", "nowhere", env=environment).stderr.splitlines()
+    assert [line.partition(": ")[0] for line in named] == ["GPUWARDEN_SOCKET", "--listen"]
+    overruled = run("serve", "--listen", "nowhere", "--socket", "/run/s", env=environment).stderr.splitlines()
+    assert [line.partition(": ")[0] for line in overruled] == ["--listen"]
+
+
 def test_check_config(tmp_path: Path) -> None:
     """A good file is OK, a missing one is status 2."""
     good = run("check-config", str(ROOT / "config.example.yaml"))
