@@ -169,6 +169,7 @@ def test_openmetrics_page_parses() -> None:
         ("application/openmetrics-text", OPENMETRICS),
         ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2", OPENMETRICS),
         ("application/openmetrics-text;q=0.2,text/plain;q=0.9", TEXT),
+        ("text/plain,application/openmetrics-text", OPENMETRICS),
         ("application/openmetrics-text;q=0", TEXT),
         ("application/openmetrics-text;q=nonsense", TEXT),
     ],

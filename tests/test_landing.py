@@ -1,15 +1,19 @@
-"""The landing page in a real browser."""
+"""The landing page: its warnings, and how it looks in a real browser."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from services import Daemon, ending, until
 
+from gpuwarden.landing import page
 from gpuwarden.protocol import Hello, encode
+from gpuwarden.state import State
 from mock_nvml import MockNvml
+from snapshots import gpu, snapshot
 from system_parts import needs
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
@@ -23,6 +27,21 @@ FLAGS = [
     "--disable-sync",
     "--virtual-time-budget=2000",
 ]
+
+
+def test_what_is_not_real_says_so() -> None:
+    """A page of simulated GPUs says that they are none of this machine's; one of the driver's does not."""
+    state = State(source="simulated", poll_interval=1.0, snapshot=snapshot(gpu(0)))
+    assert b"the source is <b>simulated</b>" in page(state)
+    assert b"the source is" not in page(replace(state, source="nvml"))
+
+
+def test_driver_that_does_not_answer_is_named() -> None:
+    """With the driver gone the page says why instead of showing an empty box."""
+    gone = replace(snapshot(), fault="driver_not_loaded")
+    state = State(source="nvml", poll_interval=1.0, snapshot=gone)
+    assert b"The driver does not answer: <b>driver_not_loaded</b>" in page(state)
+    assert b"does not answer" not in page(replace(state, snapshot=snapshot()))
 
 
 def test_page_in_a_browser(tmp_path: Path, mock_nvml: MockNvml) -> None:

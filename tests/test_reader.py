@@ -148,6 +148,13 @@ def test_margin_of_zero_or_less_is_not_believed(margin: Any, expected: int) -> N
     assert read(nvmlDeviceGetMarginTemperature=margin).readings[GpuReadings.temperature_margin_celsius] == expected
 
 
+def test_threshold_of_zero_is_none() -> None:
+    """Some boards answer 0 for a threshold that is not set: it is no threshold, and no margin follows from it."""
+    readings = read(nvmlDeviceGetTemperatureThreshold=0, nvmlDeviceGetMarginTemperature=UNSUPPORTED).readings
+    assert readings[GpuReadings.temperature_threshold_celsius] == {}
+    assert readings[GpuReadings.temperature_margin_celsius] is None
+
+
 def test_unknown_performance_state_is_absent() -> None:
     """NVML's number for an unknown state, 32, is no state."""
     assert read(nvmlDeviceGetPerformanceState=32).readings[GpuReadings.performance_state] is None

@@ -1,7 +1,10 @@
 """The registry keeps what counts, forgets what does not, and is bounded."""
 
+from dataclasses import replace
+
 import pytest
 
+from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, ProtocolError, Report
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
@@ -36,7 +39,25 @@ def test_run_is_joined_with_its_gpu() -> None:
     assert (run.up, run.current, run.last_report, run.unresolved) == (True, True, 1.0, 0)
 
 
-def test_lost_gpu_has_no_headroom() -> None:
+def test_gpu_that_is_down_has_no_headroom() -> None:
+    """An allocator's limit says nothing of what a GPU that does not answer can still give."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(1, 2, 10)}), 1.0)
+    (run,) = runs.runs(snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost")), 2.0)
+    assert run.memory == {"GPU-0": DeviceMemory(1, 2, 10)}
+    assert run.headroom == {}
+
+
+def test_later_hello_counts() -> None:
+    """A run that says who it is once more is what it said last."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, replace(HELLO, name="vit"), 1.0)
+    assert [run.hello.name for run in runs.runs(BOX, 1.0)] == ["vit"]
+
+
+def test_unlisted_gpu_has_no_headroom() -> None:
     """What is not known of a device now is not computed from what was known before."""
     runs = registry()
     runs.receive(ALICE, HELLO, 0.0)
@@ -122,6 +143,25 @@ def test_ended_run_makes_room() -> None:
     runs.exited(ALICE, 1.0)
     runs.receive(BOB, HELLO, 2.0)
     assert [run.peer for run in runs.runs(BOX, 2.0)] == [BOB]
+
+
+def test_first_that_ended_makes_room_first() -> None:
+    """Of several runs that ended, the one whose totals were seen for longest is forgotten."""
+    runs = registry(limit=2)
+    for peer, ended in ((BOB, 5.0), (ALICE, 3.0)):
+        runs.receive(peer, HELLO, 0.0)
+        runs.exited(peer, ended)
+    runs.receive(Peer(pid=9, uid=1000, start=3), HELLO, 6.0)
+    assert [run.peer.pid for run in runs.runs(BOX, 6.0)] == [BOB.pid, 9]
+
+
+def test_run_that_goes_on_after_its_end_is_up() -> None:
+    """A report after an end takes it back: the process lives and trains."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, End("completed"), 1.0)
+    runs.receive(ALICE, report(), 2.0)
+    assert [run.up for run in runs.runs(BOX, 2.0)] == [True]
 
 
 def test_logical_devices_of_one_gpu_add_up() -> None:

@@ -1,0 +1,51 @@
+"""What the page says of a GPU that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from gpuwarden.exposition import Exposition, entries
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.state import State
+
+
+def page(snapshot: Snapshot) -> str:
+    """Write a poll's page in text format."""
+    state = State(source="simulated", poll_interval=1.0, snapshot=snapshot)
+    return Exposition().render(entries(state)).text.decode()
+
+
+def series(page: str, uuid: str) -> dict[str, str]:
+    """Return the samples about a GPU as value by name and remaining labels."""
+    label = f'uuid="{uuid}"'
+    lines = [line for line in page.splitlines() if label in line]
+    return dict(re.sub(f",?{label}", "", line).rsplit(" ", 1) for line in lines)
+
+
+def test_lost_gpu_keeps_its_health_and_nothing_else() -> None:
+    """It stays down, known by name, with the time of its last answer and its errors; the other GPU loses nothing."""
+    box = Simulation(gpus=2)
+
+    async def polls() -> tuple[Snapshot, Snapshot]:
+        poller = Poller(box.nvml, 1.0)
+        before = await poller.poll()
+        box.gpu(0).lose()
+        return before, await poller.poll()
+
+    seen = asyncio.run(polls())
+    first, second = (gpu.identity.uuid for gpu in seen[0].gpus)
+    before, after = map(page, seen)
+    assert {name.partition("{")[0] for name in series(after, first)} == {
+        "gpuwarden_gpu_info",
+        "gpuwarden_gpu_up",
+        "gpuwarden_gpu_last_success_timestamp_seconds",
+        "gpuwarden_gpu_errors_total",
+    }
+    assert series(after, first)["gpuwarden_gpu_up{}"] == "0.0"
+    assert series(after, first)['gpuwarden_gpu_errors_total{error="gpu_is_lost"}'] == "1.0"
+    when = "gpuwarden_gpu_last_success_timestamp_seconds{}"
+    assert series(after, first)[when] == series(before, first)[when]
+    assert series(after, second).keys() == series(before, second).keys()
