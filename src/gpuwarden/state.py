@@ -26,7 +26,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One poll, the runs joined with it, and the daemon's own health; `processes` are those that get series."""
+    """One poll, the runs joined with it, and the daemon's own health.
+
+    `processes` are those that get series, `identities` who they are by pid, as far as the system tells.
+    """
 
     source: str
     poll_interval: float  # seconds

@@ -64,8 +64,7 @@ def _process_memory(state: State) -> Reading:
 
 
 def _process_info(state: State) -> Reading:
-    pids = {process.pid for _gpu, process in state.processes}
-    return {(str(pid), who.user, who.comm): 1 for pid, who in state.identities.items() if pid in pids}
+    return {(str(pid), who.user, who.comm): 1 for pid, who in state.identities.items()}
 
 
 class ProcessReadings(Table[State], prefix="gpuwarden_process_"):
