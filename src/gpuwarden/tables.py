@@ -103,7 +103,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_collector_last_success_timestamp_seconds", "gauge", "seconds", "When the collector last worked, in Unix time.",
         lambda state: {("nvml",): state.snapshot.last_success} if state.snapshot.last_success else None, labels=("collector",))
     collector_errors_total = Metric[State](
-        "gpuwarden_collector_errors_total", "counter", "", "Polls in which the driver as a whole failed, by NVML's error.",
+        "gpuwarden_collector_errors_total", "counter", "", "Failures of the driver as a whole, and of GPUs that have not said yet who they are, by NVML's error.",
         lambda state: {("nvml", name): count for name, count in state.snapshot.errors.items()}, labels=("collector", "error"))
     poll_timestamp_seconds = Metric[State](
         "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "When the poll that this page shows began, in Unix time.",
