@@ -181,6 +181,12 @@ def test_gpu_on_which_everything_fails_is_gone() -> None:
         read(**dict.fromkeys(ANSWERS, UNKNOWN))
 
 
+def test_gpu_that_knows_no_question_is_gone() -> None:
+    """A GPU without a single reading is not shown as answering, though no call failed by an error that counts."""
+    with pytest.raises(GpuGoneError, match="no_reading"):
+        read(**dict.fromkeys(ANSWERS, Fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)))
+
+
 def test_each_question_is_asked_once() -> None:
     """Rows that share a driver call cost one call a poll."""
     nvml = FakeNvml()

@@ -37,8 +37,9 @@ def read(nvml: Nvml, handle: Handle) -> Answers:
             answers.readings[row] = row.read(device)
         except NVMLError as error:
             _note(error, answers.errors)
-    if answers.errors and not answers.readings:
-        raise GpuGoneError(next(iter(answers.errors)))
+    if all(reading in (None, {}) for reading in answers.readings.values()):
+        # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
+        raise GpuGoneError(next(iter(answers.errors), "no_reading"))
     return Answers(answers.readings, _processes(device, answers.errors), answers.errors)
 
 
