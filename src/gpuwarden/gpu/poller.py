@@ -182,6 +182,7 @@ class _Gpu:
             processes=answers.processes,
             last_success=self._last_success,
             errors=dict(self._errors),
+            process_lists=answers.process_lists,
         )
 
     def _read(self) -> Answers:
