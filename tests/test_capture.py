@@ -126,6 +126,13 @@ class TestReplay:
             assert snapshot.gpus[6].value(GpuReadings.temperature_margin_celsius) is not None
         assert broken[0].gpus[4].errors == {"unknown": 1}
 
+    def test_gpu_that_does_not_say_its_uuid_hides_no_other(self) -> None:
+        """A GPU that failed while it was recorded is missing from the replay, and the rest is there."""
+        box = Box(2)
+        box.simulation.gpu(1).fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN)
+        snapshot = snapshot_of(replayed(recorded(box, 1))[0])
+        assert [gpu.identity.index for gpu in snapshot.gpus] == [0]
+
     def test_driver_that_does_not_count_is_replayed(self) -> None:
         """A frame in which the driver itself failed fails again."""
         box = Box()
@@ -283,6 +290,8 @@ class TestLoading:
             (with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is no question"),
             (with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is no answer to it"),
             (with_answer("nvmlDeviceGetPowerUsage", True), "True is no answer to it"),
+            (with_answer("nvmlDeviceGetPowerUsage", 10**400), "is no answer to it"),
+            ({**GOOD, "frames": [{"driver": {"nvmlDeviceGetCount": 10**7}, "gpus": []}]}, "but the frame has 0"),
             (with_answer("nvmlDeviceGetUUID", 1), "1 is no answer to it"),
             (with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is no answer to it"),
             (with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is no answer to it"),

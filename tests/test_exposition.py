@@ -125,6 +125,14 @@ def test_escaping() -> None:
     compare([((hostile,), {Sample.used_bytes: 1, Sample.info: {(hostile, hostile): 1}})])
 
 
+def test_name_that_is_no_utf_8_costs_no_page() -> None:
+    """A process may bear any bytes as its name, which Python reads as surrogates: the page stands and is UTF-8."""
+    reading = {Sample.info: {("bad\udcff", "name"): 1}}
+    page = Exposition().render([(Sample, [(("one",), reading)])])
+    assert b'"bad?"' in page.text
+    assert b'"bad?"' in page.openmetrics
+
+
 def test_kept_names_do_not_leak_between_pages() -> None:
     """A page rendered after another one shows its own series alone, and the kept label text is bounded by it."""
     page = Exposition()

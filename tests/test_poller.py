@@ -120,6 +120,20 @@ def test_gpu_lost_from_the_start(box: Simulation) -> None:
     polled(box, scenario)
 
 
+def test_what_only_names_a_gpu_is_not_needed(box: Simulation) -> None:
+    """Without a CUDA version and a PCI address, which some drivers do not tell, the GPUs are read all the same."""
+    box.driver.fail("nvmlSystemGetCudaDriverVersion_v2", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    box.gpu(0).fail("nvmlDeviceGetPciInfo", pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 1, 2, 3]
+        assert snapshot.driver is not None
+        assert (snapshot.driver.cuda_version, snapshot.gpus[0].identity.pci_bus_id) == ("", "")
+
+    polled(box, scenario)
+
+
 def test_everything_hangs(box: Simulation) -> None:
     """Only when nothing at all comes back is the poll called hung: that is what stops the watchdog's beat."""
 

@@ -213,6 +213,7 @@ def test_failing_process_list_costs_the_processes_alone() -> None:
     """Readings stay when the processes cannot be listed."""
     answers = read(nvmlDeviceGetComputeRunningProcesses=UNKNOWN)
     assert answers.processes == ()
+    assert answers.process_lists == ("graphics",)  # of compute processes nothing is known, not even that there are 0
     assert answers.errors == {"unknown": 1}
     assert set(scalars(answers)) == set(GpuReadings.rows)
 

@@ -108,6 +108,17 @@ def test_run_that_says_its_end_is_ended() -> None:
     assert runs.runs(BOX, 61.1) == ()
 
 
+def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that ends and goes on without end must not fill the log."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            runs.receive(ALICE, End("completed"), 1.0)
+            runs.receive(ALICE, report(), 1.0)
+    assert len(caplog.records) == 1
+
+
 def test_run_without_connection_is_forgotten_unless_it_comes_back() -> None:
     """A living process that lost its connection counts for one expiry, and again when it says hello."""
     runs = registry()

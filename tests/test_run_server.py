@@ -230,6 +230,22 @@ def test_run_over_the_cap_is_counted(side: Side, child: Callable[[], "subprocess
     asyncio.run(scenario())
 
 
+def test_run_over_the_cap_is_disconnected(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
+    """A run that is turned away loses its connection, so that it says hello again when there may be room."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            for _ in range(3):
+                await asyncio.to_thread(say, child(), HELLO)
+            await side.until(lambda: len(side.runs) == 3)
+            with side.connect() as late:
+                late.send(HELLO)
+                late.settimeout(10)
+                assert await asyncio.to_thread(late.recv, 1) == b""
+
+    asyncio.run(scenario())
+
+
 def test_flood_does_not_starve_another_run(side: Side) -> None:
     """While one connection sends without pause, a second one is heard."""
 

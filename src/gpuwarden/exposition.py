@@ -60,7 +60,7 @@ class Exposition:
                 if samples:
                     text += (_text_header(row), samples)
                     openmetrics += (_openmetrics_header(row), samples)
-        return Page("".join(text).encode(), "".join([*openmetrics, "# EOF\n"]).encode())
+        return Page(_bytes(text), _bytes([*openmetrics, "# EOF\n"]))
 
     def _samples(
         self,
@@ -92,6 +92,11 @@ class Exposition:
             text = _label_text(names, values)
         self._names[series] = text
         return text
+
+
+def _bytes(parts: Iterable[str]) -> bytes:
+    # Anybody may give a process a name that is no UTF-8, which Python reads as surrogates: that must not cost the page.
+    return "".join(parts).encode(errors="replace")
 
 
 @cache

@@ -25,7 +25,7 @@ th,td{text-align:left;padding:.35rem .75rem .35rem 0;border-bottom:1px solid #88
 
 def page(state: State) -> bytes:
     """Write the page of one poll. Text that comes from runs or the driver is escaped."""
-    return "".join(_page(state)).encode()
+    return "".join(_page(state)).encode(errors="replace")  # a capture may hold what is no UTF-8
 
 
 def _page(state: State) -> Iterator[str]:

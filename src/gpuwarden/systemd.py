@@ -13,11 +13,11 @@ def notify(*assignments: str) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]  # an abstract socket
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
             manager.sendto("\n".join(assignments).encode(), address)
-        except OSError:
-            return  # a manager that does not listen must not cost a poll; its watchdog will say so
+    except OSError:
+        return  # a manager that does not listen, or no descriptor left, must not cost a poll; its watchdog will say so
 
 
 def ready(longest_silence: float) -> None:

@@ -26,10 +26,8 @@ def _gpu_info(subject: GpuInPoll) -> Reading:
 
 
 def _process_counts(subject: GpuInPoll) -> Reading:
-    if not subject.gpu.up:
-        return None
     types = [process.type for process in subject.gpu.processes]
-    return {(name,): types.count(name) for name in ("compute", "graphics")}
+    return {(name,): types.count(name) for name in subject.gpu.process_lists}
 
 
 class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):

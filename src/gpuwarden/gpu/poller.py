@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gpuwarden.gpu import reader
 from gpuwarden.gpu.advice import advice, hidden_gpus
-from gpuwarden.gpu.nvml import DRIVER_GONE, Handle, Nvml, NVMLError, code_of, error_name
+from gpuwarden.gpu.nvml import DRIVER_GONE, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
 from gpuwarden.gpu.reader import Answers, GpuGoneError
 from gpuwarden.gpu.snapshot import HUNG, Driver, Gpu, Identity, Snapshot
 
@@ -182,6 +182,7 @@ class _Gpu:
             processes=answers.processes,
             last_success=self._last_success,
             errors=dict(self._errors),
+            process_lists=answers.process_lists,
         )
 
     def _read(self) -> Answers:
@@ -294,12 +295,12 @@ class Poller:
             raise self._refused
         try:
             self._nvml.nvmlInit()
-            cuda = self._nvml.nvmlSystemGetCudaDriverVersion_v2()
+            cuda = _if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
             version = self._nvml.nvmlSystemGetDriverVersion()
         except NVMLError as error:
             self._refused, self._retry_at = error, time.monotonic() + RETRY_SECONDS
             raise
-        self._driver = Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}")
+        self._driver = Driver(version, "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
         self._initialised, self._refused, self._enumerated = True, None, None
 
     async def _meet(self, count: int) -> None:
@@ -332,8 +333,18 @@ class Poller:
         return None
 
 
+def _if_supported(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except NVMLError as error:
+        if code_of(error) in UNSUPPORTED:
+            return None
+        raise
+
+
 def _identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
-    bus = nvml.nvmlDeviceGetPciInfo(handle).busId
+    pci = _if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
+    bus = pci.busId if pci else ""
     try:
         vbios = nvml.nvmlDeviceGetVbiosVersion(handle)
     except NVMLError:

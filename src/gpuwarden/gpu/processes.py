@@ -52,8 +52,8 @@ def _look_up(pid: int) -> ProcessIdentity | None:
         process = psutil.Process(pid)
         with process.oneshot():
             return ProcessIdentity(_or_empty(process.username), _or_empty(process.name))
-    except (psutil.NoSuchProcess, ValueError):  # psutil refuses a pid of 0 or out of range with the latter
-        return None
+    except (psutil.NoSuchProcess, ValueError, OSError):
+        return None  # ValueError: psutil refuses a pid of 0 or out of range; OSError: no file descriptor is left
 
 
 def _or_empty(question: object) -> str:

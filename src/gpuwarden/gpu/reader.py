@@ -21,10 +21,14 @@ class GpuGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one GPU said in one poll, and the names of the calls' errors that cost single readings."""
+    """What one GPU said in one poll, and the names of the calls' errors that cost single readings.
+
+    `process_lists` names the types of processes that the driver listed: of another type nothing is known, not even 0.
+    """
 
     readings: dict[Metric[Device], Reading] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] = ()
+    process_lists: tuple[str, ...] = ()
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -40,7 +44,7 @@ def read(nvml: Nvml, handle: Handle) -> Answers:
     if all(reading in (None, {}) for reading in answers.readings.values()):
         # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
         raise GpuGoneError(next(iter(answers.errors), "no_reading"))
-    return Answers(answers.readings, _processes(device, answers.errors), answers.errors)
+    return Answers(answers.readings, *_processes(device, answers.errors), answers.errors)
 
 
 def _note(error: Exception, errors: Counter[str]) -> None:
@@ -50,9 +54,10 @@ def _note(error: Exception, errors: Counter[str]) -> None:
         errors[error_name(error)] += 1
 
 
-def _processes(device: Device, errors: Counter[str]) -> tuple[GpuProcess, ...]:
-    """List the processes, each pid once: the driver may list one as compute and graphics, or twice."""
+def _processes(device: Device, errors: Counter[str]) -> tuple[tuple[GpuProcess, ...], tuple[str, ...]]:
+    """List the processes, each pid once (the driver may list one as both types, or twice), and the types listed."""
     found: dict[int, GpuProcess] = {}
+    listed: list[str] = []
     lists = {
         "compute": device.nvml.nvmlDeviceGetComputeRunningProcesses,
         "graphics": device.nvml.nvmlDeviceGetGraphicsRunningProcesses,
@@ -64,6 +69,7 @@ def _processes(device: Device, errors: Counter[str]) -> tuple[GpuProcess, ...]:
                 told = (process.usedGpuMemory, known.memory if known else None)
                 memory = max((size for size in told if size is not None), default=None)
                 found[process.pid] = GpuProcess(process.pid, known.type if known else kind, memory)
+            listed.append(kind)
         except NVMLError as error:
             _note(error, errors)
-    return tuple(found.values())
+    return tuple(found.values()), tuple(listed)

@@ -35,7 +35,8 @@ class GpuProcess:
 class Gpu:
     """One GPU in one poll. Did it not answer, `fault` names why and there are no readings: old ones never stand in.
 
-    `last_success` is Unix time, None before the first; `errors` counts failed calls by name since the daemon started.
+    `process_lists` names the types of processes that the driver listed. `last_success` is Unix time, None before the
+    first; `errors` counts failed calls by name since the daemon started.
     """
 
     identity: Identity
@@ -44,6 +45,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     last_success: float | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
+    process_lists: tuple[str, ...] = ()
 
     @property
     def up(self) -> bool:

@@ -46,6 +46,7 @@ class _Record:
     report: Report | None = None
     last_report: float | None = None
     ended: float | None = None
+    end_told: bool = False  # in the log
     connected: bool = True
 
 
@@ -102,7 +103,9 @@ class RunRegistry:
 
     def _end(self, record: _Record, now: float, why: str) -> None:
         record.ended = now
-        log.info("run=%s name=%r ended: %s", record.peer.run_id, record.hello.name, why)
+        if not record.end_told:  # once a run: one that says its end again and again must not fill the log
+            log.info("run=%s name=%r ended: %s", record.peer.run_id, record.hello.name, why)
+        record.end_told = True
 
     def disconnected(self, peer: Peer, now: float) -> None:
         """Note that the run has no connection left; unless it comes back it is forgotten in an expiry."""

@@ -145,9 +145,12 @@ class RunServer:
                 self._close(connection)
                 return
             try:
-                self.receive(peer, decode(data))
+                self._registry.receive(peer, decode(data), time.time())
             except ProtocolError as error:
                 self._reject(peer, error)
+                if error.reason == "too_many_runs":  # it says hello again when it reconnects: by then there may be room
+                    self._close(connection)
+                    return
 
     def receive(self, peer: Peer, message: Message) -> None:
         """Hand on one message; one that is refused is counted."""

@@ -36,6 +36,7 @@ TEXTS = ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
 _OPTIONAL = {"reserved", "usedGpuMemory"}
 _TEXT_FIELDS = {"busId"}
 _QUESTION = re.compile(r"(nvml\w+)(\(\d+\))?")
+_BEYOND = 1 << 64  # no number of NVML has more bits
 _RECORD = "record it again with `gpuwarden capture`"
 
 
@@ -114,7 +115,11 @@ def _capture(whole: Mapping[str, Any]) -> Capture:
 
 
 def _frame(frame: Any) -> Frame:
-    return Frame(_answers(frame["driver"]), tuple(_answers(gpu) for gpu in frame["gpus"]))
+    driver, gpus = _answers(frame["driver"]), tuple(_answers(gpu) for gpu in frame["gpus"])
+    count = driver.get("nvmlDeviceGetCount", 0)
+    if isinstance(count, int) and not 0 <= count <= len(gpus):
+        raise ValueError(f"nvmlDeviceGetCount: {count} GPUs, but the frame has {len(gpus)}")
+    return Frame(driver, gpus)
 
 
 def _answers(answers: Any) -> Answers:
@@ -131,17 +136,21 @@ def _answers(answers: Any) -> Answers:
 
 def _fits(function: str, answer: Any) -> bool:
     if isinstance(answer, dict) and answer.keys() == {"error"}:
-        return type(answer["error"]) is int
+        return _is_whole(answer["error"])
     if function in LISTS:
         return isinstance(answer, list) and all(_is_struct(function, entry) for entry in answer)
     if function in FIELDS:
         return _is_struct(function, answer)
-    return type(answer) is (str if function in TEXTS else int)
+    return type(answer) is str if function in TEXTS else _is_whole(answer)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -_BEYOND < value < _BEYOND
 
 
 def _is_struct(function: str, value: Any) -> bool:
     return isinstance(value, dict) and all(
         (value.get(field) is None and field in _OPTIONAL)
-        or type(value.get(field)) is (str if field in _TEXT_FIELDS else int)
+        or (type(value.get(field)) is str if field in _TEXT_FIELDS else _is_whole(value.get(field)))
         for field in FIELDS[function]
     )

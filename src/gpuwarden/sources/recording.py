@@ -29,7 +29,7 @@ def record(
     clock: Callable[[], float] = time.monotonic,
 ) -> Capture:
     """Take that many frames, `interval` seconds apart. Blocks; raises NVMLError where the driver does not start."""
-    if not 1 <= frames <= MAX_FRAMES or not interval > 0:
+    if not 1 <= frames <= MAX_FRAMES or not 0 < interval < float("inf"):
         raise ValueError(
             f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames; to record longer, ask less often"
         )

@@ -32,7 +32,10 @@ class CapturedNvml:
         self._clock = clock
         self._began = clock()
         self._indices = {
-            gpu.get("nvmlDeviceGetUUID"): index for frame in capture.frames for index, gpu in enumerate(frame.gpus)
+            uuid: index
+            for frame in capture.frames
+            for index, gpu in enumerate(frame.gpus)
+            if isinstance(uuid := gpu.get("nvmlDeviceGetUUID"), str)  # else the GPU did not say
         }
         answering: dict[str, Callable[..., Any]] = {name: partial(self._of_driver, name) for name in FUNCTIONS}
         answering |= {name: partial(self._of_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")}

@@ -1,0 +1,25 @@
+"""Without a file descriptor left, what a poll would like to know in passing is left out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import os, resource
+from gpuwarden import systemd
+from gpuwarden.gpu.processes import ProcessNames
+names = ProcessNames()
+names.identify([os.getppid()])  # has psutil import and open what it opens once
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+systemd.notify("WATCHDOG=1")
+print(names.identify([os.getpid()]))
+"""
+
+
+def test_poll_survives_without_descriptors() -> None:
+    """Neither the word to systemd nor the look at a new process raises: both happen in every poll."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NOTIFY_SOCKET": "/nowhere/notify"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("{}\n", "")
