@@ -127,7 +127,7 @@ def test_escaping() -> None:
 
 def test_name_that_is_no_utf_8_costs_no_page() -> None:
     """A process may bear any bytes as its name, which Python reads as surrogates: the page stands and is UTF-8."""
-    reading = {Sample.info: {("bad\udcff", "name"): 1}}
+    reading: dict[Metric[Any], Any] = {Sample.info: {("bad\udcff", "name"): 1}}
     page = Exposition().render([(Sample, [(("one",), reading)])])
     assert b'"bad?"' in page.text
     assert b'"bad?"' in page.openmetrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -156,6 +157,8 @@ def _capture(parsed: argparse.Namespace) -> int:
     from gpuwarden.sources.recording import record  # noqa: PLC0415 - as above
 
     config = _load(parsed)
+    if not parsed.file.parent.is_dir():  # better before the recording than after it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(parsed.file))
     try:
         recorded = record(_open(config).nvml, parsed.frames, parsed.interval)
     except (NVMLError, ValueError) as error:

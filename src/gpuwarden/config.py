@@ -138,7 +138,7 @@ class Runs:
         "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.",
     )
     max: int = option(
-        between(WHOLE, "1", "4096"),
+        between(WHOLE, "1", "2048"),
         "512",
         "Runs kept at once, beyond which a new one is turned away and counted.",
     )

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from gpuwarden import landing, systemd
+from gpuwarden import status_page, systemd
 from gpuwarden.config import Config
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
 from gpuwarden.gpu.poller import Poller
@@ -45,7 +45,7 @@ class Daemon:
         self._answered = False  # whether the driver ever did
         self.web = WebServer(
             {
-                "/": self._serve_landing,
+                "/": self._serve_status_page,
                 "/metrics": self._serve_metrics,
                 "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
                 "/-/ready": self._serve_ready,
@@ -113,16 +113,16 @@ class Daemon:
         state = self._join(snapshot, now)
         self._page = self._exposition.render(entries(state))
         self._state = state
-        systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._restart_is_vain(snapshot) else []))
+        self._answered = self._answered or not snapshot.hung
+        systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
         return state
 
-    def _restart_is_vain(self, snapshot: Snapshot) -> bool:
+    def _feeds_watchdog(self, snapshot: Snapshot) -> bool:
         """Tell whether the watchdog is to be fed: it follows real polls, a driver that hangs as a whole stops the beat.
 
         Unless it has hung from the start, as its initialisation may take long and a restart would begin it anew; or in
         the kernel where no signal reaches it, as the dying process would keep the port from its successor.
         """
-        self._answered = self._answered or not snapshot.hung
         return not (snapshot.hung and self._answered) or self._poller.uninterruptible
 
     def _join(self, snapshot: Snapshot, now: float) -> State:
@@ -139,7 +139,11 @@ class Daemon:
                 reports_rejected=dict(self._registry.rejected),
                 run_connections_refused=self._runs.refused,
                 http_requests=dict(self.web.counts.requests),
-                http_connections_cut={"evicted": self.web.counts.evicted, "timed_out": self.web.counts.timed_out},
+                http_connections_lost={
+                    "evicted": self.web.counts.evicted,
+                    "timed_out": self.web.counts.timed_out,
+                    "not_accepted": self.web.counts.accept_errors,
+                },
                 processes_dropped=self._processes_dropped,
             ),
         )
@@ -165,11 +169,11 @@ class Daemon:
             return Response(503, _NO_PAGE)
         return Response(200, b"gpuwarden is ready\n")
 
-    def _serve_landing(self, _request: Request) -> Response:
+    def _serve_status_page(self, _request: Request) -> Response:
         if self._state is None:
             return Response(503, _NO_PAGE)
-        headers = {"content-security-policy": landing.CONTENT_SECURITY_POLICY}
-        return Response(200, landing.page(self._state), "text/html; charset=utf-8", headers)
+        headers = {"content-security-policy": status_page.CONTENT_SECURITY_POLICY}
+        return Response(200, status_page.page(self._state), "text/html; charset=utf-8", headers)
 
 
 def _status(state: State) -> str:

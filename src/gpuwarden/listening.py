@@ -1,5 +1,7 @@
 """Open the sockets that a server listens on, or say what to do where they cannot be had."""
 
+from __future__ import annotations
+
 import errno
 import socket
 from typing import Any

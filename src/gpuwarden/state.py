@@ -1,4 +1,4 @@
-"""All that the daemon knows at one poll, frozen; the page, the landing page and the tests look at nothing else."""
+"""All that the daemon knows at one poll, frozen; the page, the status page and the tests look at nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counts:
     reports_rejected: Mapping[str, int] = field(default_factory=dict)
     run_connections_refused: int = 0
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    http_connections_cut: Mapping[str, int] = field(default_factory=dict)
+    http_connections_lost: Mapping[str, int] = field(default_factory=dict)
     processes_dropped: int = 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metric import Metric, Reading, Table
 from gpuwarden.protocol import Rejection
 from gpuwarden.state import State
@@ -30,6 +30,11 @@ def _process_counts(subject: GpuInPoll) -> Reading:
     return {(name,): types.count(name) for name in subject.gpu.process_lists}
 
 
+def _gpu_errors(subject: GpuInPoll) -> Reading:
+    # The gravest are there from the start: increase() does not see a counter's first value.
+    return {(name,): count for name, count in ({HUNG: 0, "gpu_is_lost": 0} | dict(subject.gpu.errors)).items()}
+
+
 class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     """What is known of a GPU whether it answers or not."""
 
@@ -46,7 +51,7 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         lambda subject: subject.gpu.last_success, source="the poll")
     errors_total = Metric[GpuInPoll](
         "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung.",
-        lambda subject: {(name,): count for name, count in subject.gpu.errors.items()}, labels=("error",), source="the poll")
+        _gpu_errors, labels=("error",), source="the poll")
     processes = Metric[GpuInPoll](
         "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",
         _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
@@ -124,7 +129,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     http_requests_total = Metric[State](
         "gpuwarden_http_requests_total", "counter", "", "HTTP requests answered, by path and status code.",
         lambda state: {(path, str(code)): count for (path, code), count in state.counts.http_requests.items()}, labels=("path", "code"))
-    http_connections_cut_total = Metric[State](
-        "gpuwarden_http_connections_cut_total", "counter", "", "HTTP connections cut: evicted made room for a newer one, timed_out were too slow.",
-        lambda state: {(reason,): count for reason, count in state.counts.http_connections_cut.items()}, labels=("reason",))
+    http_connections_lost_total = Metric[State](
+        "gpuwarden_http_connections_lost_total", "counter", "", "HTTP connections lost: evicted made room for a newer one, timed_out were too slow, not_accepted found no file descriptor.",
+        lambda state: {(reason,): count for reason, count in state.counts.http_connections_lost.items()}, labels=("reason",))
     # fmt: on

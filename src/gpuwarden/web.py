@@ -5,6 +5,8 @@ and the limits. A connection that waits for its client is the server's to cut: b
 is needed, the one without progress for longest first.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import socket
@@ -21,7 +23,7 @@ import h11
 
 from gpuwarden.listening import listen
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024  # room for the cookies that browsers send to every port of localhost
 WRITE_BYTES = 64 * 1024  # what the loop may copy of a page for one slow reader (Python 3.11 copies what is unsent)
@@ -155,7 +157,7 @@ class WebServer:
         except OSError as error:
             self.counts.accept_errors += 1
             if self._may_log("accept"):
-                logger.warning("cannot accept a connection error=%r open_connections=%d", error, self.open_connections)
+                log.warning("cannot accept a connection error=%r open_connections=%d", error, self.open_connections)
             if not self._evict():  # the listener stays readable: without a pause this would spin
                 loop.remove_reader(listener)
                 loop.call_later(NO_SLOT_PAUSE_SECONDS, self._listen_to, listener)
@@ -165,7 +167,7 @@ class WebServer:
         self._joining.add(joining)
         joining.add_done_callback(self._joining.discard)
 
-    def admit(self, connection: "_Connection") -> None:
+    def admit(self, connection: _Connection) -> None:
         """Take in a new connection, at the cost of the one without progress for longest if there are too many.
 
         So a client keeps its slot until `max_connections` others have connected or finished a request after it did:
@@ -176,12 +178,12 @@ class WebServer:
             self._evict()
         self._connections[connection] = None
 
-    def progressed(self, connection: "_Connection") -> None:
+    def progressed(self, connection: _Connection) -> None:
         """Put a connection last in the order of eviction: its request has come whole."""
         del self._connections[connection]
         self._connections[connection] = None
 
-    def forget(self, connection: "_Connection") -> None:
+    def forget(self, connection: _Connection) -> None:
         """Drop a connection that is gone."""
         self._connections.pop(connection, None)
         if not self._connections:
@@ -221,7 +223,7 @@ class WebServer:
             return handler(request)
         except Exception:  # whatever a handler raises costs its own client an answer, never the server
             if self._may_log(request.path):
-                logger.exception("handler failed path=%s", request.path)
+                log.exception("handler failed path=%s", request.path)
             return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the log of the daemon says more")
 
     def _encode(self, request: Request, response: Response) -> Response:

@@ -174,7 +174,7 @@ class Device:
 
     def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask the driver. Blocks as long as the driver does; raises NVMLError; failures are not remembered."""
-        key = (function, args)
+        key = (function, args, *kwargs.items())
         if key in self._answers:
             return self._answers[key]  # type: ignore[no-any-return] # the key names the function that made it
         answer = self._answers[key] = function(self.handle, *args, **kwargs)

@@ -151,6 +151,14 @@ class _Gpu:
         assert self._identity is not None
         return self._identity
 
+    def complain(self, fault: str) -> None:
+        """Say once that it does not tell who it is."""
+        if self._was_up:
+            log.error(
+                "the GPU of index %d does not say who it is: %s; it has no series until it does", self._index, fault
+            )
+        self._was_up = False
+
     async def identify(self, timeout: float) -> None:
         """Ask who this is. Raises NVMLError or TimeoutError."""
         self._handle, self._identity = await self._calls.run(self._look_up, timeout)
@@ -325,6 +333,7 @@ class Poller:
         except (NVMLError, TimeoutError) as error:
             name = HUNG if isinstance(error, TimeoutError) else error_name(error)
             self._errors[name] += 1
+            gpu.complain(name)
             return name
         del self._strangers[index]
         if gpu.identity.uuid not in self._gpus:

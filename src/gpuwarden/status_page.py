@@ -1,4 +1,4 @@
-"""The landing page: what a person sees who opens the daemon in a browser."""
+"""The status page: what a person sees who opens the daemon in a browser."""
 
 from __future__ import annotations
 

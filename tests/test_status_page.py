@@ -1,4 +1,4 @@
-"""The landing page: its warnings, and how it looks in a real browser."""
+"""The status page: its warnings, and how it looks in a real browser."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from services import Daemon, ending, until
 
-from gpuwarden.landing import page
 from gpuwarden.protocol import Hello, encode
 from gpuwarden.state import State
+from gpuwarden.status_page import page
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
 from system_parts import needs
