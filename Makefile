@@ -4,18 +4,19 @@
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
-SOCKET ?= $(shell if [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
+SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"; elif [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'To set: PYTHON=python3.12 LISTEN=127.0.0.1:9847 SOCKET=/path/of/run.sock'
 
-run: ## start the daemon: on this machine's GPUs, or on simulated ones with a warning
+run: ## start the daemon, on this machine's GPUs or simulated ones
 	@tools/environment.sh
 	@exec $(BIN)/gpuwarden serve --source auto --listen $(LISTEN) --socket "$(SOCKET)"
 
-demo: ## the same with a real Keras training that climbs towards its memory limit, and Prometheus if it is installed
+demo: ## a real training climbs to its memory limit, and the alert fires
 	@tools/environment.sh demo
 	@exec $(BIN)/gpuwarden demo --listen $(LISTEN)
 
@@ -24,9 +25,9 @@ test: ## all tests; sets up what it needs
 	@tools/system-parts.sh
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-check: lint test ## what CI runs: format, lint, types, tests, generated files in step
+check: lint test ## what CI runs: lint and test
 
-lint:
+lint: ## format, lint and types alone
 	@tools/environment.sh lint test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -37,25 +38,25 @@ fix: ## format, and mend what can be mended
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-docs: ## write the generated files: metrics, configuration and its example, the dashboard
+docs: ## write the generated files anew: references, dashboard
 	@tools/environment.sh test
 	$(BIN)/gpuwarden reference metrics > docs/metrics.md
 	$(BIN)/gpuwarden reference config > docs/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
 	$(BIN)/python grafana/dashboards.py
 
-history: ## write an hour of the simulated box as Prometheus blocks into build/history, to look at dashboards with
+history: ## an hour of the simulated box as Prometheus blocks, in build/history
 	@tools/environment.sh test
 	@tools/system-parts.sh
 	$(BIN)/python grafana/history.py build/history
 
-bench: ## measure beside peers: scrape, poll, memory, callback, HTTP servers
+bench: ## measure beside peers; ten minutes
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/callback.py
 	$(BIN)/python bench/http_servers.py
 
-gpu-check: ## on a machine with a GPU: what its driver answers, and the tests that need one
+gpu-check: ## the tests that need a GPU
 	@tools/environment.sh test
 	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
 

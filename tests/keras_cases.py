@@ -264,7 +264,13 @@ def case_copies(daemon: Daemon) -> Any:
 
 def case_bad_arguments(daemon: Daemon) -> Any:
     refused = []
-    for settings in ({"interval": float("nan")}, {"interval": -1}, {"devices": ["GPU:0"]}, {"devices": {0: "GPU-a"}}):
+    for settings in (
+        {"interval": float("nan")},
+        {"interval": -1},
+        {"devices": ["GPU:0"]},
+        {"devices": {0: "GPU-a"}},
+        {"devices": {"gpu:0": "GPU-a"}},
+    ):
         try:
             GpuWarden(**settings)
         except (TypeError, ValueError) as error:

@@ -176,10 +176,13 @@ def test_capture_is_replayed(tmp_path: Path, mock_nvml: MockNvml) -> None:
 
 
 def test_capture_names_the_file_it_cannot_write(tmp_path: Path) -> None:
-    """A capture that has nowhere to go ends with 1 and the file's name."""
+    """A capture that has nowhere to go ends before its first frame, with 1 and the file's name."""
     file = tmp_path / "missing" / "box.json"
     done = run("capture", "--source", "simulated", "--frames", "1", str(file))
-    assert (done.returncode, done.stderr) == (1, f"gpuwarden: {file}: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"gpuwarden: {file} cannot be written: no such folder, or not yours to write to\n",
+    )
 
 
 def _gpu_lines(page: str) -> list[str]:

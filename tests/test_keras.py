@@ -240,4 +240,4 @@ def test_no_keras() -> None:
 
 def test_bad_arguments(saw: list[str]) -> None:
     """A wrong argument is refused where the callback is made, with its name."""
-    assert saw == ["interval", "interval", "devices", "devices"]
+    assert saw == ["interval", "interval", "devices", "devices", "devices"]

@@ -16,6 +16,7 @@ from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
 from system_parts import needs
 
+SOCKET = Path("/run/gpuwarden/run.sock")
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 FLAGS = [
     "--headless",
@@ -32,16 +33,16 @@ FLAGS = [
 def test_what_is_not_real_says_so() -> None:
     """A page of simulated GPUs says that they are none of this machine's; one of the driver's does not."""
     state = State(source="simulated", poll_interval=1.0, snapshot=snapshot(gpu(0)))
-    assert b"the source is <b>simulated</b>" in page(state)
-    assert b"the source is" not in page(replace(state, source="nvml"))
+    assert b"the source is <b>simulated</b>" in page(state, SOCKET)
+    assert b"the source is" not in page(replace(state, source="nvml"), SOCKET)
 
 
 def test_driver_that_does_not_answer_is_named() -> None:
     """With the driver gone the page says why instead of showing an empty box."""
     gone = replace(snapshot(), fault="driver_not_loaded")
     state = State(source="nvml", poll_interval=1.0, snapshot=gone)
-    assert b"The driver does not answer: <b>driver_not_loaded</b>" in page(state)
-    assert b"does not answer" not in page(replace(state, snapshot=snapshot()))
+    assert b"The driver does not answer: <b>driver_not_loaded</b>" in page(state, SOCKET)
+    assert b"does not answer" not in page(replace(state, snapshot=snapshot()), SOCKET)
 
 
 def test_page_in_a_browser(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -59,6 +60,7 @@ def test_page_in_a_browser(tmp_path: Path, mock_nvml: MockNvml) -> None:
     assert "<title>gpuwarden</title>" in shown
     assert shown.count("NVIDIA H100 80GB HBM3") == 2
     assert "77 °C" in shown
+    assert f"<code>{daemon.socket}</code>" in shown
     assert "does not answer: gpu_is_lost" in shown
     assert "&lt;script&gt;document.title" in shown
     assert "<script" not in shown

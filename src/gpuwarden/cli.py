@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import logging
 import os
 import resource
@@ -121,7 +120,13 @@ def _serve(parsed: argparse.Namespace) -> int:
         host, port = daemon.web.address
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         log.info("%s", daemon.status)
-        log.info("status page %s/   metrics %s/metrics   runs report to %s", url, url, config.runs.socket)
+        # A line each: a terminal of 80 columns would break an address in two.
+        log.info("status page %s/", url)
+        log.info("metrics %s/metrics", url)
+        path = config.runs.socket
+        log.info("runs report to %s", path)
+        if path != Config().runs.socket:
+            log.info("where they run: export GPUWARDEN_SOCKET=%s", path)
 
     asyncio.run(daemon.run(say_where))
     return 0
@@ -157,8 +162,8 @@ def _capture(parsed: argparse.Namespace) -> int:
     from gpuwarden.sources.recording import record  # noqa: PLC0415 - as above
 
     config = _load(parsed)
-    if not parsed.file.parent.is_dir():  # better before the recording than after it
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(parsed.file))
+    if not os.access(parsed.file.parent, os.W_OK):  # not only after the last frame
+        raise OSError(None, f"{parsed.file} cannot be written: no such folder, or not yours to write to")
     try:
         recorded = record(_open(config).nvml, parsed.frames, parsed.interval)
     except (NVMLError, ValueError) as error:

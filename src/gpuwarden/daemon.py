@@ -173,9 +173,13 @@ class Daemon:
         if self._state is None:
             return Response(503, _NO_PAGE)
         headers = {"content-security-policy": status_page.CONTENT_SECURITY_POLICY}
-        return Response(200, status_page.page(self._state), "text/html; charset=utf-8", headers)
+        return Response(
+            200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers
+        )
 
 
 def _status(state: State) -> str:
     gpus = state.snapshot.gpus
-    return f"{sum(gpu.up for gpu in gpus)} of {len(gpus)} GPUs answer, {sum(run.up for run in state.runs)} runs report"
+    kind = {"nvml": "", "capture": "captured ", "simulated": "simulated "}[state.source]
+    up, reporting = sum(gpu.up for gpu in gpus), sum(run.up for run in state.runs)
+    return f"{up} of {len(gpus)} {kind}GPUs answer, {reporting} runs report"

@@ -13,6 +13,7 @@ import importlib
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -65,6 +66,9 @@ def _guarded(hook: Callable[Concatenate[GpuWarden, P], None]) -> Callable[Concat
     return guarded
 
 
+_DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
+
+
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] # Keras ships no types
     """Report this process's training to the gpuwarden daemon; without a daemon it does nothing.
 
@@ -92,6 +96,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         gpus = {} if devices is None else devices
         if not (isinstance(gpus, Mapping) and all(isinstance(text, str) for pair in gpus.items() for text in pair)):
             raise TypeError(f'devices: want the GPU of each TensorFlow device, {{"GPU:0": "GPU-..."}}, not {devices!r}')
+        for device in gpus:
+            if not _DEVICE.fullmatch(device):  # TensorFlow would know "/GPU:0", but as a second device beside GPU:0
+                raise ValueError(f'devices: want names such as "GPU:0", not {device!r}')
         self._name = name
         self._gpus = dict(gpus)
         self._socket = None if socket is None else os.fspath(socket)

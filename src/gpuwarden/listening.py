@@ -10,7 +10,7 @@ MAX_PORT = 65535
 BACKLOG = 1024  # a burst of clients waits here; in a shorter queue a scrape's SYN is dropped and retried a second later
 
 ADVICE = {
-    errno.EADDRINUSE: "another program has this port; stop it (`ss -ltnp` names it) or choose another port",
+    errno.EADDRINUSE: "another program has this port (`ss -ltnp` names it); stop it or choose another port by --listen",
     errno.EACCES: "ports below 1024 need the right CAP_NET_BIND_SERVICE; choose a higher port",
     errno.EADDRNOTAVAIL: "no interface of this machine has this address; `ip address` lists those there are",
 }

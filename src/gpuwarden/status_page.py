@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from pathlib import Path
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings
@@ -17,18 +18,20 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.35rem .75rem .35rem 0;border-bottom:1px solid #8885}
 .number{text-align:right;font-variant-numeric:tabular-nums}
+td.number{white-space:nowrap}
 .warning{border-left:4px solid #d97706;padding:.5rem 1rem;background:#d9770622}
 .down{color:#dc2626;font-weight:600}
+.ended{opacity:.6}
 .wide{overflow-x:auto}
 """
 
 
-def page(state: State) -> bytes:
-    """Write the page of one poll. Text that comes from runs or the driver is escaped."""
-    return "".join(_page(state)).encode(errors="replace")  # a capture may hold what is no UTF-8
+def page(state: State, socket: Path) -> bytes:
+    """Write the page of one poll; runs report to `socket`. Text that comes from runs or the driver is escaped."""
+    return "".join(_page(state, socket)).encode(errors="replace")  # a capture may hold what is no UTF-8
 
 
-def _page(state: State) -> Iterator[str]:
+def _page(state: State, socket: Path) -> Iterator[str]:
     yield (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="5">'
@@ -50,6 +53,8 @@ def _page(state: State) -> Iterator[str]:
         "No run reports. In a training script: <code>from gpuwarden.keras import GpuWarden</code>, then "
         "<code>model.fit(…, callbacks=[GpuWarden()])</code>.",
     )
+    where = escape(str(socket))
+    yield f"<p>Runs report to <code>{where}</code>: set <code>GPUWARDEN_SOCKET</code> to it where they run.</p>"
     yield "</body></html>"
 
 
@@ -79,8 +84,8 @@ def _gpu_row(gpu: Gpu) -> list[str]:
         return [*cells, f'<td class="down" colspan="6">does not answer: {escape(gpu.fault)}</td>']
     return [
         *cells,
-        _number(gpu.value(GpuReadings.memory_used_bytes), 2**30, "GiB"),
-        _number(gpu.value(GpuReadings.memory_size_bytes), 2**30, "GiB"),
+        _bytes(gpu.value(GpuReadings.memory_used_bytes)),
+        _bytes(gpu.value(GpuReadings.memory_size_bytes)),
         _number(gpu.value(GpuReadings.utilization_ratio), 0.01, "%", 0),
         _number(gpu.value(GpuReadings.temperature_celsius, "core"), 1, "°C", 0),
         _number(gpu.value(GpuReadings.temperature_margin_celsius), 1, "°C", 0),
@@ -93,13 +98,18 @@ def _run_row(run: Run) -> list[str]:
     allocated = sum(memory.current for memory in run.memory.values()) if run.memory else None
     return [
         f"<td>{escape(run.peer.run_id)}</td>",
-        f"<td>{escape(run.hello.name)}{'' if run.up else ' <span class=down>ended</span>'}</td>",
+        f"<td>{escape(run.hello.name)}{'' if run.up else ' <span class=ended>ended</span>'}</td>",
         _number(run.peer.pid or None, 1, "", 0),
         _number(report.steps if report else None, 1, "", 0),
         _number(report.epoch if report else None, 1, "", 0),
-        _number(allocated, 2**30, "GiB"),
-        _number(min(run.headroom.values(), default=None), 2**30, "GiB"),
+        _bytes(allocated),
+        _bytes(min(run.headroom.values(), default=None)),
     ]
+
+
+def _bytes(value: float | None) -> str:
+    """In MiB below one GiB: a headroom of 15 MiB must not read "0.0 GiB"."""
+    return _number(value, 2**20, "MiB", 0) if value is not None and value < 2**30 else _number(value, 2**30, "GiB")
 
 
 def _number(value: float | None, unit: float, suffix: str, digits: int = 1) -> str:

@@ -40,10 +40,9 @@ def show(listen: str) -> int:
         raise DemoError(
             "the demonstration trains with TensorFlow, which is not installed: pip install 'gpuwarden[demo]'"
         )
-    print(
-        "The GPUs of this demonstration are SIMULATED; the training is real: TensorFlow's allocator, held to 512 MiB of"
-    )
-    print(f"this machine's memory, stands in for the memory of simulated GPU {IDLE_GPU}.\n", flush=True)
+    print("The GPUs of this demonstration are SIMULATED; the training is real: TensorFlow's")
+    print("allocator, held to 512 MiB of this machine's memory, stands in for the memory of")
+    print(f"simulated GPU {IDLE_GPU}.\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="gpuwarden-demo-") as name, contextlib.ExitStack() as programs:
         folder = Path(name)
         environment = {**os.environ, "GPUWARDEN_SOCKET": str(folder / "run.sock")}
@@ -98,10 +97,12 @@ def _start_prometheus(programs: contextlib.ExitStack, url: str, folder: Path) ->
     """Start Prometheus with the project's rules, where there is one; return its address."""
     program = shutil.which("prometheus")
     if program is None:
-        print("No Prometheus was found, so no alert will fire. To see one: sudo apt-get install prometheus")
+        print("No Prometheus was found, so no alert will fire. To see one:\nsudo apt-get install prometheus")
         return None
     if not RULES.exists():
-        print("The alert rules are not beside this installation, so no Prometheus is started; run from a checkout.")
+        print(
+            "No Prometheus is started: the alert rules are not part of this installation.\nFrom a checkout: make demo"
+        )
         return None
     config = {
         "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
@@ -115,7 +116,7 @@ def _start_prometheus(programs: contextlib.ExitStack, url: str, folder: Path) ->
     command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
     command.append(f"--web.listen-address={address}")
     programs.enter_context(_running(command, dict(os.environ), folder / "prometheus.log"))
-    print(f"Prometheus   http://{address}/alerts   RunNearOutOfMemory fires in one to two minutes")
+    print(f"alerts       http://{address}/alerts   one fires in one to two minutes")
     return f"http://{address}"
 
 
@@ -157,7 +158,7 @@ def _story(url: str, uuid: str, prometheus: str | None) -> str:
     if in_use is None or left is None:
         return "the training starts"
     alert = f"   RunNearOutOfMemory {_alert(prometheus)}" if prometheus else ""
-    return f"demo-training: {in_use / 2**20:.0f} MiB in use, headroom {left / 2**20:.0f} MiB{alert}"
+    return f"{in_use / 2**20:.0f} MiB in use, headroom {left / 2**20:.0f} MiB{alert}"
 
 
 def _alert(prometheus: str) -> str:

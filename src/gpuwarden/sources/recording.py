@@ -30,9 +30,7 @@ def record(
 ) -> Capture:
     """Take that many frames, `interval` seconds apart. Blocks; raises NVMLError where the driver does not start."""
     if not 1 <= frames <= MAX_FRAMES or not 0 < interval < float("inf"):
-        raise ValueError(
-            f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames; to record longer, ask less often"
-        )
+        raise ValueError(f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, more than 0 s apart")
     nvml.nvmlInit()
     try:
         began = clock()
