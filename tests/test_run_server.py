@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import stat
@@ -244,6 +245,25 @@ def test_run_over_the_cap_is_disconnected(side: Side, child: Callable[[], "subpr
                 assert await asyncio.to_thread(late.recv, 1) == b""
 
     asyncio.run(scenario())
+
+
+def test_connections_leave_descriptors_to_the_rest(side: Side) -> None:
+    """Silent connections take no more than half of the process's file descriptors: others must still be accepted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scenario() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        async with side.listening():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            with contextlib.ExitStack() as silent:
+                for _ in range(70):
+                    silent.enter_context(side.connect())
+                await side.until(lambda: side.server.refused == 70 - 256 // 4)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_flood_does_not_starve_another_run(side: Side) -> None:

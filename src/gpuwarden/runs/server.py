@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import socket
 import stat
 import struct
@@ -41,11 +42,14 @@ class RunServer:
         self._connections: dict[socket.socket, Peer] = {}
         self._pidfds: dict[str, int] = {}
         self._serial = 0
+        self._limit = MAX_CONNECTIONS
         self.refused = 0
 
     def start(self, path: Path, mode: int) -> None:
         """Listen at `path`, reachable by whom `mode` lets write. Raises OSError with a text that says what to do."""
         _make_way(path)
+        # A connection takes two descriptors with its process's: half of all there may be, the rest is for scrapes.
+        self._limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         # The mode is right from the first moment; a chmod after bind would leave a gap.
         umask = os.umask(0o777 & ~mode)
@@ -90,7 +94,7 @@ class RunServer:
                 log.warning("a run cannot be accepted: %s", error.strerror)
                 self._pause(self._listener)
                 return
-            if max(len(self._connections), len(self._pidfds)) >= MAX_CONNECTIONS:
+            if max(len(self._connections), len(self._pidfds)) >= self._limit:
                 connection.close()
                 self.refused += 1
                 continue
