@@ -72,6 +72,19 @@ def test_hung_gpu_spares_the_others(box: Simulation) -> None:
     polled(box, scenario)
 
 
+def test_slow_answer_comes_late_and_is_taken(box: Simulation) -> None:
+    """A call that takes longer than a poll is waited for in the next one, and its answer then counts."""
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        box.gpu(2).hang()
+        assert up(await poller.poll()) == [0, 1, 3]
+        asyncio.get_running_loop().call_later(INTERVAL / 3, box.gpu(2).restore)
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+
+    polled(box, scenario)
+
+
 def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
     """A GPU that hangs before it could be identified leaves the others in sight, and joins them later."""
     box.gpu(1).hang()

@@ -24,7 +24,7 @@ def report(steps: int = 5, current: int = 20 * GIB, peak: int = 28 * GIB) -> Rep
 
 def registry(limit: int = 10) -> RunRegistry:
     """Make a registry with an expiry of 60 s and an overhead of 1 GiB."""
-    return RunRegistry(limit=limit, expiry=60.0, overhead=GIB)
+    return RunRegistry(limit=limit, expiry=60.0, overhead=GIB, wall=lambda: 1.8e9)
 
 
 def test_run_is_joined_with_its_gpu() -> None:
@@ -36,7 +36,7 @@ def test_run_is_joined_with_its_gpu() -> None:
     assert run.memory == {"GPU-0": DeviceMemory(20 * GIB, 28 * GIB)}
     assert run.headroom == {"GPU-0": 19 * GIB}  # 10 free + (30 held - 20 in use - 1 overhead)
     assert run.headroom_at_peak == {"GPU-0": 11 * GIB}
-    assert (run.up, run.current, run.last_report, run.unresolved) == (True, True, 1.0, 0)
+    assert (run.up, run.current, run.last_report, run.unresolved) == (True, True, 1.8e9, 0)
 
 
 def test_gpu_that_is_down_has_no_headroom() -> None:
@@ -50,11 +50,30 @@ def test_gpu_that_is_down_has_no_headroom() -> None:
 
 
 def test_later_hello_counts() -> None:
-    """A run that says who it is once more is what it said last."""
+    """A run that says who it is once more is what it said last, but bears a new name once an expiry at most."""
     runs = registry()
     runs.receive(ALICE, HELLO, 0.0)
-    runs.receive(ALICE, replace(HELLO, name="vit"), 1.0)
-    assert [run.hello.name for run in runs.runs(BOX, 1.0)] == ["vit"]
+    for second, name in enumerate(("vit", "bert", "unet"), start=1):
+        runs.receive(ALICE, replace(HELLO, name=name, visible_devices=str(second)), float(second))
+    (run,) = runs.runs(BOX, 3.0)
+    assert (run.hello.name, run.hello.visible_devices) == ("resnet", "3")
+    for now, name in ((61.0, "vit"), (62.0, "bert")):
+        runs.receive(ALICE, replace(HELLO, name=name), now)
+    (run,) = runs.runs(BOX, 62.0)
+    assert run.hello.name == "vit"
+
+
+def test_silent_run_makes_room() -> None:
+    """At the cap a run that has been silent past its expiry gives way to a new one; one that reports does not."""
+    runs = registry(limit=2)
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(BOB, HELLO, 0.0)
+    runs.receive(BOB, report(), 50.0)
+    carol = Peer(pid=9, uid=1002, start=3)
+    with pytest.raises(ProtocolError, match="too_many_runs"):
+        runs.receive(carol, HELLO, 60.0)
+    runs.receive(carol, HELLO, 60.1)
+    assert [run.peer for run in runs.runs(BOX, 60.1)] == [BOB, carol]
 
 
 def test_unlisted_gpu_has_no_headroom() -> None:

@@ -206,9 +206,11 @@ def test_wrong_messages_are_counted_and_harm_nobody(side: Side) -> None:
     async def scenario() -> None:
         async with side.listening():
             with side.connect() as rude, side.connect() as polite:
-                for message in (b"garbage", b"x" * (MAX_MESSAGE_BYTES + 1), b'{"v":99}', report(1)):
+                giant, colossus = b"x" * (MAX_MESSAGE_BYTES + 1), b"x" * 150_000
+                for message in (b"garbage", giant, b'{"v":99}', colossus):
                     rude.send(message)
-                rude.send(b"x" * 150_000)
+                await side.until(lambda: side.registry.rejected.total() == 4)  # the queue had no room for more
+                rude.send(report(1))
                 polite.send(HELLO)
                 await side.until(lambda: side.registry.received == 1)
                 await side.until(lambda: side.registry.rejected.total() == 5)
@@ -247,23 +249,83 @@ def test_run_over_the_cap_is_disconnected(side: Side, child: Callable[[], "subpr
     asyncio.run(scenario())
 
 
-def test_connections_leave_descriptors_to_the_rest(side: Side) -> None:
-    """Silent connections take no more than half of the process's file descriptors: others must still be accepted."""
+def test_connections_leave_descriptors_to_the_rest(side: Side, child: Callable[[], "subprocess.Popen[str]"]) -> None:
+    """Connections take at most half of the file descriptors; at the limit the oldest silent one makes room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def scenario() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         async with side.listening():
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            with contextlib.ExitStack() as silent:
-                for _ in range(70):
-                    silent.enter_context(side.connect())
-                await side.until(lambda: side.server.refused == 70 - 256 // 4)
+            silent = [await asyncio.to_thread(child) for _ in range(70)]
+            await side.until(lambda: side.server.refused == 70 - 256 // 4)
+            await asyncio.to_thread(say, silent[-1], HELLO)
+            await side.until(lambda: side.runs)
 
     try:
         asyncio.run(scenario())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_process_with_many_connections_is_cut(side: Side) -> None:
+    """One process holds eight connections at most, and the rest is refused, so that it locks nobody out."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with contextlib.ExitStack() as many:
+                for _ in range(20):
+                    many.enter_context(side.connect())
+                await side.until(lambda: side.server.refused == 12)
+                assert len(side.server._connections) == 8
+
+    asyncio.run(scenario())
+
+
+def test_removed_socket_comes_back(side: Side) -> None:
+    """Somebody removes the socket: new runs can report again after the next poll, those connected go on."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as old:
+                side.path.unlink()
+                side.server.keep_listening()
+                old.send(HELLO)
+                await side.until(lambda: side.registry.received == 1)
+                with side.connect() as new:
+                    new.send(HELLO)
+                    await side.until(lambda: side.registry.received == 2)
+        assert not side.path.exists()
+
+    asyncio.run(scenario())
+
+
+def test_displaced_socket_is_told_once(side: Side, caplog: pytest.LogCaptureFixture) -> None:
+    """A file in the socket's place stays, and one line says that no new run can report."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            side.path.unlink()
+            side.path.write_text("precious")
+            side.server.keep_listening()
+            side.server.keep_listening()
+        assert side.path.read_text() == "precious"
+
+    asyncio.run(scenario())
+    assert caplog.text.count("no new run can report") == 1
+
+
+def test_run_turned_away_can_come_back(side: Side) -> None:
+    """A report without a hello ends its connection, so that the run connects anew and says who it is."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                run.send(report(1))
+                await side.until(lambda: not side.server._connections)
+                assert not side.server._pidfds
+
+    asyncio.run(scenario())
 
 
 def test_flood_does_not_starve_another_run(side: Side) -> None:

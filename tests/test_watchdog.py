@@ -64,13 +64,13 @@ def test_driver_that_stops_answering_starves_the_watchdog(box: Simulation, manag
     async def scenario() -> None:
         warden = daemon(box)
         await warden.poll()
-        assert manager.heard() == {"STATUS=2 of 2 GPUs answer, 0 runs report", "WATCHDOG=1"}
+        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs answer, 0 runs report", "WATCHDOG=1"}
         box.gpu(0).hang()
         await warden.poll()
-        assert manager.heard() == {"STATUS=1 of 2 GPUs answer, 0 runs report", "WATCHDOG=1"}
+        assert manager.heard() == {"STATUS=1 of 2 simulated GPUs answer, 0 runs report", "WATCHDOG=1"}
         box.gpu(1).hang()
         await warden.poll()
-        assert manager.heard() == {"STATUS=0 of 2 GPUs answer, 0 runs report"}
+        assert manager.heard() == {"STATUS=0 of 2 simulated GPUs answer, 0 runs report"}
 
     asyncio.run(scenario())
 

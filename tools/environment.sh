@@ -37,7 +37,11 @@ make_venv() {
 
 extras=$(printf '%s\n' "$@" | paste -sd, -)
 stamp=.venv/.installed-${extras:-run}
-if ! .venv/bin/python -c '' 2>/dev/null; then make_venv; fi
+if ! .venv/bin/python -c '' 2>/dev/null; then
+    make_venv
+elif [ -n "${PYTHON-}" ]; then
+    say "Using .venv as it is, with $(.venv/bin/python --version); 'make clean' first to have it made anew with $PYTHON."
+fi
 if [ ! -e "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     say "Installing gpuwarden${extras:+ with what $extras needs} into .venv ..."
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"

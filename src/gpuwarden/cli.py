@@ -156,7 +156,8 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _capture(parsed: argparse.Namespace) -> int:
-    from gpuwarden.gpu.nvml import NVMLError  # noqa: PLC0415 - as above
+    from gpuwarden.gpu.advice import advice  # noqa: PLC0415 - as above
+    from gpuwarden.gpu.nvml import NVMLError, error_name  # noqa: PLC0415 - as above
     from gpuwarden.sources.capture import save  # noqa: PLC0415 - as above
     from gpuwarden.sources.masking import masked  # noqa: PLC0415 - as above
     from gpuwarden.sources.recording import record  # noqa: PLC0415 - as above
@@ -166,7 +167,10 @@ def _capture(parsed: argparse.Namespace) -> int:
         raise OSError(None, f"{parsed.file} cannot be written: no such folder, or not yours to write to")
     try:
         recorded = record(_open(config).nvml, parsed.frames, parsed.interval)
-    except (NVMLError, ValueError) as error:
+    except NVMLError as error:
+        what_to_do = "; ".join(filter(None, [str(error), advice(error_name(error))]))
+        raise OSError(None, f"nothing can be recorded: {what_to_do}") from None
+    except ValueError as error:
         raise OSError(None, f"nothing can be recorded: {error}") from None
     save(masked(recorded) if parsed.mask else recorded, parsed.file)
     gpus = len(recorded.frames[-1].gpus)

@@ -103,7 +103,8 @@ class Daemon:
     async def poll(self) -> State:
         """Poll once and render; what was served before stays until the new page is whole."""
         snapshot = await self._poller.poll()
-        now = time.time()
+        now = time.monotonic()
+        self._runs.keep_listening()
         for peer, message in self._source.reports():
             if message is None:
                 self._registry.exited(peer, now)

@@ -93,6 +93,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         super().__init__()
         if not (math.isfinite(interval) and interval >= 0):
             raise ValueError(f"interval: want seconds, 0 or more, not {interval!r}")
+        if not (name is None or isinstance(name, str)):
+            raise TypeError(f"name: want text, not {name!r}")
         gpus = {} if devices is None else devices
         if not (isinstance(gpus, Mapping) and all(isinstance(text, str) for pair in gpus.items() for text in pair)):
             raise TypeError(f'devices: want the GPU of each TensorFlow device, {{"GPU:0": "GPU-..."}}, not {devices!r}')

@@ -121,7 +121,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_reports_rejected_total", "counter", "", "Messages refused from training runs, by reason.",
         lambda state: {(reason,): state.counts.reports_rejected.get(reason, 0) for reason in get_args(Rejection)}, labels=("reason",))
     connections_refused_total = Metric[State](
-        "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs refused because too many are open.",
+        "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs closed because there are too many, or no file descriptor is left.",
         lambda state: state.counts.run_connections_refused)
     series_dropped_total = Metric[State](
         "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",

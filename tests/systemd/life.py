@@ -175,7 +175,7 @@ def test_the_caps_on_memory_and_tasks_are_the_kernels() -> None:
     """Both stand in the control group, not in the unit alone."""
     memory, tasks = cgroup("memory"), cgroup("pids")
     limit = next(memory.glob("memory.limit_in_bytes"), memory / "memory.max")
-    assert int(limit.read_text()) == 256 << 20
+    assert int(limit.read_text()) == 512 << 20
     assert int((tasks / "pids.max").read_text()) == 512
 
 

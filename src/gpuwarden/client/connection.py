@@ -6,7 +6,9 @@ come. A lost message is made good by the next, since reports carry totals.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
 import select
 import socket
@@ -16,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuwarden.protocol import Hello, Message, ProtocolError, encode
+
+log = logging.getLogger("gpuwarden")
 
 FIRST_RETRY = 1.0  # seconds until a connection is tried again; doubles up to LAST_RETRY
 LAST_RETRY = 30.0
@@ -38,6 +42,7 @@ class Connection:
         self._retry_at = -1.0
         self._delay = FIRST_RETRY
         self._pid = os.getpid()
+        self._told = False
         _connections.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -79,11 +84,19 @@ class Connection:
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
             self._socket.connect(self.path)
-        except (OSError, ValueError):  # ValueError: a path with a null byte
+        except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+            self._tell_once(error)
             self._lose()
             return
         self._connected_at = self._clock()
         self._put(self._hello)
+
+    def _tell_once(self, error: Exception) -> None:
+        """Leave a trace for who wonders why no run appears; at a level that training scripts do not show by default."""
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(Exception):  # a logging handler of the user's may raise
+                log.info("no gpuwarden daemon at %s (%s): nothing is reported until there is one", self.path, error)
 
     def _put(self, message: Message) -> bool:
         assert self._socket is not None

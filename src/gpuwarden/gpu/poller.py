@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpuwarden.gpu import reader
 from gpuwarden.gpu.advice import advice, hidden_gpus
@@ -23,6 +23,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
+LATE = 3  # timeouts after which a call that has not come back hangs
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
 PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
@@ -111,19 +112,27 @@ def _outcome(job: Callable[[], T]) -> T | Exception:
         return error
 
 
-class _Line:
-    """Has one blocking job done at a time; while a job hangs, no further one is taken."""
+class _Line(Generic[T]):
+    """Has one blocking job done, again and again, one at a time."""
 
-    def __init__(self, threads: _Threads) -> None:
+    def __init__(self, threads: _Threads, job: Callable[[], T]) -> None:
         self._threads = threads
-        self._current: asyncio.Future[Any] | None = None
+        self._job = job
+        self._current: asyncio.Future[T | Exception] | None = None
+        self._began = 0.0
 
-    async def run(self, job: Callable[[], T], timeout: float) -> T:
-        """Run a job. Raises TimeoutError when it takes longer, or an earlier one still hangs; its result is lost."""
-        if self._current is not None and not self._current.done():
+    async def run(self, timeout: float) -> T:
+        """Do the job, or wait for the one begun by the last call: a slow driver's answer comes late, but it comes.
+
+        Raises TimeoutError when none comes in time. A job under way for longer than LATE timeouts hangs: it is not
+        waited for, and what it says in the end is old and thrown away.
+        """
+        now = time.monotonic()
+        if self._current is None or self._current.done():
+            self._current, self._began = self._threads.give(self._job), now
+        elif now - self._began > LATE * timeout:
             raise TimeoutError
-        future = self._threads.give(job)
-        self._current = future
+        future = self._current
         await asyncio.wait([future], timeout=timeout)  # not wait_for: a job under way cannot be cancelled
         if not future.done():
             raise TimeoutError
@@ -141,15 +150,21 @@ class _Gpu:
         self._index = index
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
-        self._calls = _Line(threads)
+        self._identifying = _Line(threads, self._look_up)
+        self._reading = _Line(threads, self._read)
         self._was_up = True
         self._identity: Identity | None = None
         self._last_success: float | None = None
 
     @property
     def identity(self) -> Identity:
+        """Who this is; known once `identify` has come back."""
         assert self._identity is not None
         return self._identity
+
+    @identity.setter
+    def identity(self, identity: Identity) -> None:
+        self._identity = identity
 
     def complain(self, fault: str) -> None:
         """Say once that it does not tell who it is."""
@@ -161,7 +176,7 @@ class _Gpu:
 
     async def identify(self, timeout: float) -> None:
         """Ask who this is. Raises NVMLError or TimeoutError."""
-        self._handle, self._identity = await self._calls.run(self._look_up, timeout)
+        self._handle, self._identity = await self._identifying.run(timeout)
 
     def _look_up(self) -> tuple[Handle, Identity]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
@@ -170,7 +185,7 @@ class _Gpu:
     async def poll(self, timeout: float) -> Gpu:
         """Read all of it; whatever happens is told in the answer."""
         try:
-            answers = await self._calls.run(self._read, timeout)
+            answers = await self._reading.run(timeout)
         except GpuGoneError as error:
             return self._down(error.name)
         except TimeoutError:
@@ -209,7 +224,8 @@ class _Gpu:
     def _down(self, fault: str) -> Gpu:
         self._errors[fault] += 1
         if self._was_up:
-            log.error("gpu=%s index=%d does not answer: %s", self.identity.uuid, self.identity.index, fault)
+            hint = " (if it is only slow, raise poll.interval)" if fault == HUNG else ""
+            log.error("gpu=%s index=%d does not answer: %s%s", self.identity.uuid, self.identity.index, fault, hint)
         self._was_up = False
         return Gpu(self.identity, fault=fault, last_success=self._last_success, errors=dict(self._errors))
 
@@ -221,7 +237,7 @@ class Poller:
         self._nvml = nvml
         self._timeout = min(interval, LONGEST_CALL_SECONDS)
         self._threads = _Threads()
-        self._calls = _Line(self._threads)
+        self._counting = _Line(self._threads, self._ask_driver)
         self._gpus: dict[str, _Gpu] = {}  # by UUID
         self._strangers: dict[int, _Gpu] = {}  # by index: enumerated and not yet identified
         self._driver: Driver | None = None
@@ -261,7 +277,7 @@ class Poller:
     async def _count(self, now: float) -> int | None:
         """Ask the driver how many GPUs there are; None, with the error counted and told once, when it does not say."""
         try:
-            count = await self._calls.run(self._ask_driver, self._timeout)
+            count = await self._counting.run(self._timeout)
         except TimeoutError:
             self._complain(HUNG, "the driver's calls hang")
         except HiddenGpusError as error:
@@ -321,7 +337,11 @@ class Poller:
                 self._strangers.setdefault(index, _Gpu(self._nvml, index, self._threads))
         for index in [index for index in self._strangers if index >= count]:
             del self._strangers[index]
+        before = set(self._gpus)
         outcomes = await asyncio.gather(*map(self._greet, list(self._strangers.items())))
+        found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
+        if found:
+            log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
 
@@ -336,9 +356,10 @@ class Poller:
             gpu.complain(name)
             return name
         del self._strangers[index]
-        if gpu.identity.uuid not in self._gpus:
-            self._gpus[gpu.identity.uuid] = gpu
-            log.info("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
+        known = self._gpus.setdefault(gpu.identity.uuid, gpu)
+        known.identity = gpu.identity  # its index may be another after GPUs came and went
+        if known is gpu:
+            log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
 
 

@@ -1,11 +1,15 @@
-"""The runs that count now: bounded in number, ended by the kernel's word, forgotten after their expiry."""
+"""The runs that count now: bounded in number, ended by the kernel's word, forgotten after their expiry.
+
+Ages are taken by the monotonic clock: a wall clock that is set back must not make old values young.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
@@ -21,8 +25,8 @@ log = logging.getLogger(__name__)
 class Run:
     """One run as it stands at a poll; what the metric table reads.
 
-    Times are Unix time. `report` is the last one and carries the totals; `memory` and both headrooms are by GPU UUID
-    and hold only what is current: nothing once the process is gone or the last report is older than the expiry.
+    `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by
+    GPU UUID and hold only what is current: nothing once the process is gone, or the last report older than the expiry.
     `unresolved` counts the run's devices that could not be told to be a certain GPU.
     """
 
@@ -43,20 +47,23 @@ class _Record:
     peer: Peer
     hello: Hello
     seen: float
+    named: float  # when its name or framework last changed
     report: Report | None = None
     last_report: float | None = None
+    last_report_time: float | None = None  # Unix time, to show
     ended: float | None = None
     end_told: bool = False  # in the log
     connected: bool = True
 
 
 class RunRegistry:
-    """Receives messages and answers with frozen runs. Used by one event loop; `now` is Unix time everywhere."""
+    """Receives messages and answers with frozen runs. Used by one event loop; `now` is monotonic everywhere."""
 
-    def __init__(self, *, limit: int, expiry: float, overhead: float) -> None:
+    def __init__(self, *, limit: int, expiry: float, overhead: float, wall: Callable[[], float] = time.time) -> None:
         self._limit = limit
         self._expiry = expiry
         self._overhead = overhead
+        self._wall = wall
         self._records: dict[str, _Record] = {}
         self.received = 0
         self.rejected: Counter[str] = Counter()
@@ -72,7 +79,7 @@ class RunRegistry:
             record = known
         record.seen, record.connected, record.ended = now, True, None
         if isinstance(message, Report):
-            record.report, record.last_report = message, now
+            record.report, record.last_report, record.last_report_time = message, now, self._wall()
         elif isinstance(message, End):
             self._end(record, now, message.reason)
         self.received += 1
@@ -80,20 +87,35 @@ class RunRegistry:
     def _greet(self, peer: Peer, hello: Hello, now: float) -> _Record:
         record = self._records.get(peer.run_id)
         if record is not None:
-            record.hello = hello
+            self._rename(record, hello, now)
             return record
-        if len(self._records) >= self._limit and not self._forget_one_ended():
+        if len(self._records) >= self._limit and not self._make_room(now):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
-        record = self._records[peer.run_id] = _Record(peer, hello, seen=now)
+        record = self._records[peer.run_id] = _Record(peer, hello, seen=now, named=now)
         log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
         return record
 
-    def _forget_one_ended(self) -> bool:
-        """Make room for a new run by forgetting the one that ended first."""
+    def _rename(self, record: _Record, hello: Hello, now: float) -> None:
+        """Take a changed hello; but a new name makes new series, so there is one an expiry at most."""
+        same = (hello.name, hello.framework) == (record.hello.name, record.hello.framework)
+        if not same and now - record.named <= self._expiry:
+            hello = replace(hello, name=record.hello.name, framework=record.hello.framework)
+        elif not same:
+            record.named = now
+        record.hello = hello
+
+    def _make_room(self, now: float) -> bool:
+        """Forget one run for a new one: the first that ended, else the one silent for longest, past its expiry."""
         ended = [(record.ended, run_id) for run_id, record in self._records.items() if record.ended is not None]
-        if ended:
-            del self._records[min(ended)[1]]
-        return bool(ended)
+        silent = [(each.seen, run_id) for run_id, each in self._records.items() if now - each.seen > self._expiry]
+        if not ended and not silent:
+            return False
+        del self._records[min(ended or silent)[1]]
+        return True
+
+    def knows(self, peer: Peer) -> bool:
+        """Tell whether the peer is a run that counts."""
+        return peer.run_id in self._records
 
     def exited(self, peer: Peer, now: float) -> None:
         """Note that the process is gone: its memory is free again, its totals stay until their expiry."""
@@ -118,7 +140,7 @@ class RunRegistry:
         for run_id, record in list(self._records.items()):
             if record.ended is None and record.connected:
                 continue  # silent but alive: its totals still hold
-            if now - (record.ended or record.seen) > self._expiry:
+            if now - (record.seen if record.ended is None else record.ended) > self._expiry:
                 del self._records[run_id]
                 log.info("run=%s name=%r forgotten", run_id, record.hello.name)
 
@@ -135,7 +157,7 @@ class RunRegistry:
             peer=record.peer,
             hello=record.hello,
             report=record.report,
-            last_report=record.last_report,
+            last_report=record.last_report_time,
             up=up,
             current=current,
             memory=memory,

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import logging
 import os
 import resource
 import socket
-import stat
 import struct
 import time
 from pathlib import Path
 
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Message, ProtocolError, decode
+from gpuwarden.runs.listening import listen
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2048
+MAX_PER_PROCESS = 8  # a run needs one
 # Messages read from one connection before the others have their turn: a run that floods delays nobody.
 BURST = 32
 MAX_QUEUED = 512  # more than the kernel queues on one connection (278 small messages, net.core.wmem_default 212992)
 _SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi/asm-generic/socket.h)
-
-
-class SocketInUseError(OSError):
-    """The socket's path cannot be taken; the text says what to do."""
 
 
 class RunServer:
@@ -38,33 +33,48 @@ class RunServer:
         self._registry = registry
         self._listener: socket.socket | None = None
         self._path: Path | None = None
+        self._mode = 0
         self._inode = 0
+        self._displaced = False  # the socket's place is taken, and that has been told
         self._connections: dict[socket.socket, Peer] = {}
         self._pidfds: dict[str, int] = {}
         self._serial = 0
         self._limit = MAX_CONNECTIONS
-        self.refused = 0
+        self.refused = 0  # connections closed for being too many
 
     def start(self, path: Path, mode: int) -> None:
         """Listen at `path`, reachable by whom `mode` lets write. Raises OSError with a text that says what to do."""
-        _make_way(path)
         # A connection takes two descriptors with its process's: half of all there may be, the rest is for scrapes.
         self._limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        # The mode is right from the first moment; a chmod after bind would leave a gap.
-        umask = os.umask(0o777 & ~mode)
+        self._listener = listen(path, mode)
+        self._path, self._mode, self._inode = path, mode, path.stat().st_ino
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def keep_listening(self) -> None:
+        """Listen anew where somebody has removed the socket, say so once where that fails; called once a poll."""
+        if self._listener is None or self._path is None or self._is_in_place():
+            return
         try:
-            listener.bind(str(path))
-            listener.listen(512)
+            listener = listen(self._path, self._mode)
         except OSError as error:
-            listener.close()
-            raise OSError(
-                error.errno, f"cannot listen on {path}: {error.strerror}; choose another runs.socket"
-            ) from None
-        finally:
-            os.umask(umask)
-        self._listener, self._path, self._inode = listener, path, path.stat().st_ino
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+            if not self._displaced:
+                log.error("no new run can report: %s is gone, and %s", self._path, error.strerror)  # noqa: TRY400
+            self._displaced = True
+            return
+        loop = asyncio.get_running_loop()
+        self._accept()  # those who came while it was in place
+        loop.remove_reader(self._listener)
+        self._listener.close()
+        self._listener, self._inode, self._displaced = listener, self._path.stat().st_ino, False
+        loop.add_reader(listener, self._accept)
+        log.warning("%s had been removed and is there again", self._path)
+
+    def _is_in_place(self) -> bool:
+        assert self._path is not None
+        try:
+            return self._path.stat().st_ino == self._inode
+        except OSError:
+            return False
 
     def stop(self) -> None:
         """Close everything and remove the socket, unless another daemon has put its own there since."""
@@ -78,9 +88,8 @@ class RunServer:
         if self._listener is not None and self._path is not None:
             loop.remove_reader(self._listener)
             self._listener.close()
-            with contextlib.suppress(FileNotFoundError):
-                if self._path.stat().st_ino == self._inode:
-                    self._path.unlink()
+            if self._is_in_place():
+                self._path.unlink()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -91,16 +100,36 @@ class RunServer:
                 return
             except OSError as error:
                 # Out of file descriptors: the backlog waits, and so must we, or the loop would spin on it.
-                log.warning("a run cannot be accepted: %s", error.strerror)
+                if not self.refused:
+                    log.warning("a run cannot be accepted: %s (further ones are counted only)", error.strerror)
+                self.refused += 1
                 self._pause(self._listener)
                 return
-            if max(len(self._connections), len(self._pidfds)) >= self._limit:
+            connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
+            if self._has_room():
+                self._admit(connection)
+            else:
                 connection.close()
                 self.refused += 1
-                continue
-            connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
-            self._connections[connection] = self._identify(connection)
-            asyncio.get_running_loop().add_reader(connection, self._read, connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        peer = self._identify(connection)
+        self._connections[connection] = peer
+        asyncio.get_running_loop().add_reader(connection, self._read, connection)
+        if sum(peer == other for other in self._connections.values()) > MAX_PER_PROCESS:
+            self._close(connection)
+            self.refused += 1
+
+    def _has_room(self) -> bool:
+        """Make room, if need be, by closing the oldest connection that has not become a run."""
+        if max(len(self._connections), len(self._pidfds)) < self._limit:
+            return True
+        silent = next((each for each, peer in self._connections.items() if not self._registry.knows(peer)), None)
+        if silent is None:
+            return False
+        self._close(silent)
+        self.refused += 1
+        return True
 
     def _pause(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -125,16 +154,14 @@ class RunServer:
         return peer
 
     def _exited(self, peer: Peer) -> None:
-        pidfd = self._pidfds.pop(peer.run_id)
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
+        self._forget_process(peer)
         for connection in [each for each, whose in self._connections.items() if whose == peer]:
             for _ in range(MAX_QUEUED // BURST):  # what it said last still counts
                 if connection in self._connections:
                     self._read(connection)
             if connection in self._connections:  # a forked child still holds it
                 self._close(connection)
-        self._registry.exited(peer, time.time())
+        self._registry.exited(peer, time.monotonic())
 
     def _read(self, connection: socket.socket) -> None:
         peer = self._connections[connection]
@@ -149,17 +176,17 @@ class RunServer:
                 self._close(connection)
                 return
             try:
-                self._registry.receive(peer, decode(data), time.time())
+                self._registry.receive(peer, decode(data), time.monotonic())
             except ProtocolError as error:
                 self._reject(peer, error)
-                if error.reason == "too_many_runs":  # it says hello again when it reconnects: by then there may be room
+                if error.reason in ("too_many_runs", "no_hello"):  # a run that reconnects says hello, and may have room
                     self._close(connection)
                     return
 
     def receive(self, peer: Peer, message: Message) -> None:
         """Hand on one message; one that is refused is counted."""
         try:
-            self._registry.receive(peer, message, time.time())
+            self._registry.receive(peer, message, time.monotonic())
         except ProtocolError as error:
             self._reject(peer, error)
 
@@ -176,45 +203,22 @@ class RunServer:
         connection.close()
         if peer in self._connections.values():
             return
-        if peer.run_id in self._pidfds:
-            self._registry.disconnected(peer, time.time())
+        if not self._registry.knows(peer):
+            self._forget_process(peer)
+        elif peer.run_id in self._pidfds:
+            self._registry.disconnected(peer, time.monotonic())
         else:  # nothing watches the process: the connection's end is all there is to see
-            self._registry.exited(peer, time.time())
+            self._registry.exited(peer, time.monotonic())
+
+    def _forget_process(self, peer: Peer) -> None:
+        pidfd = self._pidfds.pop(peer.run_id, None)
+        if pidfd is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
 
 
 def _who(peer: Peer) -> tuple[int, int]:
     return peer.pid, peer.uid
-
-
-def _make_way(path: Path) -> None:
-    """Remove a stale socket, make the directory; refuse when something alive or foreign is there."""
-    try:
-        path.parent.mkdir(mode=0o755, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"cannot create {path.parent}: {error.strerror}; run as the systemd service does, or choose another place "
-            "with runs.socket, --socket or GPUWARDEN_SOCKET",
-        ) from None
-    try:
-        kind = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(kind):
-        raise SocketInUseError(errno.EEXIST, f"{path} exists and is no socket; remove it or choose another runs.socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()  # nobody listens: left behind by a daemon that was killed
-            return
-        except OSError as error:
-            raise SocketInUseError(
-                error.errno, f"{path} is in use: {error.strerror}; choose another runs.socket"
-            ) from None
-    raise SocketInUseError(
-        errno.EADDRINUSE, f"another daemon listens on {path}; stop it or choose another runs.socket or --socket"
-    )
 
 
 def _pidfd(connection: socket.socket, pid: int) -> int | None:
