@@ -45,7 +45,7 @@ docs: ## write the generated files anew: references, dashboard
 	$(BIN)/gpuwarden reference example > config.example.yaml
 	$(BIN)/python grafana/dashboards.py
 
-history: ## an hour of the simulated box as Prometheus blocks, in build/history
+history: ## an hour of the simulated box for Prometheus, in build/history
 	@tools/environment.sh test
 	@tools/system-parts.sh
 	$(BIN)/python grafana/history.py build/history
