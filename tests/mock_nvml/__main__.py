@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from mock_nvml.library import build
+from mock_nvml.compiling import build
 
 if len(sys.argv) != 2:
     sys.exit(f"usage: {sys.executable} -m mock_nvml DIRECTORY")
