@@ -85,6 +85,24 @@ def test_slow_answer_comes_late_and_is_taken(box: Simulation) -> None:
     polled(box, scenario)
 
 
+def test_answer_between_two_polls_is_taken_once(box: Simulation) -> None:
+    """An answer that came when nobody waited counts in the next poll, where a new call may be late again, and once."""
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        box.gpu(2).hang()
+        assert up(await poller.poll()) == [0, 1, 3]
+        (reading,) = [each._reading for each in poller._gpus.values() if each.identity.index == 2]
+        assert reading._current is not None
+        box.gpu(2).restore()
+        await asyncio.wait([reading._current], timeout=10)
+        box.gpu(2).hang()
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+        assert up(await poller.poll()) == [0, 1, 3]
+
+    polled(box, scenario)
+
+
 def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
     """A GPU that hangs before it could be identified leaves the others in sight, and joins them later."""
     box.gpu(1).hang()
@@ -97,6 +115,23 @@ def test_gpu_that_hangs_from_the_start_hides_no_other(box: Simulation) -> None:
         box.gpu(1).restore()
         while up(snapshot) != [0, 1, 2, 3]:
             snapshot = await poller.poll()
+
+    polled(box, scenario)
+
+
+def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:
+    """A GPU that hangs before it is identified holds one thread, however often the driver stops listing it."""
+    box.gpu(3).hang()
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        threads = threading.active_count()
+        for _ in range(3):
+            slot = box._slots.pop()
+            assert (await poller.poll()).enumerated == 3
+            box._slots.append(slot)
+            assert (await poller.poll()).enumerated == 4
+        assert threading.active_count() <= threads + 1
 
     polled(box, scenario)
 

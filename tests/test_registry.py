@@ -61,6 +61,9 @@ def test_later_hello_counts() -> None:
         runs.receive(ALICE, replace(HELLO, name=name), now)
     (run,) = runs.runs(BOX, 62.0)
     assert run.hello.name == "vit"
+    runs.receive(ALICE, report(), 122.0)
+    (run,) = runs.runs(BOX, 122.0)
+    assert run.hello.name == "bert"
 
 
 def test_silent_run_makes_room() -> None:

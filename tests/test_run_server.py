@@ -328,6 +328,24 @@ def test_run_turned_away_can_come_back(side: Side) -> None:
     asyncio.run(scenario())
 
 
+def test_process_that_lives_on_keeps_no_descriptor(side: Side) -> None:
+    """A run that hung up and was forgotten costs no file descriptor, though its process lives."""
+
+    async def scenario() -> None:
+        async with side.listening():
+            with side.connect() as run:
+                run.send(HELLO)
+                await side.until(lambda: side.runs)
+            await side.until(lambda: not side.server._connections)
+            side.server.forget_strangers()
+            assert side.server._pidfds  # it may come back until it is forgotten
+            side.registry.expire(float("inf"))
+            side.server.forget_strangers()
+            assert not side.server._pidfds
+
+    asyncio.run(scenario())
+
+
 def test_flood_does_not_starve_another_run(side: Side) -> None:
     """While one connection sends without pause, a second one is heard."""
 

@@ -111,6 +111,7 @@ class Daemon:
             else:
                 self._runs.receive(peer, message)
         self._registry.expire(now)
+        self._runs.forget_strangers()
         state = self._join(snapshot, now)
         self._page = self._exposition.render(entries(state))
         self._state = state

@@ -125,17 +125,19 @@ class _Line(Generic[T]):
         """Do the job, or wait for the one begun by the last call: a slow driver's answer comes late, but it comes.
 
         Raises TimeoutError when none comes in time. A job under way for longer than LATE timeouts hangs: it is not
-        waited for, and what it says in the end is old and thrown away.
+        waited for, and what it says in the end is old and thrown away. One that came between two calls counts.
         """
         now = time.monotonic()
-        if self._current is None or self._current.done():
+        old = now - self._began > LATE * timeout
+        if self._current is None or (old and self._current.done()):
             self._current, self._began = self._threads.give(self._job), now
-        elif now - self._began > LATE * timeout:
+        elif old:
             raise TimeoutError
         future = self._current
         await asyncio.wait([future], timeout=timeout)  # not wait_for: a job under way cannot be cancelled
         if not future.done():
             raise TimeoutError
+        self._current = None  # an answer counts once
         outcome = future.result()
         if isinstance(outcome, Exception):
             raise outcome
@@ -335,10 +337,10 @@ class Poller:
                 log.warning("the driver lists no GPU")
             for index in range(count):
                 self._strangers.setdefault(index, _Gpu(self._nvml, index, self._threads))
-        for index in [index for index in self._strangers if index >= count]:
-            del self._strangers[index]
         before = set(self._gpus)
-        outcomes = await asyncio.gather(*map(self._greet, list(self._strangers.items())))
+        # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
+        listed = [stranger for stranger in self._strangers.items() if stranger[0] < count]
+        outcomes = await asyncio.gather(*map(self._greet, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
             log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))

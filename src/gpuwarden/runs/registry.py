@@ -48,6 +48,7 @@ class _Record:
     hello: Hello
     seen: float
     named: float  # when its name or framework last changed
+    wish: Hello | None = None  # a hello whose new name has to wait
     report: Report | None = None
     last_report: float | None = None
     last_report_time: float | None = None  # Unix time, to show
@@ -77,6 +78,8 @@ class RunRegistry:
             if known is None:
                 raise ProtocolError("no_hello", f"run {peer.run_id} sends a report before its hello")
             record = known
+            if record.wish is not None:
+                self._rename(record, record.wish, now)
         record.seen, record.connected, record.ended = now, True, None
         if isinstance(message, Report):
             record.report, record.last_report, record.last_report_time = message, now, self._wall()
@@ -96,9 +99,11 @@ class RunRegistry:
         return record
 
     def _rename(self, record: _Record, hello: Hello, now: float) -> None:
-        """Take a changed hello; but a new name makes new series, so there is one an expiry at most."""
+        """Take a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
         same = (hello.name, hello.framework) == (record.hello.name, record.hello.framework)
+        record.wish = None
         if not same and now - record.named <= self._expiry:
+            record.wish = hello
             hello = replace(hello, name=record.hello.name, framework=record.hello.framework)
         elif not same:
             record.named = now

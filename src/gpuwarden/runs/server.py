@@ -37,7 +37,7 @@ class RunServer:
         self._inode = 0
         self._displaced = False  # the socket's place is taken, and that has been told
         self._connections: dict[socket.socket, Peer] = {}
-        self._pidfds: dict[str, int] = {}
+        self._pidfds: dict[Peer, int] = {}
         self._serial = 0
         self._limit = MAX_CONNECTIONS
         self.refused = 0  # connections closed for being too many
@@ -56,6 +56,7 @@ class RunServer:
             return
         try:
             listener = listen(self._path, self._mode)
+            inode = self._path.stat().st_ino
         except OSError as error:
             if not self._displaced:
                 log.error("no new run can report: %s is gone, and %s", self._path, error.strerror)  # noqa: TRY400
@@ -65,9 +66,18 @@ class RunServer:
         self._accept()  # those who came while it was in place
         loop.remove_reader(self._listener)
         self._listener.close()
-        self._listener, self._inode, self._displaced = listener, self._path.stat().st_ino, False
+        self._listener, self._inode, self._displaced = listener, inode, False
         loop.add_reader(listener, self._accept)
         log.warning("%s had been removed and is there again", self._path)
+
+    def forget_strangers(self) -> None:
+        """Let go of processes that are no run any more and hold no connection; called once a poll.
+
+        Else those that live on would keep their descriptors, until there is room for nobody.
+        """
+        connected = set(self._connections.values())
+        for peer in [each for each in self._pidfds if each not in connected and not self._registry.knows(each)]:
+            self._forget_process(peer)
 
     def _is_in_place(self) -> bool:
         assert self._path is not None
@@ -146,10 +156,10 @@ class RunServer:
         pidfd = _pidfd(connection, pid)
         peer = Peer(pid, uid, _start_time(pid))
         if pidfd is not None:
-            if peer.run_id in self._pidfds:
+            if peer in self._pidfds:
                 os.close(pidfd)
             else:
-                self._pidfds[peer.run_id] = pidfd
+                self._pidfds[peer] = pidfd
                 asyncio.get_running_loop().add_reader(pidfd, self._exited, peer)
         return peer
 
@@ -205,13 +215,13 @@ class RunServer:
             return
         if not self._registry.knows(peer):
             self._forget_process(peer)
-        elif peer.run_id in self._pidfds:
+        elif peer in self._pidfds:
             self._registry.disconnected(peer, time.monotonic())
         else:  # nothing watches the process: the connection's end is all there is to see
             self._registry.exited(peer, time.monotonic())
 
     def _forget_process(self, peer: Peer) -> None:
-        pidfd = self._pidfds.pop(peer.run_id, None)
+        pidfd = self._pidfds.pop(peer, None)
         if pidfd is not None:
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
