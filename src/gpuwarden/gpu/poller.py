@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
 LATE = 3  # timeouts after which a call that has not come back hangs
+TELL_SECONDS = 60.0  # in which a GPU's changes are logged twice at most
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
 PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
@@ -155,6 +156,7 @@ class _Gpu:
         self._identifying = _Line(threads, self._look_up)
         self._reading = _Line(threads, self._read)
         self._was_up = True
+        self._told: list[float] = []  # when the last changes were logged
         self._identity: Identity | None = None
         self._last_success: float | None = None
 
@@ -198,7 +200,7 @@ class _Gpu:
         self._errors += answers.errors
         self._last_success = time.time()
         if not self._was_up:
-            log.warning("gpu=%s index=%d answers again", self.identity.uuid, self.identity.index)
+            self._tell(logging.WARNING, "answers again")
         self._was_up = True
         return Gpu(
             identity=self.identity,
@@ -223,11 +225,19 @@ class _Gpu:
             self._handle = None
             raise
 
+    def _tell(self, level: int, what: str) -> None:
+        """Log a change; of a GPU that comes and goes, a slow one say, two changes a minute."""
+        now = time.monotonic()
+        self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
+        if len(self._told) < 2:  # noqa: PLR2004 - down and up again
+            self._told.append(now)
+            log.log(level, "gpu=%s index=%d %s", self.identity.uuid, self.identity.index, what)
+
     def _down(self, fault: str) -> Gpu:
         self._errors[fault] += 1
         if self._was_up:
             hint = " (if it is only slow, raise poll.interval)" if fault == HUNG else ""
-            log.error("gpu=%s index=%d does not answer: %s%s", self.identity.uuid, self.identity.index, fault, hint)
+            self._tell(logging.ERROR, f"does not answer: {fault}{hint}")
         self._was_up = False
         return Gpu(self.identity, fault=fault, last_success=self._last_success, errors=dict(self._errors))
 
