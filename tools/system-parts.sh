@@ -11,7 +11,8 @@ need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need gcc "gcc libc6-dev"
 need systemctl systemd
-[ -e /usr/bin/dbus-daemon ] || missing="$missing dbus"
+# The service of the systemd test lives on the system's own Python.
+/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
