@@ -136,13 +136,14 @@ def serving(directory: Path) -> Iterator[str]:
 
 def _url(prometheus: subprocess.Popen[str]) -> str:
     """Read from its log where it listens, and that it is ready."""
-    address = ""
+    address, ready = "", False
     log: list[str] = []
     for line in prometheus.stderr or ():
         log.append(line)
         if listening := re.search(r'msg="Listening on".* address=(\S+)', line):
             address = listening[1]
-        if "Server is ready" in line:
+        ready = ready or "Server is ready" in line
+        if address and ready:  # the two are told in either order
             return f"http://{address}"
     raise RuntimeError(f"Prometheus ended:\n{''.join(log)}")
 
