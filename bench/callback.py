@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter, perf_counter_ns
@@ -100,6 +100,23 @@ def present(path: Path) -> Iterator[None]:
     os.waitpid(reader, 0)
 
 
+@contextmanager
+def restarted(path: Path) -> Iterator[None]:
+    """Have a daemon that is killed and started again several times in each fit."""
+    keeper = os.fork()
+    while keeper == 0:
+        path.unlink(missing_ok=True)
+        with listen(path) as listener:
+            listener.settimeout(0.3)
+            with suppress(TimeoutError), listener.accept()[0] as connection:
+                connection.settimeout(0.3)
+                while connection.recv(1 << 14):
+                    pass
+    yield
+    os.kill(keeper, 9)
+    os.waitpid(keeper, 0)
+
+
 def model(width: int) -> Any:
     """Make a model whose step takes longer the wider it is."""
     layers = [keras.layers.Input((32,)), keras.layers.Dense(width), keras.layers.Dense(width), keras.layers.Dense(1)]
@@ -151,7 +168,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for step in WIDTHS:
             print(row(step, TimedNothing, absent, Path(folder)), flush=True)
-            for daemon in (present, absent, stopped):
+            for daemon in (present, absent, stopped, restarted):
                 print(row(step, TimedGpuWarden, daemon, Path(folder)), flush=True)
 
 

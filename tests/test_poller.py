@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 
 import pynvml
@@ -79,8 +80,14 @@ def test_slow_answer_comes_late_and_is_taken(box: Simulation) -> None:
         await poller.poll()
         box.gpu(2).hang()
         assert up(await poller.poll()) == [0, 1, 3]
+        between = time.time()
         asyncio.get_running_loop().call_later(INTERVAL / 3, box.gpu(2).restore)
-        assert up(await poller.poll()) == [0, 1, 2, 3]
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 1, 2, 3]
+        late, fresh = snapshot.gpus[2].last_success, snapshot.gpus[3].last_success
+        assert late is not None
+        assert fresh is not None
+        assert late < between <= fresh  # the late one is as old as its question
 
     polled(box, scenario)
 

@@ -198,7 +198,7 @@ class _Gpu:
             log.exception("gpu=%s could not be read", self.identity.uuid)
             return self._down("internal")
         self._errors += answers.errors
-        self._last_success = time.time()
+        self._last_success = answers.time
         if not self._was_up:
             self._tell(logging.WARNING, "answers again")
         self._was_up = True

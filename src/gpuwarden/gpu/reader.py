@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -23,9 +24,11 @@ class GpuGoneError(Exception):
 class Answers:
     """What one GPU said in one poll, and the names of the calls' errors that cost single readings.
 
+    `time` is Unix time as the reading began: an answer that comes late must not pass for one of now.
     `process_lists` names the types of processes that the driver listed: of another type nothing is known, not even 0.
     """
 
+    time: float = field(compare=False)  # two readings of the same state are equal
     readings: dict[Metric[Device], Reading] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] = ()
     process_lists: tuple[str, ...] = ()
@@ -35,7 +38,7 @@ class Answers:
 def read(nvml: Nvml, handle: Handle) -> Answers:
     """Ask the driver everything about one GPU. Blocks as long as the driver does; raises GpuGoneError."""
     device = Device(nvml, handle)
-    answers = Answers()
+    answers = Answers(time.time())
     for row in GpuReadings.rows:
         try:
             answers.readings[row] = row.read(device)
@@ -44,7 +47,7 @@ def read(nvml: Nvml, handle: Handle) -> Answers:
     if all(reading in (None, {}) for reading in answers.readings.values()):
         # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
         raise GpuGoneError(next(iter(answers.errors), "no_reading"))
-    return Answers(answers.readings, *_processes(device, answers.errors), answers.errors)
+    return Answers(answers.time, answers.readings, *_processes(device, answers.errors), answers.errors)
 
 
 def _note(error: Exception, errors: Counter[str]) -> None:
