@@ -110,6 +110,18 @@ class Poll:
         "1s",
         "Time from one poll of the GPUs to the next, which is also how old a scraped value can be.",
     )
+    slow_interval: float = option(
+        between(DURATION, "1s", "1h"),
+        "10s",
+        "Time between reads of what changes slowly or costs the driver much, such as error counters, links and limits; "
+        "docs/metrics.md names the tier of each metric.",
+    )
+    memory_interval: float = option(
+        between(DURATION, "20ms", "1h"),
+        "100ms",
+        "Time between looks at memory alone, which catch its peaks between polls; as long as poll.interval or longer "
+        "leaves them out.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
