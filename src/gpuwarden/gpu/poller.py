@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gpuwarden.gpu import reader
 from gpuwarden.gpu.advice import advice, hidden_gpus
+from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import DRIVER_GONE, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
-from gpuwarden.gpu.reader import Answers, GpuGoneError
+from gpuwarden.gpu.reader import DEFAULT_PLAN, Answers, GpuGoneError, GpuReader, Plan
+from gpuwarden.gpu.sampler import Look, Sampler
 from gpuwarden.gpu.snapshot import HUNG, Driver, Gpu, Identity, Snapshot
 
 T = TypeVar("T")
@@ -26,6 +29,7 @@ LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval 
 LATE = 3  # timeouts after which a call that has not come back hangs
 TELL_SECONDS = 60.0  # in which a GPU's changes are logged twice at most
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+_PHASES = 8  # into which the GPUs' slow tiers are dealt
 PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
 
@@ -148,9 +152,11 @@ class _Line(Generic[T]):
 class _Gpu:
     """One GPU: how it is read, and its health so far. Known by its index until it is identified."""
 
-    def __init__(self, nvml: Nvml, index: int, threads: _Threads) -> None:
+    def __init__(self, nvml: Nvml, index: int, threads: _Threads, new_reader: Callable[[Handle], GpuReader]) -> None:
         self._nvml = nvml
         self._index = index
+        self._new_reader = new_reader
+        self._reader: GpuReader | None = None
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
         self._identifying = _Line(threads, self._look_up)
@@ -166,9 +172,14 @@ class _Gpu:
         assert self._identity is not None
         return self._identity
 
-    @identity.setter
-    def identity(self, identity: Identity) -> None:
-        self._identity = identity
+    @property
+    def look(self) -> Look | None:
+        """How its memory is looked at between polls; None where it cannot be, or did not answer."""
+        return self._reader.look if self._reader and self._was_up else None
+
+    def met_again(self, stranger: _Gpu) -> None:
+        """Take what the driver says of it now: its index may be another after GPUs came and went."""
+        self._handle, self._identity = stranger._handle, stranger._identity
 
     def complain(self, fault: str) -> None:
         """Say once that it does not tell who it is."""
@@ -220,7 +231,11 @@ class _Gpu:
             except NVMLError as error:
                 raise GpuGoneError(error_name(error)) from None
         try:
-            return reader.read(self._nvml, self._handle)
+            if self._reader is None:
+                self._reader = self._new_reader(self._handle)
+            elif self._reader.handle is not self._handle:
+                self._reader.attach(self._handle)
+            return self._reader.read()
         except Exception:
             self._handle = None
             raise
@@ -245,9 +260,22 @@ class _Gpu:
 class Poller:
     """Keeps the driver initialised, knows its GPUs and polls them. One event loop uses it, one poll at a time."""
 
-    def __init__(self, nvml: Nvml, interval: float) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        interval: float,
+        *,
+        plan: Plan = DEFAULT_PLAN,
+        memory_interval: float = math.inf,
+        host_memory: Callable[[], HostMemory] = host_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._nvml = nvml
+        self._plan = plan
+        self._host_memory = host_memory
+        self._clock = clock
         self._timeout = min(interval, LONGEST_CALL_SECONDS)
+        self._sampler = Sampler(memory_interval, self._timeout) if memory_interval < interval else None
         self._threads = _Threads()
         self._counting = _Line(self._threads, self._ask_driver)
         self._gpus: dict[str, _Gpu] = {}  # by UUID
@@ -275,6 +303,8 @@ class Poller:
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
         gpus = tuple(await asyncio.gather(*(gpu.poll(self._timeout) for gpu in known)))
+        if self._sampler:
+            self._sampler.watch(gpu.look for gpu in known if gpu.look)
         return Snapshot(
             time=began,
             duration=time.perf_counter() - started,
@@ -346,7 +376,7 @@ class Poller:
             if count == 0:
                 log.warning("the driver lists no GPU")
             for index in range(count):
-                self._strangers.setdefault(index, _Gpu(self._nvml, index, self._threads))
+                self._strangers.setdefault(index, self._stranger(index))
         before = set(self._gpus)
         # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
         listed = [stranger for stranger in self._strangers.items() if stranger[0] < count]
@@ -356,6 +386,14 @@ class Poller:
             log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
+
+    def _stranger(self, index: int) -> _Gpu:
+        plan = replace(self._plan, phase=index % _PHASES / _PHASES)
+
+        def new_reader(handle: Handle) -> GpuReader:
+            return GpuReader(self._nvml, handle, plan, self._host_memory, self._clock)
+
+        return _Gpu(self._nvml, index, self._threads, new_reader)
 
     async def _greet(self, stranger: tuple[int, _Gpu]) -> str | None:
         """Identify one GPU; return the error's name when it does not say who it is, to be asked again."""
@@ -369,7 +407,7 @@ class Poller:
             return name
         del self._strangers[index]
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)
-        known.identity = gpu.identity  # its index may be another after GPUs came and went
+        known.met_again(gpu)
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
