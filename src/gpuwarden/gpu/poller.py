@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -118,35 +118,54 @@ def _outcome(job: Callable[[], T]) -> T | Exception:
 
 
 class _Line(Generic[T]):
-    """Has one blocking job done, again and again, one at a time."""
+    """Has one blocking job done, again and again, one at a time: `begin` it, wait for `_all` that were, then `take`.
+
+    A slow driver's answer comes late, but it comes: the next `begin` goes on with it, and one that came between two of
+    them counts. A job under way for longer than LATE timeouts hangs: it is not waited for, and what it says in the end
+    is old and thrown away.
+    """
 
     def __init__(self, threads: _Threads, job: Callable[[], T]) -> None:
         self._threads = threads
         self._job = job
         self._current: asyncio.Future[T | Exception] | None = None
         self._began = 0.0
+        self.awaited: asyncio.Future[T | Exception] | None = None
 
-    async def run(self, timeout: float) -> T:
-        """Do the job, or wait for the one begun by the last call: a slow driver's answer comes late, but it comes.
-
-        Raises TimeoutError when none comes in time. A job under way for longer than LATE timeouts hangs: it is not
-        waited for, and what it says in the end is old and thrown away. One that came between two calls counts.
-        """
+    def begin(self, timeout: float) -> None:
+        """Begin the job, unless it is under way; `awaited` is then its end, or None where it hangs."""
         now = time.monotonic()
         old = now - self._began > LATE * timeout
         if self._current is None or (old and self._current.done()):
             self._current, self._began = self._threads.give(self._job), now
         elif old:
+            self.awaited = None
+            return
+        self.awaited = self._current
+
+    def take(self) -> T:
+        """Return the answer, once; raises what the job raised, or TimeoutError while there is none."""
+        awaited, self.awaited = self.awaited, None
+        if awaited is None or not awaited.done():
             raise TimeoutError
-        future = self._current
-        await asyncio.wait([future], timeout=timeout)  # not wait_for: a job under way cannot be cancelled
-        if not future.done():
-            raise TimeoutError
-        self._current = None  # an answer counts once
-        outcome = future.result()
+        self._current = None
+        outcome = awaited.result()
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    async def run(self, timeout: float) -> T:
+        """Have it done alone: raises as `take` does."""
+        self.begin(timeout)
+        await _all([self], timeout)
+        return self.take()
+
+
+async def _all(lines: Iterable[_Line[Any]], timeout: float) -> None:
+    """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
+    futures = [line.awaited for line in lines if line.awaited]
+    if futures:
+        await asyncio.wait(futures, timeout=timeout)  # not wait_for: a job under way cannot be cancelled
 
 
 class _Gpu:
@@ -160,7 +179,7 @@ class _Gpu:
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
         self._identifying = _Line(threads, self._look_up)
-        self._reading = _Line(threads, self._read)
+        self.reading = _Line(threads, self._read)
         self._was_up = True
         self._told: list[float] = []  # when the last changes were logged
         self._identity: Identity | None = None
@@ -197,10 +216,10 @@ class _Gpu:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
         return handle, _identify(self._nvml, handle, self._index)
 
-    async def poll(self, timeout: float) -> Gpu:
-        """Read all of it; whatever happens is told in the answer."""
+    def result(self) -> Gpu:
+        """Return what the `reading` begun has found; whatever happened is told in it."""
         try:
-            answers = await self._reading.run(timeout)
+            answers = self.reading.take()
         except GpuGoneError as error:
             return self._down(error.name)
         except TimeoutError:
@@ -297,12 +316,19 @@ class Poller:
     async def poll(self) -> Snapshot:
         """Read everything; takes at most three intervals and 30 s, however the driver behaves."""
         began, started = time.time(), time.perf_counter()
-        count = await self._count(began)
+        known = list(self._gpus.values())
+        self._counting.begin(self._timeout)
+        if self._initialised:
+            self._begin(known)  # together with the count: going round the threads twice costs half a poll's time
+        await _all([self._counting], self._timeout)
+        count = self._count(began)
         if count is not None:
             await self._meet(count)
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
+        self._begin([gpu for gpu in self._gpus.values() if not gpu.reading.awaited])
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
-        gpus = tuple(await asyncio.gather(*(gpu.poll(self._timeout) for gpu in known)))
+        await _all([gpu.reading for gpu in known], self._timeout)
+        gpus = tuple(gpu.result() for gpu in known)
         if self._sampler:
             self._sampler.watch(gpu.look for gpu in known if gpu.look)
         return Snapshot(
@@ -316,10 +342,14 @@ class Poller:
             errors=dict(self._errors),
         )
 
-    async def _count(self, now: float) -> int | None:
-        """Ask the driver how many GPUs there are; None, with the error counted and told once, when it does not say."""
+    def _begin(self, gpus: Iterable[_Gpu]) -> None:
+        for gpu in gpus:
+            gpu.reading.begin(self._timeout)
+
+    def _count(self, now: float) -> int | None:
+        """Take how many GPUs there are; None, with the error counted and told once, when the driver does not say."""
         try:
-            count = await self._counting.run(self._timeout)
+            count = self._counting.take()
         except TimeoutError:
             self._complain(HUNG, "the driver's calls hang")
         except HiddenGpusError as error:
