@@ -14,6 +14,8 @@ from gpuwarden import config_file
 from gpuwarden.config_file import Entry, Problem
 from gpuwarden.config_values import (
     ADDRESS,
+    BOOLEAN,
+    CONTROL_PATH,
     DURATION,
     MODE,
     SIZE,
@@ -125,6 +127,18 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpus:
+    """What is asked of the GPUs."""
+
+    let_sleep: bool = option(
+        BOOLEAN,
+        "false",
+        "Whether to leave GPUs alone that the kernel has suspended (runtime D3) or could suspend, at the price of gaps "
+        "in their readings.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Processes:
     """The processes that hold device memory."""
 
@@ -168,6 +182,18 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What an administrator may tell the running daemon."""
+
+    socket: Path = option(
+        CONTROL_PATH,
+        "control.sock",
+        "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
+        "name stands for one beside runs.socket.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
 
@@ -192,9 +218,16 @@ class Config:
     log: Log = Log()
     web: Web = Web()
     poll: Poll = Poll()
+    gpus: Gpus = Gpus()
     processes: Processes = Processes()
     runs: Runs = Runs()
+    control: Control = Control()
     simulation: Simulation = Simulation()
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the control socket lies."""
+        return self.runs.socket.parent / self.control.socket  # an absolute path stands for itself
 
 
 SECTIONS: dict[str, Any] = {item.name: item.default for item in fields(Config) if "option" not in item.metadata}

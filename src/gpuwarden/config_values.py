@@ -166,6 +166,11 @@ def _socket_path(text: str) -> Path | None:
     return Path(text)
 
 
+def _control_path(text: str) -> Path | None:
+    plain = text not in {"", ".", ".."} and "/" not in text and text.isprintable()
+    return Path(text) if plain else _socket_path(text)
+
+
 def _source(text: str) -> Source | None:
     if text in {"nvml", "auto", "simulated"}:
         return Source(cast("Literal['nvml', 'auto', 'simulated']", text))
@@ -183,4 +188,6 @@ WHOLE = Kind("whole number", "up to 18 digits, such as 256", lambda text: int(te
 MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _mode)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
+CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
+BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)

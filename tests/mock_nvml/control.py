@@ -27,6 +27,7 @@ SETTINGS: Final = frozenset(
         "lock",
         "driver",
         "frozen",
+        "devices",
     }
 )
 COUNTER: Final = struct.Struct("<56sQ")  # the record of src/calls.c

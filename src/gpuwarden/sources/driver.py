@@ -33,7 +33,10 @@ def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:
     def ask() -> None:
         try:
             nvml.nvmlInit()
-            count = nvml.nvmlDeviceGetCount()
+            try:
+                count = nvml.nvmlDeviceGetCount()
+            finally:
+                nvml.nvmlShutdown()  # as NVML counts, what is left initialised here could never be let go of
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in there is the answer
             reasons.append(str(error) or type(error).__name__)
         else:
