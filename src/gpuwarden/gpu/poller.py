@@ -362,6 +362,11 @@ class Poller:
                 release()
         self._session.close()
 
+    def stop(self) -> None:
+        """Look at nothing any more; what is under way comes to its end by itself."""
+        for holder in self._holders:
+            holder.stop()
+
     def _begin(self, gpus: Iterable[_Gpu]) -> None:
         for gpu in gpus:
             gpu.reading.begin(self._timeout)
