@@ -104,6 +104,10 @@ class MockNvml:
         self._last_xid += 1
         self.control(f"xid {self._last_xid} {gpu} {code}")
 
+    def driver(self, version: str) -> None:
+        """Be a driver of another version."""
+        self.control(f"driver {version}")
+
     def calls(self) -> dict[str, int]:
         """Count the calls so far, by function, over all processes; a call counts when it begins."""
         records = COUNTER.iter_unpack(self._counters.read_bytes()) if self._counters.exists() else ()

@@ -49,13 +49,17 @@ class Session:
         """Shut NVML down, so that it has no device open any more. Raises NVMLError where it refuses."""
         self.open = False
         self._refused = None
+        before = self._initialised
         while self._initialised:
-            self._initialised -= 1
             try:
                 self._nvml.nvmlShutdown()
             except NVMLError as error:
-                if code_of(error) not in DRIVER_GONE:  # else there is nothing left to shut down
+                if code_of(error) not in DRIVER_GONE:
                     raise
+                if self._initialised < before:
+                    self._initialised = 0  # NVML has forgotten earlier ones: nothing is left to shut down
+                return  # else it may only be refusing now, and is asked again the next time
+            self._initialised -= 1
 
     def _initialise(self) -> None:
         if self._refused and time.monotonic() < self._retry_at:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import cast
 
 import pynvml
 
 from gpuwarden.gpu.advice import hidden_gpus
 from gpuwarden.gpu.nvml import FUNCTIONS, Nvml
+from gpuwarden.sources.older_forms import older_forms
 
 LEAST_VERSION = "12.570.86"  # the first nvidia-ml-py with nvmlDeviceGetMarginTemperature, our newest function
 PATIENCE_SECONDS = 10.0
 
 
 def binding(module: object = pynvml) -> Nvml:
-    """Return nvidia-ml-py's module. Raises ImportError where it lacks a function: too old, or another package's."""
+    """Return nvidia-ml-py's functions. Raises ImportError where it lacks a function: too old, or another package's."""
     missing = [name for name in FUNCTIONS if not hasattr(module, name)]
     if missing:
         origin = getattr(module, "__file__", "of unknown origin")
@@ -23,7 +25,9 @@ def binding(module: object = pynvml) -> Nvml:
             f"the Python module pynvml ({origin}) lacks {', '.join(missing)}: "
             f"install nvidia-ml-py>={LEAST_VERSION}, and remove the deprecated package named pynvml if it is there"
         )
-    return cast("Nvml", module)
+    functions = {name: getattr(module, name) for name in FUNCTIONS}
+    functions |= older_forms(module)
+    return cast("Nvml", SimpleNamespace(**functions))
 
 
 def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:

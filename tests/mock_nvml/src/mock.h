@@ -75,6 +75,7 @@ typedef struct {
 void follow_control(void);
 double setting(int gpu, const char *key, double otherwise);
 Verdict verdict(int gpu, const char *function);
+const char *driver_version(void);
 Processes processes_of(int gpu, enum ProcessKind kind);
 u64 latest_xid(void);
 bool next_xid(u64 after, bool (*wanted)(const void *listener, int gpu), const void *listener, Xid *out);

@@ -83,6 +83,14 @@ double setting(int gpu, const char *key, double otherwise) {
     return otherwise;
 }
 
+const char *driver_version(void) {
+    Rules *rules = in_force();
+    for (int i = rules->count - 1; i >= 0; i--)
+        if (rules->rule[i].kind == DRIVER)
+            return rules->rule[i].function;
+    return options.driver;
+}
+
 Verdict verdict(int gpu, const char *function) {
     Verdict out = {.delay_us = -1, .error = OK};
     Rules *rules = in_force();

@@ -73,13 +73,13 @@ EXPORT int nvmlShutdown(void) {
 
 EXPORT int nvmlSystemGetDriverVersion(char *out, u32 size) {
     SYSTEM_CALL();
-    return copy_text(out, size, options.driver);
+    return copy_text(out, size, driver_version());
 }
 
 EXPORT int nvmlSystemGetNVMLVersion(char *out, u32 size) {
     SYSTEM_CALL();
     char text[80];
-    snprintf(text, sizeof text, "13.%s", options.driver);
+    snprintf(text, sizeof text, "13.%s", driver_version());
     return copy_text(out, size, text);
 }
 
