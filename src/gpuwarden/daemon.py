@@ -12,9 +12,11 @@ from collections.abc import Callable
 from gpuwarden import status_page, systemd
 from gpuwarden.config import Config
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.gpu.kernel_log import KernelLog
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.sources import Source
@@ -33,6 +35,9 @@ class Daemon:
         self._config = config
         self._source = source
         self._poller = Poller(source.nvml, config.poll.interval)
+        # Of GPUs that are not this machine's, its kernel tells nothing.
+        kernel_log = KernelLog(config.kernel_log.path) if source.name == "nvml" else None
+        self._xids = XidWatch(source.nvml, kernel_log)
         self._registry = RunRegistry(
             limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
         )
@@ -86,6 +91,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not stop.is_set():
+            if self._state:
+                self._xids.events.follow(self._state.snapshot)
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(stop.wait(), due - loop.time())
@@ -102,7 +109,7 @@ class Daemon:
 
     async def poll(self) -> State:
         """Poll once and render; what was served before stays until the new page is whole."""
-        snapshot = await self._poller.poll()
+        snapshot = self._xids.attach(await self._poller.poll())
         now = time.monotonic()
         self._runs.keep_listening()
         for peer, message in self._source.reports():
@@ -147,7 +154,10 @@ class Daemon:
                     "not_accepted": self.web.counts.accept_errors,
                 },
                 processes_dropped=self._processes_dropped,
+                xids_dropped=self._xids.dropped,
+                kernel_log_records_lost=self._xids.records_lost,
             ),
+            access=self._xids.access,
         )
 
     def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:

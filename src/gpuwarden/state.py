@@ -22,6 +22,8 @@ class Counts:
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     http_connections_lost: Mapping[str, int] = field(default_factory=dict)
     processes_dropped: int = 0
+    xids_dropped: Mapping[str, int] = field(default_factory=dict)
+    kernel_log_records_lost: int | None = None  # None: it is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class State:
     """One poll, the runs joined with it, and the daemon's own health.
 
     `processes` are those that get series, `identities` who they are by pid, as far as the system tells.
+    `access` says which of the sources can be read that a daemon may be kept from.
     """
 
     source: str
@@ -38,5 +41,6 @@ class State:
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     identities: Mapping[int, ProcessIdentity] = field(default_factory=dict)
     counts: Counts = Counts()
+    access: Mapping[str, bool] = field(default_factory=dict)
     version: str = __version__
     python: str = platform.python_version()

@@ -6,13 +6,15 @@ Every call may block in the driver and is made on a thread of its own (gpu/polle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Hashable
 from typing import Any, Concatenate, NewType, ParamSpec, Protocol, TypeVar
 
 import pynvml
 
 NVMLError: type[Exception] = pynvml.NVMLError
 Handle = NewType("Handle", object)
+EventSet = NewType("EventSet", object)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -44,6 +46,14 @@ class PciInfo(Protocol):
     """nvmlPciInfo_t; `busId` as domain:bus:device.function."""
 
     busId: str | bytes  # noqa: N815 - the field's name in nvidia-ml-py
+
+
+class EventData(Protocol):
+    """nvmlEventData_t; of an XID `eventData` is the code."""
+
+    device: Handle
+    eventType: int  # noqa: N815 - the field's name in nvidia-ml-py
+    eventData: int  # noqa: N815 - likewise
 
 
 class Nvml(Protocol):
@@ -80,6 +90,10 @@ class Nvml(Protocol):
     def nvmlDeviceGetPerformanceState(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
+    def nvmlEventSetCreate(self) -> EventSet: ...
+    def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, events: EventSet, /) -> None: ...
+    def nvmlEventSetWait_v2(self, events: EventSet, milliseconds: int, /) -> EventData: ...
+    def nvmlEventSetFree(self, events: EventSet, /) -> None: ...
     # fmt: on
 
 
@@ -109,6 +123,7 @@ CLOCK_EVENT_REASONS = {
     "hw_power_brake_slowdown": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     "display_clock_setting": pynvml.nvmlClocksEventReasonDisplayClockSetting,
 }
+XID_EVENT: int = pynvml.nvmlEventTypeXidCriticalError
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 PERFORMANCE_STATE_UNKNOWN: int = pynvml.NVML_PSTATE_UNKNOWN
@@ -145,6 +160,7 @@ DRIVER_GONE = frozenset(
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
     }
 )
+NO_EVENT: int = pynvml.NVML_ERROR_TIMEOUT  # what a wait says that ended without an event
 
 
 def code_of(error: BaseException) -> int:
@@ -160,6 +176,11 @@ def error_name(error: BaseException) -> str:
 def nvml_error(code: int) -> Exception:
     """Make the exception that nvidia-ml-py raises for a return code."""
     return NVMLError(code)
+
+
+def handle_key(handle: Handle) -> Hashable:
+    """Return what is equal for two handles of the same GPU: nvidia-ml-py's, being pointers, are not."""
+    return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle  # noqa: SLF001 - the class has no public name
 
 
 class Device:

@@ -17,6 +17,7 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
 
 from gpuwarden.gpu.nvml import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.sources.capture import FIELDS, LISTS, Answers, Capture, Frame, question
+from gpuwarden.sources.eventless import EVENTLESS
 
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
 
@@ -39,6 +40,7 @@ class CapturedNvml:
         }
         answering: dict[str, Callable[..., Any]] = {name: partial(self._of_driver, name) for name in FUNCTIONS}
         answering |= {name: partial(self._of_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")}
+        answering |= EVENTLESS  # of the time of recording, none are told
         answering |= {
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
