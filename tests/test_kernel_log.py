@@ -230,8 +230,8 @@ def test_the_kernels_own_log() -> None:
         pytest.skip(f"{KMSG} cannot be read here")
     mark = os.getpid() % 0xFFFF
     before = time.monotonic()
-    line = f"NVRM: Xid (PCI:{mark:04x}:ff:1f): 106, pid=1, a test of gpuwarden: no GPU has this address\n"  # unended it could be continued
-    os.write(device, line.encode())
+    line = f"NVRM: Xid (PCI:{mark:04x}:ff:1f): 106, pid=1, a test of gpuwarden: no GPU has this address"
+    os.write(device, f"{line}\n".encode())  # without its end it could be continued, and nobody would see it yet
     os.close(device)
     (found,) = [each for each in log.read() if each.pci == (mark, 0xFF, 0x1F)]
     assert (found.code, found.told) == (106, "kernel_log")
