@@ -9,31 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kernel_log_fifo import Fifo
 
 from gpuwarden.gpu.kernel_log import KMSG, MAX_RECORDS, KernelLog, KernelXid, pci_address
 
 GPU = (0, 0x3B, 0)
-
-
-class Fifo:
-    """A kernel log that a test writes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._number = 0
-        os.mkfifo(path)
-        self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # itself its reader, so that it can be opened
-
-    def write(self, *messages: str, age: float = 0.0, skip: int = 0) -> None:
-        """Append records that were logged `age` seconds ago; `skip` of them were overwritten before."""
-        for message in messages:
-            self._number += 1 + skip
-            microseconds = round((time.monotonic() - age) * 1e6)
-            os.write(self._file, f"4,{self._number},{microseconds},-;{message}\n".encode())
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._file)
 
 
 @pytest.fixture
@@ -96,7 +76,7 @@ def test_damaged_records_are_passed_over(fifo: Fifo) -> None:
     """Whatever bytes the log gives, the next record is read."""
     log = KernelLog(fifo.path)
     os.write(
-        fifo._file, b";\n,,,;NVRM: Xid (PCI:0000:3b:00): 79\n4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n\xff\x00\n 4,1;\n"
+        fifo.file, b";\n,,,;NVRM: Xid (PCI:0000:3b:00): 79\n4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n\xff\x00\n 4,1;\n"
     )
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 31")
     assert [each.code for each in log.read()] == [31]
@@ -165,7 +145,7 @@ def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> N
     failing.append(OSError(errno.ENODEV, "gone"))
     assert log.read() == []
     assert not log.readable
-    fifo._number = 0  # the kernel gives its oldest record again
+    fifo.number = 0  # the kernel gives its oldest record again
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79", "NVRM: Xid (PCI:0000:3b:00): 31")
     assert log.read() == []  # not at once: it is tried again later
     log._retry_at = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -32,7 +31,7 @@ class XidWatch:
         self.events = XidEvents(nvml)
         self._kernel_log = kernel_log
         self._ledger = XidLedger()
-        self._homeless: deque[KernelXid] = deque()
+        self._homeless: list[KernelXid] = []
         self._homeless_dropped = 0
         self._told: dict[tuple[str, int], float] = {}  # when each was logged last
 
@@ -78,15 +77,15 @@ class XidWatch:
         if not self._homeless:
             return []
         uuids = _uuids(snapshot)
-        reports, homeless = [], deque[KernelXid](maxlen=MAX_HOMELESS)
+        reports, homeless = [], list[KernelXid]()
         for each in self._homeless:
             uuid = uuids.get(each.pci)
             if uuid:
                 reports.append(XidReport(each.told, uuid, each.code, each.earliest, each.latest, each.time))
             else:
                 homeless.append(each)
-        self._homeless_dropped += len(self._homeless) - len(reports) - len(homeless)
-        self._homeless = homeless
+        self._homeless = homeless[-MAX_HOMELESS:]
+        self._homeless_dropped += len(homeless) - len(self._homeless)
         return reports
 
     def _tell(self, report: XidReport) -> None:
