@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,22 @@ async def case_releases_the_driver(box: Box) -> object:
     await box.listening()
     await box.hears((1, 48))
     return [*seen, box.heard]
+
+
+async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
+    events.MAX_WAITING = 1
+    await box.listening()
+    for code in (31, 32, 43):
+        box.mock.xid(0, code)
+    end = time.monotonic() + LIMIT_SECONDS
+    while not box.events._taken and time.monotonic() < end:
+        await asyncio.sleep(0.02)
+    assert box.snapshot
+    lost = [replace(gpu, fault="gpu_is_lost") for gpu in box.snapshot.gpus]
+    box.events.follow(replace(box.snapshot, gpus=tuple(lost)))  # and the next poll finds it again
+    await box.until(lambda: box.calls()["EventSetCreate"] == 2)
+    await box.hears((0, 79))
+    return box.heard
 
 
 async def case_takes_no_more_than_fit(box: Box) -> object:

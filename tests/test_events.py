@@ -104,6 +104,11 @@ def test_releases_the_driver(saw: Any) -> None:
     assert heard == [[0, 31], [1, 48]]
 
 
+def test_hears_what_waits_before_it_listens_anew(saw: Any) -> None:
+    """Events that the old set still holds are not lost with it."""
+    assert saw == [[0, 31], [0, 32], [0, 43], [0, 79]]
+
+
 def test_takes_no_more_than_fit(saw: Any) -> None:
     """While nobody takes events the driver keeps the rest, and none is lost."""
     assert saw == [3, 0]
