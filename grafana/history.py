@@ -71,7 +71,7 @@ def record(directory: Path, seconds: float) -> tuple[float, float]:
 async def _record(directory: Path, seconds: float) -> float:
     clock = _Clock()
     simulation = Simulation(clock=lambda: clock.now)
-    daemon = Daemon(Config(), Source("simulated", simulation.nvml, simulation.reports))
+    daemon = Daemon(Config(), Source("simulated", simulation.nvml, reports=simulation.reports, clock=lambda: clock.now))
     lines: list[str] = []
     with mock.patch("time.time", clock.time):  # the daemon's own clock runs fast as well
         while True:

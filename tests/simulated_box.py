@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuwarden.gpu import reader
 from gpuwarden.gpu.nvml import Handle
+from gpuwarden.gpu.reader import Answers, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.sources.simulation import Simulation
@@ -39,16 +39,16 @@ class Box:
         """Look a GPU up."""
         return self.nvml.nvmlDeviceGetHandleByIndex(index)
 
-    def read(self, index: int) -> reader.Answers:
+    def read(self, index: int) -> Answers:
         """Read a GPU as the daemon does."""
-        return reader.read(self.nvml, self.handle(index))
+        return GpuReader(self.nvml, self.handle(index)).read()
 
     def value(self, index: int, name: str, *labels: str) -> float:
         """Read one value of a GPU by its row's name in the table."""
         return value(self.read(index), name, *labels)
 
 
-def value(answers: reader.Answers, name: str, *labels: str) -> float:
+def value(answers: Answers, name: str, *labels: str) -> float:
     """Take one value, which must be there, out of a GPU's answers."""
     reading = answers.readings[getattr(GpuReadings, name)]
     found = reading[labels] if isinstance(reading, dict) else reading

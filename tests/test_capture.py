@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
 
-from gpuwarden.gpu import reader
 from gpuwarden.gpu.nvml import Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.sources.capture import MAX_BYTES, MAX_FRAMES, Answers, Capture, CaptureError, Frame, Struct, load, save
@@ -49,7 +49,7 @@ print(json.dumps(told(asyncio.run(Poller(binding(), 30).poll()))))
 
 def recorded(box: Box, frames: int = 3) -> Capture:
     """Record a box, moving its clock."""
-    return record(box.nvml, frames, INTERVAL, box.clock.sleep, box.clock)
+    return record(box.nvml, frames, INTERVAL, sleep=box.clock.sleep, clock=box.clock)
 
 
 def snapshot_of(nvml: Nvml) -> Snapshot:
@@ -76,7 +76,7 @@ class TestReplay:
         for frame in range(3):
             clock.now = original.clock.now = frame * INTERVAL
             for index in range(8):
-                assert reader.read(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) == original.read(index)
+                assert GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read() == original.read(index)
 
     def test_the_poller_sees_no_difference(self) -> None:
         """A poll of the replay finds the GPUs, versions and readings that a poll of the box finds: nothing unasked."""
@@ -89,7 +89,7 @@ class TestReplay:
         """Nothing is lost or bent on the way through."""
         capture = recorded(Box())
         nvml, clock = replayed(capture)
-        assert record(nvml, 3, INTERVAL, clock.sleep, clock) == capture
+        assert record(nvml, 3, INTERVAL, sleep=clock.sleep, clock=clock) == capture
 
     def test_frames_follow_the_clock_and_begin_again(self) -> None:
         """Each frame stands for its interval, and the first one follows the last."""
@@ -146,8 +146,8 @@ class TestReplay:
         handle = nvml.nvmlDeviceGetHandleByIndex(1)
         uuid = nvml.nvmlDeviceGetUUID(handle)
         clock.now = INTERVAL
-        with pytest.raises(reader.GpuGoneError):
-            reader.read(nvml, handle)
+        with pytest.raises(GpuGoneError):
+            GpuReader(nvml, handle).read()
         with pytest.raises(NVMLError) as caught:
             nvml.nvmlDeviceGetHandleByUUID(uuid)
         assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_FOUND
@@ -341,7 +341,7 @@ class TestLoading:
         except CaptureError:
             return
         for index in range(nvml.nvmlDeviceGetCount()):
-            reader.read(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+            GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read()
 
 
 ONE_GPU = recorded(Box(1), 1)

@@ -105,7 +105,7 @@ def test_all_problems_at_once() -> None:
     text = "poll:\n  interval: soon\n  color: red\nlog: {level: loud}\nweb:\n\n  timeout: 10ms\nsource:\n"
     assert problems(text) == [
         "bad.yaml:2:3: poll.interval: soon is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds",
-        "bad.yaml:3:3: poll.color: unknown; known here: interval",
+        "bad.yaml:3:3: poll.color: unknown; known here: interval, slow_interval, memory_interval",
         "bad.yaml:4:7: log.level: loud is not a level: write debug, info, warning or error",
         "bad.yaml:7:3: web.timeout: 10ms is below the least, 100ms",
         "bad.yaml:8:1: source: has no value: give it one, or remove the line to keep the default",

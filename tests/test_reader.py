@@ -7,9 +7,8 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from gpuwarden.gpu import reader
 from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, nvml_error
-from gpuwarden.gpu.reader import Answers, GpuGoneError
+from gpuwarden.gpu.reader import Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric
 
@@ -71,7 +70,7 @@ class FakeNvml:
 
 def read(**changes: Any) -> Answers:
     """Read the fake GPU with some answers changed."""
-    return reader.read(cast("Nvml", FakeNvml(**changes)), HANDLE)
+    return GpuReader(cast("Nvml", FakeNvml(**changes)), HANDLE).read()
 
 
 def scalars(answers: Answers) -> Iterator[Metric[Any]]:
@@ -95,11 +94,11 @@ def test_every_row_reads_a_full_device() -> None:
     assert set(scalars(read())) == set(GpuReadings.rows)
 
 
-MEMORY_ROWS = {row for row in GpuReadings.rows if row.name.startswith("gpuwarden_gpu_memory_")}
 WITHOUT: dict[str, set[Metric[Any]]] = {
-    "nvmlDeviceGetMemoryInfo": MEMORY_ROWS - {GpuReadings.memory_bandwidth_utilization_ratio},
+    "nvmlDeviceGetMemoryInfo": {GpuReadings.memory_reserved_bytes},  # the machine's memory stands in for the rest
     "nvmlDeviceGetUtilizationRates": {
         GpuReadings.utilization_ratio,
+        GpuReadings.busy_seconds_total,
         GpuReadings.memory_bandwidth_utilization_ratio,
     },
     "nvmlDeviceGetTemperature": {GpuReadings.temperature_celsius},
@@ -132,6 +131,8 @@ def test_nothing_is_a_made_up_number() -> None:
         "gpuwarden_gpu_memory_used_bytes",
         "gpuwarden_gpu_memory_free_bytes",
         "gpuwarden_gpu_memory_reserved_bytes",
+        "gpuwarden_gpu_memory_used_peak_bytes",
+        "gpuwarden_gpu_memory_unified",
     }
 
 
@@ -190,7 +191,7 @@ def test_gpu_that_knows_no_question_is_gone() -> None:
 def test_each_question_is_asked_once() -> None:
     """Rows that share a driver call cost one call a poll."""
     nvml = FakeNvml()
-    reader.read(cast("Nvml", nvml), HANDLE)
+    GpuReader(cast("Nvml", nvml), HANDLE).read()
     assert len(nvml.asked) == len(set(nvml.asked))
 
 

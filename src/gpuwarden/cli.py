@@ -166,7 +166,8 @@ def _capture(parsed: argparse.Namespace) -> int:
     if not os.access(parsed.file.parent, os.W_OK):  # not only after the last frame
         raise OSError(None, f"{parsed.file} cannot be written: no such folder, or not yours to write to")
     try:
-        recorded = record(_open(config).nvml, parsed.frames, parsed.interval)
+        source = _open(config)
+        recorded = record(source.nvml, parsed.frames, parsed.interval, host_memory=source.host_memory)
     except NVMLError as error:
         what_to_do = "; ".join(filter(None, [str(error), advice(error_name(error))]))
         raise OSError(None, f"nothing can be recorded: {what_to_do}") from None

@@ -14,6 +14,7 @@ from gpuwarden.config import Config
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.processes import ProcessNames
+from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import Host, HostReader
 from gpuwarden.runs.peer import Peer
@@ -35,7 +36,14 @@ class Daemon:
     def __init__(self, config: Config, source: Source) -> None:
         self._config = config
         self._source = source
-        self._poller = Poller(source.nvml, config.poll.interval)
+        self._poller = Poller(
+            source.nvml,
+            config.poll.interval,
+            plan=Plan(slow_interval=config.poll.slow_interval),
+            memory_interval=config.poll.memory_interval,
+            host_memory=source.host_memory,
+            clock=source.clock,
+        )
         self._registry = RunRegistry(
             limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
         )

@@ -8,6 +8,9 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 Unit = Literal["", "bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"]
+# How often a reading is taken. poll: in every one; memory: likewise, of looks more frequent than polls; slow: every
+# poll.slow_interval; static: once after the driver was initialised.
+Tier = Literal["memory", "poll", "slow", "static"]
 Labels: TypeAlias = tuple[str, ...]
 
 _ENDING: dict[Kind, str] = {"gauge": "", "counter": "_total", "histogram": "", "info": "_info"}
@@ -34,7 +37,8 @@ class Metric(Generic[Subject]):
     """One row: what Prometheus calls a reading, and how to take it in base units.
 
     A row is its own key: readings are looked up by row, so a misspelt one fails at type check and import.
-    `source` names the driver call or kernel file the value comes from, for docs/metrics.md.
+    `source` names the driver call or kernel file the value comes from, `opt_in` the option without which it is not
+    read; docs/metrics.md shows both, and the tier.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Metric(Generic[Subject]):
     read: Callable[[Subject], Reading]
     labels: tuple[str, ...] = ()
     source: str = ""
+    tier: Tier = "poll"
+    opt_in: str = ""
 
     def __post_init__(self) -> None:
         ending = (f"_{self.unit}" if self.unit else "") + _ENDING[self.kind]

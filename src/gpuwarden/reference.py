@@ -17,14 +17,18 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Written by `gpuwarden reference metrics` from the metric tables; `make docs` brings it up to date."
     yield "Values are in base units. A reading that a device or run does not have yields no sample."
+    yield ""
+    yield "The tier is how often a reading is taken: poll, in every poll (`poll.interval`); memory, of looks that are"
+    yield "more frequent (`poll.memory_interval`); slow, every `poll.slow_interval`; static, at the driver's start."
     for table in TABLES:
         yield ""
         yield f"## {table.prefix}…"
         yield ""
         yield table.__doc__ or ""
         yield ""
-        yield "| metric | kind | labels | meaning | source |"
-        yield "| --- | --- | --- | --- | --- |"
+        yield "| metric | kind | labels | tier | meaning | source |"
+        yield "| --- | --- | --- | --- | --- | --- |"
         for row in table.rows:
             labels = ", ".join(f"`{label}`" for label in table.key + row.labels)
-            yield f"| `{row.name}` | {row.kind} | {labels} | {row.help} | {row.source} |"
+            only = f" Only with `{row.opt_in}`." if row.opt_in else ""
+            yield f"| `{row.name}` | {row.kind} | {labels} | {row.tier} | {row.help}{only} | {row.source} |"

@@ -6,15 +6,14 @@ Every call may block in the driver and is made on a thread of its own (gpu/polle
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Concatenate, NewType, ParamSpec, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, NewType, Protocol, TypeAlias
 
 import pynvml
 
 NVMLError: type[Exception] = pynvml.NVMLError
 Handle = NewType("Handle", object)
-P = ParamSpec("P")
-T = TypeVar("T")
+Field: TypeAlias = "tuple[int, int]"  # a field's number, and the scope it is asked of: a link, say; 0 where it has none
 
 
 class Memory(Protocol):
@@ -44,6 +43,14 @@ class PciInfo(Protocol):
     """nvmlPciInfo_t; `busId` as domain:bus:device.function."""
 
     busId: str | bytes  # noqa: N815 - the field's name in nvidia-ml-py
+
+
+class FieldValue(Protocol):
+    """nvmlFieldValue_t; `value` is a union, of which `valueType` names the member."""
+
+    nvmlReturn: int  # noqa: N815 - the fields' names in nvidia-ml-py
+    valueType: int  # noqa: N815
+    value: Any
 
 
 class Nvml(Protocol):
@@ -78,6 +85,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetSupportedClocksThrottleReasons(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetPerformanceState(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetFieldValues(self, handle: Handle, fields: Sequence[Field], /) -> Iterable[FieldValue]: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
     # fmt: on
@@ -162,31 +170,18 @@ def nvml_error(code: int) -> Exception:
     return NVMLError(code)
 
 
-class Device:
-    """One GPU during one poll; each question goes to the driver once, however many rows ask it."""
+# valueType -> the member of the union that holds the value
+_MEMBERS = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
 
-    __slots__ = ("_answers", "handle", "nvml")
 
-    def __init__(self, nvml: Nvml, handle: Handle) -> None:
-        self.nvml = nvml
-        self.handle = handle
-        self._answers: dict[Any, Any] = {}
-
-    def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Ask the driver. Blocks as long as the driver does; raises NVMLError; failures are not remembered."""
-        key = (function, args, *kwargs.items())
-        if key in self._answers:
-            return self._answers[key]  # type: ignore[no-any-return] # the key names the function that made it
-        answer = self._answers[key] = function(self.handle, *args, **kwargs)
-        return answer
-
-    def supported(
-        self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T | None:
-        """Ask the driver; None where this device or driver does not support the question."""
-        try:
-            return self.query(function, *args, **kwargs)
-        except NVMLError as error:
-            if code_of(error) in UNSUPPORTED:
-                return None
-            raise
+def field_value(value: FieldValue) -> float:
+    """Return the number that a field value holds."""
+    return getattr(value.value, _MEMBERS[value.valueType])  # type: ignore[no-any-return] # all members are numbers

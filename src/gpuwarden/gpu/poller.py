@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gpuwarden.gpu import reader
 from gpuwarden.gpu.advice import advice, hidden_gpus
+from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import DRIVER_GONE, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
-from gpuwarden.gpu.reader import Answers, GpuGoneError
+from gpuwarden.gpu.reader import DEFAULT_PLAN, Answers, GpuGoneError, GpuReader, Plan
+from gpuwarden.gpu.sampler import Look, Sampler
 from gpuwarden.gpu.snapshot import HUNG, Driver, Gpu, Identity, Snapshot
 
 T = TypeVar("T")
@@ -26,6 +29,7 @@ LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval 
 LATE = 3  # timeouts after which a call that has not come back hangs
 TELL_SECONDS = 60.0  # in which a GPU's changes are logged twice at most
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+_PHASES = 8  # into which the GPUs' slow tiers are dealt
 PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
 
@@ -114,47 +118,68 @@ def _outcome(job: Callable[[], T]) -> T | Exception:
 
 
 class _Line(Generic[T]):
-    """Has one blocking job done, again and again, one at a time."""
+    """Has one blocking job done, again and again, one at a time: `begin` it, wait for `_all` that were, then `take`.
+
+    A slow driver's answer comes late, but it comes: the next `begin` goes on with it, and one that came between two of
+    them counts. A job under way for longer than LATE timeouts hangs: it is not waited for, and what it says in the end
+    is old and thrown away.
+    """
 
     def __init__(self, threads: _Threads, job: Callable[[], T]) -> None:
         self._threads = threads
         self._job = job
         self._current: asyncio.Future[T | Exception] | None = None
         self._began = 0.0
+        self.awaited: asyncio.Future[T | Exception] | None = None
 
-    async def run(self, timeout: float) -> T:
-        """Do the job, or wait for the one begun by the last call: a slow driver's answer comes late, but it comes.
-
-        Raises TimeoutError when none comes in time. A job under way for longer than LATE timeouts hangs: it is not
-        waited for, and what it says in the end is old and thrown away. One that came between two calls counts.
-        """
+    def begin(self, timeout: float) -> None:
+        """Begin the job, unless it is under way; `awaited` is then its end, or None where it hangs."""
         now = time.monotonic()
         old = now - self._began > LATE * timeout
         if self._current is None or (old and self._current.done()):
             self._current, self._began = self._threads.give(self._job), now
         elif old:
+            self.awaited = None
+            return
+        self.awaited = self._current
+
+    def take(self) -> T:
+        """Return the answer, once; raises what the job raised, or TimeoutError while there is none."""
+        awaited, self.awaited = self.awaited, None
+        if awaited is None or not awaited.done():
             raise TimeoutError
-        future = self._current
-        await asyncio.wait([future], timeout=timeout)  # not wait_for: a job under way cannot be cancelled
-        if not future.done():
-            raise TimeoutError
-        self._current = None  # an answer counts once
-        outcome = future.result()
+        self._current = None
+        outcome = awaited.result()
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    async def run(self, timeout: float) -> T:
+        """Have it done alone: raises as `take` does."""
+        self.begin(timeout)
+        await _all([self], timeout)
+        return self.take()
+
+
+async def _all(lines: Iterable[_Line[Any]], timeout: float) -> None:
+    """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
+    futures = [line.awaited for line in lines if line.awaited]
+    if futures:
+        await asyncio.wait(futures, timeout=timeout)  # not wait_for: a job under way cannot be cancelled
 
 
 class _Gpu:
     """One GPU: how it is read, and its health so far. Known by its index until it is identified."""
 
-    def __init__(self, nvml: Nvml, index: int, threads: _Threads) -> None:
+    def __init__(self, nvml: Nvml, index: int, threads: _Threads, new_reader: Callable[[Handle], GpuReader]) -> None:
         self._nvml = nvml
         self._index = index
+        self._new_reader = new_reader
+        self._reader: GpuReader | None = None
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
         self._identifying = _Line(threads, self._look_up)
-        self._reading = _Line(threads, self._read)
+        self.reading = _Line(threads, self._read)
         self._was_up = True
         self._told: list[float] = []  # when the last changes were logged
         self._identity: Identity | None = None
@@ -166,9 +191,14 @@ class _Gpu:
         assert self._identity is not None
         return self._identity
 
-    @identity.setter
-    def identity(self, identity: Identity) -> None:
-        self._identity = identity
+    @property
+    def look(self) -> Look | None:
+        """How its memory is looked at between polls; None where it cannot be, or did not answer."""
+        return self._reader.look if self._reader and self._was_up else None
+
+    def met_again(self, stranger: _Gpu) -> None:
+        """Take what the driver says of it now: its index may be another after GPUs came and went."""
+        self._handle, self._identity = stranger._handle, stranger._identity
 
     def complain(self, fault: str) -> None:
         """Say once that it does not tell who it is."""
@@ -186,10 +216,10 @@ class _Gpu:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
         return handle, _identify(self._nvml, handle, self._index)
 
-    async def poll(self, timeout: float) -> Gpu:
-        """Read all of it; whatever happens is told in the answer."""
+    def result(self) -> Gpu:
+        """Return what the `reading` begun has found; whatever happened is told in it."""
         try:
-            answers = await self._reading.run(timeout)
+            answers = self.reading.take()
         except GpuGoneError as error:
             return self._down(error.name)
         except TimeoutError:
@@ -220,7 +250,11 @@ class _Gpu:
             except NVMLError as error:
                 raise GpuGoneError(error_name(error)) from None
         try:
-            return reader.read(self._nvml, self._handle)
+            if self._reader is None:
+                self._reader = self._new_reader(self._handle)
+            elif self._reader.handle is not self._handle:
+                self._reader.attach(self._handle)
+            return self._reader.read()
         except Exception:
             self._handle = None
             raise
@@ -245,9 +279,22 @@ class _Gpu:
 class Poller:
     """Keeps the driver initialised, knows its GPUs and polls them. One event loop uses it, one poll at a time."""
 
-    def __init__(self, nvml: Nvml, interval: float) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        interval: float,
+        *,
+        plan: Plan = DEFAULT_PLAN,
+        memory_interval: float = math.inf,
+        host_memory: Callable[[], HostMemory] = host_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._nvml = nvml
+        self._plan = plan
+        self._host_memory = host_memory
+        self._clock = clock
         self._timeout = min(interval, LONGEST_CALL_SECONDS)
+        self._sampler = Sampler(memory_interval, self._timeout) if memory_interval < interval else None
         self._threads = _Threads()
         self._counting = _Line(self._threads, self._ask_driver)
         self._gpus: dict[str, _Gpu] = {}  # by UUID
@@ -269,12 +316,21 @@ class Poller:
     async def poll(self) -> Snapshot:
         """Read everything; takes at most three intervals and 30 s, however the driver behaves."""
         began, started = time.time(), time.perf_counter()
-        count = await self._count(began)
+        known = list(self._gpus.values())
+        self._counting.begin(self._timeout)
+        if self._initialised:
+            self._begin(known)  # together with the count: going round the threads twice costs half a poll's time
+        await _all([self._counting], self._timeout)
+        count = self._count(began)
         if count is not None:
             await self._meet(count)
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
+        self._begin([gpu for gpu in self._gpus.values() if not gpu.reading.awaited])
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
-        gpus = tuple(await asyncio.gather(*(gpu.poll(self._timeout) for gpu in known)))
+        await _all([gpu.reading for gpu in known], self._timeout)
+        gpus = tuple(gpu.result() for gpu in known)
+        if self._sampler:
+            self._sampler.watch(gpu.look for gpu in known if gpu.look)
         return Snapshot(
             time=began,
             duration=time.perf_counter() - started,
@@ -286,10 +342,14 @@ class Poller:
             errors=dict(self._errors),
         )
 
-    async def _count(self, now: float) -> int | None:
-        """Ask the driver how many GPUs there are; None, with the error counted and told once, when it does not say."""
+    def _begin(self, gpus: Iterable[_Gpu]) -> None:
+        for gpu in gpus:
+            gpu.reading.begin(self._timeout)
+
+    def _count(self, now: float) -> int | None:
+        """Take how many GPUs there are; None, with the error counted and told once, when the driver does not say."""
         try:
-            count = await self._counting.run(self._timeout)
+            count = self._counting.take()
         except TimeoutError:
             self._complain(HUNG, "the driver's calls hang")
         except HiddenGpusError as error:
@@ -346,7 +406,7 @@ class Poller:
             if count == 0:
                 log.warning("the driver lists no GPU")
             for index in range(count):
-                self._strangers.setdefault(index, _Gpu(self._nvml, index, self._threads))
+                self._strangers.setdefault(index, self._stranger(index))
         before = set(self._gpus)
         # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
         listed = [stranger for stranger in self._strangers.items() if stranger[0] < count]
@@ -356,6 +416,14 @@ class Poller:
             log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
+
+    def _stranger(self, index: int) -> _Gpu:
+        plan = replace(self._plan, phase=index % _PHASES / _PHASES)
+
+        def new_reader(handle: Handle) -> GpuReader:
+            return GpuReader(self._nvml, handle, plan, self._host_memory, self._clock)
+
+        return _Gpu(self._nvml, index, self._threads, new_reader)
 
     async def _greet(self, stranger: tuple[int, _Gpu]) -> str | None:
         """Identify one GPU; return the error's name when it does not say who it is, to be asked again."""
@@ -369,7 +437,7 @@ class Poller:
             return name
         del self._strangers[index]
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)
-        known.identity = gpu.identity  # its index may be another after GPUs came and went
+        known.met_again(gpu)
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None

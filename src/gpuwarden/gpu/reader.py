@@ -1,15 +1,24 @@
-"""Read one GPU: every row of the table and its processes, each fault kept to what it spoils."""
+"""Read one GPU: each row of the table in its tier, and its processes; a fault is kept to what it spoils."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, get_args
 
-from gpuwarden.gpu.nvml import GPU_GONE, UNSUPPORTED, Device, Handle, Nvml, NVMLError, code_of, error_name
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.host_memory import HostMemory, host_memory
+from gpuwarden.gpu.nvml import GPU_GONE, MEMORY_V2, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
+from gpuwarden.gpu.peaks import Peaks
+from gpuwarden.gpu.process_lists import ProcessLists
+from gpuwarden.gpu.sampler import Look
 from gpuwarden.gpu.snapshot import GpuProcess
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Metric, Reading
+from gpuwarden.metric import Metric, Reading, Tier
+
+RELEARN_SECONDS = 60.0  # after which a row that the device lacks is tried again
 
 
 class GpuGoneError(Exception):
@@ -35,19 +44,117 @@ class Answers:
     errors: Counter[str] = field(default_factory=Counter)
 
 
-def read(nvml: Nvml, handle: Handle) -> Answers:
-    """Ask the driver everything about one GPU. Blocks as long as the driver does; raises GpuGoneError."""
-    device = Device(nvml, handle)
-    answers = Answers(time.time())
-    for row in GpuReadings.rows:
-        try:
-            answers.readings[row] = row.read(device)
-        except NVMLError as error:
-            _note(error, answers.errors)
-    if all(reading in (None, {}) for reading in answers.readings.values()):
-        # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
-        raise GpuGoneError(next(iter(answers.errors), "no_reading"))
-    return Answers(answers.time, answers.readings, *_processes(device, answers.errors), answers.errors)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to read, and how often: seconds between reads of the slow tier, and the options that are switched on.
+
+    `phase`, from 0 to 1, shifts the slow tier: GPUs that share a driver should not all be slow in the same poll.
+    """
+
+    slow_interval: float = 10.0
+    opted_in: frozenset[str] = frozenset()
+    phase: float = 0.0
+
+
+DEFAULT_PLAN = Plan()
+
+
+class GpuReader:
+    """Reads one GPU again and again, and keeps what must outlive a reading. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        handle: Handle,
+        plan: Plan = DEFAULT_PLAN,
+        host_memory: Callable[[], HostMemory] = host_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = Device(nvml, handle, host_memory, Peaks(clock))
+        self._look = Look(self._memory_used, self._device.peaks.look)
+        self._plan = plan
+        self._clock = clock
+        self._last: float | None = None  # when the last reading began, unless it failed
+        self._lists = ProcessLists()
+        self.attach(handle)
+
+    def attach(self, handle: Handle) -> None:
+        """Go on with a new handle, after the driver was initialised anew or the GPU reset: nothing learnt holds."""
+        self._device.handle = handle
+        self._kept: dict[Tier, dict[Metric[Device], Reading]] = {}
+        self._slow_due = self._static_due = -float("inf")
+        self._relearn()
+
+    @property
+    def handle(self) -> Handle:
+        """The handle that the GPU is asked by."""
+        return self._device.handle
+
+    def read(self) -> Answers:
+        """Ask the driver what is due. Blocks as long as the driver does; raises GpuGoneError."""
+        now, last = self._clock(), self._last
+        self._last = None  # a reading that fails leaves a gap, over which no rate is added up
+        if now >= self._relearn_due:
+            self._relearn()
+        self._device.begin(0.0 if last is None else now - last)
+        answers = Answers(time.time())
+        slow = now >= self._slow_due
+        self._take("memory", answers.errors)
+        self._take("poll", answers.errors)
+        if slow:
+            self._take("slow", answers.errors)
+            phase = self._plan.phase if self._slow_due < 0 else 0.0
+            self._slow_due = now + self._plan.slow_interval * (1 - phase)
+        if slow and now >= self._static_due:
+            before = answers.errors.total()
+            self._take("static", answers.errors)
+            self._static_due = now if answers.errors.total() > before else float("inf")
+        for readings in self._kept.values():
+            answers.readings.update(readings)
+        if not self._device.answered:
+            # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
+            raise GpuGoneError(next(iter(answers.errors), "no_reading"))
+        used = answers.readings.get(GpuReadings.memory_used_bytes)
+        lists = self._lists.read(
+            self._device,
+            used if isinstance(used, (int, float)) else None,
+            lambda error: _note(error, answers.errors),
+            all_types=slow,
+        )
+        self._last = now
+        return Answers(answers.time, answers.readings, *lists, answers.errors)
+
+    @property
+    def look(self) -> Look | None:
+        """How memory is looked at between readings; None where the device has none of its own."""
+        return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._look
+
+    def _memory_used(self) -> float:
+        """Ask for the bytes in use, by the form of the question that the table uses. Runs on a thread of its own."""
+        ask = self._device.nvml.nvmlDeviceGetMemoryInfo
+        version = () if self._device.lacks(ask, MEMORY_V2) else (MEMORY_V2,)
+        return ask(self._device.handle, *version).used
+
+    def _take(self, tier: Tier, errors: Counter[str]) -> None:
+        """Read the rows of a tier; what it had before is gone, whether they answer or not."""
+        readings: dict[Metric[Device], Reading] = {}
+        self._kept[tier] = readings
+        self._device.enter(tier)
+        for row in tuple(self._rows[tier]):
+            try:
+                readings[row] = row.read(self._device)
+            except NVMLError as error:
+                _note(error, errors)
+                if code_of(error) in UNSUPPORTED:
+                    self._rows[tier].remove(row)
+
+    def _relearn(self) -> None:
+        self._relearn_due = self._clock() + RELEARN_SECONDS
+        self._device.relearn()
+        self._rows: dict[Tier, list[Metric[Any]]] = {tier: [] for tier in get_args(Tier)}
+        for row in GpuReadings.rows:
+            if not row.opt_in or row.opt_in in self._plan.opted_in:
+                self._rows[row.tier].append(row)
 
 
 def _note(error: Exception, errors: Counter[str]) -> None:
@@ -55,24 +162,3 @@ def _note(error: Exception, errors: Counter[str]) -> None:
         raise GpuGoneError(error_name(error)) from None
     if code_of(error) not in UNSUPPORTED:
         errors[error_name(error)] += 1
-
-
-def _processes(device: Device, errors: Counter[str]) -> tuple[tuple[GpuProcess, ...], tuple[str, ...]]:
-    """List the processes, each pid once (the driver may list one as both types, or twice), and the types listed."""
-    found: dict[int, GpuProcess] = {}
-    listed: list[str] = []
-    lists = {
-        "compute": device.nvml.nvmlDeviceGetComputeRunningProcesses,
-        "graphics": device.nvml.nvmlDeviceGetGraphicsRunningProcesses,
-    }
-    for kind, function in lists.items():
-        try:
-            for process in device.query(function):
-                known = found.get(process.pid)
-                told = (process.usedGpuMemory, known.memory if known else None)
-                memory = max((size for size in told if size is not None), default=None)
-                found[process.pid] = GpuProcess(process.pid, known.type if known else kind, memory)
-            listed.append(kind)
-        except NVMLError as error:
-            _note(error, errors)
-    return tuple(found.values()), tuple(listed)

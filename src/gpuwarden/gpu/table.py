@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import (
     CLOCK_EVENT_REASONS,
     CLOCKS,
@@ -9,20 +12,43 @@ from gpuwarden.gpu.nvml import (
     PERFORMANCE_STATE_UNKNOWN,
     TEMPERATURE_CORE,
     TEMPERATURE_THRESHOLDS,
-    Device,
     Memory,
 )
 from gpuwarden.metric import Labels, Metric, Table
 
 
-def _memory(gpu: Device) -> Memory:
+def _memory(gpu: Device) -> Memory | None:
     # Version 2 tells the driver's own share apart; drivers before R510 have version 1 alone.
-    return gpu.supported(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2) or gpu.query(gpu.nvml.nvmlDeviceGetMemoryInfo)
+    ask = gpu.nvml.nvmlDeviceGetMemoryInfo
+    return gpu.supported(ask, MEMORY_V2) or gpu.supported(ask)
+
+
+def _size(gpu: Device) -> float:
+    memory = _memory(gpu)
+    return gpu.host_memory().size if memory is None else memory.total
+
+
+def _used(gpu: Device) -> float:
+    memory = _memory(gpu)
+    if memory is not None:
+        return memory.used
+    host = gpu.host_memory()
+    return host.size - host.available
+
+
+def _free(gpu: Device) -> float:
+    memory = _memory(gpu)
+    return gpu.host_memory().available if memory is None else memory.free
 
 
 def _reserved(gpu: Device) -> float | None:
     memory = gpu.supported(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
     return None if memory is None else memory.reserved
+
+
+def _peaks(gpu: Device) -> Mapping[Labels, float]:
+    gpu.peaks.look(_used(gpu))
+    return gpu.peaks.highest()
 
 
 def _slowdown(gpu: Device) -> int | None:
@@ -93,19 +119,28 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: off
     memory_size_bytes = Metric[Device](
         "gpuwarden_gpu_memory_size_bytes", "gauge", "bytes", "Device memory installed.",
-        lambda gpu: _memory(gpu).total, source="nvmlDeviceGetMemoryInfo_v2")
+        _size, source="nvmlDeviceGetMemoryInfo_v2")
     memory_used_bytes = Metric[Device](
         "gpuwarden_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by all processes, frameworks' pools included.",
-        lambda gpu: _memory(gpu).used, source="nvmlDeviceGetMemoryInfo_v2")
+        _used, source="nvmlDeviceGetMemoryInfo_v2")
     memory_free_bytes = Metric[Device](
         "gpuwarden_gpu_memory_free_bytes", "gauge", "bytes", "Device memory that no process has allocated.",
-        lambda gpu: _memory(gpu).free, source="nvmlDeviceGetMemoryInfo_v2")
+        _free, source="nvmlDeviceGetMemoryInfo_v2")
     memory_reserved_bytes = Metric[Device](
         "gpuwarden_gpu_memory_reserved_bytes", "gauge", "bytes", "Device memory the driver keeps for itself.",
         _reserved, source="nvmlDeviceGetMemoryInfo_v2")
+    memory_unified = Metric[Device](
+        "gpuwarden_gpu_memory_unified", "gauge", "", "Whether the GPU has no memory of its own: then its memory is the machine's, which programs on the CPU use too.",
+        lambda gpu: float(_memory(gpu) is None), source="nvmlDeviceGetMemoryInfo unsupported; /proc/meminfo", tier="slow")
+    memory_used_peak_bytes = Metric[Device](
+        "gpuwarden_gpu_memory_used_peak_bytes", "gauge", "bytes", "Most device memory in use at any look in the window that ends now.",
+        _peaks, labels=("window",), source="nvmlDeviceGetMemoryInfo_v2, every poll.memory_interval", tier="memory")
     utilization_ratio = Metric[Device](
         "gpuwarden_gpu_utilization_ratio", "gauge", "ratio", "Share of the driver's sample period with a kernel running.",
         lambda gpu: gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu / 100, source="nvmlDeviceGetUtilizationRates")
+    busy_seconds_total = Metric[Device](
+        "gpuwarden_gpu_busy_seconds_total", "counter", "seconds", "Time with a kernel running: utilization, added up over the polls.",
+        lambda gpu: gpu.integral("busy", gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu / 100), source="nvmlDeviceGetUtilizationRates")
     memory_bandwidth_utilization_ratio = Metric[Device](
         "gpuwarden_gpu_memory_bandwidth_utilization_ratio", "gauge", "ratio",
         "Share of the driver's sample period with device memory being read or written.",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from gpuwarden import config
+from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import Nvml
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
@@ -29,6 +31,8 @@ class Source:
 
     name: Literal["nvml", "capture", "simulated"]
     nvml: Nvml
+    host_memory: Callable[[], HostMemory] = host_memory
+    clock: Callable[[], float] = time.monotonic  # seconds, as the readings move
     reports: Callable[[], Iterable[tuple[Peer, Message | None]]] = _no_reports
 
 
@@ -64,11 +68,12 @@ def _capture(file: Path | None) -> Source:
 
     if file is None:
         raise ValueError("a capture needs its file: write capture:FILE")
-    return Source("capture", CapturedNvml(load(file)).nvml)
+    captured = CapturedNvml(load(file))
+    return Source("capture", captured.nvml, captured.host_memory)
 
 
 def _simulated(settings: config.Simulation) -> Source:
     from gpuwarden.sources.simulation import Simulation  # noqa: PLC0415 - see above
 
     simulation = Simulation(settings.gpus, settings.seed)
-    return Source("simulated", simulation.nvml, simulation.reports)
+    return Source("simulated", simulation.nvml, reports=simulation.reports)

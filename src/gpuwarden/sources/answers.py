@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pynvml import NVML_ERROR_INVALID_ARGUMENT  # noqa: TID251 - a return code; nothing is called
+from pynvml import (  # noqa: TID251 - numbers; nothing is called
+    NVML_ERROR_INVALID_ARGUMENT,
+    NVML_ERROR_NOT_SUPPORTED,
+    NVML_VALUE_TYPE_DOUBLE,
+)
 
 from gpuwarden.gpu.nvml import (
     CLOCK_EVENT_REASONS,
@@ -111,9 +115,32 @@ def _reasons(slot: Slot) -> int:
     return sum(CLOCK_EVENT_REASONS[name] for name in slot.board.point.reasons)
 
 
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    """See nvml.FieldValue."""
+
+    nvmlReturn: int  # noqa: N815 - the fields' names in nvidia-ml-py
+    valueType: int = NVML_VALUE_TYPE_DOUBLE  # noqa: N815
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Double:
+    dVal: float  # noqa: N815 - a member of nvmlValue_t
+
+
+def _field(slot: Slot, number: int, scope: int) -> FieldValue:
+    answer = FIELDS.get(number)
+    value = answer(slot, scope) if answer else None
+    return FieldValue(NVML_ERROR_NOT_SUPPORTED) if value is None else FieldValue(0, value=_Double(value))
+
+
 _THRESHOLDS = {TEMPERATURE_THRESHOLDS[name]: celsius for name, celsius in limits.THRESHOLDS.items()}
 _POWER_LIMIT = round(limits.POWER_LIMIT * 1000)
 _ALL_REASONS = sum(CLOCK_EVENT_REASONS.values())
+
+# By the field's number; of the GPU and the scope asked for. None: not supported in that scope.
+FIELDS: dict[int, Callable[[Slot, int], float | None]] = {}
 
 ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda slot: slot.uuid,
@@ -137,6 +164,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": _reasons,
     "nvmlDeviceGetSupportedClocksThrottleReasons": lambda _: _ALL_REASONS,
     "nvmlDeviceGetPerformanceState": lambda _: 0,  # an H100 is in P0 even when idle
+    "nvmlDeviceGetFieldValues": lambda slot, fields: [_field(slot, *field) for field in fields],
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],
 }

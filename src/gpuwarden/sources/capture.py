@@ -8,9 +8,11 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import FUNCTIONS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
@@ -18,9 +20,10 @@ MAX_FRAMES = 600
 MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 64 GPUs take 53 MB
 
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
-# number, a text, a struct's fields, a list of structs, or {"error": NVML's return code}.
+# number, a text, a struct's fields, a list of structs or of numbers, or {"error": NVML's return code}. Field values
+# are asked for many at a time and written down one by one: nvmlDeviceGetFieldValues(number,scope).
 Struct: TypeAlias = "Mapping[str, int | str | None]"
-Answer: TypeAlias = "int | str | Struct | Sequence[Struct]"
+Answer: TypeAlias = "float | str | Struct | Sequence[Struct | int]"
 Answers: TypeAlias = "Mapping[str, Answer]"
 
 # What of a struct is kept; all other answers are texts or whole numbers.
@@ -32,10 +35,12 @@ FIELDS = {
     "nvmlDeviceGetGraphicsRunningProcesses": ("pid", "usedGpuMemory"),
 }
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+FIELD_VALUES = "nvmlDeviceGetFieldValues"
+NUMBERS = ()  # functions that answer with a list of whole numbers
 TEXTS = ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetVbiosVersion")
 _OPTIONAL = {"reserved", "usedGpuMemory"}
 _TEXT_FIELDS = {"busId"}
-_QUESTION = re.compile(r"(nvml\w+)(\(\d+\))?")
+_QUESTION = re.compile(r"(nvml\w+)(\(\d+(,\d+)*\))?")
 _BEYOND = 1 << 64  # no number of NVML has more bits
 _RECORD = "record it again with `gpuwarden capture`"
 
@@ -46,10 +51,11 @@ class CaptureError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All answers of one poll: the driver's own, and each GPU's by its index."""
+    """All answers of one poll: the driver's own, and each GPU's by its index; and the machine's memory meanwhile."""
 
     driver: Answers
     gpus: tuple[Answers, ...]
+    host: HostMemory | None = None  # captures of earlier versions of gpuwarden have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +66,24 @@ class Capture:
     frames: tuple[Frame, ...]
 
 
-def question(function: str, argument: int | None = None) -> str:
-    """Write a call as a question; no function takes more than one argument beside the handle."""
-    return function if argument is None else f"{function}({argument})"
+def question(function: str, *arguments: int) -> str:
+    """Write a call as a question."""
+    return f"{function}({','.join(map(str, arguments))})" if arguments else function
 
 
 def save(capture: Capture, path: Path) -> None:
     """Write the file, compressed where its name ends in .gz. Raises OSError."""
-    frames = [{"driver": frame.driver, "gpus": frame.gpus} for frame in capture.frames]
+    frames = [_written(frame) for frame in capture.frames]
     whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
     # A frame a line: a capture can be looked at, and compared with another one, by eye.
     lines = ",\n".join(json.dumps(frame, separators=(",", ":")) for frame in frames)
     text = f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'.encode()
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def _written(frame: Frame) -> dict[str, Any]:
+    host = {"host": {"size": frame.host.size, "available": frame.host.available}} if frame.host else {}
+    return {"driver": frame.driver, "gpus": frame.gpus, **host}
 
 
 def load(path: Path) -> Capture:
@@ -119,7 +130,15 @@ def _frame(frame: Any) -> Frame:
     count = driver.get("nvmlDeviceGetCount", 0)
     if isinstance(count, int) and not 0 <= count <= len(gpus):
         raise ValueError(f"nvmlDeviceGetCount: {count} GPUs, but the frame has {len(gpus)}")
-    return Frame(driver, gpus)
+    return Frame(driver, gpus, _host(frame.get("host")))
+
+
+def _host(host: Any) -> HostMemory | None:
+    if host is None:
+        return None
+    if not (isinstance(host, dict) and _is_whole(host.get("size")) and _is_whole(host.get("available"))):
+        raise ValueError("host: want its memory's size and available bytes")
+    return HostMemory(host["size"], host["available"])
 
 
 def _answers(answers: Any) -> Answers:
@@ -139,6 +158,10 @@ def _fits(function: str, answer: Any) -> bool:
         return _is_whole(answer["error"])
     if function in LISTS:
         return isinstance(answer, list) and all(_is_struct(function, entry) for entry in answer)
+    if function in NUMBERS:
+        return isinstance(answer, list) and all(_is_whole(entry) for entry in answer)
+    if function == FIELD_VALUES:
+        return _is_whole(answer) or (type(answer) is float and isfinite(answer))
     if function in FIELDS:
         return _is_struct(function, answer)
     return type(answer) is str if function in TEXTS else _is_whole(answer)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
-from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, NVMLError, code_of
-from gpuwarden.gpu.reader import GpuGoneError, read
-from gpuwarden.sources.capture import FIELDS, LISTS, MAX_FRAMES, Answer, Answers, Capture, Frame, Struct, question
+from gpuwarden.gpu.host_memory import HostMemory, host_memory
+from gpuwarden.gpu.nvml import FUNCTIONS, Field, Handle, Nvml, NVMLError, code_of, field_value
+from gpuwarden.gpu.reader import GpuGoneError, GpuReader
+from gpuwarden.sources.capture import (
+    FIELD_VALUES,
+    FIELDS,
+    LISTS,
+    MAX_FRAMES,
+    NUMBERS,
+    Answer,
+    Answers,
+    Capture,
+    Frame,
+    Struct,
+    question,
+)
 
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")
 _OF_IDENTITY = (
@@ -25,6 +38,8 @@ def record(
     nvml: Nvml,
     frames: int,
     interval: float,
+    *,
+    host_memory: Callable[[], HostMemory] = host_memory,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Capture:
@@ -34,22 +49,23 @@ def record(
     nvml.nvmlInit()
     try:
         began = clock()
-        taken = [_frame(nvml)]
+        taken = [_frame(nvml, host_memory)]
         while len(taken) < frames:
             sleep(max(0.0, began + len(taken) * interval - clock()))
-            taken.append(_frame(nvml))
+            taken.append(_frame(nvml, host_memory))
     finally:
         nvml.nvmlShutdown()
     return Capture(interval, tuple(taken))
 
 
-def _frame(nvml: Nvml) -> Frame:
+def _frame(nvml: Nvml, host_memory: Callable[[], HostMemory]) -> Frame:
     driver: dict[str, Answer] = {}
     for name in _OF_DRIVER:
         with suppress(NVMLError):
             _ask(nvml, driver, name)
     count = driver["nvmlDeviceGetCount"]
-    return Frame(driver, tuple(_gpu(nvml, index) for index in range(count if isinstance(count, int) else 0)))
+    indices = range(count if isinstance(count, int) else 0)
+    return Frame(driver, tuple(_gpu(nvml, index) for index in indices), host_memory())
 
 
 def _gpu(nvml: Nvml, index: int) -> Answers:
@@ -63,7 +79,7 @@ def _gpu(nvml: Nvml, index: int) -> Answers:
         with suppress(NVMLError):
             getattr(listening, name)(handle)
     with suppress(GpuGoneError):
-        read(cast("Nvml", listening), handle)
+        GpuReader(cast("Nvml", listening), handle).read()
     return answers
 
 
@@ -76,21 +92,34 @@ class _Listening:
 
 
 def _ask(
-    nvml: Nvml, answers: dict[str, Answer], name: str, handle: Handle | None = None, argument: int | None = None
+    nvml: Nvml, answers: dict[str, Answer], name: str, handle: Handle | None = None, *arguments: int | Sequence[Field]
 ) -> Any:
-    arguments = [each for each in (handle, argument) if each is not None]
     try:
-        answer = getattr(nvml, name)(*arguments)
+        answer = getattr(nvml, name)(*([] if handle is None else [handle]), *arguments)
     except NVMLError as error:
-        answers[question(name, argument)] = {"error": code_of(error)}
+        for asked in _questions(name, arguments):
+            answers[asked] = {"error": code_of(error)}
         raise
-    answers[question(name, argument)] = _plain(name, answer)
+    if name == FIELD_VALUES:
+        for asked, value in zip(_questions(name, arguments), answer, strict=True):
+            answers[asked] = {"error": value.nvmlReturn} if value.nvmlReturn else field_value(value)
+    else:
+        (asked,) = _questions(name, arguments)
+        answers[asked] = _plain(name, answer)
     return answer
+
+
+def _questions(name: str, arguments: Sequence[Any]) -> list[str]:
+    if name == FIELD_VALUES:
+        return [question(name, *field) for field in arguments[0]]
+    return [question(name, *arguments)]
 
 
 def _plain(function: str, answer: Any) -> Answer:
     if function in LISTS:
         return [_fields(function, entry) for entry in answer]
+    if function in NUMBERS:
+        return [int(entry) for entry in answer]
     return _fields(function, answer) if function in FIELDS else cast("Answer", answer)
 
 

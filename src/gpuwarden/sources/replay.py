@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,11 +13,15 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_INVALID_ARGUMENT,
     NVML_ERROR_NOT_FOUND,
     NVML_ERROR_NOT_SUPPORTED,
+    NVML_VALUE_TYPE_DOUBLE,
+    NVML_VALUE_TYPE_SIGNED_LONG_LONG,
 )
 
-from gpuwarden.gpu.nvml import FUNCTIONS, Nvml, nvml_error
-from gpuwarden.sources.capture import FIELDS, LISTS, Answers, Capture, Frame, question
+from gpuwarden.gpu.host_memory import HostMemory, host_memory
+from gpuwarden.gpu.nvml import FUNCTIONS, Field, Nvml, nvml_error
+from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, Answers, Capture, Frame, question
 
+_WHOLE = NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal"
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
 
 
@@ -40,6 +44,7 @@ class CapturedNvml:
         answering: dict[str, Callable[..., Any]] = {name: partial(self._of_driver, name) for name in FUNCTIONS}
         answering |= {name: partial(self._of_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")}
         answering |= {
+            "nvmlDeviceGetFieldValues": self._field_values,
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": partial(self._of_driver, "nvmlDeviceGetCount"),
@@ -55,12 +60,23 @@ class CapturedNvml:
     def _of_driver(self, name: str) -> Any:
         return _answer(self._frame().driver, name)
 
-    def _of_device(self, name: str, index: int, argument: int | None = None) -> Any:
+    def host_memory(self) -> HostMemory:
+        """Return the recorded machine's memory; this one's where an older capture has none."""
+        return self._frame().host or host_memory()
+
+    def _gpu(self, index: int) -> Answers:
         gpus = self._frame().gpus
         if index >= len(gpus):
             raise nvml_error(NVML_ERROR_GPU_IS_LOST)  # the driver did not count it any more
         _let_through(gpus[index].get("nvmlDeviceGetHandleByIndex"))
-        return _answer(gpus[index], name, argument)
+        return gpus[index]
+
+    def _of_device(self, name: str, index: int, *arguments: int) -> Any:
+        return _answer(self._gpu(index), name, *arguments)
+
+    def _field_values(self, index: int, fields: Sequence[Field]) -> list[SimpleNamespace]:
+        gpu = self._gpu(index)
+        return [_field_value(gpu.get(question(FIELD_VALUES, *field))) for field in fields]
 
     def _by_index(self, index: int) -> int:
         gpus = self._frame().gpus
@@ -79,8 +95,16 @@ class CapturedNvml:
         return self._by_index(index)
 
 
-def _answer(answers: Answers, function: str, argument: int | None = None) -> Any:
-    answer = answers.get(question(function, argument))
+def _field_value(answer: object) -> SimpleNamespace:
+    if not isinstance(answer, (int, float)):
+        code = answer["error"] if isinstance(answer, Mapping) else NVML_ERROR_NOT_SUPPORTED
+        return SimpleNamespace(nvmlReturn=code)
+    kind, member = (NVML_VALUE_TYPE_DOUBLE, "dVal") if isinstance(answer, float) else _WHOLE
+    return SimpleNamespace(nvmlReturn=0, valueType=kind, value=SimpleNamespace(**{member: answer}))
+
+
+def _answer(answers: Answers, function: str, *arguments: int) -> Any:
+    answer = answers.get(question(function, *arguments))
     if answer is None:
         raise nvml_error(NVML_ERROR_NOT_SUPPORTED)
     _let_through(answer)

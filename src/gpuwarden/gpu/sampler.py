@@ -1,0 +1,91 @@
+"""Look at memory alone between the polls, so that a peak of a tenth of a second is seen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpuwarden.gpu.nvml import NVMLError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Look:
+    """How one GPU's memory is looked at: `read` asks the driver for the bytes in use, `note` takes them."""
+
+    read: Callable[[], float]
+    note: Callable[[float], None]
+    asked: float | None = None  # since when a read has been under way, by the monotonic clock
+
+    def take(self) -> None:
+        """Look once. Blocks as long as the driver does."""
+        self.asked = time.monotonic()
+        try:
+            self.note(self.read())
+        except NVMLError:
+            pass  # the next poll finds out what is wrong, and says so
+        finally:
+            self.asked = None
+
+
+class Sampler:
+    """Looks at all GPUs from one thread, every `interval` seconds; used by one event loop.
+
+    A look that hangs is left behind with its thread, and another thread goes on with the other GPUs. The thread lasts
+    while there is something to look at.
+    """
+
+    def __init__(self, interval: float, patience: float) -> None:
+        self._interval = interval
+        self._patience = patience
+        self._looks: tuple[Look, ...] = ()
+        self._thread: _Thread | None = None
+
+    def watch(self, looks: Iterable[Look]) -> None:
+        """Look at these from now on, except for those under way for longer than `patience` seconds."""
+        late = time.monotonic() - self._patience
+        if self._thread and any(look.asked and look.asked < late for look in self._thread.looks):
+            self._thread.end()
+            self._thread = None
+        self._looks = tuple(look for look in looks if look.asked is None or look.asked >= late)
+        if self._thread:
+            self._thread.looks = self._looks
+        elif self._looks:
+            self._thread = _Thread(self._interval, self._looks)
+            self._thread.start()
+        if not self._looks:
+            self.stop()
+
+    def stop(self) -> None:
+        """Look no more; a look under way comes to its end."""
+        if self._thread:
+            self._thread.end()
+            self._thread = None
+
+
+class _Thread(threading.Thread):
+    def __init__(self, interval: float, looks: tuple[Look, ...]) -> None:
+        # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
+        super().__init__(name="memory", daemon=True)
+        self.looks = looks
+        self._interval = interval
+        self._ended = False
+
+    def end(self) -> None:
+        self._ended = True
+
+    def run(self) -> None:
+        due = time.monotonic()
+        while True:
+            due = max(due + self._interval, time.monotonic())  # after a slow look: no burst to catch up
+            time.sleep(max(0.0, due - time.monotonic()))
+            for look in self.looks:
+                if self._ended:
+                    return
+                look.take()
+            if self._ended:
+                return

@@ -1,0 +1,72 @@
+"""Peaks of fixed windows."""
+
+import random
+
+import pytest
+
+from gpuwarden.gpu.peaks import WINDOWS, Peaks
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Make a clock."""
+    return Clock()
+
+
+def test_nothing_seen_is_nothing_told(clock: Clock) -> None:
+    """Before the first look there is no peak."""
+    assert Peaks(clock).highest() == {}
+
+
+def test_a_peak_leaves_each_window_in_its_time(clock: Clock) -> None:
+    """A peak between polls is seen, for a minute and for five."""
+    peaks = Peaks(clock)
+    peaks.look(5)
+    peaks.look(9)
+    peaks.look(4)
+    clock.now += 59
+    peaks.look(4)
+    assert peaks.highest() == {("1m",): 9, ("5m",): 9}
+    clock.now += 3
+    peaks.look(3)
+    assert peaks.highest() == {("1m",): 4, ("5m",): 9}
+    clock.now += 240
+    peaks.look(2)
+    assert peaks.highest() == {("1m",): 2, ("5m",): 4}
+
+
+def test_an_old_peak_is_not_told_without_new_looks(clock: Clock) -> None:
+    """A window without a look has no peak, rather than an old one."""
+    peaks = Peaks(clock)
+    peaks.look(7)
+    clock.now += 100
+    assert peaks.highest() == {("5m",): 7}
+    clock.now += 300
+    assert peaks.highest() == {}
+
+
+def test_peaks_equal_those_of_all_looks(clock: Clock) -> None:
+    """Whatever the course, the peaks are those of the looks in the window; what is kept stays small."""
+    rng, looks = random.Random(1), list[tuple[float, float]]()  # noqa: S311 - no secret
+    peaks = Peaks(clock)
+    for _ in range(5000):
+        clock.now += rng.choice([0.1, 0.1, 0.5, 7.0])
+        value = rng.randrange(1000) * (1 + (clock.now % 300 < 150))
+        looks.append((clock.now, value))
+        peaks.look(value)
+        expected = {
+            (label,): max(value for moment, value in looks if int(moment) >= int(clock.now) - seconds)
+            for label, seconds in WINDOWS.items()
+        }
+        assert peaks.highest() == expected
+    assert len(peaks._steps) <= max(WINDOWS.values()) + 1

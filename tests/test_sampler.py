@@ -1,0 +1,96 @@
+"""Looks at memory between polls: one that hangs costs its own GPU's."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pynvml
+import pytest
+from services import until
+
+from gpuwarden.gpu.nvml import nvml_error
+from gpuwarden.gpu.sampler import Look, Sampler
+
+
+class Memory:
+    """A GPU's memory: it rises by one at each look, fails or hangs."""
+
+    def __init__(self) -> None:
+        self.looks: list[float] = []
+        self.running = threading.Event()
+        self.running.set()
+        self.fails = False
+        self.look = Look(self._read, self.looks.append)
+
+    def _read(self) -> float:
+        self.running.wait()
+        if self.fails:
+            raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return len(self.looks)
+
+    def seen_more(self) -> Callable[[], bool]:
+        """Return the question whether it was looked at since."""
+        before = len(self.looks)
+        return lambda: len(self.looks) > before + 1
+
+
+@pytest.fixture
+def sampler() -> Iterator[Sampler]:
+    """Make a fast one, and end it."""
+    sampler = Sampler(0.01, patience=0.05)
+    yield sampler
+    sampler.stop()
+    until(lambda: sampling() == 0, "the end of its threads")
+
+
+def sampling() -> int:
+    """Count the threads that look."""
+    return sum(thread.name == "memory" for thread in threading.enumerate())
+
+
+def test_looks_go_on_by_themselves(sampler: Sampler) -> None:
+    """Between two polls memory is looked at many times, by one thread."""
+    one, other = Memory(), Memory()
+    sampler.watch([one.look, other.look])
+    until(lambda: len(one.looks) > 5 and len(other.looks) > 5, "looks")
+    sampler.watch([one.look, other.look])
+    assert sampling() == 1
+
+
+def test_failing_look_is_the_polls_to_tell(sampler: Sampler) -> None:
+    """A GPU that is lost between polls costs no other, and is looked at again when it is back."""
+    lost, other = Memory(), Memory()
+    lost.fails = True
+    sampler.watch([lost.look, other.look])
+    until(other.seen_more(), "looks")
+    assert lost.looks == []
+    lost.fails = False
+    until(lost.seen_more(), "looks")
+
+
+def test_hanging_look_costs_its_gpu_alone(sampler: Sampler) -> None:
+    """The thread that hangs is left behind once, and another goes on; afterwards the GPU is taken in again."""
+    hung, other = Memory(), Memory()
+    hung.running.clear()
+    sampler.watch([hung.look, other.look])
+    until(lambda: hung.look.asked is not None, "a look that hangs")
+    for _ in range(5):
+        time.sleep(0.06)  # beyond its patience
+        sampler.watch([hung.look, other.look])
+        until(other.seen_more(), "looks")
+        assert sampling() == 2
+    hung.running.set()
+    until(lambda: hung.look.asked is None, "its end")
+    sampler.watch([hung.look, other.look])
+    until(hung.seen_more(), "looks")
+    until(lambda: sampling() == 1, "one thread")
+
+
+def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
+    """Without GPUs, and after the end, there is no thread."""
+    sampler.watch([])
+    assert sampling() == 0
+    sampler.watch([Memory().look])
+    assert sampling() == 1
+    sampler.stop()
+    until(lambda: sampling() == 0, "no thread")
