@@ -65,7 +65,7 @@ def test_counters_of_the_cpu_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def shm_file() -> Iterator[int]:
     """Yield a file descriptor in /dev/shm."""
-    with TemporaryFile(dir="/dev/shm") as file:  # noqa: S108 - that very place is looked at
+    with TemporaryFile(dir="/dev/shm") as file:
         yield file.fileno()
 
 

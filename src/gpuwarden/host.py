@@ -122,7 +122,7 @@ def _stalled() -> Iterator[tuple[Labels, float]]:
 
 
 class HostReadings(Table[Host], prefix="gpuwarden_host_"):
-    """The machine around the GPUs, read every `poll.slow_interval`; [host.md](host.md) says how to read it.
+    """The machine around the GPUs; [host.md](host.md) says how to read it.
 
     In a container these are the whole machine's figures, but for /dev/shm, which is the daemon's own.
     """
@@ -134,6 +134,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Memory of the host.",
         lambda host: host.memory_size,
         source="psutil.virtual_memory: /proc/meminfo",
+        tier="slow",
     )
     memory_available_bytes = Metric[Host](
         "gpuwarden_host_memory_available_bytes",
@@ -142,6 +143,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Memory that processes can still get without swapping, as the kernel estimates it.",
         lambda host: host.memory_available,
         source="psutil.virtual_memory: /proc/meminfo",
+        tier="slow",
     )
     swap_size_bytes = Metric[Host](
         "gpuwarden_host_swap_size_bytes",
@@ -150,6 +152,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Swap space of the host; 0 is a host without.",
         lambda host: host.swap.size if host.swap else None,
         source="psutil.swap_memory: /proc/meminfo",
+        tier="slow",
     )
     swap_used_bytes = Metric[Host](
         "gpuwarden_host_swap_used_bytes",
@@ -158,6 +161,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Swap space in use.",
         lambda host: host.swap.used if host.swap else None,
         source="psutil.swap_memory: /proc/meminfo",
+        tier="slow",
     )
     swapped_in_bytes_total = Metric[Host](
         "gpuwarden_host_swapped_in_bytes_total",
@@ -166,6 +170,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Memory read back from swap since boot.",
         lambda host: host.swapped_in,
         source="/proc/vmstat: pswpin",
+        tier="slow",
     )
     swapped_out_bytes_total = Metric[Host](
         "gpuwarden_host_swapped_out_bytes_total",
@@ -174,6 +179,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Memory written to swap since boot.",
         lambda host: host.swapped_out,
         source="/proc/vmstat: pswpout",
+        tier="slow",
     )
     shm_size_bytes = Metric[Host](
         "gpuwarden_host_shm_size_bytes",
@@ -182,6 +188,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Size of /dev/shm, through which data loaders hand over batches; a container may have one of its own.",
         lambda host: host.shm.size if host.shm else None,
         source="statvfs of /dev/shm",
+        tier="slow",
     )
     shm_used_bytes = Metric[Host](
         "gpuwarden_host_shm_used_bytes",
@@ -190,6 +197,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Bytes in use of /dev/shm; a data loader that finds it full dies of a bus error.",
         lambda host: host.shm.used if host.shm else None,
         source="statvfs of /dev/shm",
+        tier="slow",
     )
     cpus = Metric[Host](
         "gpuwarden_host_cpus",
@@ -198,6 +206,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "CPUs of the host that are online.",
         lambda host: host.cpus,
         source="psutil.cpu_count",
+        tier="slow",
     )
     cpu_seconds_total = Metric[Host](
         "gpuwarden_host_cpu_seconds_total",
@@ -208,6 +217,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         lambda host: host.cpu_seconds,
         labels=("mode",),
         source="psutil.cpu_times: /proc/stat",
+        tier="slow",
     )
     oom_kills_total = Metric[Host](
         "gpuwarden_host_oom_kills_total",
@@ -216,6 +226,7 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         "Processes the kernel killed since boot because the host or a cgroup was out of memory.",
         lambda host: host.oom_kills,
         source="/proc/vmstat: oom_kill",
+        tier="slow",
     )
     stalled_seconds_total = Metric[Host](
         "gpuwarden_host_stalled_seconds_total",
@@ -225,4 +236,5 @@ class HostReadings(Table[Host], prefix="gpuwarden_host_"):
         lambda host: host.stalled_seconds,
         labels=("resource", "share"),
         source="/proc/pressure (PSI)",
+        tier="slow",
     )
