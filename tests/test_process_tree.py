@@ -174,6 +174,25 @@ def test_worker_that_nobody_waits_for_is_kept(program: Program) -> None:
     assert before + 0.2 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.5
 
 
+def test_worker_that_ends_in_mid_look_counts_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent has been read and inherits from it only then: the parent is read again, so nothing counts twice."""
+    trees = ProcessTrees()
+    before = trees.read([program.peer])[program.peer].cpu_seconds
+    worker = program.do("fork burn 0.5")
+    trees.read([program.peer])
+    read = process_tree._figures
+
+    def ending(pid: int, start: int, before: process_tree._Figures | None) -> process_tree._Figures | None:
+        if pid == worker and Path(f"/proc/{pid}").exists():
+            program.do("end")
+            program.do("wait")
+        return read(pid, start, before)
+
+    monkeypatch.setattr(process_tree, "_figures", ending)
+    for _ in range(3):
+        assert before + 0.5 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.9
+
+
 def test_zombie_has_used_what_it_used_and_is_no_process_any_more(program: Program) -> None:
     """A worker that ended and is not yet waited for keeps its CPU time, and does not count as living."""
     trees = ProcessTrees()
