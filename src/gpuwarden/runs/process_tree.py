@@ -288,7 +288,7 @@ def _stat(pid: int) -> list[bytes] | None:
 
 
 def _io(pid: int) -> tuple[int, int] | None:
-    """Return the bytes read from and written to storage, which takes the right to trace the process."""
+    """Return the bytes read from and written to storage; that file is its owner's, and takes the right to trace too."""
     words = _content(f"/proc/{pid}/io").split()
     counts = dict(zip(words[::2], words[1::2], strict=False))
     try:

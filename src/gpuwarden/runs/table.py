@@ -112,10 +112,10 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         _of_processes(_state), labels=("state",), source="/proc/PID/stat", tier="slow")
     read_bytes_total = Metric[Run](
         "gpuwarden_run_read_bytes_total", "counter", "bytes", "Bytes the run's processes had fetched from storage; what the page cache held is not among them.",
-        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs CAP_SYS_PTRACE for other users' runs", tier="slow")
+        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
     written_bytes_total = Metric[Run](
         "gpuwarden_run_written_bytes_total", "counter", "bytes", "Bytes the run's processes had sent to storage.",
-        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs CAP_SYS_PTRACE for other users' runs", tier="slow")
+        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
     cgroup_memory_limit_bytes = Metric[Run](
         "gpuwarden_run_cgroup_memory_limit_bytes", "gauge", "bytes", "Memory limit of the run's container or job: of the cgroups it is in, the one with the least room left.",
         _of_processes(lambda present: present.cgroup_memory.limit if present.cgroup_memory else None),
