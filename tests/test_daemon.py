@@ -5,15 +5,17 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuwarden.config import load
 from gpuwarden.daemon import Daemon
-from gpuwarden.exposition import Exposition, Page
+from gpuwarden.exposition import Exposition
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import STATES
+from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import open_source
 from gpuwarden.web import Request
 
@@ -27,6 +29,11 @@ def daemon(tmp_path: Path, **settings: str) -> Daemon:
     return Daemon(config, open_source(config.source, config.simulation))
 
 
+def fails(*_: object) -> Any:
+    """Stand in for a part of the daemon."""
+    raise RuntimeError("a fault of our own")
+
+
 def test_failed_poll_leaves_no_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a poll that fails by a fault of our own nothing is served, rather than the page of before."""
     warden = daemon(tmp_path)
@@ -34,17 +41,31 @@ def test_failed_poll_leaves_no_old_page(tmp_path: Path, monkeypatch: pytest.Monk
     async def scenario() -> None:
         await warden.poll()
         assert warden._serve_metrics(METRICS).status == 200
-
-        def fails(*_: object) -> Page:
-            raise RuntimeError("a fault of our own")
-
-        monkeypatch.setattr(Exposition, "render", fails)
+        monkeypatch.setattr(RunRegistry, "runs", fails)
         await warden._poll_or_show_nothing()
         assert warden._serve_metrics(METRICS).status == 503
         assert warden._serve_ready(METRICS).status == 503
         monkeypatch.undo()
         await warden._poll_or_show_nothing()
         assert warden._serve_metrics(METRICS).status == 200
+
+    asyncio.run(scenario())
+
+
+def test_page_is_rendered_once_and_never_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll's page is rendered when first asked for; where that fails no older one stands in."""
+    warden = daemon(tmp_path)
+
+    async def scenario() -> None:
+        await warden.poll()
+        page = warden._serve_metrics(METRICS).body
+        assert warden._serve_metrics(METRICS).body is page
+        await warden.poll()
+        assert warden._serve_metrics(METRICS).body != page
+        await warden.poll()
+        monkeypatch.setattr(Exposition, "render", fails)
+        with pytest.raises(RuntimeError):  # which the server answers with 500
+            warden._serve_metrics(METRICS)
 
     asyncio.run(scenario())
 

@@ -1,5 +1,6 @@
 """Looks at memory between polls: one that hangs costs its own GPU's."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ class Memory:
 
 
 @pytest.fixture
-def sampler() -> Iterator[Sampler]:
+def sampler(others: None) -> Iterator[Sampler]:
     """Make a fast one, and end it."""
     sampler = Sampler(0.01, patience=0.05)
     yield sampler
@@ -43,9 +44,18 @@ def sampler() -> Iterator[Sampler]:
     until(lambda: sampling() == 0, "the end of its threads")
 
 
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the threads of tests before."""
+    monkeypatch.setattr(sys.modules[__name__], "OTHERS", set(threading.enumerate()))
+
+
+OTHERS: set[threading.Thread] = set()
+
+
 def sampling() -> int:
     """Count the threads that look."""
-    return sum(thread.name == "memory" for thread in threading.enumerate())
+    return sum(thread.name == "memory" for thread in set(threading.enumerate()) - OTHERS)
 
 
 def test_looks_go_on_by_themselves(sampler: Sampler) -> None:

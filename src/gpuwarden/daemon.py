@@ -1,4 +1,4 @@
-"""The daemon: one event loop that polls, takes reports, renders once a poll and serves bytes."""
+"""The daemon: one event loop that polls, takes reports, and serves what the last poll knows."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Daemon:
 
     @property
     def text(self) -> str:
-        """The last page in text format 0.0.4; empty before the first poll."""
-        return self._page.text.decode() if self._page else ""
+        """The page of the last poll in text format 0.0.4; empty before the first."""
+        return self._rendered(self._state).text.decode() if self._state else ""
 
     @property
     def status(self) -> str:
@@ -95,6 +95,7 @@ class Daemon:
             await self._keep_polling(stop)
         finally:
             systemd.notify("STOPPING=1")
+            self._poller.stop()
             self._runs.stop()
             await self.web.stop()
 
@@ -117,7 +118,7 @@ class Daemon:
             self._page = self._state = None
 
     async def poll(self) -> State:
-        """Poll once and render; what was served before stays until the new page is whole."""
+        """Poll once; what was served before stays until all of the new poll is known."""
         snapshot = await self._poller.poll()
         now = time.monotonic()
         self._runs.keep_listening()
@@ -133,8 +134,7 @@ class Daemon:
             self._host = self._host_reader.read()
             self._usages = self._trees.read(self._registry.peers())
         state = self._join(snapshot, now)
-        self._page = self._exposition.render(entries(state))
-        self._state = state
+        self._state, self._page = state, None
         self._answered = self._answered or not snapshot.hung
         systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
         return state
@@ -182,11 +182,18 @@ class Daemon:
             self._processes_dropped += len(found) - limit if limit else 0
         return tuple(found[:limit])
 
-    def _serve_metrics(self, request: Request) -> Response:
+    def _rendered(self, state: State) -> Page:
+        """Return the page of the last poll, rendered when first asked for: most polls are never scraped."""
         if self._page is None:
+            self._page = self._exposition.render(entries(state))
+        return self._page
+
+    def _serve_metrics(self, request: Request) -> Response:
+        if self._state is None:
             return Response(503, _NO_PAGE)
+        page = self._rendered(self._state)
         kind = negotiate(request.headers.get("accept", ""))
-        body = self._page.openmetrics if kind == OPENMETRICS else self._page.text
+        body = page.openmetrics if kind == OPENMETRICS else page.text
         return Response(200, body, kind, {"vary": "accept, accept-encoding"})
 
     def _serve_ready(self, _request: Request) -> Response:

@@ -342,6 +342,11 @@ class Poller:
             errors=dict(self._errors),
         )
 
+    def stop(self) -> None:
+        """Look at nothing any more; what is under way comes to its end by itself."""
+        if self._sampler:
+            self._sampler.stop()
+
     def _begin(self, gpus: Iterable[_Gpu]) -> None:
         for gpu in gpus:
             gpu.reading.begin(self._timeout)
