@@ -169,7 +169,7 @@ class Daemon:
                     "not_accepted": self.web.counts.accept_errors,
                 },
                 processes_dropped=self._processes_dropped,
-                run_processes_dropped=self._trees.dropped,
+                tree_processes_dropped=self._trees.dropped,
             ),
         )
 

@@ -23,7 +23,7 @@ class Counts:
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     http_connections_lost: Mapping[str, int] = field(default_factory=dict)
     processes_dropped: int = 0
-    run_processes_dropped: int = 0
+    tree_processes_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
