@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
@@ -101,11 +100,11 @@ class Daemon:
 
     async def _keep_polling(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
+        stopped = loop.create_task(stop.wait())
         due = loop.time()
         while not stop.is_set():
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), due - loop.time())
+            await asyncio.wait([stopped], timeout=due - loop.time())
             if not stop.is_set():
                 await self._poll_or_show_nothing()
 
