@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpuwarden import status_page, systemd
 from gpuwarden.config import Config
@@ -17,6 +17,9 @@ from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.xid_watch import XidWatch
+from gpuwarden.host import Host, HostReader
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.sources import Source
@@ -50,6 +53,11 @@ class Daemon:
         )
         self._runs = RunServer(self._registry)
         self._names = ProcessNames()
+        self._host_reader = HostReader()
+        self._trees = ProcessTrees()
+        self._slow_due = 0.0  # monotonic
+        self._host = Host()
+        self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
         self._state: State | None = None
         self._page: Page | None = None
@@ -127,6 +135,10 @@ class Daemon:
                 self._runs.receive(peer, message)
         self._registry.expire(now)
         self._runs.forget_strangers()
+        if now >= self._slow_due:
+            self._slow_due = now + self._config.poll.slow_interval
+            self._host = self._host_reader.read()
+            self._usages = self._trees.read(self._registry.peers())
         state = self._join(snapshot, now)
         self._state, self._page = state, None
         self._answered = self._answered or not snapshot.hung
@@ -147,9 +159,11 @@ class Daemon:
             source=self._source.name,
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
-            runs=self._registry.runs(snapshot, now),
+            runs=self._registry.runs(snapshot, now, self._usages),
             processes=processes,
             identities=self._names.identify(process.pid for _gpu, process in processes),
+            host=self._host,
+            access=self._xids.access | self._trees_access(),
             counts=Counts(
                 reports_received=self._registry.received,
                 reports_rejected=dict(self._registry.rejected),
@@ -163,9 +177,12 @@ class Daemon:
                 processes_dropped=self._processes_dropped,
                 xids_dropped=self._xids.dropped,
                 kernel_log_records_lost=self._xids.records_lost,
+                tree_processes_dropped=self._trees.dropped,
             ),
-            access=self._xids.access,
         )
+
+    def _trees_access(self) -> dict[str, bool]:
+        return {} if self._trees.io_allowed is None else {"run_io": self._trees.io_allowed}
 
     def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
         """Choose the processes that get series: those with the most memory, and count the rest as dropped."""

@@ -140,9 +140,12 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     series_dropped_total = Metric[State](
         "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",
         lambda state: {("processes",): state.counts.processes_dropped}, labels=("limit",))
+    tree_processes_dropped_total = Metric[State](
+        "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
+        lambda state: state.counts.tree_processes_dropped)
     access = Metric[State](
-        "gpuwarden_access", "gauge", "", "Whether the daemon can read a source that needs a privilege or a driver's support; docs/operations.md says how to allow it.",
-        lambda state: {(source,): float(readable) for source, readable in state.access.items()}, labels=("source",))
+        "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support; docs/operations.md says how to allow it.",
+        lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))
     xid_events_dropped_total = Metric[State](
         "gpuwarden_xid_events_dropped_total", "counter", "", "XIDs that are not counted: unknown_gpu had an address of no GPU that answered yet, codes were more than a GPU has series for.",
         lambda state: {(reason,): count for reason, count in state.counts.xids_dropped.items()}, labels=("reason",))
