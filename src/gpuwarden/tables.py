@@ -144,7 +144,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
         lambda state: state.counts.tree_processes_dropped)
     access = Metric[State](
-        "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support; docs/operations.md says how to allow it.",
+        "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support.",
         lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))
     xid_events_dropped_total = Metric[State](
         "gpuwarden_xid_events_dropped_total", "counter", "", "XIDs that are not counted: unknown_gpu had an address of no GPU that answered yet, codes were more than a GPU has series for.",
