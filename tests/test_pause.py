@@ -42,6 +42,11 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
+def listens(daemon: Daemon) -> bool:
+    """Tell whether it waits for the driver's events."""
+    return daemon.samples().value("gpuwarden_access", source="nvml_events") == 1
+
+
 def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
     """No device is open nor asked during a pause, GPUs are neither up nor down, and afterwards all is as before."""
     env = mock_nvml.env(gpus=2, devices=str(devices))
@@ -51,6 +56,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
         assert before.up() == [1, 1]
         assert before.value("gpuwarden_paused") == 0
         assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
+        until(lambda: listens(daemon), "a wait for events")
 
         done = daemon.order("pause")
         assert (done.returncode, done.stderr) == (0, "")
@@ -80,6 +86,8 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
         done = daemon.order("resume")
         assert (done.returncode, done.stderr) == (0, "")
         assert "2 of 2 GPUs answer" in done.stdout
+        assert mock_nvml.calls()["nvmlEventSetFree"] == 1
+        until(lambda: listens(daemon), "a wait for events anew")
         after = daemon.samples()
         assert after.up() == [1, 1]
         assert after.value("gpuwarden_paused") == 0

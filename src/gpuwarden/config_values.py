@@ -171,6 +171,10 @@ def _control_path(text: str) -> Path | None:
     return Path(text) if plain else _socket_path(text)
 
 
+def _path(text: str) -> Path | None:
+    return Path(text) if text.startswith("/") and text.isprintable() else None
+
+
 def _source(text: str) -> Source | None:
     if text in {"nvml", "auto", "simulated"}:
         return Source(cast("Literal['nvml', 'auto', 'simulated']", text))
@@ -190,4 +194,5 @@ ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:98
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
 CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
+PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)

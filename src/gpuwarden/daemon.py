@@ -6,17 +6,22 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpuwarden import status_page, systemd
 from gpuwarden.config import Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.gpu.kernel_log import KernelLog
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.sleep import SleepWatch
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.gpu.xid_watch import XidWatch
+from gpuwarden.host import Host, HostReader
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.sources import Source
@@ -46,6 +51,10 @@ class Daemon:
             # Other sources' GPUs are not this machine's.
             sleep=SleepWatch() if config.gpus.let_sleep and source.name == "nvml" else None,
         )
+        # Of GPUs that are not this machine's, its kernel tells nothing.
+        kernel_log = KernelLog(config.kernel_log.path) if source.name == "nvml" else None
+        self._xids = XidWatch(source.nvml, kernel_log)
+        self._poller.register(self._xids.events)
         self._registry = RunRegistry(
             limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
         )
@@ -53,6 +62,11 @@ class Daemon:
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
         self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
         self._names = ProcessNames()
+        self._host_reader = HostReader()
+        self._trees = ProcessTrees()
+        self._slow_due = 0.0  # monotonic
+        self._host = Host()
+        self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
         self._state: State | None = None
         self._page: Page | None = None
@@ -138,6 +152,8 @@ class Daemon:
         stopped = loop.create_task(stop.wait())
         due = loop.time()
         while not stop.is_set():
+            if self._state:
+                self._xids.events.follow(self._state.snapshot)
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
             await asyncio.wait([stopped], timeout=due - loop.time())
             if not stop.is_set():
@@ -154,7 +170,7 @@ class Daemon:
 
     async def poll(self) -> State:
         """Poll once; what was served before stays until all of the new poll is known."""
-        snapshot = await self._poller.poll()
+        snapshot = self._xids.attach(await self._poller.poll())
         now = time.monotonic()
         self._runs.keep_listening()
         for peer, message in self._source.reports():
@@ -164,6 +180,10 @@ class Daemon:
                 self._runs.receive(peer, message)
         self._registry.expire(now)
         self._runs.forget_strangers()
+        if now >= self._slow_due:
+            self._slow_due = now + self._config.poll.slow_interval
+            self._host = self._host_reader.read()
+            self._usages = self._trees.read(self._registry.peers())
         state = self._join(snapshot, now)
         self._state, self._page = state, None
         self._answered = self._answered or not snapshot.hung
@@ -184,9 +204,11 @@ class Daemon:
             source=self._source.name,
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
-            runs=self._registry.runs(snapshot, now),
+            runs=self._registry.runs(snapshot, now, self._usages),
             processes=processes,
             identities=self._names.identify(process.pid for _gpu, process in processes),
+            host=self._host,
+            access=self._xids.access | self._trees_access(),
             counts=Counts(
                 reports_received=self._registry.received,
                 reports_rejected=dict(self._registry.rejected),
@@ -198,8 +220,14 @@ class Daemon:
                     "not_accepted": self.web.counts.accept_errors,
                 },
                 processes_dropped=self._processes_dropped,
+                xids_dropped=self._xids.dropped,
+                kernel_log_records_lost=self._xids.records_lost,
+                tree_processes_dropped=self._trees.dropped,
             ),
         )
+
+    def _trees_access(self) -> dict[str, bool]:
+        return {} if self._trees.io_allowed is None else {"run_io": self._trees.io_allowed}
 
     def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
         """Choose the processes that get series: those with the most memory, and count the rest as dropped."""

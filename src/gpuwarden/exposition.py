@@ -9,12 +9,20 @@ from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host import HostReadings
 from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
 from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, ProcessReadings
 
-TABLES: tuple[type[Table[Any]], ...] = (DaemonReadings, GpuHealth, GpuReadings, ProcessReadings, RunReadings)
+TABLES: tuple[type[Table[Any]], ...] = (
+    DaemonReadings,
+    HostReadings,
+    GpuHealth,
+    GpuReadings,
+    ProcessReadings,
+    RunReadings,
+)
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -58,6 +66,7 @@ def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
     """Return what is exposed of a state, table by table."""
     gpus = state.snapshot.gpus
     yield DaemonReadings, [((), DaemonReadings.read(state))]
+    yield HostReadings, [((), HostReadings.read(state.host))]
     yield GpuHealth, [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in gpus]
     yield GpuReadings, [((gpu.identity.uuid,), gpu.readings) for gpu in gpus]
     yield ProcessReadings, [((), ProcessReadings.read(state))]

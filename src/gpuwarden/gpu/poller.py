@@ -28,23 +28,21 @@ LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval 
 TELL_SECONDS = 60.0  # in which a GPU's changes are logged twice at most
 _STEP_SECONDS = 0.01  # between looks whether calls have come back
 RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
+LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
 _PHASES = 8  # into which the GPUs' slow tiers are dealt
 
 
 class Holder(Protocol):
-    """Something beside the readers that calls the driver on a thread of its own, or has something open there."""
+    """Something beside the readers that calls the driver on a thread of its own."""
 
     name: str  # what it does, for a message
 
     def stop(self) -> None:
-        """Begin no more calls until it is told of GPUs again. Does not block."""
+        """Begin no more calls until it is told of GPUs again, and give back what the driver holds. Does not block."""
 
     @property
     def idle(self) -> bool:
-        """Whether no call of it is under way, nor can one begin."""
-
-    def release(self) -> None:
-        """Give back what the driver holds for it. Blocks, on a thread, once all are idle; may raise NVMLError."""
+        """Whether that is done: no call of it is under way, nor will one begin."""
 
 
 class StillUsedError(Exception):
@@ -320,7 +318,7 @@ class Poller:
         ):
             return
         try:
-            await self._let_go(self._timeout)
+            await self._let_go(LET_SLEEP_SECONDS)
         except StillUsedError as error:
             log.warning("a GPU cannot be left to sleep: %s", error)
             self._let_sleep_at = time.monotonic() + TELL_SECONDS
@@ -356,14 +354,13 @@ class Poller:
 
     def _close(self) -> None:
         """Give everything back and shut the driver down. Runs on a thread, while no other uses the driver."""
-        gpus = (*self._gpus.values(), *self._strangers.values())
-        for release in (*(gpu.release for gpu in gpus), *(holder.release for holder in self._holders)):
+        for gpu in (*self._gpus.values(), *self._strangers.values()):
             with contextlib.suppress(NVMLError):  # of a GPU that is lost nothing can be given back
-                release()
+                gpu.release()
         self._session.close()
 
     def stop(self) -> None:
-        """Look at nothing any more; what is under way comes to its end by itself."""
+        """Begin nothing beside the polls any more; what is under way comes to its end by itself."""
         for holder in self._holders:
             holder.stop()
 

@@ -67,9 +67,6 @@ class Sampler:
         """Whether no look is under way, nor will one begin before the next `watch`."""
         return self._thread is None and not any(thread.is_alive() for thread in self._ending)
 
-    def release(self) -> None:
-        """Give nothing back: a look holds nothing."""
-
     def watch(self, looks: Iterable[Look]) -> None:
         """Look at these from now on, except for those under way for longer than `patience` seconds."""
         late = time.monotonic() - self._patience
