@@ -11,13 +11,13 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from services import ROOT, Daemon, Samples, ending, fetch, until
+from services import ROOT, Daemon, Samples, ending, fetch, free_port, until
 
 from gpuwarden.protocol import Hello, encode
 from mock_nvml import MockNvml
@@ -27,18 +27,28 @@ ALL = frozenset(range(GPUS))
 MIB = 1 << 20
 SETTLED = 4  # polls that a fault is watched for
 CONFIG = "poll: {interval: 200ms, memory_interval: 25ms, slow_interval: 1s}\n"
-RETRY = {"gpuwarden.gpu.session:RETRY_SECONDS": 0.5}
+RETRY_SECONDS = 0.5
 
 
 class Box:
     """A daemon on the mock driver, and what its page says of the mock's GPUs by their index."""
 
-    def __init__(self, folder: Path, mock: MockNvml, env: dict[str, str], **altered: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        mock: MockNvml,
+        env: Mapping[str, str],
+        altered: Mapping[str, str] | None = None,
+        port: int = 0,
+    ) -> None:
         self.mock = mock
         config = folder / "config.yaml"
         config.write_text(CONFIG)
-        program = (str(ROOT / "tests/altered_daemon.py"), json.dumps({**RETRY, **altered}))
-        self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program)
+        program = (
+            str(ROOT / "tests/altered_daemon.py"),
+            json.dumps({"gpuwarden.gpu.session:RETRY_SECONDS": RETRY_SECONDS, **(altered or {})}),
+        )
+        self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program, port=port)
 
     def page(self) -> Samples:
         """Return the page, which always comes."""
@@ -132,7 +142,7 @@ def box(folder: Path, mock_nvml_library: Path) -> Iterator[Box]:
     for gpu in range(GPUS):
         (present / f"0000:{16 + gpu}:00.0").mkdir(parents=True)
     env = mock.env(gpus=GPUS)
-    box = Box(folder, mock, env, **{"gpuwarden.gpu.advice:GPUS_OF_THE_KERNEL_MODULE": str(present)})
+    box = Box(folder, mock, env, {"gpuwarden.gpu.advice:GPUS_OF_THE_KERNEL_MODULE": str(present)})
     with ending(box.daemon):
         yield box
         mock.clear()
@@ -351,6 +361,35 @@ def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> Non
             assert not page.all("gpuwarden_gpu_info", uuid=uuid(2))
         mock.clear()
         fresh(box.settle(ALL, "the GPU that hung"), *ALL)
+
+
+def test_driver_updated(tmp_path: Path, mock_nvml_library: Path) -> None:
+    """With another library on the disk a process that has loaded the old one makes way for a new one, once."""
+    mock = MockNvml(mock_nvml_library, tmp_path)
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    library, update = libraries / "libnvidia-ml.so.1", libraries / "update"
+    shutil.copy(mock_nvml_library / library.name, library)
+    env = {**mock.env(gpus=GPUS), "LD_LIBRARY_PATH": str(libraries)}
+    box = Box(tmp_path, mock, env, port=free_port())
+
+    def refusals() -> float:
+        # The new process has no page for a moment.
+        return box.daemon.samples().value("gpuwarden_collector_errors_total", error="lib_rm_version_mismatch") or 0
+
+    with ending(box.daemon):
+        fresh(box.page(), *ALL)
+        mock.error("*", "*", "LIB_RM_VERSION_MISMATCH")
+        until(lambda: refusals() > 2 * RETRY_SECONDS / 0.2, "attempts with the old library")
+        assert "starting anew" not in box.daemon.output()
+        shutil.copy(library, update)
+        update.rename(library)
+        until(lambda: "starting anew" in box.daemon.output(), "the way made")
+        until(lambda: refusals() > 2 * RETRY_SECONDS / 0.2, "attempts with the new one")
+        assert box.daemon.output().count("starting anew") == 1
+        mock.clear()
+        fresh(box.settle(ALL, "the GPUs"), *ALL)
+        assert box.daemon.order("pause").returncode == 0
 
 
 OLDER = (

@@ -93,8 +93,11 @@ class Daemon:
         """One line on what the last poll saw."""
         return _status(self._state) if self._state else "no poll yet"
 
-    async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT; `started` is called once the first page stands. Raises OSError."""
+    async def run(self, started: Callable[[], None] = lambda: None) -> bool:
+        """Serve until SIGTERM or SIGINT; `started` is called once the first page stands. Raises OSError.
+
+        Returns whether it ended only to be started anew by another process, which can load what this one cannot.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,11 +111,13 @@ class Daemon:
             started()
             await self._keep_polling(stop)
         finally:
-            systemd.notify("STOPPING=1")
+            if stop.is_set():  # else the service goes on, in another process
+                systemd.notify("STOPPING=1")
             self._control.stop()
             self._poller.stop()
             self._runs.stop()
             await self.web.stop()
+        return not stop.is_set()
 
     async def _take_commands(self) -> None:
         try:
@@ -151,7 +156,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         stopped = loop.create_task(stop.wait())
         due = loop.time()
-        while not stop.is_set():
+        while not (stop.is_set() or self._poller.outdated):
             if self._state:
                 self._xids.events.follow(self._state.snapshot)
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up

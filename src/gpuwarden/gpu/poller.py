@@ -229,6 +229,11 @@ class Poller:
         """Whether a call hangs beyond the reach of signals, so that this process could not be ended."""
         return self._threads.uninterruptible
 
+    @property
+    def outdated(self) -> bool:
+        """Whether the driver was updated, and refuses the library that this process has in its memory."""
+        return self._session.outdated
+
     def register(self, holder: Holder) -> None:
         """Have a further user of the driver let go of it whenever the poller does."""
         self._holders.append(holder)
