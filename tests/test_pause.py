@@ -73,6 +73,7 @@ def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devi
         )
         paused = daemon.samples()
         assert mock_nvml.calls() == asked
+        assert asked["nvmlEventSetCreate"] == 1
         assert daemon.open_files(devices) == set()
         assert paused.value("gpuwarden_paused") == 1
         assert paused.up() == []
@@ -210,6 +211,7 @@ def test_every_initialisation_is_shut_down(box: Simulation) -> None:
             await warden.poll()
             box.driver.restore()
         assert (await warden.poll()).fault is None
+        assert box._users == 1  # NVML initialises nothing anew while it counts an earlier time
         await warden.pause(60)
         assert box._users == 0
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pynvml
 import pytest
 from services import ROOT, Daemon, ending, until
 
+from gpuwarden.gpu.nvml import Handle, nvml_error
+from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.sleep import IDLE_SECONDS, REST_SECONDS, SleepWatch
+from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 
 FIRST, SECOND = "0000:10:00.0", "0000:11:00.0"  # the mock's addresses
@@ -192,6 +197,9 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         until(lambda: daemon.samples().up() == [1], "one GPU left alone")
         page = daemon.samples()
         assert page.value("gpuwarden_gpu_asleep", uuid=UUIDS[1]) == 0
+        shutdowns, polled = mock_nvml.calls()["nvmlShutdown"], page.value("gpuwarden_poll_timestamp_seconds") or 0
+        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.5, "polls")
+        assert mock_nvml.calls()["nvmlShutdown"] == shutdowns  # once is enough
         bus.set(SECOND, "suspended")  # as it can now
         until(lambda: daemon.samples().value("gpuwarden_gpu_asleep", uuid=UUIDS[1]) == 1, "the GPU asleep")
         page = daemon.samples()
@@ -206,3 +214,30 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         assert daemon.samples().all("gpuwarden_gpu_errors_total", error="timeout") == {
             (("error", "timeout"), ("uuid", uuid)): 0 for uuid in UUIDS
         }
+
+
+def test_no_gpu_is_looked_up_by_its_uuid(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In search of a UUID NVML may open the GPUs that sleep: one that woke is looked up by its index."""
+    box = Simulation(gpus=2)  # with these addresses
+    asked: list[str] = []
+
+    def find(uuid: str) -> Handle:
+        asked.append(uuid)
+        raise nvml_error(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetHandleByUUID", find)
+
+    async def scenario() -> None:
+        warden = Poller(box.nvml, 0.5, sleep=SleepWatch(bus.folder))
+
+        async def up() -> list[bool]:
+            return [gpu.up for gpu in (await warden.poll()).gpus]
+
+        assert await up() == [True, True]
+        bus.set(SECOND, "suspended")
+        assert await up() == [True, False]
+        bus.set(SECOND, "active")
+        assert await up() == [True, True]
+
+    asyncio.run(scenario())
+    assert asked == []
