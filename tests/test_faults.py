@@ -26,7 +26,7 @@ GPUS = 4
 ALL = frozenset(range(GPUS))
 MIB = 1 << 20
 SETTLED = 4  # polls that a fault is watched for
-CONFIG = "poll: {interval: 200ms, memory_interval: 25ms, slow_interval: 1s}\n"
+CONFIG = "poll: {interval: 200ms, memory_interval: 25ms, slow_interval: 1s}\nprocesses: {series: true}\n"
 RETRY_SECONDS = 0.5
 
 

@@ -32,7 +32,7 @@ LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
 _PHASES = 8  # into which the GPUs' slow tiers are dealt
 
 
-class Holder(Protocol):
+class DriverUser(Protocol):
     """Something beside the readers that calls the driver on a thread of its own."""
 
     name: str  # what it does, for a message
@@ -209,7 +209,7 @@ class Poller:
         self._clock = clock
         self._timeout = min(interval, LONGEST_CALL_SECONDS)
         self._sampler = Sampler(memory_interval, self._timeout) if memory_interval < interval else None
-        self._holders: list[Holder] = [self._sampler] if self._sampler else []
+        self._users: list[DriverUser] = [self._sampler] if self._sampler else []
         self._sleep = sleep
         self._session = Session(nvml)
         self._threads = Threads()
@@ -234,9 +234,9 @@ class Poller:
         """Whether the driver was updated, and refuses the library that this process has in its memory."""
         return self._session.outdated
 
-    def register(self, holder: Holder) -> None:
+    def register(self, user: DriverUser) -> None:
         """Have a further user of the driver let go of it whenever the poller does."""
-        self._holders.append(holder)
+        self._users.append(user)
 
     async def pause(self, seconds: float) -> None:
         """Let go of the driver; polls go on without it for so long. Raises StillUsedError within 20 s.
@@ -330,13 +330,13 @@ class Poller:
 
     async def _let_go(self, patience: float) -> None:
         """Have no device of the driver open any more. Raises StillUsedError after twice as many seconds."""
-        for holder in self._holders:
-            holder.stop()
+        for user in self._users:
+            user.stop()
         end = time.monotonic() + patience
-        while user := self._user():
+        while busy := self._busy():
             if time.monotonic() > end:
                 raise StillUsedError(
-                    f"{user} has not come back for {patience:g} s, and until then the driver cannot be let go of. "
+                    f"{busy} has not come back for {patience:g} s, and until then the driver cannot be let go of. "
                     "Only a restart of gpuwarden ends that: stop it (systemctl stop gpuwarden), and start it afterwards"
                 )
             await asyncio.sleep(_STEP_SECONDS)
@@ -348,14 +348,14 @@ class Poller:
         except NVMLError as error:
             raise StillUsedError(f"the driver refuses to be let go of: {error}") from None
 
-    def _user(self) -> str:
+    def _busy(self) -> str:
         """Name one that has a call under way; nothing where there is none."""
         if self._counting.busy or self._closing.busy:
             return "a call to the driver as a whole"
         for gpu in (*self._gpus.values(), *self._strangers.values()):
             if gpu.under_way:
                 return f"a call to {gpu.under_way}"
-        return next((holder.name for holder in self._holders if not holder.idle), "")
+        return next((user.name for user in self._users if not user.idle), "")
 
     def _close(self) -> None:
         """Give everything back and shut the driver down. Runs on a thread, while no other uses the driver."""
@@ -366,8 +366,8 @@ class Poller:
 
     def stop(self) -> None:
         """Begin nothing beside the polls any more; what is under way comes to its end by itself."""
-        for holder in self._holders:
-            holder.stop()
+        for user in self._users:
+            user.stop()
 
     def _begin(self, gpus: Iterable[_Gpu]) -> None:
         for gpu in gpus:
