@@ -16,6 +16,7 @@ from gpuwarden.config_values import (
     ADDRESS,
     DURATION,
     MODE,
+    PATH,
     SIZE,
     SOCKET_PATH,
     SOURCE,
@@ -125,6 +126,17 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLog:
+    """The kernel log, where the driver writes XIDs that it tells nobody else of."""
+
+    path: Path = option(
+        PATH,
+        "/dev/kmsg",
+        "The kernel log's device, which docs/operations.md says how to let the service read.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Processes:
     """The processes that hold device memory."""
 
@@ -192,6 +204,7 @@ class Config:
     log: Log = Log()
     web: Web = Web()
     poll: Poll = Poll()
+    kernel_log: KernelLog = KernelLog()
     processes: Processes = Processes()
     runs: Runs = Runs()
     simulation: Simulation = Simulation()
