@@ -12,6 +12,7 @@ from pathlib import Path
 from gpuwarden import event_loop, logs
 from gpuwarden.config import Address, Config
 from gpuwarden.daemon import Daemon
+from gpuwarden.garbage import Garbage
 from gpuwarden.gpu import poller
 from gpuwarden.sources import open_source
 
@@ -35,9 +36,10 @@ def main() -> None:
     config = hastened(Path(sys.argv[1]))
     logs.configure("warning")
     poller.RETRY_SECONDS /= SPEED
+    Garbage.interval /= SPEED
     source = open_source(config.source, config.simulation)
-    daemon = Daemon(config, replace(source, clock=lambda: time.monotonic() * SPEED))
-    event_loop.run(daemon.run(lambda: print(daemon.web.address[1], flush=True)))
+    served = Daemon(config, replace(source, clock=lambda: time.monotonic() * SPEED))
+    event_loop.run(served.run(lambda: print(served.web.address[1], flush=True)))
 
 
 if __name__ == "__main__":

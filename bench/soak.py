@@ -142,6 +142,8 @@ def daemon(folder: Path) -> Iterator[Daemon]:
             if not line:
                 raise RuntimeError(f"the daemon did not start:\n{log.read_text()[-2000:]}")
             yield Daemon(started.pid, int(line), log)
+        except OSError as error:  # it is no more
+            raise RuntimeError(f"the daemon ended:\n{log.read_text()[-2000:]}") from error
         finally:
             started.kill()
 

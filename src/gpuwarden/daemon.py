@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from gpuwarden import status_page, systemd
 from gpuwarden.config import Config
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.garbage import Garbage
 from gpuwarden.gpu.kernel_log import KernelLog
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.processes import ProcessNames
@@ -107,6 +108,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         stopped = loop.create_task(stop.wait())
         due = loop.time()
+        garbage = Garbage(due)
         while not stop.is_set():
             if self._state:
                 self._xids.events.follow(self._state.snapshot)
@@ -114,6 +116,7 @@ class Daemon:
             await asyncio.wait([stopped], timeout=due - loop.time())
             if not stop.is_set():
                 await self._poll_or_show_nothing()
+                garbage.collect(loop.time())
 
     async def _poll_or_show_nothing(self) -> None:
         """Poll; should that fail by a fault of our own, take the old page away rather than serve it as new."""
