@@ -133,7 +133,8 @@ class Daemon:
 def daemon(folder: Path) -> Iterator[Daemon]:
     """Run the daemon until its first page."""
     log = folder / "log"
-    env = {**environment(folder, gpus=GPUS), "MOCK_NVML_CONTROL": str(folder / "mock-nvml.control")}
+    control = {"MOCK_NVML_CONTROL": str(folder / "mock-nvml.control")}
+    env = {**environment(folder, gpus=GPUS), **control, "MALLOC_ARENA_MAX": "1"}  # as the systemd unit has it
     command = [sys.executable, str(HERE / "hastened.py"), str(folder)]
     with log.open("wb") as output, subprocess.Popen(command, env=env, stdout=-1, stderr=output, text=True) as started:
         assert started.stdout is not None
