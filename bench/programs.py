@@ -45,10 +45,10 @@ def threads(pid: int) -> int:
 
 def conditions() -> str:
     """Say when and on what this is measured: a figure without it is worth little."""
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    processor = model[1] if model else "an unknown processor"
-    cores = len(os.sched_getaffinity(0))
-    python = sys.version.split()[0]
-    date = time.strftime("%Y-%m-%d")
-    load = os.getloadavg()[0]
-    return f"{date}, {cores} cores of {processor}, Linux {os.uname().release}, Python {python}, load {load:.1f}"
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    model = re.search(r"^model name\s*: (.*)$", told, re.MULTILINE)
+    virtual = "virtual " if re.search(r"^flags\s*:.* hypervisor\b", told, re.MULTILINE) else ""
+    cores = f"{len(os.sched_getaffinity(0))} {virtual}cores of {model[1] if model else 'an unknown processor'}"
+    kernel = ".".join(os.uname().release.split(".")[:2])
+    date, python, load = time.strftime("%Y-%m-%d"), sys.version.split()[0], os.getloadavg()[0]
+    return f"{date}, {cores}, Linux {kernel}, Python {python}, load {load:.1f} before"

@@ -8,6 +8,7 @@ import pytest
 from services import ROOT
 
 import soak
+import write_down
 
 driver = pytest.mark.usefixtures("mock_nvml_library")  # skips where there is no compiler
 
@@ -94,3 +95,14 @@ def test_soak_finds_what_grows() -> None:
         leaking = [replace(STILL, **{name: getattr(STILL, name) + each * index}) for index in range(20)]
         (told,) = soak.beyond(soak.growth(leaking), soak.TOLERANCES, "there")
         assert told.startswith(f"{name} grew by ")
+
+
+def test_figures_have_their_places_in_the_docs() -> None:
+    """What a benchmark prints replaces what it printed before, and nothing else of the page."""
+    page = write_down.PAGE.read_text(encoding="utf-8")
+    for program in ("exporters.py", "scale.py", "soak.py"):
+        once = write_down.written(page, program, "| new | figures |\n")
+        assert "\n| new | figures |\n" in once
+        assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)
+    with pytest.raises(LookupError):
+        write_down.written(page, "callback.py", "")
