@@ -1,7 +1,7 @@
-"""Run benchmarks and put what they print into docs/performance.md: `python bench/write_down.py scale.py soak.py`.
+"""Run benchmarks and put what they print into docs/performance.md: `python bench/write_down.py soak.py`.
 
-Their places there are comments, `<!-- bench/exporters.py -->` to `<!-- end -->`. A benchmark that fails leaves its place
-as it was. What is said around the figures is for a person to read again.
+Their places there are comments, `<!-- bench/exporters.py -->` to `<!-- end -->`. A benchmark that fails leaves its
+place as it was. What is said around the figures is for a person to read again.
 """
 
 import argparse
