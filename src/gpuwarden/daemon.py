@@ -12,6 +12,7 @@ from gpuwarden import status_page, systemd
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.garbage import Garbage
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.kernel_log import KernelLog
 from gpuwarden.gpu.owners import OwnerBook
@@ -172,6 +173,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         stopped = loop.create_task(stop.wait())
         due = loop.time()
+        garbage = Garbage(due)
         while not (stop.is_set() or self._poller.outdated):
             if self._state:
                 self._xids.events.follow(self._state.snapshot)
@@ -179,6 +181,7 @@ class Daemon:
             await asyncio.wait([stopped], timeout=due - loop.time())
             if not stop.is_set():
                 await self._poll_or_show_nothing()
+                garbage.collect(loop.time())
 
     async def _poll_or_show_nothing(self) -> None:
         """Poll; should that fail by a fault of our own, take the old page away rather than serve it as new."""
