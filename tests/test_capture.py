@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
 
+from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import GpuGoneError, GpuReader
@@ -31,6 +32,7 @@ from mock_nvml import MockNvml
 
 PID_MAX_LIMIT = 1 << 22
 INTERVAL = 2.0
+HOST = HostMemory(size=1 << 40, available=1 << 39)
 DOCUMENT = Path(__file__).parent.parent / "docs" / "capture.md"
 # What a process on the mock library does: record the driver, and poll it as the daemon would.
 RECORDER = """
@@ -49,7 +51,7 @@ print(json.dumps(told(asyncio.run(Poller(binding(), 30).poll()))))
 
 def recorded(box: Box, frames: int = 3) -> Capture:
     """Record a box, moving its clock."""
-    return record(box.nvml, frames, INTERVAL, sleep=box.clock.sleep, clock=box.clock)
+    return record(box.nvml, frames, INTERVAL, host_memory=lambda: HOST, sleep=box.clock.sleep, clock=box.clock)
 
 
 def snapshot_of(nvml: Nvml) -> Snapshot:
@@ -89,7 +91,8 @@ class TestReplay:
         """Nothing is lost or bent on the way through."""
         capture = recorded(Box())
         nvml, clock = replayed(capture)
-        assert record(nvml, 3, INTERVAL, sleep=clock.sleep, clock=clock) == capture
+        again = record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock)
+        assert again == capture
 
     def test_frames_follow_the_clock_and_begin_again(self) -> None:
         """Each frame stands for its interval, and the first one follows the last."""
@@ -214,12 +217,13 @@ class TestMasking:
     """A masked capture can be shared."""
 
     def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
-        """No UUID and no pid of the machine is left in the file."""
+        """No UUID, serial number or pid of the machine is left in the file."""
         box, file = Box(), tmp_path / "shared.json"
         capture = recorded(box)
         save(masked(capture), file)
         for index in range(8):
             assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
+            assert box.nvml.nvmlDeviceGetSerial(box.handle(index)) not in file.read_text()
             assert all(str(process.pid) not in file.read_text() for process in box.read(index).processes)
 
     def test_pseudonyms_are_stable(self) -> None:
