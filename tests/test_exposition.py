@@ -138,7 +138,8 @@ def test_kept_names_do_not_leak_between_pages() -> None:
     page = Exposition()
     compare([(("one",), {Sample.used_bytes: 1}), (("two",), {Sample.used_bytes: 2})], page)
     compare([(("two",), {Sample.used_bytes: 3})], page)
-    assert len(page._names) == 1
+    assert page._lines.keys() == {Sample.used_bytes}
+    assert page._lines[Sample.used_bytes].keys() == {("two",)}
 
 
 @given(st.floats())
