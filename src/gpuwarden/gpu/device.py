@@ -68,15 +68,18 @@ class Device:
     def supported(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
         """Ask the driver; None where this device or driver does not support the question."""
         key = (function, args)
+        if key in self._answers:
+            return self._answers[key]  # type: ignore[no-any-return] # as above
         if key in self._lacks:
             return None
         try:
-            return self.query(function, *args)  # type: ignore[call-arg] # as above
+            answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # as above
         except NVMLError as error:
             if code_of(error) not in UNSUPPORTED:
                 raise
             self._lacks.add(key)
             return None
+        return answer
 
     def fixed(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
         """Ask, once for as long as the handle lasts, what cannot change meanwhile; None where unsupported."""
@@ -114,14 +117,17 @@ class Device:
 
     def field(self, number: int, scope: int = 0) -> float | None:
         """Return a field value, in NVML's unit; None where unsupported. Raises NVMLError."""
-        return self.fields([(number, scope)])[0]
+        wanted = number, scope
+        if wanted not in self._fields and wanted not in self._lacks:
+            self._fetch([wanted])
+        return self._told(wanted)
 
     def fields(self, wanted: Iterable[Field]) -> list[float | None]:
         """Return field values, in NVML's units, with at most one call; None where unsupported. Raises NVMLError."""
         wanted = list(wanted)
-        if any(field not in self._fields and field not in self._lacks for field in wanted):
-            self._batch.update(dict.fromkeys(wanted))
-            self._fetch([field for field in self._batch if field not in self._fields and field not in self._lacks])
+        new = [field for field in wanted if field not in self._fields and field not in self._lacks]
+        if new:
+            self._fetch(new)
         return [self._told(field) for field in wanted]
 
     def _told(self, field: Field) -> float | None:
@@ -132,7 +138,10 @@ class Device:
             raise value
         return value
 
-    def _fetch(self, fields: list[Field]) -> None:
+    def _fetch(self, wanted: list[Field]) -> None:
+        for field in wanted:
+            self._batch[field] = None
+        fields = [field for field in self._batch if field not in self._fields and field not in self._lacks]
         ask = self.nvml.nvmlDeviceGetFieldValues
         try:
             answers = ask(self.handle, tuple(fields))

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN
-from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN, Handle
 from gpuwarden.metric import Labels
 
 _MEGA = 1e6
+_CLOCKS: dict[Labels, int] = {(name,): number for name, number in CLOCKS.items()}
 # What is settled of clock events: the reasons there are, that they are told at all, those the driver counts.
 _REASONS, _TOLD, _COUNTED = "clock event reasons", "clock events told", "clock events counted"
 
 
 def current(gpu: Device) -> dict[Labels, float]:
     """Hertz by clock."""
-    ask = gpu.nvml.nvmlDeviceGetClockInfo
-    return present(CLOCKS, (gpu.supported(ask, number) for number in CLOCKS.values()), _MEGA)
+    return _of_each(gpu, gpu.nvml.nvmlDeviceGetClockInfo)
 
 
 def highest(gpu: Device) -> dict[Labels, float]:
     """Hertz that this device can reach, by clock."""
-    ask = gpu.nvml.nvmlDeviceGetMaxClockInfo
-    return present(CLOCKS, (gpu.supported(ask, number) for number in CLOCKS.values()), _MEGA)
+    return _of_each(gpu, gpu.nvml.nvmlDeviceGetMaxClockInfo)
+
+
+def _of_each(gpu: Device, ask: Callable[[Handle, int], int]) -> dict[Labels, float]:
+    return {
+        labels: megahertz * _MEGA
+        for labels, number in _CLOCKS.items()
+        if (megahertz := gpu.supported(ask, number)) is not None
+    }
 
 
 def applications(gpu: Device) -> dict[Labels, float]:
@@ -58,7 +66,7 @@ def events(gpu: Device) -> dict[Labels, float]:
     active = _active(gpu)
     known = gpu.settled(_REASONS, lambda: _known(gpu))
     gpu.settled(_TOLD, lambda: True)
-    for name, bit in known.items():
+    for name, bit in known.items() if active else ():
         if active & bit:
             gpu.integral(("clock event", name), 1.0)
     return {(name,): float(bool(active & bit)) for name, bit in known.items()}

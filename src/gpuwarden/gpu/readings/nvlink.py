@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import count
+
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.metric import Labels
 
 _KIBI = 1024
 _MEGA = 1e6
+_ERROR_TYPES = "NVLink error types"
 _UP = frozenset({1, 2})  # active, and asleep to save power: NVML_NVLINK_STATE_*
 
 
@@ -44,27 +48,37 @@ def _all_links(gpu: Device) -> dict[Labels, float] | None:
 
 
 def _summed(gpu: Device) -> dict[Labels, float]:
-    return {(direction,): sum(found) for direction, found in _of_links(gpu, fields.NVLINK_BYTES) if found}
+    by_direction = _of_links(gpu, fields.NVLINK_BYTES)
+    return {(name,): sum(value or 0 for value in found) for name, found in by_direction if found != [None] * len(found)}
 
 
-def _of_links(gpu: Device, numbers: dict[str, int]) -> list[tuple[str, list[float]]]:
+def _of_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list[float | None]]]:
     links = _links(gpu)
-    found = iter(gpu.fields((number, link) for number in numbers.values() for link in links))
-    by_name = [(name, [next(found) for _link in links]) for name in numbers]
-    return [(name, [value for value in values if value is not None]) for name, values in by_name]
+    found = gpu.fields([(number, link) for number in numbers.values() for link in links])
+    return [
+        (name, found[first : first + len(links)]) for name, first in zip(numbers, count(0, len(links)), strict=False)
+    ]
+
+
+def _counted_errors(gpu: Device) -> list[tuple[str, list[float | None]]]:
+    """Return the errors of each link by type, of the types that these links count: a generation has a few of them."""
+    if gpu.is_settled(_ERROR_TYPES):
+        return _of_links(gpu, gpu.settled(_ERROR_TYPES, dict))
+    told = [(name, found) for name, found in _of_links(gpu, fields.NVLINK_ERRORS) if found != [None] * len(found)]
+    if told:
+        gpu.settled(_ERROR_TYPES, lambda: {name: fields.NVLINK_ERRORS[name] for name, _found in told})
+    return told
 
 
 def errors(gpu: Device) -> dict[Labels, float]:
     """Errors over all links since the driver loaded, by type."""
-    return {(name,): sum(found) for name, found in _of_links(gpu, fields.NVLINK_ERRORS) if found}
+    return {(name,): sum(value or 0 for value in found) for name, found in _counted_errors(gpu)}
 
 
 def link_errors(gpu: Device) -> dict[Labels, float]:
     """Errors of the links that have any: which one to look at, without a series for each of hundreds that are 0."""
-    links, numbers = _links(gpu), fields.NVLINK_ERRORS
-    asked = [(name, link) for name in numbers for link in links]
-    found = gpu.fields((numbers[name], link) for name, link in asked)
-    return {(str(link), name): count for (name, link), count in zip(asked, found, strict=True) if count}
+    counted = _counted_errors(gpu)
+    return {(str(link), name): value for name, found in counted for link, value in enumerate(found) if value}
 
 
 def chip_links(gpu: Device) -> dict[Labels, float]:

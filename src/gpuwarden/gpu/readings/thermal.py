@@ -13,7 +13,7 @@ def temperatures(gpu: Device) -> dict[Labels, float]:
     """Degrees by sensor. Boards whose memory has none answer 0 for it (DCGM shows it so), which no chip is at."""
     core = gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE)
     memory = gpu.attempt(lambda: gpu.field(fields.MEMORY_TEMPERATURE))
-    return present(("core", "memory"), (core, memory or None))
+    return {("core",): core, ("memory",): memory} if memory else {("core",): core}
 
 
 def thresholds(gpu: Device) -> dict[Labels, float]:

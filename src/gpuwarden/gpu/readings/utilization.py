@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.readings.shapes import present
 from gpuwarden.metric import Labels
 
 
@@ -24,13 +23,13 @@ def bandwidth(gpu: Device) -> float:
 
 def engines(gpu: Device) -> dict[Labels, float]:
     """Ratio of each fixed-function engine's sample period that it was busy."""
-    found = {
-        "encoder": gpu.supported(gpu.nvml.nvmlDeviceGetEncoderUtilization),
-        "decoder": gpu.supported(gpu.nvml.nvmlDeviceGetDecoderUtilization),
-        "jpeg": gpu.supported(gpu.nvml.nvmlDeviceGetJpgUtilization),
-        "ofa": gpu.supported(gpu.nvml.nvmlDeviceGetOfaUtilization),
+    asks = {
+        ("encoder",): gpu.nvml.nvmlDeviceGetEncoderUtilization,
+        ("decoder",): gpu.nvml.nvmlDeviceGetDecoderUtilization,
+        ("jpeg",): gpu.nvml.nvmlDeviceGetJpgUtilization,
+        ("ofa",): gpu.nvml.nvmlDeviceGetOfaUtilization,
     }
-    return present(found, (None if answer is None else answer[0] for answer in found.values()), 0.01)
+    return {labels: told[0] / 100 for labels, ask in asks.items() if (told := gpu.supported(ask)) is not None}
 
 
 def encoder_sessions(gpu: Device) -> float | None:
