@@ -198,6 +198,19 @@ class TestRecording:
         with pytest.raises(ValueError, match=f"want 1 to {MAX_FRAMES} frames"):
             record(Box(1).nvml, frames, interval)
 
+    def test_what_is_too_long_to_replay_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that could not be loaded again is refused, with what to do."""
+        monkeypatch.setattr("gpuwarden.sources.capture.MAX_BYTES", 1000)
+        with pytest.raises(OSError, match="record fewer frames"):
+            save(recorded(Box(1), 1), tmp_path / "long.json")
+        assert not (tmp_path / "long.json").exists()
+
+    def test_longest_capture_of_a_box_can_be_replayed(self, tmp_path: Path) -> None:
+        """As many frames as there may be, of the eight GPUs of a usual box, fit into a file."""
+        file = tmp_path / "box.json"
+        save(recorded(Box(), 2), file)
+        assert file.stat().st_size / 2 * MAX_FRAMES < MAX_BYTES
+
     def test_missing_driver_is_told_at_once(self) -> None:
         """Without a driver there is nothing to record."""
         box = Box(1)

@@ -17,7 +17,7 @@ from gpuwarden.gpu.nvml import FUNCTIONS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
-MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 64 GPUs take 53 MB
+MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 8 GPUs with NVLink take 46 MB
 
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
 # number, a text, a struct's fields, a list of structs or of numbers, or {"error": NVML's return code}. Field values
@@ -105,12 +105,16 @@ def question(function: str, *arguments: int) -> str:
 
 
 def save(capture: Capture, path: Path) -> None:
-    """Write the file, compressed where its name ends in .gz. Raises OSError."""
+    """Write the file, compressed where its name ends in .gz. Raises OSError, also for what could not be replayed."""
     frames = [_written(frame) for frame in capture.frames]
     whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
     # A frame a line: a capture can be looked at, and compared with another one, by eye.
     lines = ",\n".join(json.dumps(frame, separators=(",", ":")) for frame in frames)
     text = f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'.encode()
+    if len(text) > MAX_BYTES:
+        raise OSError(
+            None, f"{path}: {len(text)} bytes, but no more than {MAX_BYTES} are replayed: record fewer frames"
+        )
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 

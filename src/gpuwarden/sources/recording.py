@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
+from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
+
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.identity import identify
 from gpuwarden.gpu.nvml import FUNCTIONS, Field, Handle, Nvml, NVMLError, code_of
@@ -96,7 +98,8 @@ def _ask(
         raise
     if name == FIELD_VALUES:
         for asked, (code, value) in zip(_questions(name, arguments), answer, strict=True):
-            answers[asked] = {"error": code} if code else value
+            if code != NVML_ERROR_NOT_SUPPORTED:  # hundreds of them; what is not written down is replayed as that
+                answers[asked] = {"error": code} if code else value
     else:
         (asked,) = _questions(name, arguments)
         answers[asked] = _plain(name, answer)
