@@ -36,6 +36,11 @@ SRAM = SimpleNamespace(
     aggregateCor=4,
     aggregateUncParity=5,
     aggregateUncSecDed=6,
+    aggregateUncBucketL2=7,
+    aggregateUncBucketSm=8,
+    aggregateUncBucketPcie=9,
+    aggregateUncBucketMcu=10,
+    aggregateUncBucketOther=11,
     bThresholdExceeded=1,
 )
 # A device that supports everything, which no real one does.
@@ -84,6 +89,9 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetAccountingMode": 0,
     "nvmlDeviceGetDisplayActive": 1,
     "nvmlDeviceGetAddressingMode": 1,
+    "nvmlDeviceGetVirtualizationMode": 1,
+    "nvmlDeviceGetRepairStatus": [0, 1],
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1": 1,
     "nvmlDeviceGetNumGpuCores": 16896,
     "nvmlDeviceGetInforomImageVersion": "G520.0200.00.05",
     "nvmlDeviceGetInforomVersion": lambda part: ("2.1", "7.16", "1.0")[part],
@@ -111,11 +119,14 @@ FIELDS: dict[int, FieldChange] = {
     fields.NVLINK_STATE: lambda link: 1 - link,
     **dict.fromkeys(fields.NVLINK_KIBIBYTES.values(), lambda scope: 1000 if scope == fields.ALL_LINKS else 10),
     **{fields.NVLINK_ERRORS[name]: lambda link: 5 * link for name in ("replay", "recovery", "crc")},
+    **{number: number for number in fields.NVLINK_ERROR_TOTALS.values()},
     **{number: number for number in fields.REMAPPED_ROWS.values()},
     fields.ROW_REMAP_PENDING: 1,
     fields.ROW_REMAP_FAILED: 0,
     fields.C2C_COUNT: 1,
     fields.C2C_STATUS: 1,
+    fields.C2C_SPEED: 50_000,
+    **{number: number for number in fields.C2C_ERRORS.values()},
     fields.RECOVERY_ACTION: 1,
 }
 

@@ -50,11 +50,16 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
     "nvmlDeviceGetMaxPcieLinkWidth": {GpuReadings.pcie_link_max_width},
     "nvmlDeviceGetPcieThroughput": {GpuReadings.pcie_throughput_bytes_per_second},
     "nvmlDeviceGetMemoryErrorCounter": set(),  # the totals stand in
-    "nvmlDeviceGetSramEccErrorStatus": {GpuReadings.ecc_sram_errors_total, GpuReadings.ecc_sram_threshold_exceeded},
+    "nvmlDeviceGetSramEccErrorStatus": {
+        GpuReadings.ecc_sram_errors_total,
+        GpuReadings.ecc_sram_unit_errors_total,
+        GpuReadings.ecc_sram_threshold_exceeded,
+    },
     "nvmlDeviceGetRowRemapperHistogram": {GpuReadings.row_remap_banks},
     "nvmlDeviceGetGpuFabricInfoV": {
         GpuReadings.fabric_state,
         GpuReadings.fabric_joined,
+        GpuReadings.fabric_info,
         GpuReadings.fabric_fault,
     },
     "nvmlDeviceGetPersistenceMode": {GpuReadings.persistence_mode},
@@ -63,6 +68,9 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
     "nvmlDeviceGetAccountingMode": {GpuReadings.accounting_mode},
     "nvmlDeviceGetDisplayActive": {GpuReadings.display_active},
     "nvmlDeviceGetAddressingMode": {GpuReadings.addressing_mode},
+    "nvmlDeviceGetVirtualizationMode": {GpuReadings.virtualization_mode},
+    "nvmlDeviceGetRepairStatus": {GpuReadings.repair_pending},
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1": {GpuReadings.memory_unrepairable},
     "nvmlDeviceGetNumGpuCores": {GpuReadings.cores},
     "nvmlDeviceGetInforomImageVersion": set(),  # its parts stay
     "nvmlDeviceGetFieldValues": {
@@ -78,6 +86,8 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
         GpuReadings.nvlink_errors_total,
         GpuReadings.nvlink_link_errors_total,
         GpuReadings.c2c_link_up,
+        GpuReadings.c2c_speed_bytes_per_second,
+        GpuReadings.c2c_errors_total,
         GpuReadings.ecc_mode,
         GpuReadings.remapped_rows,
         GpuReadings.row_remap_pending,

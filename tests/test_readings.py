@@ -56,9 +56,18 @@ VALUES: list[tuple[Metric[Any], Any]] = [
     (Row.nvlink_up, by({"0": 1, "1": 0})),
     (Row.nvlink_speed_bytes_per_second, LINKS * 26.562e9),
     (Row.nvlink_bytes_total, by({"transmit": 1_024_000, "receive": 1_024_000})),
-    (Row.nvlink_errors_total, by({"replay": 5, "recovery": 5, "crc": 5})),
+    (
+        Row.nvlink_errors_total,
+        by({"replay": 5, "recovery": 5, "crc": 5, "crc_flit": 38, "crc_data": 45, "ecc_data": 160}),
+    ),
     (Row.nvlink_link_errors_total, {("1", "replay"): 5, ("1", "recovery"): 5, ("1", "crc"): 5}),
     (Row.c2c_link_up, by({"0": 1})),
+    (Row.c2c_speed_bytes_per_second, 50e9),
+    (Row.c2c_errors_total, by({"interrupt": 231, "replay": 232, "replay_back_to_back": 233})),
+    (Row.memory_unrepairable, 1),
+    (Row.repair_pending, by({"channel": 0, "tpc": 1})),
+    (Row.virtualization_mode, by({"none": 0, "passthrough": 1, "vgpu": 0, "host_vgpu": 0, "host_vsga": 0})),
+    (Row.fabric_info, {("7",): 1}),
     (Row.ecc_mode, by({"current": 1, "pending": 0})),
     (
         Row.ecc_sram_errors_total,
@@ -71,6 +80,7 @@ VALUES: list[tuple[Metric[Any], Any]] = [
             ("secded", "aggregate"): 6,
         },
     ),
+    (Row.ecc_sram_unit_errors_total, by({"l2": 7, "sm": 8, "pcie": 9, "microcontroller": 10, "other": 11})),
     (Row.ecc_sram_threshold_exceeded, 1),
     (Row.remapped_rows, by({"correctable": 142, "uncorrectable": 143})),
     (Row.row_remap_pending, 1),
@@ -208,11 +218,13 @@ class TestClockEventSeconds:
         assert set(reading(Row.clock_event_seconds_total, {}, **nothing)) == {
             (name,) for name in fields.CLOCK_EVENT_NANOSECONDS
         }
-        assert reading(Row.clock_event_seconds_total, dict.fromkeys((74, 75, 76)), **nothing) == {}
+        uncounted = dict.fromkeys(fields.CLOCK_EVENT_NANOSECONDS.values())
+        assert reading(Row.clock_event_seconds_total, uncounted, **nothing) == {}
 
     def test_reasons_the_device_does_not_know_are_left_out(self) -> None:
-        """Only reasons of the supported mask have series."""
-        names = {name for (name,) in reading(Row.clock_event_seconds_total)}
+        """Only reasons of the supported mask, and those that the driver counts, have series."""
+        uncounted = dict.fromkeys((77, 78, 79))
+        names = {name for (name,) in reading(Row.clock_event_seconds_total, uncounted)}
         assert names == {name for name, bit in CLOCK_EVENT_REASONS.items() if bit & 0x1FF}
 
 
@@ -265,13 +277,13 @@ class TestNvlink:
 
     def test_links_without_errors_have_no_series(self) -> None:
         """Hundreds of series that are 0 are not shown; the sum over links is."""
-        clean = dict.fromkeys((161, 162, 163), 0)
+        clean = dict.fromkeys((161, 162, 163), 0) | dict.fromkeys(fields.NVLINK_ERROR_TOTALS.values())
         assert reading(Row.nvlink_link_errors_total, clean) == {}
         assert reading(Row.nvlink_errors_total, clean) == by({"replay": 0, "recovery": 0, "crc": 0})
 
     def test_newer_errors(self) -> None:
         """Blackwell counts other errors, and not those of older links."""
-        newer = dict.fromkeys((161, 162, 163)) | {215: 1, 208: 0}
+        newer = dict.fromkeys((161, 162, 163, *fields.NVLINK_ERROR_TOTALS.values())) | {215: 1, 208: 0}
         assert reading(Row.nvlink_errors_total, newer) == by({"link_recovery": LINKS, "receive": 0})
 
     def test_sleeping_link_is_up(self) -> None:
@@ -350,7 +362,7 @@ class TestFabric:
     @pytest.mark.parametrize(("state", "status", "joined"), [(1, 0, 0), (2, 0, 0), (3, 0, 1), (3, 999, 0)])
     def test_joined(self, state: int, status: int, joined: int) -> None:
         """It has joined once the state says completed and the status names no error."""
-        told = type("Fabric", (), {"state": state, "status": status, "healthMask": 0})()
+        told = type("Fabric", (), {"state": state, "status": status, "cliqueId": 0, "healthMask": 0})()
         assert reading(Row.fabric_joined, nvmlDeviceGetGpuFabricInfoV=told) == joined
         assert reading(Row.fabric_fault, nvmlDeviceGetGpuFabricInfoV=told) == {}
 

@@ -128,6 +128,8 @@ class TestBox:
                 GpuReadings.pcie_throughput_bytes_per_second,  # nobody has asked for it
                 GpuReadings.nvlink_link_errors_total,
                 GpuReadings.c2c_link_up,
+                GpuReadings.c2c_speed_bytes_per_second,
+                GpuReadings.c2c_errors_total,
                 GpuReadings.retired_pages,
                 GpuReadings.retired_pages_pending,
             }

@@ -22,8 +22,15 @@ ECC_TOTALS: Final = {
 RETIRED_PAGES: Final = {"single_bit": 29, "double_bit": 30}
 RETIRED_PAGES_PENDING = 31
 
-# Nanoseconds spent with clocks held down, by the reason's name in CLOCK_EVENT_REASONS.
-CLOCK_EVENT_NANOSECONDS: Final = {"sw_power_cap": 74, "sw_thermal_slowdown": 75, "sync_boost": 76}
+# Nanoseconds spent with clocks held down, by reason: named as in CLOCK_EVENT_REASONS, which has no low utilization.
+CLOCK_EVENT_NANOSECONDS: Final = {
+    "sw_power_cap": 74,
+    "sw_thermal_slowdown": 75,
+    "sync_boost": 76,
+    "board_limit": 77,
+    "low_utilization": 78,
+    "reliability": 79,
+}
 
 MEMORY_TEMPERATURE = 82
 POWER_AVERAGE, POWER_INSTANT = 185, 186
@@ -73,8 +80,10 @@ NVLINK_ERRORS: Final = {
     "effective": 219,
     "symbol": 221,
 }
+NVLINK_ERROR_TOTALS: Final = {"crc_flit": 38, "crc_data": 45, "ecc_data": 160}  # over all links, of no single one
 
-C2C_COUNT, C2C_STATUS = 170, 171
+C2C_COUNT, C2C_STATUS, C2C_SPEED = 170, 171, 172  # the speed in MB/s
+C2C_ERRORS: Final = {"interrupt": 231, "replay": 232, "replay_back_to_back": 233}
 
 RESET_REQUIRED, DRAIN_AND_RESET_REQUIRED = 226, 227
 RECOVERY_ACTION = 230

@@ -63,6 +63,11 @@ class SramErrors(Protocol):
     aggregateCor: int  # noqa: N815
     aggregateUncParity: int  # noqa: N815
     aggregateUncSecDed: int  # noqa: N815
+    aggregateUncBucketL2: int  # noqa: N815
+    aggregateUncBucketSm: int  # noqa: N815
+    aggregateUncBucketPcie: int  # noqa: N815
+    aggregateUncBucketMcu: int  # noqa: N815
+    aggregateUncBucketOther: int  # noqa: N815
     bThresholdExceeded: int  # noqa: N815
 
 
@@ -159,6 +164,9 @@ class Nvml(Protocol):
     def nvmlDeviceGetMigMode(self, handle: Handle, /) -> Sequence[int]: ...
     def nvmlDeviceGetAccountingMode(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetDisplayActive(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetVirtualizationMode(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetRepairStatus(self, handle: Handle, /) -> Sequence[int]: ...
+    def nvmlDeviceGetUnrepairableMemoryFlag_v1(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetAddressingMode(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetFieldValues(self, handle: Handle, fields: Sequence[Field], /) -> Iterable[FieldValue]: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
@@ -210,6 +218,7 @@ INFOROM_PARTS = {
 }
 # Written as numbers, as older releases of nvidia-ml-py lack the names.
 ADDRESSING_MODES = {"none": 0, "hmm": 1, "ats": 2}
+VIRTUALIZATION_MODES = {"none": 0, "passthrough": 1, "vgpu": 2, "host_vgpu": 3, "host_vsga": 4}
 ARCHITECTURES = {
     2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper",
     10: "Blackwell", 13: "Rubin",

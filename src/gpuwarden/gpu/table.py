@@ -158,13 +158,20 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         nvlink.transferred, labels=("direction",), source="fields 138 and 139, else 202 and 204", tier="slow")
     nvlink_errors_total = Metric[Device](
         "gpuwarden_gpu_nvlink_errors_total", "counter", "", "NVLink errors by type, over all links.",
-        nvlink.errors, labels=("type",), source="fields 161 to 163, 206 to 221", tier="slow")
+        nvlink.errors, labels=("type",), source="fields 38, 45, 160, 161 to 163, 206 to 221", tier="slow")
     nvlink_link_errors_total = Metric[Device](
         "gpuwarden_gpu_nvlink_link_errors_total", "counter", "", "NVLink errors by link and type, of links that have any.",
         nvlink.link_errors, labels=("link", "type"), source="fields 161 to 163, 206 to 221", tier="slow")
     c2c_link_up = Metric[Device](
         "gpuwarden_gpu_c2c_link_up", "gauge", "", "Whether a link between GPU and CPU of a superchip is up.",
         nvlink.chip_links, labels=("link",), source="fields 170 and 171", tier="slow")
+
+    c2c_speed_bytes_per_second = Metric[Device](
+        "gpuwarden_gpu_c2c_speed_bytes_per_second", "gauge", "bytes_per_second", "Bytes a second that all links between GPU and CPU of a superchip can move.",
+        nvlink.chip_speed, source="field 172", tier="slow")
+    c2c_errors_total = Metric[Device](
+        "gpuwarden_gpu_c2c_errors_total", "counter", "", "Errors of the links between GPU and CPU of a superchip, by type.",
+        nvlink.chip_errors, labels=("type",), source="fields 231 to 233", tier="slow")
 
     ecc_mode = Metric[Device](
         "gpuwarden_gpu_ecc_mode", "gauge", "", "Whether memory is checked for errors (ECC), and whether it will be after the next reset.",
@@ -176,6 +183,9 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     ecc_sram_errors_total = Metric[Device](
         "gpuwarden_gpu_ecc_sram_errors_total", "counter", "", "Errors of memory on the chip by how they were found, and by lifetime.",
         memory_errors.sram_errors, labels=("found_by", "lifetime"), source="nvmlDeviceGetSramEccErrorStatus", tier="slow")
+    ecc_sram_unit_errors_total = Metric[Device](
+        "gpuwarden_gpu_ecc_sram_unit_errors_total", "counter", "", "Uncorrected errors of memory on the chip in the board's life, by the unit it belongs to.",
+        memory_errors.sram_unit_errors, labels=("unit",), source="nvmlDeviceGetSramEccErrorStatus", tier="slow")
     ecc_sram_threshold_exceeded = Metric[Device](
         "gpuwarden_gpu_ecc_sram_threshold_exceeded", "gauge", "", "Whether errors of memory on the chip are more than NVIDIA holds acceptable.",
         memory_errors.sram_threshold_exceeded, source="nvmlDeviceGetSramEccErrorStatus", tier="slow")
@@ -191,6 +201,12 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     row_remap_banks = Metric[Device](
         "gpuwarden_gpu_row_remap_banks", "gauge", "", "Banks of device memory by how many of their spare rows are left.",
         memory_errors.spare_rows, labels=("spare_rows",), source="nvmlDeviceGetRowRemapperHistogram", tier="slow")
+    memory_unrepairable = Metric[Device](
+        "gpuwarden_gpu_memory_unrepairable", "gauge", "", "Whether device memory has errors that no spare row can stand in for.",
+        memory_errors.unrepairable, source="nvmlDeviceGetUnrepairableMemoryFlag_v1", tier="slow")
+    repair_pending = Metric[Device](
+        "gpuwarden_gpu_repair_pending", "gauge", "", "Whether a memory channel or a group of SMs (TPC) waits for the next reset to be repaired.",
+        memory_errors.repairs_pending, labels=("part",), source="nvmlDeviceGetRepairStatus", tier="slow")
     retired_pages = Metric[Device](
         "gpuwarden_gpu_retired_pages", "gauge", "", "Pages of device memory taken out of use, by the errors that led to it; newer GPUs remap rows.",
         memory_errors.retired_pages, labels=("cause",), source="fields 29 and 30", tier="slow")
@@ -210,6 +226,9 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     addressing_mode = Metric[Device](
         "gpuwarden_gpu_addressing_mode", "gauge", "", "How the GPU sees memory of processes on the CPU: 1 for the mode it is in.",
         modes.addressing, labels=("mode",), source="nvmlDeviceGetAddressingMode", tier="static")
+    virtualization_mode = Metric[Device](
+        "gpuwarden_gpu_virtualization_mode", "gauge", "", "How the GPU is given to a virtual machine, if it is: 1 for the mode it is in.",
+        modes.virtualization, labels=("mode",), source="nvmlDeviceGetVirtualizationMode", tier="static")
     accounting_mode = Metric[Device](
         "gpuwarden_gpu_accounting_mode", "gauge", "", "Whether the driver keeps account of processes that have ended.",
         modes.accounting, source="nvmlDeviceGetAccountingMode", tier="slow")
@@ -228,6 +247,9 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     fabric_joined = Metric[Device](
         "gpuwarden_gpu_fabric_joined", "gauge", "", "Whether the GPU has joined its NVLink fabric without an error.",
         modes.fabric_joined, source="nvmlDeviceGetGpuFabricInfoV", tier="slow")
+    fabric_info = Metric[Device](
+        "gpuwarden_gpu_fabric_info", "info", "", "Place of the GPU in its NVLink fabric: GPUs in one clique can reach each other.",
+        modes.fabric_place, labels=("clique",), source="nvmlDeviceGetGpuFabricInfoV", tier="slow")
     fabric_fault = Metric[Device](
         "gpuwarden_gpu_fabric_fault", "gauge", "", "Faults of the GPU's place in its NVLink fabric, of those that the fabric manager tells.",
         modes.fabric_faults, labels=("fault",), source="nvmlDeviceGetGpuFabricInfoV", tier="slow")

@@ -79,6 +79,11 @@ class SramErrors:
     aggregateCor: int = 0  # noqa: N815
     aggregateUncParity: int = 0  # noqa: N815
     aggregateUncSecDed: int = 0  # noqa: N815
+    aggregateUncBucketL2: int = 0  # noqa: N815
+    aggregateUncBucketSm: int = 0  # noqa: N815
+    aggregateUncBucketPcie: int = 0  # noqa: N815
+    aggregateUncBucketMcu: int = 0  # noqa: N815
+    aggregateUncBucketOther: int = 0  # noqa: N815
     bThresholdExceeded: int = 0  # noqa: N815
 
 
@@ -252,6 +257,7 @@ FIELDS: dict[int, Callable[[Slot, int], float | None]] = {
     **dict.fromkeys(fields.NVLINK_KIBIBYTES.values(), _nvlink_kibibytes),
     **dict.fromkeys((*fields.REMAPPED_ROWS.values(), fields.ROW_REMAP_PENDING, fields.ROW_REMAP_FAILED), _fixed(0)),
     **{fields.NVLINK_ERRORS[name]: _of_link(0) for name in ("replay", "recovery", "crc")},
+    **dict.fromkeys(fields.NVLINK_ERROR_TOTALS.values(), _fixed(0)),
     fields.NVLINK_SPEED: _of_link(limits.NVLINK_LINK_SPEED),
     fields.NVLINK_STATE: _of_link(1),
     **dict.fromkeys(fields.PCIE_ERRORS.values(), _fixed(0)),
@@ -323,6 +329,9 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetAccountingMode": lambda _: 0,
     "nvmlDeviceGetDisplayActive": lambda _: 0,
     "nvmlDeviceGetAddressingMode": lambda _: 1,
+    "nvmlDeviceGetVirtualizationMode": lambda _: 0,
+    "nvmlDeviceGetRepairStatus": lambda _: [0, 0],
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1": lambda _: 0,
     "nvmlDeviceGetFieldValues": lambda slot, fields: [_field(slot, *field) for field in fields],
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],

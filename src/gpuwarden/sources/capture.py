@@ -40,6 +40,11 @@ FIELDS = {
         "aggregateCor",
         "aggregateUncParity",
         "aggregateUncSecDed",
+        "aggregateUncBucketL2",
+        "aggregateUncBucketSm",
+        "aggregateUncBucketPcie",
+        "aggregateUncBucketMcu",
+        "aggregateUncBucketOther",
         "bThresholdExceeded",
     ),
     "nvmlDeviceGetRowRemapperHistogram": ("max", "high", "partial", "low", "none"),
@@ -59,6 +64,7 @@ NUMBERS = (
     "nvmlDeviceGetEncoderStats",
     "nvmlDeviceGetPowerManagementLimitConstraints",
     "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetRepairStatus",
 )
 TEXTS = (
     "nvmlSystemGetDriverVersion",

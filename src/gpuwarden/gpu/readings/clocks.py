@@ -80,7 +80,7 @@ def event_seconds(gpu: Device) -> dict[Labels, float]:
     numbers = fields.CLOCK_EVENT_NANOSECONDS
     counted = dict(zip(numbers, gpu.fields((number, 0) for number in numbers.values()), strict=True))
     known = gpu.settled(_REASONS, lambda: _known(gpu))
-    by_driver = gpu.settled(_COUNTED, lambda: [name for name in known if counted.get(name) is not None])
+    by_driver = gpu.settled(_COUNTED, lambda: [name for name, value in counted.items() if value is not None])
     seen = known if gpu.is_settled(_TOLD) else ()
     ours = {name: gpu.added_up(("clock event", name)) for name in seen if name not in by_driver}
     theirs = {name: nanoseconds / 1e9 for name in by_driver if (nanoseconds := counted[name]) is not None}

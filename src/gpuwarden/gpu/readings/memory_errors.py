@@ -46,6 +46,20 @@ def sram_errors(gpu: Device) -> dict[Labels, float]:
     }
 
 
+def sram_unit_errors(gpu: Device) -> dict[Labels, float]:
+    """Uncorrected errors of the memory on the chip in the board's life, by the unit it belongs to."""
+    told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    if told is None:
+        return {}
+    return {
+        ("l2",): told.aggregateUncBucketL2,
+        ("sm",): told.aggregateUncBucketSm,
+        ("pcie",): told.aggregateUncBucketPcie,
+        ("microcontroller",): told.aggregateUncBucketMcu,
+        ("other",): told.aggregateUncBucketOther,
+    }
+
+
 def sram_threshold_exceeded(gpu: Device) -> float | None:
     """Whether the errors on the chip are more than NVIDIA holds acceptable."""
     told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
@@ -76,6 +90,17 @@ def spare_rows(gpu: Device) -> dict[Labels, float]:
     return present(
         ("max", "high", "partial", "low", "none"), (banks.max, banks.high, banks.partial, banks.low, banks.none)
     )
+
+
+def unrepairable(gpu: Device) -> float | None:
+    """Whether device memory has errors that no spare row can stand in for."""
+    flag = gpu.supported(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
+    return None if flag is None else float(bool(flag))
+
+
+def repairs_pending(gpu: Device) -> dict[Labels, float]:
+    """Whether a memory channel or a group of SMs (TPC) waits for the next reset to be repaired."""
+    return present(("channel", "tpc"), gpu.supported(gpu.nvml.nvmlDeviceGetRepairStatus) or (None, None))
 
 
 def retired_pages(gpu: Device) -> dict[Labels, float]:

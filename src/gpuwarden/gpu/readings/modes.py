@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.nvml import ADDRESSING_MODES, COMPUTE_MODES, FABRIC_STATES, INFOROM_PARTS, RECOVERY_ACTIONS
+from gpuwarden.gpu.nvml import (
+    ADDRESSING_MODES,
+    COMPUTE_MODES,
+    FABRIC_STATES,
+    INFOROM_PARTS,
+    RECOVERY_ACTIONS,
+    VIRTUALIZATION_MODES,
+)
 from gpuwarden.gpu.readings.shapes import one_of, present
 from gpuwarden.metric import Labels
 
@@ -44,6 +51,11 @@ def addressing(gpu: Device) -> dict[Labels, float]:
     return one_of(ADDRESSING_MODES, gpu.supported(gpu.nvml.nvmlDeviceGetAddressingMode))
 
 
+def virtualization(gpu: Device) -> dict[Labels, float]:
+    """How the GPU is given to a virtual machine, if it is."""
+    return one_of(VIRTUALIZATION_MODES, gpu.supported(gpu.nvml.nvmlDeviceGetVirtualizationMode))
+
+
 def recovery(gpu: Device) -> dict[Labels, float]:
     """Say what the driver wants done before the GPU is used again."""
     return one_of(RECOVERY_ACTIONS, gpu.field(fields.RECOVERY_ACTION))
@@ -70,6 +82,12 @@ def fabric_joined(gpu: Device) -> float | None:
     if told is None or not told.state:
         return None
     return float(told.state == _REGISTERED and told.status == 0)
+
+
+def fabric_place(gpu: Device) -> dict[Labels, float]:
+    """Which clique of its NVLink fabric the GPU is in: those in one can reach each other."""
+    told = gpu.supported(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
+    return {} if told is None or told.state != _REGISTERED else {(str(told.cliqueId),): 1.0}
 
 
 def fabric_faults(gpu: Device) -> dict[Labels, float]:

@@ -7,6 +7,7 @@ from itertools import count
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.readings.shapes import present
 from gpuwarden.metric import Labels
 
 _KIBI = 1024
@@ -72,7 +73,11 @@ def _counted_errors(gpu: Device) -> list[tuple[str, list[float | None]]]:
 
 def errors(gpu: Device) -> dict[Labels, float]:
     """Errors over all links since the driver loaded, by type."""
-    return {(name,): sum(value or 0 for value in found) for name, found in _counted_errors(gpu)}
+    if not _links(gpu):
+        return {}
+    totals = fields.NVLINK_ERROR_TOTALS
+    told = present(totals, gpu.fields((number, 0) for number in totals.values()))
+    return {(name,): sum(value or 0 for value in found) for name, found in _counted_errors(gpu)} | told
 
 
 def link_errors(gpu: Device) -> dict[Labels, float]:
@@ -81,8 +86,25 @@ def link_errors(gpu: Device) -> dict[Labels, float]:
     return {(str(link), name): value for name, found in counted for link, value in enumerate(found) if value}
 
 
+def _of_chip_links(gpu: Device, number: int) -> list[float | None]:
+    return gpu.fields((number, link) for link in _links(gpu, fields.C2C_COUNT))
+
+
 def chip_links(gpu: Device) -> dict[Labels, float]:
     """Whether each link to the CPU of a superchip is up."""
-    links = _links(gpu, fields.C2C_COUNT)
-    found = gpu.fields((fields.C2C_STATUS, link) for link in links)
-    return {(str(link),): float(state == 1) for link, state in zip(links, found, strict=True) if state is not None}
+    found = enumerate(_of_chip_links(gpu, fields.C2C_STATUS))
+    return {(str(link),): float(state == 1) for link, state in found if state is not None}
+
+
+def chip_speed(gpu: Device) -> float | None:
+    """Bytes a second that the links to the CPU of a superchip can move, together."""
+    found = [speed for speed in _of_chip_links(gpu, fields.C2C_SPEED) if speed is not None]
+    return sum(found) * _MEGA if found else None
+
+
+def chip_errors(gpu: Device) -> dict[Labels, float]:
+    """Errors over all links to the CPU of a superchip, by type."""
+    found = {name: _of_chip_links(gpu, number) for name, number in fields.C2C_ERRORS.items()}
+    return {
+        (name,): sum(value or 0 for value in values) for name, values in found.items() if values != [None] * len(values)
+    }
