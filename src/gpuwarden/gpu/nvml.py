@@ -6,13 +6,15 @@ Every call may block in the driver and is made on a thread of its own (gpu/polle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import ctypes
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NewType, Protocol, TypeAlias
 
 import pynvml
 
 NVMLError: type[Exception] = pynvml.NVMLError
 Handle = NewType("Handle", object)
+EventSet = NewType("EventSet", object)
 Field: TypeAlias = "tuple[int, int]"  # a field's number, and the scope it is asked of: a link, say; 0 where it has none
 FieldValue: TypeAlias = "tuple[int, float | None]"  # NVML's return code, and the value
 
@@ -88,6 +90,14 @@ class FabricInfo(Protocol):
     state: int
     cliqueId: int  # noqa: N815 - the fields' names in nvidia-ml-py
     healthMask: int  # noqa: N815
+
+
+class EventData(Protocol):
+    """nvmlEventData_t; of an XID `eventData` is the code."""
+
+    device: Handle
+    eventType: int  # noqa: N815 - the field's name in nvidia-ml-py
+    eventData: int  # noqa: N815 - likewise
 
 
 class Nvml(Protocol):
@@ -171,6 +181,10 @@ class Nvml(Protocol):
     def nvmlDeviceGetFieldValues(self, handle: Handle, fields: Sequence[Field], /) -> Iterable[FieldValue]: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
+    def nvmlEventSetCreate(self) -> EventSet: ...
+    def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, events: EventSet, /) -> None: ...
+    def nvmlEventSetWait_v2(self, events: EventSet, milliseconds: int, /) -> EventData: ...
+    def nvmlEventSetFree(self, events: EventSet, /) -> None: ...
     # fmt: on
 
 
@@ -246,6 +260,7 @@ CLOCK_EVENT_REASONS = {
     "board_limit": 0x200,  # these two have a name in newer releases of nvidia-ml-py only
     "reliability": 0x400,
 }
+XID_EVENT: int = pynvml.nvmlEventTypeXidCriticalError
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 PERFORMANCE_STATE_UNKNOWN: int = pynvml.NVML_PSTATE_UNKNOWN
@@ -283,6 +298,7 @@ DRIVER_GONE = frozenset(
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
     }
 )
+NO_EVENT: int = pynvml.NVML_ERROR_TIMEOUT  # what a wait says that ended without an event
 
 
 def code_of(error: BaseException) -> int:
@@ -298,3 +314,8 @@ def error_name(error: BaseException) -> str:
 def nvml_error(code: int) -> Exception:
     """Make the exception that nvidia-ml-py raises for a return code."""
     return NVMLError(code)
+
+
+def handle_key(handle: Handle) -> Hashable:
+    """Return what is equal for two handles of the same GPU: nvidia-ml-py's, being pointers, are not."""
+    return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle  # noqa: SLF001 - the class has no public name

@@ -19,6 +19,7 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, Answers, Capture, Frame, question
+from gpuwarden.sources.eventless import EVENTLESS
 
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
 
@@ -41,6 +42,7 @@ class CapturedNvml:
         }
         answering: dict[str, Callable[..., Any]] = {name: partial(self._of_driver, name) for name in FUNCTIONS}
         answering |= {name: partial(self._of_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")}
+        answering |= EVENTLESS  # of the time of recording, none are told
         answering |= {
             "nvmlDeviceGetFieldValues": self._field_values,
             "nvmlInit": lambda: None,

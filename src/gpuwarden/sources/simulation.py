@@ -21,6 +21,7 @@ from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources.answers import ANSWERS, Slot
 from gpuwarden.sources.board import Board
+from gpuwarden.sources.eventless import EVENTLESS
 from gpuwarden.sources.faults import Faults, SimulatedGpu
 from gpuwarden.sources.occupancy import Occupancy
 from gpuwarden.sources.workloads import WORKLOADS, Workload
@@ -99,6 +100,7 @@ class Simulation:
             "nvmlDeviceGetHandleByIndex": self._by_index,
             "nvmlDeviceGetHandleByUUID": self._by_uuid,
             **{name: partial(self._of_device, name) for name in ANSWERS},
+            **EVENTLESS,
         }
         box = type("SimulatedNvml", (), {})()
         box.nvmlInit = self._initialise
