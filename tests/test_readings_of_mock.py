@@ -4,7 +4,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
+import pynvml
 import pytest
 
 from gpuwarden.gpu.table import GpuReadings
@@ -31,18 +34,59 @@ LACKING = {
 }
 
 
-def samples(mock_nvml: MockNvml, model: str = "h100") -> dict[str, float]:
+def samples(mock_nvml: MockNvml, model: str = "h100", path: Sequence[str] = sys.path) -> dict[str, float]:
     """Return one poll's samples of a GPU, without its UUID, by name and other labels."""
     env = mock_nvml.env(gpus=1, frozen=1, model=model)
     done = subprocess.run(
         [sys.executable, "-m", "gpuwarden", "once"],
-        env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
         check=True,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("gpuwarden_gpu_") and "uuid=" in line]
     return {name: float(value) for name, value in (UUID.sub("", line).rsplit(" ", 1) for line in lines)}
+
+
+# nvidia-ml-py at the least version that is allowed: the installed one, without what is used and came later.
+OLD_RELEASE = """
+import importlib.util
+import sys
+
+spec = importlib.util.spec_from_file_location("installed", {installed!r})
+installed = sys.modules["installed"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(installed)
+later = {{
+    "NVML_ERROR_GPU_NOT_FOUND", "nvmlDeviceGetAddressingMode", "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1", "c_nvmlGpuFabricInfo_v2_t",
+    "c_nvmlEccSramErrorStatus_v1_t",
+}}
+globals().update({{name: value for name, value in vars(installed).items() if name not in later}})
+
+
+def nvmlDeviceGetGspFirmwareVersion(handle, version):
+    raise AssertionError("this release wants a buffer")
+"""
+
+
+def test_least_nvidia_ml_py(mock_nvml: MockNvml, tmp_path: Path) -> None:
+    """With the oldest nvidia-ml-py that the package allows, rows are missing and nothing fails."""
+    (tmp_path / "pynvml.py").write_text(OLD_RELEASE.format(installed=pynvml.__file__))
+    found = samples(mock_nvml, path=[str(tmp_path), *sys.path])
+    lost = rows(samples(mock_nvml)) - rows(found)
+    assert lost == {
+        "gpuwarden_gpu_fabric_state",
+        "gpuwarden_gpu_fabric_joined",
+        "gpuwarden_gpu_fabric_info",
+        "gpuwarden_gpu_fabric_fault",
+        "gpuwarden_gpu_ecc_sram_errors_total",
+        "gpuwarden_gpu_ecc_sram_unit_errors_total",
+        "gpuwarden_gpu_ecc_sram_threshold_exceeded",
+    }
+    # The distance to the slowdown threshold stands in for the driver's margin.
+    assert found["gpuwarden_gpu_temperature_margin_celsius{}"] == 89 - 54
+    assert 'gsp_firmware_version="590.48.01"' in next(name for name in found if "hardware_info" in name)
 
 
 def rows(found: dict[str, float]) -> set[str]:

@@ -286,7 +286,7 @@ GPU_GONE = frozenset(
     {
         pynvml.NVML_ERROR_GPU_IS_LOST,
         pynvml.NVML_ERROR_RESET_REQUIRED,
-        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+        28,  # NVML_ERROR_GPU_NOT_FOUND, which older releases of nvidia-ml-py do not name
     }
 )
 # The driver below all GPUs went away, or was replaced: only a new nvmlInit helps.
