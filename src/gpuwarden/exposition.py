@@ -13,13 +13,14 @@ from gpuwarden.host import HostReadings
 from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
-from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, ProcessReadings
+from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, OwnerReadings, ProcessReadings
 
 TABLES: tuple[type[Table[Any]], ...] = (
     DaemonReadings,
     HostReadings,
     GpuHealth,
     GpuReadings,
+    OwnerReadings,
     ProcessReadings,
     RunReadings,
 )
@@ -69,6 +70,7 @@ def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
     yield HostReadings, [((), HostReadings.read(state.host))]
     yield GpuHealth, [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in gpus]
     yield GpuReadings, [((gpu.identity.uuid,), gpu.readings) for gpu in gpus]
+    yield OwnerReadings, [((), OwnerReadings.read(state))]
     yield ProcessReadings, [((), ProcessReadings.read(state))]
     yield RunReadings, [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs]
 
