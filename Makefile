@@ -51,11 +51,13 @@ history: ## an hour of the simulated box for Prometheus, in build/history
 	@tools/system-parts.sh
 	$(BIN)/python grafana/history.py build/history
 
-bench: ## measure beside peers; ten minutes
+bench: ## measure beside peers, by size and for long; 40 minutes
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
+	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
 	$(BIN)/python bench/http_servers.py
+	$(BIN)/python bench/soak.py
 
 gpu-check: ## the tests that need a GPU
 	@tools/environment.sh test

@@ -1,31 +1,51 @@
-"""The benchmark runs: its figures are for people, that there is one in every row is for us."""
+"""The benchmarks run: their figures are for people, that there is one in every row is for us."""
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from services import ROOT
 
-pytestmark = pytest.mark.usefixtures("mock_nvml_library")  # skips where there is no compiler
+import soak
+import write_down
+
+driver = pytest.mark.usefixtures("mock_nvml_library")  # skips where there is no compiler
 
 
+def tables(program: str, *arguments: str) -> list[list[list[str]]]:
+    """Run a benchmark quickly; return the cells of the rows of each of its tables, heads left out."""
+    command = [sys.executable, str(ROOT / "bench" / program), "--quick", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    blocks = [part for part in done.stdout.split("\n\n") if part.startswith("| ")]
+    return [[[cell.strip() for cell in line.split("|")[1:-1]] for line in each.splitlines()[2:]] for each in blocks]
+
+
+@driver
 def test_exporters_gives_every_figure() -> None:
     """A smoke run of bench/exporters.py without the peer measures every row of its table."""
-    command = [sys.executable, str(ROOT / "bench/exporters.py"), "--quick", "--without-peer"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
-    measured = {cells[0]: float(cells[1]) for cells in rows[2:]}
+    (rows,) = tables("exporters.py", "--without-peer")
+    measured = {cells[0]: float(cells[1]) for cells in rows}
     assert measured["series"] > measured["memory, resident, MiB"] > 1, measured  # a full page, and MiB it is
     assert list(measured) == [
+        "CPU of a process that only wakes ten times a second, s/min",
+        "CPU of the polls without looks at memory, no scrapes, s/min",
+        "CPU of the polls without looks at memory, a scrape every 15 s, s/min",
+        "CPU of the polls without looks at memory, a scrape every second, s/min",
+        "CPU of the polls, no scrapes, s/min",
+        "CPU of the polls, a scrape every 15 s, s/min",
+        "CPU of the polls, a scrape every second, s/min",
+        "scrape p50, first of a page, as Prometheus asks, ms",
         "scrape p50, new connection, ms",
         "scrape p50, kept connection, ms",
         "scrape p50, kept connection, gzip, ms",
+        "scrape p99, first of a page, as Prometheus asks, ms",
         "scrape p99, new connection, ms",
         "scrape p99, kept connection, ms",
         "scrape p99, kept connection, gzip, ms",
-        "CPU of a scrape, ms",
-        "CPU of the polls, s/min",
+        "CPU of a scrape, first of a page, ms",
+        "CPU of a scrape, of many in a row, ms",
         "memory, resident, MiB",
         "memory, proportional, MiB",
         "memory, anonymous, MiB",
@@ -33,3 +53,56 @@ def test_exporters_gives_every_figure() -> None:
         "series",
         "page, KB",
     ]
+    barred = {cells[0]: (float(cells[1]), float(cells[2]), cells[3]) for cells in rows if cells[2]}
+    assert len(barred) == 10
+    for name, (figure, most, met) in barred.items():
+        if figure != most:  # as rounded
+            assert met == ("yes" if figure < most else "**no**"), name
+
+
+@driver
+def test_scale_measures_every_size() -> None:
+    """A smoke run of bench/scale.py without the peer has a row for each size, whose pages grow with the GPUs."""
+    sizes, delayed = tables("scale.py", "--without-peer")
+    assert [cells[0] for cells in sizes] == ["1", "8", "64", "256", "16 x 7 MIG"]
+    pages = [float(cells[4]) for cells in sizes[:4]]
+    assert pages == sorted(pages)
+    assert pages[3] > 100 * pages[0] / 8  # GPUs make the page, not what stands on each
+    assert len(delayed) == 2
+    for _name, mean, worst, *_bar in delayed:
+        assert 5 < float(mean) <= float(worst)  # the delays are felt: 8 GPUs' process lists alone take 36 ms
+
+
+@driver
+def test_soak_keeps_the_daemon_working() -> None:
+    """A smoke run of bench/soak.py serves every page while all goes wrong, and says what the daemon holds."""
+    (rows,) = tables("soak.py")
+    assert len(rows) == soak.ROWS
+    assert all(float(held) > 1 for cells in rows for held in cells[2:])
+    hours = [float(cells[1]) for cells in rows]
+    assert hours[-1] > hours[0]  # it polled until the end
+
+
+STILL = soak.Held(resident=20.0, anonymous=10.0, files=12, threads=4)
+
+
+def test_soak_finds_what_grows() -> None:
+    """A slow leak of any kind is named; ups and downs are none."""
+    up_and_down = [replace(STILL, files=12 + index % 5, threads=4 + index % 2) for index in range(20)]
+    assert list(soak.beyond(soak.growth(up_and_down), soak.TOLERANCES, "there")) == []
+    leaks = {"resident": 0.2, "anonymous": 0.2, "files": 1, "threads": 1}
+    for name, each in leaks.items():
+        leaking = [replace(STILL, **{name: getattr(STILL, name) + each * index}) for index in range(20)]
+        (told,) = soak.beyond(soak.growth(leaking), soak.TOLERANCES, "there")
+        assert told.startswith(f"{name} grew by ")
+
+
+def test_figures_have_their_places_in_the_docs() -> None:
+    """What a benchmark prints replaces what it printed before, and nothing else of the page."""
+    page = write_down.PAGE.read_text(encoding="utf-8")
+    for program in ("exporters.py", "scale.py", "soak.py"):
+        once = write_down.written(page, program, "| new | figures |\n")
+        assert "\n| new | figures |\n" in once
+        assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)
+    with pytest.raises(LookupError):
+        write_down.written(page, "callback.py", "")

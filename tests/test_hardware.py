@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pynvml
 import pytest
-from services import until
+from services import Daemon, ending, until
 
 from gpuwarden.gpu.events import XidEvents
 from gpuwarden.gpu.poller import Poller
@@ -62,5 +63,26 @@ def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
     events.follow(snapshot)
     until(lambda: events.listening, "a wait that came back")
     assert events.take() == []
-    assert asyncio.run(events.release())
+    events.stop()
+    until(lambda: events.idle, "the end of the wait")
     assert not events.listening
+
+
+@pytest.mark.usefixtures("snapshot")
+def test_pause_closes_the_drivers_devices(tmp_path: Path) -> None:
+    """The real driver has no device open in a daemon that is paused, and all of them again afterwards."""
+    daemon = Daemon(tmp_path / "daemon")
+
+    def opened() -> set[str]:
+        return {name for name in daemon.open_files(Path("/dev")) if name.startswith("nvidia")}
+
+    with ending(daemon):
+        until(lambda: 1 in daemon.samples().up(), "a GPU that answers")
+        before = opened()
+        assert "nvidiactl" in before
+        done = daemon.order("pause")
+        assert done.returncode == 0, done.stderr
+        assert opened() == set()
+        assert daemon.order("resume").returncode == 0
+        until(lambda: 1 in daemon.samples().up(), "the GPU again")
+        assert opened() == before

@@ -274,6 +274,34 @@ def test_gpu_count_changes(mock_nvml: MockNvml, start: Start) -> None:
     assert nvml.ask("nvmlDeviceGetIndex(gpu(8))") == 8
 
 
+def test_driver_changes_its_version(mock_nvml: MockNvml, start: Start) -> None:
+    """A driver that was replaced says so."""
+    nvml = start()
+    assert nvml.ask("nvmlSystemGetDriverVersion()") == "590.48.01"
+    mock_nvml.driver("595.10")
+    assert nvml.ask("nvmlSystemGetDriverVersion()") == "595.10"
+
+
+def test_devices_are_open_until_the_last_shutdown(mock_nvml: MockNvml, start: Start, tmp_path: Path) -> None:
+    """Looking a GPU up opens its device; as many shutdowns as there were initialisations close them all."""
+    devices = tmp_path / "devices"
+    devices.mkdir()
+    nvml = start(gpus=2, devices=str(devices))
+
+    def held() -> set[str]:
+        links = (entry.readlink() for entry in Path(f"/proc/{nvml.process.pid}/fd").iterdir())
+        return {link.name for link in links if link.parent == devices}
+
+    nvml.ask("nvmlInit()")
+    assert held() == {"nvidiactl"}
+    nvml.ask("nvmlDeviceGetName(gpu(1))")
+    assert held() == {"nvidiactl", "nvidia1"}
+    nvml.ask("nvmlShutdown()")
+    assert held() == {"nvidiactl", "nvidia1"}  # the process began with an initialisation of its own
+    nvml.ask("nvmlShutdown()")
+    assert held() == set()
+
+
 def test_processes_are_shown(mock_nvml: MockNvml, start: Start) -> None:
     """Lists of compute and graphics processes are told apart, memory to the byte or not available."""
     nvml = start(gpus=2, frozen=1)

@@ -246,3 +246,18 @@ def test_failing_process_list_costs_the_processes_alone() -> None:
 def test_binding_has_every_function() -> None:
     """Every function of the seam exists in the installed nvidia-ml-py."""
     assert [name for name in FUNCTIONS if not callable(getattr(pynvml, name, None))] == []
+
+
+def test_time_left_alone_is_not_added_up() -> None:
+    """While nobody asks the GPU, nobody knows how busy it was: a counter that rests on time leaves that out."""
+    now = 0.0
+    reader = GpuReader(cast("Nvml", FakeNvml()), HANDLE, clock=lambda: now)
+    for now in (0.0, 10.0):  # noqa: B007 - the reader's clock looks at it
+        reader.read()
+    before = reader.read().readings[GpuReadings.busy_seconds_total]
+    assert before == pytest.approx(9.0)
+    reader.leave_gap()
+    now = 1000.0
+    assert reader.read().readings[GpuReadings.busy_seconds_total] == before
+    now = 1010.0
+    assert reader.read().readings[GpuReadings.busy_seconds_total] == pytest.approx(18.0)

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,7 @@ from gpuwarden.gpu.nvml import FUNCTIONS, Handle
 from gpuwarden.sources import open_source
 from gpuwarden.sources.capture import Capture, Frame, save
 from gpuwarden.sources.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
+from gpuwarden.sources.older_forms import older_forms
 from gpuwarden.sources.recording import record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
@@ -52,6 +54,15 @@ def opened(name: str, env: dict[str, str] | None = None) -> tuple[list[str], str
     return done.stdout.split(), done.stderr
 
 
+OWN = {  # what is asked otherwise than nvidia-ml-py asks
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetGspFirmwareVersion",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetSramEccErrorStatus",
+    *older_forms(pynvml),
+}
+
+
 class TestOpening:
     """Each choice gives its provider."""
 
@@ -78,13 +89,14 @@ class TestOpening:
 
     def test_driver_takes_no_simulation_along(self) -> None:
         """A service on the driver has neither simulation nor captures in its memory."""
-        assert opened("nvml")[0] == ["nvml", "gpuwarden.sources.driver"]
+        assert opened("nvml")[0] == ["nvml", "gpuwarden.sources.driver", "gpuwarden.sources.older_forms"]
 
     def test_driver_is_not_asked_when_opened(self) -> None:
         """The poller waits for a driver that is not there yet; opening it does not."""
         source = open_source(config.Source("nvml"), SIMULATION)
         assert source.name == "nvml"
-        assert source.nvml.nvmlDeviceGetCount is pynvml.nvmlDeviceGetCount
+        others = {name for name in FUNCTIONS if getattr(source.nvml, name) is not getattr(pynvml, name)}
+        assert others == OWN
 
 
 class TestAuto:
@@ -92,7 +104,10 @@ class TestAuto:
 
     def test_driver_with_gpus(self, mock_nvml: MockNvml) -> None:
         """With a driver that lists GPUs, nothing is simulated and nothing warned of."""
-        assert opened("auto", mock_nvml.env(gpus=1)) == (["1", "nvml", "gpuwarden.sources.driver"], "")
+        assert opened("auto", mock_nvml.env(gpus=1)) == (
+            ["1", "nvml", "gpuwarden.sources.driver", "gpuwarden.sources.older_forms"],
+            "",
+        )
 
     def test_no_driver(self, mock_nvml: MockNvml) -> None:
         """Without a driver as many GPUs as configured are simulated, and the warning says so and why."""
@@ -243,3 +258,42 @@ class TestHiddenGpus:
         """A machine without GPUs, or without the kernel module, hides nothing."""
         assert hidden_gpus(0, tmp_path) is None
         assert hidden_gpus(0, tmp_path / "absent") is None
+
+
+class TestOlderForms:
+    """Questions in the form that the driver has."""
+
+    NAME = "nvmlDeviceGetComputeRunningProcesses"
+
+    def answer(self, **forms: Callable[[Handle], object]) -> object:
+        """Ask for the processes of a module that has these forms."""
+        module = types.SimpleNamespace(**{f"{self.NAME}_{form}": function for form, function in forms.items()})
+        return older_forms(module)[self.NAME](cast("Handle", "a GPU"))
+
+    def fails(self, code: int) -> Callable[[Handle], object]:
+        """Make a form that the driver answers with an error."""
+
+        def function(_handle: Handle) -> object:
+            raise pynvml.NVMLError(code)
+
+        return function
+
+    def test_newest_first(self) -> None:
+        """The newest form is the one asked, where the driver has it."""
+        assert self.answer(v2=lambda _handle: "old", v3=lambda _handle: "new") == "new"
+
+    def test_older_driver(self) -> None:
+        """A driver, or a module, that lacks it is asked in the older form."""
+        assert self.answer(v2=lambda _handle: "old", v3=self.fails(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)) == "old"
+        assert self.answer(v2=lambda _handle: "old") == "old"
+
+    def test_other_errors_are_the_answer(self) -> None:
+        """Only a missing function is a reason to ask again."""
+        with pytest.raises(pynvml.NVMLError_Unknown):
+            self.answer(v2=lambda _handle: "old", v3=self.fails(pynvml.NVML_ERROR_UNKNOWN))
+
+    def test_none(self) -> None:
+        """A driver without any form lacks the function, by NVML's own word."""
+        missing = self.fails(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+            self.answer(v2=missing, v3=missing)

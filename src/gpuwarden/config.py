@@ -15,6 +15,7 @@ from gpuwarden.config_file import Entry, Problem
 from gpuwarden.config_values import (
     ADDRESS,
     BOOLEAN,
+    CONTROL_PATH,
     DURATION,
     MODE,
     OPTIONAL_PATH,
@@ -131,13 +132,19 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What is asked of the GPUs that not everybody wants."""
+    """What is asked of the GPUs."""
 
     pcie_throughput: bool = option(
         BOOLEAN,
         "false",
         "Whether to measure PCIe throughput on GPUs whose byte counters are too narrow to be of use; each GPU then "
         "blocks in the driver for 40 ms every poll.slow_interval.",
+    )
+    let_sleep: bool = option(
+        BOOLEAN,
+        "false",
+        "Whether to leave GPUs alone that the kernel has suspended (runtime D3) or could suspend, at the price of gaps "
+        "in their readings.",
     )
 
 
@@ -235,6 +242,18 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What an administrator may tell the running daemon."""
+
+    socket: Path = option(
+        CONTROL_PATH,
+        "control.sock",
+        "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
+        "name stands for one beside runs.socket.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
 
@@ -264,7 +283,13 @@ class Config:
     processes: Processes = Processes()
     owners: Owners = Owners()
     runs: Runs = Runs()
+    control: Control = Control()
     simulation: Simulation = Simulation()
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the control socket lies."""
+        return self.runs.socket.parent / self.control.socket  # an absolute path stands for itself
 
 
 SECTIONS: dict[str, Any] = {item.name: item.default for item in fields(Config) if "option" not in item.metadata}

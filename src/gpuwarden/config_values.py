@@ -172,6 +172,11 @@ def _socket_path(text: str) -> Path | None:
     return Path(text)
 
 
+def _control_path(text: str) -> Path | None:
+    plain = text not in {"", ".", ".."} and "/" not in text and text.isprintable()
+    return Path(text) if plain else _socket_path(text)
+
+
 def _optional_path(text: str) -> OptionalPath | None:
     if text == "none":
         return OptionalPath(None)
@@ -200,6 +205,7 @@ MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _m
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
+CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
 OPTIONAL_PATH = Kind("optional path", "an absolute path, or none", _optional_path)
 PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)

@@ -27,6 +27,7 @@ SETTINGS: Final = frozenset(
         "lock",
         "driver",
         "frozen",
+        "devices",
     }
 )
 COUNTER: Final = struct.Struct("<56sQ")  # the record of src/calls.c
@@ -102,6 +103,10 @@ class MockNvml:
         """Raise one critical Xid event in every event set that listens to the GPU."""
         self._last_xid += 1
         self.control(f"xid {self._last_xid} {gpu} {code}")
+
+    def driver(self, version: str) -> None:
+        """Be a driver of another version."""
+        self.control(f"driver {version}")
 
     def calls(self) -> dict[str, int]:
         """Count the calls so far, by function, over all processes; a call counts when it begins."""

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuwarden.gpu.nvml import ARCHITECTURES, BRANDS, GPU_GONE, UNSUPPORTED, Handle, Nvml, NVMLError, code_of
+from gpuwarden.gpu.nvml import ARCHITECTURES, BRANDS, GPU_GONE, Handle, Nvml, NVMLError, code_of
+from gpuwarden.gpu.session import if_supported
 from gpuwarden.gpu.snapshot import Identity
 
 T = TypeVar("T")
-
-
-def if_supported(ask: Callable[[], T]) -> T | None:
-    """Ask the driver; None where it does not support the question. Raises NVMLError."""
-    try:
-        return ask()
-    except NVMLError as error:
-        if code_of(error) in UNSUPPORTED:
-            return None
-        raise
 
 
 def identify(nvml: Nvml, handle: Handle, index: int) -> Identity:

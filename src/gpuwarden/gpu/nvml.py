@@ -298,6 +298,8 @@ DRIVER_GONE = frozenset(
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
     }
 )
+# The library that is loaded and the kernel module are of different versions of the driver.
+LIBRARY_MISMATCH: int = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 NO_EVENT: int = pynvml.NVML_ERROR_TIMEOUT  # what a wait says that ended without an event
 
 

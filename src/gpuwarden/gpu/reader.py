@@ -85,6 +85,14 @@ class GpuReader:
         self._slow_due = self._static_due = -float("inf")
         self._relearn()
 
+    def leave_gap(self) -> None:
+        """Add no rate up over the time until the next reading: the GPU is left alone meanwhile."""
+        self._last = None
+
+    def release(self) -> None:
+        """Give back what the driver holds for this reader, before it is shut down; `attach` begins anew."""
+        self.leave_gap()
+
     @property
     def handle(self) -> Handle:
         """The handle that the GPU is asked by."""

@@ -58,18 +58,25 @@ class Sampler:
     while there is something to look at.
     """
 
+    name = "a look at a GPU's memory"
+
     def __init__(self, interval: float, patience: float) -> None:
         self._interval = interval
         self._patience = patience
         self._looks: tuple[Look, ...] = ()
         self._thread: _Thread | None = None
+        self._ending: list[_Thread] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether no look is under way, nor will one begin before the next `watch`."""
+        return self._thread is None and not any(thread.is_alive() for thread in self._ending)
 
     def watch(self, looks: Iterable[Look]) -> None:
         """Look at these from now on, except for those under way for longer than `patience` seconds."""
         late = time.monotonic() - self._patience
         if self._thread and any(look.asked and look.asked < late for look in self._thread.looks):
-            self._thread.end()
-            self._thread = None
+            self.stop()
         self._looks = tuple(look for look in looks if look.asked is None or look.asked >= late)
         if self._thread:
             self._thread.looks = self._looks
@@ -83,6 +90,7 @@ class Sampler:
         """Look no more; a look under way comes to its end."""
         if self._thread:
             self._thread.end()
+            self._ending = [*(thread for thread in self._ending if thread.is_alive()), self._thread]
             self._thread = None
 
 
@@ -92,20 +100,21 @@ class _Thread(threading.Thread):
         super().__init__(name="memory", daemon=True)
         self.looks = looks
         self._interval = interval
-        self._ended = False
+        self._going = threading.Lock()  # held until the end: waiting for it is a sleep that can be cut short
+        self._going.acquire()
 
     def end(self) -> None:
-        self._ended = True
+        """Have it end now, or when the look under way comes back. Once."""
+        self._going.release()
 
     def run(self) -> None:
         due = time.monotonic()
         while True:
             now = time.monotonic()
             due = max(due + self._interval, now)  # after a slow look: no burst to catch up
-            time.sleep(due - now)
+            if self._going.acquire(timeout=due - now):
+                return
             for look in self.looks:
-                if self._ended:
+                if not self._going.locked():
                     return
                 look.take(due)
-            if self._ended:
-                return

@@ -53,6 +53,7 @@ class XidCount:
 class Gpu:
     """One GPU in one poll. Did it not answer, `fault` names why and there are no readings: old ones never stand in.
 
+    Nor are there where it was left alone (`asked` is false), which is no fault.
     `process_lists` names the types of processes that the driver listed. `last_success` is Unix time, None before the
     first; `errors` counts failed calls by name since the daemon started. `xids` are those known so far, by code.
     """
@@ -64,12 +65,13 @@ class Gpu:
     last_success: float | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
     process_lists: tuple[str, ...] = ()
+    asked: bool = True
     xids: Mapping[int, XidCount] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
         """Whether the GPU answered in this poll."""
-        return self.fault is None
+        return self.asked and self.fault is None
 
     def value(self, row: Metric[Any], *labels: str) -> float | None:
         """Return one reading in base units; None where this poll does not have it."""
@@ -96,7 +98,10 @@ class Snapshot:
     """One poll. `fault` names why the driver as a whole did not answer; each GPU carries its own health beside that.
 
     `time` and `last_success` are Unix time, `duration` seconds; `enumerated` is the driver's count of GPUs, None
-    when it did not say; `errors` counts failures of the driver as a whole since the daemon started.
+    when it did not say; `errors` counts failures of the driver as a whole since the daemon started. `asked` is false
+    where the driver was left alone: during a pause, until `paused_until`, or for the sake of GPUs that sleep. `asleep`
+    says of each GPU whether it does, `asleep_count` counts those that have not said who they are as well; both are
+    known only where GPUs are let sleep.
     """
 
     time: float
@@ -107,6 +112,10 @@ class Snapshot:
     gpus: tuple[Gpu, ...] = ()
     last_success: float | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
+    asked: bool = True
+    paused_until: float | None = None
+    asleep: Mapping[str, bool] = field(default_factory=dict)
+    asleep_count: int | None = None
 
     @property
     def hung(self) -> bool:

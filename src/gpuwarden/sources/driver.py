@@ -14,6 +14,7 @@ import pynvml
 
 from gpuwarden.gpu.advice import hidden_gpus
 from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Handle, Nvml, nvml_error
+from gpuwarden.sources.older_forms import older_forms
 
 LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
 PATIENCE_SECONDS = 10.0
@@ -53,6 +54,7 @@ def binding(module: Any = pynvml) -> Nvml:
             functions[name] = partial(_filled, getattr(module, name), getattr(module, fills))
         else:
             functions[name] = _missing
+    functions |= older_forms(module)
     return cast("Nvml", SimpleNamespace(**functions))
 
 
@@ -140,7 +142,10 @@ def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:
     def ask() -> None:
         try:
             nvml.nvmlInit()
-            count = nvml.nvmlDeviceGetCount()
+            try:
+                count = nvml.nvmlDeviceGetCount()
+            finally:
+                nvml.nvmlShutdown()  # as NVML counts, what is left initialised here could never be let go of
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in there is the answer
             reasons.append(str(error) or type(error).__name__)
         else:

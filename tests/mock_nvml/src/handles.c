@@ -36,6 +36,7 @@ static int open_device(Call *call, const char *function, Device *found, int othe
     if (!found)
         return otherwise;
     REQUIRE(out);
+    hold_device(found->gpu);
     *out = found;
     return OK;
 }

@@ -37,7 +37,7 @@ EXPORT int nvmlDeviceGetInforomVersion(Device *d, u32 object, char *out, u32 siz
 EXPORT int nvmlDeviceGetGspFirmwareVersion(Device *d, char *out) {
     DEVICE_CALL(d);
     enum { GSP_FIRMWARE_VERSION_BUF_SIZE = 64 }; /* the function takes no size */
-    return copy_text(out, GSP_FIRMWARE_VERSION_BUF_SIZE, options.driver);
+    return copy_text(out, GSP_FIRMWARE_VERSION_BUF_SIZE, driver_version());
 }
 
 EXPORT int nvmlDeviceGetGspFirmwareMode(Device *d, u32 *enabled, u32 *by_default) {

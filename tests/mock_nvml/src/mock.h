@@ -26,7 +26,7 @@ typedef struct {
     long delay_us, field_delay_us;
     bool frozen, spin;
     enum { LOCK_NONE, LOCK_GPU, LOCK_GLOBAL } lock;
-    const char *driver, *control, *counters;
+    const char *driver, *control, *counters, *devices;
 } Options;
 extern Options options;
 void read_options(void);
@@ -75,6 +75,7 @@ typedef struct {
 void follow_control(void);
 double setting(int gpu, const char *key, double otherwise);
 Verdict verdict(int gpu, const char *function);
+const char *driver_version(void);
 Processes processes_of(int gpu, enum ProcessKind kind);
 u64 latest_xid(void);
 bool next_xid(u64 after, bool (*wanted)(const void *listener, int gpu), const void *listener, Xid *out);
@@ -94,6 +95,7 @@ int enter_system(Call *call, const char *function);
 int enter_gpu(Call *call, const char *function, int gpu);
 int enter_device(Call *call, const char *function, const Device *d);
 bool is_initialized(void);
+void hold_device(int gpu);
 
 #define TRY(expression)                                                                                      \
     do {                                                                                                     \

@@ -131,6 +131,7 @@ void read_options(void) {
     options.driver = text("MOCK_NVML_DRIVER", options.driver);
     options.control = text("MOCK_NVML_CONTROL", NULL);
     options.counters = text("MOCK_NVML_COUNTERS", NULL);
+    options.devices = text("MOCK_NVML_DEVICES", NULL);
     read_pids();
     read_named_delays();
 }

@@ -88,6 +88,10 @@ static bool parse_xid(char **words, UNUSED int count, Rule *rule) {
            parse_number(words[3], &rule->number);
 }
 
+static bool parse_driver(char **words, UNUSED int count, Rule *rule) {
+    return parse_function(words[1], rule);
+}
+
 static const struct {
     const char *name;
     int kind, least, most; /* how many words the line may have */
@@ -100,6 +104,7 @@ static const struct {
     {"procs", PROCESSES, 3, 3, parse_processes},
     {"graphics", PROCESSES, 3, 3, parse_processes},
     {"xid", XID, 4, 4, parse_xid},
+    {"driver", DRIVER, 2, 2, parse_driver},
 };
 
 static bool parse_words(char **words, int count, Rule *rule) {

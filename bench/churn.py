@@ -1,0 +1,174 @@
+"""What happens to a training box in days, in minutes: `python bench/churn.py FOLDER` until standard input ends.
+
+Jobs are processes that come and go on the GPUs; most report to the daemon as training runs do, and leave with a word or
+without. The driver loses GPUs, counts others, hangs, fails and goes away, one fault at a time, and recovers. FOLDER
+holds the mock's control file and the daemon's socket. Leaves everything as it was.
+"""
+
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.client.connection import Connection
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, Report
+
+GPUS = 8
+JOBS = 16  # at once
+TICK_SECONDS = 0.05
+LONGEST_JOB_SECONDS = 2.0
+LONGEST_FAULT_SECONDS = 0.5
+FAULT_CHANCE = 0.05  # in a tick without one
+REPORT_SECONDS = 0.02
+MEMORY = 4 << 30  # bytes a job holds
+XIDS = (13, 31, 48, 63, 79, 94, 119)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process on a GPU, and until when (monotonic)."""
+
+    pid: int
+    gpu: int
+    until: float
+
+
+# The kinds of job: each begins in a process of its own, which is killed if it does not end by itself.
+
+
+def train(folder: Path, gpu: int) -> None:
+    """Report as a run until killed."""
+    _report(folder, gpu, sys.maxsize)
+
+
+def finish(folder: Path, gpu: int) -> None:
+    """Report some times and say goodbye."""
+    _report(folder, gpu, 20).send(End("exit"))
+
+
+def vanish(folder: Path, gpu: int) -> None:
+    """Report some times and end without a word."""
+    _report(folder, gpu, 5)
+
+
+def _report(folder: Path, gpu: int, count: int) -> Connection:
+    hello = Hello(f"job {gpu}", "soak", devices={"GPU:0": None}, visible_devices=str(gpu))
+    connection = Connection(str(folder / "run.sock"), hello)
+    buckets = [0] * (len(STEP_BUCKETS) + 1)
+    for step in range(count):
+        buckets[step % len(buckets)] += 1
+        memory = {"GPU:0": DeviceMemory(MEMORY // 2 + step, MEMORY // 2 + step)}
+        connection.send(
+            Report("train", step + 1, 0.1 * step, tuple(buckets), memory, epoch=step // 100, batch=step % 100)
+        )
+        time.sleep(REPORT_SECONDS)
+    return connection
+
+
+def talk_nonsense(folder: Path, _gpu: int) -> None:
+    """Send what is no message, and keep the connection."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rude:
+        rude.connect(str(folder / "run.sock"))
+        rude.send(os.urandom(100))
+        rude.send(b'{"v":1,"type":"report"}')
+        time.sleep(LONGEST_JOB_SECONDS)
+
+
+def only_compute(_folder: Path, _gpu: int) -> None:
+    """Hold the GPU and report nothing."""
+    time.sleep(LONGEST_JOB_SECONDS)
+
+
+KINDS: tuple[Callable[[Path, int], None], ...] = (train, finish, vanish, talk_nonsense, only_compute)
+
+
+def start(folder: Path, dice: random.Random) -> Job:
+    """Start one job."""
+    kind, gpu = dice.choice(KINDS), dice.randrange(GPUS)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            kind(folder, gpu)
+        finally:
+            os._exit(0)
+    return Job(pid, gpu, time.monotonic() + dice.uniform(0.1, LONGEST_JOB_SECONDS))
+
+
+def kill(job: Job) -> None:
+    """End a job and collect it."""
+    os.kill(job.pid, signal.SIGKILL)
+    os.waitpid(job.pid, 0)
+
+
+def fault(dice: random.Random) -> list[str]:
+    """Choose something that goes wrong, in the words of the control file."""
+    gpu, other = dice.randrange(GPUS), dice.randrange(GPUS)
+    return dice.choice(
+        [
+            [f"error {gpu} * GPU_IS_LOST"],
+            [f"error {gpu} * GPU_IS_LOST", f"error {other} * GPU_IS_LOST"],
+            [f"set * count {dice.randrange(GPUS)}"],
+            [f"hang {gpu}"],
+            [f"hang {gpu} nvmlDeviceGetMemoryInfo_v2"],
+            [f"hang {gpu} nvmlDeviceGetFieldValues"],
+            ["hang *"],
+            [f"delay {gpu} nvmlDeviceGetComputeRunningProcesses_v3 30000"],
+            [f"error {gpu} nvmlDeviceGetPowerUsage UNKNOWN"],
+            ["error * nvmlDeviceGetUtilizationRates UNKNOWN 0.5"],
+            [f"error {gpu} nvmlDeviceGetTemperatureV FUNCTION_NOT_FOUND"],
+            ["error * nvmlDeviceGetComputeRunningProcesses_v3 INSUFFICIENT_SIZE 0.5"],
+            ["error * * UNINITIALIZED", "error * nvmlInit_v2 DRIVER_NOT_LOADED"],
+        ]
+    )
+
+
+def rules(jobs: list[Job], faults: list[str], xid: str) -> str:
+    """Return the contents of the control file."""
+    held = {gpu: [job.pid for job in jobs if job.gpu == gpu] for gpu in range(GPUS)}
+    lists = [f"procs {gpu} {','.join(f'{pid}:{MEMORY}B' for pid in pids) or 'none'}" for gpu, pids in held.items()]
+    return "".join(f"{line}\n" for line in (*lists, *faults, xid))
+
+
+def steer(control: Path, text: str) -> None:
+    """Replace the control file in one step."""
+    fresh = control.with_suffix(".next")
+    fresh.write_text(text, encoding="ascii")
+    fresh.replace(control)
+
+
+def main() -> None:
+    """Make trouble until told to end."""
+    folder, dice = Path(sys.argv[1]), random.Random(1)  # noqa: S311 - the same trouble each time
+    control = folder / "mock-nvml.control"
+    jobs: list[Job] = []
+    faults: list[str] = []
+    until, xid, events = 0.0, "", 0
+    while not select.select([sys.stdin], [], [], TICK_SECONDS)[0]:
+        now = time.monotonic()
+        for job in [job for job in jobs if job.until < now]:
+            jobs.remove(job)
+            kill(job)
+        if len(jobs) < JOBS:
+            jobs.append(start(folder, dice))
+        if now > until:
+            faults = []
+            if dice.random() < FAULT_CHANCE:
+                faults, until = fault(dice), now + dice.uniform(0.05, LONGEST_FAULT_SECONDS)
+            elif dice.random() < FAULT_CHANCE:
+                events += 1
+                xid = f"xid {events} {dice.randrange(GPUS)} {dice.choice(XIDS)}"
+        steer(control, rules(jobs, faults, xid))
+    for job in jobs:
+        kill(job)
+    steer(control, "")
+
+
+if __name__ == "__main__":
+    main()

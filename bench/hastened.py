@@ -1,0 +1,46 @@
+"""The daemon at a hundred times its speed, on the driver it finds: `python bench/hastened.py FOLDER` serves for a soak.
+
+What is due every second is due every 10 ms, by a configuration that no file may ask for. Readings' own clock runs a
+hundred times as fast, and with it the slow tier, the windows of peaks and rates.
+"""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from gpuwarden import event_loop, logs
+from gpuwarden.config import Address, Config
+from gpuwarden.daemon import Daemon
+from gpuwarden.garbage import Garbage
+from gpuwarden.gpu import session
+from gpuwarden.sources import open_source
+
+SPEED = 100
+PATIENCE_SECONDS = 1.0  # with HTTP clients: a hundredth of the default would cut them on a busy machine
+
+
+def hastened(folder: Path) -> Config:
+    """Return the default configuration, hastened."""
+    config = Config()
+    poll = replace(
+        config.poll, interval=config.poll.interval / SPEED, memory_interval=config.poll.memory_interval / SPEED
+    )
+    runs = replace(config.runs, socket=folder / "run.sock", expiry=config.runs.expiry / SPEED)
+    web = replace(config.web, listen=Address("127.0.0.1", 0), timeout=PATIENCE_SECONDS)
+    return replace(config, poll=poll, runs=runs, web=web)
+
+
+def main() -> None:
+    """Serve; the first line of standard output is the port."""
+    config = hastened(Path(sys.argv[1]))
+    logs.configure("warning")
+    session.RETRY_SECONDS /= SPEED
+    Garbage.interval /= SPEED
+    source = open_source(config.source, config.simulation)
+    served = Daemon(config, replace(source, clock=lambda: time.monotonic() * SPEED))
+    event_loop.run(served.run(lambda: print(served.web.address[1], flush=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The mock driver for the programs that a benchmark starts, and processes for its GPUs."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from programs import program
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tests"))
+
+from mock_nvml import MockNvml, build  # noqa: E402 - the tests' own, found only now
+
+PROCESSES_PER_GPU = 3
+MOST_PROCESSES = 192  # real ones; more GPUs than they suffice for show some of them twice
+
+# What calls take on hardware, in microseconds (docs/performance.md says by whom it was measured), and all others 50.
+_LISTS = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
+DELAYS: Mapping[str, int] = {
+    "nvmlDeviceGetPcieThroughput": 20_000,
+    **{name + version: 4_500 for name in _LISTS for version in ("", "_v2", "_v3")},
+}
+OTHER_DELAY = 50
+
+
+def mock(folder: Path) -> MockNvml:
+    """Build the mock driver, if need be, with its control file in `folder`."""
+    return MockNvml(build(ROOT / "build/mock_nvml"), folder)
+
+
+def environment(folder: Path, **settings: str | int) -> dict[str, str]:
+    """Return the environment of a program that sees the mock driver; no control file: each call would look at it."""
+    given = {**os.environ, **mock(folder).env(**settings)}
+    del given["MOCK_NVML_CONTROL"]
+    return given
+
+
+def realistic() -> dict[str, str | int]:
+    """Return the settings by which calls take as long as on hardware, and one at a time."""
+    return {
+        "delay_us": OTHER_DELAY,
+        "delays": ",".join(f"{name}={delay}" for name, delay in DELAYS.items()),
+        "lock": "global",
+    }
+
+
+def driver_seconds(calls: Mapping[str, int]) -> float:
+    """Return how long these calls take a driver with the realistic delays; those that wait for an event take none."""
+    concern_a_gpu = {name: count for name, count in calls.items() if name.startswith(("nvmlDevice", "nvmlGpm"))}
+    return sum(count * DELAYS.get(name, OTHER_DELAY) for name, count in concern_a_gpu.items()) / 1e6
+
+
+@contextmanager
+def sleepers(count: int) -> Iterator[list[int]]:
+    """Have `count` processes that do nothing, for the mock's GPUs to show."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(program(["sleep", "3600"], {**os.environ}, Path(os.devnull))) for _ in range(count)]

@@ -1,0 +1,54 @@
+"""The programs that a benchmark starts, and what the kernel says of them."""
+
+import os
+import re
+import subprocess  # noqa: TID251 - a benchmark starts the programs that it measures
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+FLOOR = [sys.executable, "-c", "import time\nwhile True: time.sleep(0.1)"]  # what ten wake-ups a second cost here
+
+
+@contextmanager
+def program(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[int]:
+    """Start a program, yield its pid and end it."""
+    with log.open("wb") as output, subprocess.Popen(command, env=env, stdout=output, stderr=output) as started:
+        try:
+            yield started.pid
+        finally:
+            started.kill()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, all its threads, to the nanosecond (clock_getcpuclockid(3))."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def memory(pid: int) -> dict[str, int]:
+    """Return the process's memory in KiB by the kernel's names: Rss, Pss, Anonymous and more."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    return {name: int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
+
+
+def open_files(pid: int) -> int:
+    """Return how many file descriptors the process holds."""
+    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - only their number is wanted
+
+
+def threads(pid: int) -> int:
+    """Return how many threads the process has."""
+    return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208 - likewise
+
+
+def conditions() -> str:
+    """Say when and on what this is measured: a figure without it is worth little."""
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    model = re.search(r"^model name\s*: (.*)$", told, re.MULTILINE)
+    virtual = "virtual " if re.search(r"^flags\s*:.* hypervisor\b", told, re.MULTILINE) else ""
+    cores = f"{len(os.sched_getaffinity(0))} {virtual}cores of {model[1] if model else 'an unknown processor'}"
+    kernel = ".".join(os.uname().release.split(".")[:2])
+    date, python, load = time.strftime("%Y-%m-%d"), sys.version.split()[0], os.getloadavg()[0]
+    return f"{date}, {cores}, Linux {kernel}, Python {python}, load {load:.1f} before"

@@ -1,0 +1,224 @@
+"""Let the daemon live through days of a busy box at a hundred times its speed: `python bench/soak.py`.
+
+It polls the mock driver every 10 ms through the real binding while jobs come and go, GPUs fail and scrapers of every
+kind call. Prints what it holds, and ends with status 1 when that grows beyond the tolerances below, when a page fails
+or when the daemon logs an exception. A quarter of an hour is a day, where the machine keeps up; the first quarter of it
+is warming up. Needs a C compiler.
+"""
+
+import argparse
+import http.client
+import subprocess  # noqa: TID251 - a benchmark starts the programs that it measures
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from churn import GPUS
+from mocked import environment, mock
+from programs import conditions, memory, open_files, threads
+from scraping import PLAIN, PROMETHEUS, Connection, connect, fetch, page
+
+HERE = Path(__file__).parent
+ROWS = 30
+SCRAPE_SECONDS = 0.075  # two Prometheus servers, each every 15 s
+REST_SECONDS = 3.0  # until what has ended is forgotten
+
+ONCE_A_POLL = "nvmlDeviceGetCount_v2"
+OPENMETRICS = {"Accept": PROMETHEUS["Accept"]}
+GZIP = {"Accept-Encoding": "gzip"}
+VISITS: Sequence[tuple[str, Mapping[str, str]]] = (
+    ("/metrics", PLAIN),
+    ("/metrics", GZIP),
+    ("/metrics", OPENMETRICS),
+    ("/metrics", PROMETHEUS),
+    ("/", PLAIN),
+    ("/-/healthy", PLAIN),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the daemon holds at one moment; memory in MiB."""
+
+    resident: float
+    anonymous: float
+    files: float
+    threads: float
+
+
+KINDS = tuple(Held.__dataclass_fields__)
+
+# What the mean of the last third may be above that of the first third, both after the warm-up. A leak of 100 bytes a
+# poll makes 6 MiB in ten minutes at this speed.
+TOLERANCES = Held(resident=1.0, anonymous=1.0, files=8, threads=3)
+SMOKE_TOLERANCES = Held(resident=20, anonymous=20, files=60, threads=20)  # some seconds are all warm-up
+# What may be left at the end, when nothing happens any more, above what there was before anything had happened: a
+# thread for each GPU that hung stays for the next time.
+REST_TOLERANCES = Held(resident=float("inf"), anonymous=float("inf"), files=2, threads=GPUS)
+
+
+def look(pid: int) -> Held:
+    """Look at the daemon."""
+    sizes = memory(pid)
+    return Held(sizes["Rss"] / 1024, sizes["Anonymous"] / 1024, open_files(pid), threads(pid))
+
+
+def growth(samples: Sequence[Held]) -> Held:
+    """Return how much more the last third of the samples holds than the first, by their means."""
+    third = max(1, len(samples) // 3)
+
+    def middle(name: str, part: Sequence[Held]) -> float:
+        return mean(float(getattr(each, name)) for each in part)
+
+    return Held(*(middle(name, samples[-third:]) - middle(name, samples[:third]) for name in KINDS))
+
+
+def beyond(grown: Held, tolerances: Held, when: str) -> Iterator[str]:
+    """Say what has grown by more than it may."""
+    for name in KINDS:
+        by, most = getattr(grown, name), getattr(tolerances, name)
+        if by > most:
+            yield f"{name} grew by {by:.2f} {when}; at most {most:g} is tolerated"
+
+
+class Visitor:
+    """Asks the daemon for pages in turn, on connections that stay and on new ones, and counts what goes wrong."""
+
+    def __init__(self, port: int) -> None:
+        self.visits = 0
+        self.failures: list[str] = []
+        self._port = port
+        self._kept = connect(port)
+
+    def visit(self) -> None:
+        """Ask once."""
+        path, headers = VISITS[self.visits % len(VISITS)]
+        anew = self.visits // len(VISITS) % 2
+        self.visits += 1
+        if anew:
+            fresh = connect(self._port)
+            self._ask(fresh, path, headers)
+            fresh.close()
+        else:
+            self._ask(self._kept, path, headers)
+
+    def _ask(self, connection: Connection, path: str, headers: Mapping[str, str]) -> None:
+        try:
+            if not fetch(connection, headers, path):
+                self.failures.append(f"{path}: an empty page")
+        except (OSError, http.client.HTTPException) as error:
+            self.failures.append(f"{path}: {error!r}")
+            connection.close()
+
+    def close(self) -> None:
+        """Leave."""
+        self._kept.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """The hastened daemon."""
+
+    pid: int
+    port: int
+    log: Path
+
+
+@contextmanager
+def daemon(folder: Path) -> Iterator[Daemon]:
+    """Run the daemon until its first page."""
+    log = folder / "log"
+    control = {"MOCK_NVML_CONTROL": str(folder / "mock-nvml.control")}
+    env = {**environment(folder, gpus=GPUS), **control, "MALLOC_ARENA_MAX": "1"}  # as the systemd unit has it
+    command = [sys.executable, str(HERE / "hastened.py"), str(folder)]
+    with log.open("wb") as output, subprocess.Popen(command, env=env, stdout=-1, stderr=output, text=True) as started:
+        assert started.stdout is not None
+        try:
+            line = started.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the daemon did not start:\n{log.read_text()[-2000:]}")
+            yield Daemon(started.pid, int(line), log)
+        except OSError as error:  # it is no more
+            raise RuntimeError(f"the daemon ended:\n{log.read_text()[-2000:]}") from error
+        finally:
+            started.kill()
+
+
+@contextmanager
+def churn(folder: Path) -> Iterator[None]:
+    """Have trouble for as long as the context lasts."""
+    with subprocess.Popen([sys.executable, str(HERE / "churn.py"), str(folder)], stdin=-1) as started:
+        yield
+        assert started.stdin is not None
+        started.stdin.close()
+        if started.wait(30):
+            raise RuntimeError(f"the churn ended with status {started.returncode}")
+
+
+def row(minutes: float, hours: float, held: Held) -> str:
+    """Write one line of the table."""
+    return (
+        f"| {minutes:.1f} | {hours:.1f} | {held.resident:.2f} | {held.anonymous:.2f} | {held.files} | {held.threads} |"
+    )
+
+
+def soak(minutes: float, tolerances: Held) -> list[str]:
+    """Soak and print; return what is wrong."""
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-soak-") as name:
+        folder = Path(name)
+        counted = mock(folder)
+        with daemon(folder) as it:
+            time.sleep(REST_SECONDS)
+            page(it.port)  # so that a page and its connection have been there before
+            rest, visitor = look(it.pid), Visitor(it.port)
+            samples: list[Held] = []
+            begun, step = time.monotonic(), minutes * 60 / ROWS
+            before = counted.calls()[ONCE_A_POLL]
+            with churn(folder):
+                while len(samples) < ROWS:
+                    while time.monotonic() < begun + step * (len(samples) + 1):
+                        time.sleep(SCRAPE_SECONDS)
+                        visitor.visit()
+                    samples.append(look(it.pid))
+                    polls = counted.calls()[ONCE_A_POLL] - before
+                    print(row((time.monotonic() - begun) / 60, polls / 3600, samples[-1]), flush=True)
+            visitor.close()
+            time.sleep(REST_SECONDS)
+            page(it.port)
+            ended = look(it.pid)
+            logged = it.log.read_text(encoding="utf-8", errors="replace")
+    left = Held(*(getattr(ended, each) - getattr(rest, each) for each in KINDS))
+    grown = growth(samples[len(samples) // 4 :])
+    print(f"\n{visitor.visits} pages, {len(visitor.failures)} failed.")
+    for when, held in {"Last third less first": grown, "At rest, before": rest, "At rest, after": ended}.items():
+        print(f"{when}: {', '.join(f'{name} {getattr(held, name):.2f}' for name in KINDS)}.")
+    exceptions = logged.count("Traceback (most recent call last)")
+    return [
+        *beyond(grown, tolerances, "while it was busy"),
+        *beyond(left, REST_TOLERANCES, "from rest to rest"),
+        *visitor.failures[:10],
+        *([f"{exceptions} exceptions are in the daemon's log:\n{logged[-3000:]}"] if exceptions else []),
+    ]
+
+
+def main() -> int:
+    """Soak; return the exit status."""
+    parser = argparse.ArgumentParser(description="Soak the daemon on the mock driver at a hundred times its speed.")
+    parser.add_argument("--minutes", type=float, default=15, help="how long; 15 are a day of the daemon's")
+    parser.add_argument("--quick", action="store_true", help="a smoke run of some seconds; it finds no leak")
+    chosen = parser.parse_args()
+    print(f"{GPUS} GPUs of the mock driver, a poll every 10 ms; {conditions()}.\n")
+    print("| minutes | hours by polls | resident MiB | anonymous MiB | open files | threads |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    wrong = soak(0.1, SMOKE_TOLERANCES) if chosen.quick else soak(chosen.minutes, TOLERANCES)
+    print("\n".join(wrong) or "Nothing grows.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

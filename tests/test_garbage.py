@@ -1,0 +1,47 @@
+"""What only a full collection of Python's finds does not stay for ever."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from gpuwarden.garbage import Garbage
+
+
+class Knot:
+    """Something that holds itself."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+@pytest.fixture
+def by_hand() -> Iterator[None]:
+    """Have Python collect nothing by itself, and freeze nothing for the tests that follow."""
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_collects_once_an_interval() -> None:
+    """Garbage in a cycle is gone an interval later, and no sooner."""
+    garbage = Garbage(now=100.0)
+    seen = []
+    for now in (101.0, 159.0, 160.0, 161.0, 219.0, 221.0):
+        knot = weakref.ref(Knot())
+        garbage.collect(now)
+        seen.append(knot() is None)
+    assert seen == [False, False, True, False, False, True]
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_leaves_out_what_there_was() -> None:
+    """A collection does not look at what was there from the start: that is what makes it cheap."""
+    before = len(gc.get_objects())
+    Garbage(now=0.0)
+    assert len(gc.get_objects()) < before / 10
