@@ -134,6 +134,12 @@ class Poll:
 class Gpus:
     """What is asked of the GPUs."""
 
+    pcie_throughput: bool = option(
+        BOOLEAN,
+        "false",
+        "Whether to measure PCIe throughput on GPUs whose byte counters are too narrow to be of use; each GPU then "
+        "blocks in the driver for 40 ms every poll.slow_interval.",
+    )
     let_sleep: bool = option(
         BOOLEAN,
         "false",

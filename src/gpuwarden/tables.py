@@ -25,6 +25,13 @@ def _gpu_info(subject: GpuInPoll) -> Reading:
     return {(str(who.index), who.name, who.pci_bus_id, *versions, who.vbios_version): 1}
 
 
+def _hardware_info(subject: GpuInPoll) -> Reading:
+    who = subject.gpu.identity
+    kind = (who.brand, who.architecture, who.compute_capability)
+    board = (who.serial, who.board_part_number, who.minor_number)
+    return {(*kind, *board, who.gsp_firmware_version): 1}
+
+
 def _process_counts(subject: GpuInPoll) -> Reading:
     types = [process.type for process in subject.gpu.processes]
     return {(name,): types.count(name) for name in subject.gpu.process_lists}
@@ -51,6 +58,10 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         "gpuwarden_gpu_info", "info", "", "Identity of a GPU; join on uuid.", _gpu_info,
         labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
         source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+    hardware_info = Metric[GpuInPoll](
+        "gpuwarden_gpu_hardware_info", "info", "", "What kind of GPU it is, which piece of it, and the firmware of its own processor; the minor number is that of /dev/nvidiaN.", _hardware_info,
+        labels=("brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number", "gsp_firmware_version"),
+        source="nvmlDeviceGetBrand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, …GspFirmwareVersion")
     up = Metric[GpuInPoll](
         "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll; nothing where it was not asked.",
         lambda subject: float(subject.gpu.up) if subject.gpu.asked else None, source="the poll")

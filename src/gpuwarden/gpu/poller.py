@@ -14,10 +14,11 @@ from typing import Protocol
 
 from gpuwarden.gpu.advice import advice
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
+from gpuwarden.gpu.identity import identify
 from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
 from gpuwarden.gpu.reader import DEFAULT_PLAN, Answers, GpuGoneError, GpuReader, Plan
 from gpuwarden.gpu.sampler import Look, Sampler
-from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session, if_supported
+from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.gpu.sleep import SleepWatch
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity, Snapshot
 from gpuwarden.gpu.threads import Line, Threads, all_of
@@ -116,7 +117,7 @@ class _Gpu:
 
     def _look_up(self) -> tuple[Handle, Identity]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
-        return handle, _identify(self._nvml, handle, self._index)
+        return handle, identify(self._nvml, handle, self._index)
 
     def result(self) -> Gpu:
         """Return what the `reading` begun has found; whatever happened is told in it."""
@@ -447,19 +448,3 @@ class Poller:
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
-
-
-def _identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
-    pci = if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
-    bus = pci.busId if pci else ""
-    try:
-        vbios = nvml.nvmlDeviceGetVbiosVersion(handle)
-    except NVMLError:
-        vbios = ""
-    return Identity(
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        pci_bus_id=(bus.decode() if isinstance(bus, bytes) else bus).lower(),
-        vbios_version=vbios,
-    )

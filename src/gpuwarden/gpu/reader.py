@@ -80,7 +80,7 @@ class GpuReader:
 
     def attach(self, handle: Handle) -> None:
         """Go on with a new handle, after the driver was initialised anew or the GPU reset: nothing learnt holds."""
-        self._device.handle = handle
+        self._device.attach(handle)
         self._kept: dict[Tier, dict[Metric[Device], Reading]] = {}
         self._slow_due = self._static_due = -float("inf")
         self._relearn()
@@ -153,6 +153,9 @@ class GpuReader:
                 _note(error, errors)
                 if code_of(error) in UNSUPPORTED:
                     self._rows[tier].remove(row)
+        for failure in self._device.failures:
+            _note(failure, errors)
+        self._device.failures.clear()
 
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS

@@ -12,7 +12,7 @@ from gpuwarden.sources.capture import LISTS, Answer, Answers, Capture, Struct
 
 
 def masked(capture: Capture) -> Capture:
-    """Replace UUIDs by made-up ones and number pids anew; the same one becomes the same throughout the capture."""
+    """Replace UUIDs and serial numbers by made-up ones and number pids anew, the same everywhere in the capture."""
     masks = _Masks()
     return replace(
         capture,
@@ -22,8 +22,9 @@ def masked(capture: Capture) -> Capture:
 
 class _Masks:
     def __init__(self) -> None:
-        uuids, pids = itertools.count(), itertools.count(1)
+        uuids, serials, pids = itertools.count(), itertools.count(), itertools.count(1)
         self._uuids: defaultdict[object, str] = defaultdict(lambda: f"GPU-00000000-0000-4000-8000-{next(uuids):012x}")
+        self._serials: defaultdict[object, str] = defaultdict(lambda: f"{next(serials):013d}")
         self._pids: defaultdict[object, int] = defaultdict(lambda: next(pids))
 
     def gpu(self, answers: Answers) -> Answers:
@@ -32,6 +33,8 @@ class _Masks:
     def _answer(self, asked: str, answer: Answer) -> Answer:
         if asked == "nvmlDeviceGetUUID" and isinstance(answer, str):
             return self._uuids[answer]
+        if asked == "nvmlDeviceGetSerial" and isinstance(answer, str):
+            return self._serials[answer]
         if asked in LISTS and isinstance(answer, list):
             processes = cast("Sequence[Struct]", answer)
             return [{**process, "pid": self._pids[process["pid"]]} for process in processes]

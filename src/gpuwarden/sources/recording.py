@@ -8,8 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
+from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
+
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import FUNCTIONS, Field, Handle, Nvml, NVMLError, code_of, field_value
+from gpuwarden.gpu.identity import identify
+from gpuwarden.gpu.nvml import FUNCTIONS, Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.gpu.reader import GpuGoneError, GpuReader
 from gpuwarden.sources.capture import (
     FIELD_VALUES,
@@ -26,12 +29,6 @@ from gpuwarden.sources.capture import (
 )
 
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")
-_OF_IDENTITY = (
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetPciInfo",
-    "nvmlDeviceGetVbiosVersion",
-)
 
 
 def record(
@@ -75,9 +72,8 @@ def _gpu(nvml: Nvml, index: int) -> Answers:
         return {"nvmlDeviceGetHandleByIndex": {"error": code_of(error)}}
     answers: dict[str, Answer] = {}
     listening = _Listening(nvml, answers)
-    for name in _OF_IDENTITY:
-        with suppress(NVMLError):
-            getattr(listening, name)(handle)
+    with suppress(NVMLError):
+        identify(cast("Nvml", listening), handle, index)
     with suppress(GpuGoneError):
         GpuReader(cast("Nvml", listening), handle).read()
     return answers
@@ -101,8 +97,9 @@ def _ask(
             answers[asked] = {"error": code_of(error)}
         raise
     if name == FIELD_VALUES:
-        for asked, value in zip(_questions(name, arguments), answer, strict=True):
-            answers[asked] = {"error": value.nvmlReturn} if value.nvmlReturn else field_value(value)
+        for asked, (code, value) in zip(_questions(name, arguments), answer, strict=True):
+            if code != NVML_ERROR_NOT_SUPPORTED:  # hundreds of them; what is not written down is replayed as that
+                answers[asked] = {"error": code} if code else value
     else:
         (asked,) = _questions(name, arguments)
         answers[asked] = _plain(name, answer)
@@ -120,7 +117,9 @@ def _plain(function: str, answer: Any) -> Answer:
         return [_fields(function, entry) for entry in answer]
     if function in NUMBERS:
         return [int(entry) for entry in answer]
-    return _fields(function, answer) if function in FIELDS else cast("Answer", answer)
+    if function in FIELDS:
+        return _fields(function, answer)
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else cast("Answer", answer)
 
 
 def _fields(function: str, struct: Any) -> Struct:

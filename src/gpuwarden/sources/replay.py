@@ -13,16 +13,14 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_INVALID_ARGUMENT,
     NVML_ERROR_NOT_FOUND,
     NVML_ERROR_NOT_SUPPORTED,
-    NVML_VALUE_TYPE_DOUBLE,
-    NVML_VALUE_TYPE_SIGNED_LONG_LONG,
+    NVML_SUCCESS,
 )
 
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import FUNCTIONS, Field, Nvml, nvml_error
+from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, Answers, Capture, Frame, question
 from gpuwarden.sources.eventless import EVENTLESS
 
-_WHOLE = NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal"
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
 
 
@@ -76,7 +74,7 @@ class CapturedNvml:
     def _of_device(self, name: str, index: int, *arguments: int) -> Any:
         return _answer(self._gpu(index), name, *arguments)
 
-    def _field_values(self, index: int, fields: Sequence[Field]) -> list[SimpleNamespace]:
+    def _field_values(self, index: int, fields: Sequence[Field]) -> list[FieldValue]:
         gpu = self._gpu(index)
         return [_field_value(gpu.get(question(FIELD_VALUES, *field))) for field in fields]
 
@@ -97,12 +95,10 @@ class CapturedNvml:
         return self._by_index(index)
 
 
-def _field_value(answer: object) -> SimpleNamespace:
-    if not isinstance(answer, (int, float)):
-        code = answer["error"] if isinstance(answer, Mapping) else NVML_ERROR_NOT_SUPPORTED
-        return SimpleNamespace(nvmlReturn=code)
-    kind, member = (NVML_VALUE_TYPE_DOUBLE, "dVal") if isinstance(answer, float) else _WHOLE
-    return SimpleNamespace(nvmlReturn=0, valueType=kind, value=SimpleNamespace(**{member: answer}))
+def _field_value(answer: object) -> FieldValue:
+    if isinstance(answer, Mapping):
+        return cast("int", answer["error"]), None
+    return (NVML_SUCCESS, answer) if isinstance(answer, (int, float)) else (NVML_ERROR_NOT_SUPPORTED, None)
 
 
 def _answer(answers: Answers, function: str, *arguments: int) -> Any:
