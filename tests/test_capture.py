@@ -25,7 +25,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.sources.capture import MAX_BYTES, MAX_FRAMES, Answers, Capture, CaptureError, Frame, Struct, load, save
 from gpuwarden.sources.masking import masked
-from gpuwarden.sources.recording import record
+from gpuwarden.sources.recording import SAMPLE_SECONDS, record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
 
@@ -74,13 +74,16 @@ class TestReplay:
         save(recorded(Box(), 3), tmp_path / name)
         original, (nvml, clock) = Box(), replayed(load(tmp_path / name))
         for frame in range(3):
-            clock.now = original.clock.now = frame * INTERVAL
+            clock.now = frame * INTERVAL
+            original.clock.now = SAMPLE_SECONDS + frame * INTERVAL
             for index in range(8):
                 assert GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read() == original.read(index)
 
     def test_the_poller_sees_no_difference(self) -> None:
         """A poll of the replay finds the GPUs, versions and readings that a poll of the box finds: nothing unasked."""
-        real, again = snapshot_of(Box().nvml), snapshot_of(replayed(recorded(Box()))[0])
+        box = Box()
+        box.clock.sleep(SAMPLE_SECONDS)
+        real, again = snapshot_of(box.nvml), snapshot_of(replayed(recorded(Box()))[0])
         assert [gpu.identity for gpu in again.gpus] == [gpu.identity for gpu in real.gpus]
         assert [gpu.readings for gpu in again.gpus] == [gpu.readings for gpu in real.gpus]
         assert again.driver == real.driver

@@ -6,11 +6,14 @@ from typing import Any, cast
 
 import pynvml
 import pytest
+from simulated_box import Clock
 
+from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, nvml_error
-from gpuwarden.gpu.reader import Answers, GpuGoneError, GpuReader
+from gpuwarden.gpu.reader import DEFAULT_PLAN, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric
+from gpuwarden.sources import gpm
 
 GIB = 2**30
 HANDLE = cast("Handle", "the only GPU")
@@ -33,6 +36,8 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetPerformanceState": 0,
     "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB)],
     "nvmlDeviceGetGraphicsRunningProcesses": [],
+    "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
+    "nvmlGpmSampleGet": None,
 }
 
 
@@ -55,6 +60,10 @@ class FakeNvml:
         self.asked: list[tuple[Any, ...]] = []
         for name, answer in (dict.fromkeys(FUNCTIONS, UNSUPPORTED) | ANSWERS | changes).items():
             setattr(self, name, self._function(name, answer))
+        self.nvmlGpmSampleAlloc = object
+        self.nvmlGpmSampleFree = lambda _sample: None
+        self.nvmlGpmMetricsGet = halfway
+        self.c_nvmlGpmMetricsGet_t = gpm.Request
 
     def _function(self, name: str, answer: Any) -> Callable[..., Any]:
         def function(handle: object, *arguments: object) -> Any:
@@ -68,9 +77,19 @@ class FakeNvml:
         return function
 
 
+def halfway(request: gpm.Request) -> None:
+    """Answer every metric with 50 percent."""
+    for metric in request.wanted():
+        metric.value = 50.0
+
+
 def read(**changes: Any) -> Answers:
-    """Read the fake GPU with some answers changed."""
-    return GpuReader(cast("Nvml", FakeNvml(**changes)), HANDLE).read()
+    """Read the fake GPU with some answers changed, all of it a second time, as rates need two readings."""
+    clock = Clock()
+    reader = GpuReader(cast("Nvml", FakeNvml(**changes)), HANDLE, clock=clock)
+    reader.read()
+    clock.sleep(DEFAULT_PLAN.slow_interval)
+    return reader.read()
 
 
 def scalars(answers: Answers) -> Iterator[Metric[Any]]:
@@ -112,6 +131,8 @@ WITHOUT: dict[str, set[Metric[Any]]] = {
     "nvmlDeviceGetCurrentClocksEventReasons": {GpuReadings.clock_event_active},
     "nvmlDeviceGetSupportedClocksEventReasons": set(),  # then every reason may be told
     "nvmlDeviceGetPerformanceState": {GpuReadings.performance_state},
+    "nvmlGpmQueryDeviceSupport": {row for row in GpuReadings.rows if row.opt_in == GPM_OPTION},
+    "nvmlGpmSampleGet": {row for row in GpuReadings.rows if row.opt_in == GPM_OPTION},
 }
 
 

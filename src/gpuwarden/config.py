@@ -14,6 +14,7 @@ from gpuwarden import config_file
 from gpuwarden.config_file import Entry, Problem
 from gpuwarden.config_values import (
     ADDRESS,
+    BOOLEAN,
     DURATION,
     MODE,
     SIZE,
@@ -125,6 +126,18 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpus:
+    """What is asked of the GPUs that not everybody wants."""
+
+    gpm: bool = option(
+        BOOLEAN,
+        "true",
+        "Read how busy SMs, pipes and memory are (GPM, on Hopper and newer); false leaves the hardware's counters to "
+        "another program that profiles, such as DCGM, where the two disturb each other.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Processes:
     """The processes that hold device memory."""
 
@@ -192,6 +205,7 @@ class Config:
     log: Log = Log()
     web: Web = Web()
     poll: Poll = Poll()
+    gpus: Gpus = Gpus()
     processes: Processes = Processes()
     runs: Runs = Runs()
     simulation: Simulation = Simulation()

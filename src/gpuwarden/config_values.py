@@ -184,3 +184,4 @@ MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _m
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)
+BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)

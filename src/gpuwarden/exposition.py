@@ -8,13 +8,20 @@ from functools import cache, cached_property
 from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
 from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, ProcessReadings
 
-TABLES: tuple[type[Table[Any]], ...] = (DaemonReadings, GpuHealth, GpuReadings, ProcessReadings, RunReadings)
+TABLES: tuple[type[Table[Any]], ...] = (
+    DaemonReadings,
+    GpuHealth,
+    GpuReadings,
+    MigReadings,
+    ProcessReadings,
+    RunReadings,
+)
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -60,6 +67,7 @@ def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
     yield DaemonReadings, [((), DaemonReadings.read(state))]
     yield GpuHealth, [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in gpus]
     yield GpuReadings, [((gpu.identity.uuid,), gpu.readings) for gpu in gpus]
+    yield MigReadings, [((mig.identity.uuid,), mig.readings) for gpu in gpus for mig in gpu.mig]
     yield ProcessReadings, [((), ProcessReadings.read(state))]
     yield RunReadings, [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs]
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
+from gpuwarden.gpu.mig import Instance, mig_enabled
 from gpuwarden.gpu.nvml import (
     CLOCK_EVENT_REASONS,
     CLOCKS,
+    GPM_DRAM_ACTIVE,
+    GPM_GRAPHICS_ENGINE,
+    GPM_PIPES,
+    GPM_SM_ACTIVE,
+    GPM_SM_OCCUPANCY,
+    GPM_TENSOR_OPERATIONS,
     MEMORY_V2,
     PERFORMANCE_STATE_UNKNOWN,
     TEMPERATURE_CORE,
@@ -15,6 +23,9 @@ from gpuwarden.gpu.nvml import (
     Memory,
 )
 from gpuwarden.metric import Labels, Metric, Table
+
+_GPM = "nvmlGpmSampleGet, nvmlGpmMetricsGet:"
+_MIG_GPM = "nvmlGpmMigSampleGet, nvmlGpmMetricsGet:"
 
 
 def _memory(gpu: Device) -> Memory | None:
@@ -113,6 +124,41 @@ def _performance_state(gpu: Device) -> int | None:
     return None if state == PERFORMANCE_STATE_UNKNOWN else state
 
 
+def _active(gpu: Device, metric: int) -> float | None:
+    """Return a GPM metric of the undivided GPU; a divided one is sampled by instance."""
+    return None if mig_enabled(gpu) else gpu.gpm.share(gpu.handle, metric)
+
+
+def _each_active(gpu: Device, metrics: Mapping[str, int]) -> dict[Labels, float]:
+    return _known({(name,): _active(gpu, number) for name, number in metrics.items()})
+
+
+def _known(readings: Mapping[Labels, float | None]) -> dict[Labels, float]:
+    return {labels: value for labels, value in readings.items() if value is not None}
+
+
+def _instance_memory(amount: Callable[[Memory], float]) -> Callable[[Instance], float | None]:
+    return lambda mig: None if mig.memory is None else amount(mig.memory)
+
+
+def _slices(mig: Instance) -> dict[Labels, float] | None:
+    has = mig.attributes
+    return None if has is None else {("gpu",): has.gpuInstanceSliceCount, ("compute",): has.computeInstanceSliceCount}
+
+
+def _engines(mig: Instance) -> dict[Labels, float] | None:
+    has = mig.attributes
+    if has is None:
+        return None
+    return {
+        ("copy",): has.sharedCopyEngineCount,
+        ("decoder",): has.sharedDecoderCount,
+        ("encoder",): has.sharedEncoderCount,
+        ("jpeg",): has.sharedJpegCount,
+        ("ofa",): has.sharedOfaCount,
+    }
+
+
 class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     """What the driver answers for one GPU in one poll."""
 
@@ -176,4 +222,71 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     performance_state = Metric[Device](
         "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
         _performance_state, source="nvmlDeviceGetPerformanceState")
+    graphics_engine_active_ratio = Metric[Device](
+        "gpuwarden_gpu_graphics_engine_active_ratio", "gauge", "ratio", "Share of the time with any compute or graphics work under way, since the reading before.",
+        lambda gpu: _active(gpu, GPM_GRAPHICS_ENGINE), source=f"{_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_active_ratio = Metric[Device](
+        "gpuwarden_gpu_sm_active_ratio", "gauge", "ratio", "Share of the SMs that were busy, mean since the reading before.",
+        lambda gpu: _active(gpu, GPM_SM_ACTIVE), source=f"{_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_occupancy_ratio = Metric[Device](
+        "gpuwarden_gpu_sm_occupancy_ratio", "gauge", "ratio", "Active warps over the most that the SMs can hold, mean since the reading before.",
+        lambda gpu: _active(gpu, GPM_SM_OCCUPANCY), source=f"{_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
+    pipe_active_ratio = Metric[Device](
+        "gpuwarden_gpu_pipe_active_ratio", "gauge", "ratio", "Share of the time that the SMs' pipes were active, mean since the reading before; fp64, fp32 and fp16 leave tensor operations out.",
+        lambda gpu: _each_active(gpu, GPM_PIPES), labels=("pipe",), source=f"{_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
+    tensor_pipe_active_ratio = Metric[Device](
+        "gpuwarden_gpu_tensor_pipe_active_ratio", "gauge", "ratio", "Share of the time that the tensor pipe was active, by its operation, mean since the reading before.",
+        lambda gpu: _each_active(gpu, GPM_TENSOR_OPERATIONS), labels=("operation",), source=f"{_GPM} DFMA_TENSOR_UTIL, HMMA_…, DMMA_…, IMMA_…", tier="slow", opt_in=GPM_OPTION)
+    dram_active_ratio = Metric[Device](
+        "gpuwarden_gpu_dram_active_ratio", "gauge", "ratio", "Device memory's bandwidth in use over its most, mean since the reading before.",
+        lambda gpu: _active(gpu, GPM_DRAM_ACTIVE), source=f"{_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
+    # fmt: on
+
+
+class MigReadings(Table[Instance], prefix="gpuwarden_mig_", key=("uuid",)):
+    """A MIG instance, by its own UUID. Activity is of its GPU instance, which compute instances of one share."""
+
+    # fmt: off
+    info = Metric[Instance](
+        "gpuwarden_mig_info", "info", "", "Identity of a MIG instance, and the GPU it is a part of; join on uuid.",
+        lambda mig: {(mig.gpu_uuid, str(mig.identity.gpu_instance), str(mig.identity.compute_instance), mig.identity.profile): 1},
+        labels=("gpu_uuid", "gpu_instance", "compute_instance", "profile"),
+        source="nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID, …GpuInstanceId, …ComputeInstanceId, …Name", tier="slow")
+    multiprocessors = Metric[Instance](
+        "gpuwarden_mig_multiprocessors", "gauge", "", "SMs of the instance.",
+        lambda mig: None if mig.attributes is None else mig.attributes.multiprocessorCount, source="nvmlDeviceGetAttributes_v2", tier="slow")
+    slices = Metric[Instance](
+        "gpuwarden_mig_slices", "gauge", "", "Slices that the instance has of the GPU, and its compute instance of the SMs.",
+        _slices, labels=("kind",), source="nvmlDeviceGetAttributes_v2", tier="slow")
+    engines = Metric[Instance](
+        "gpuwarden_mig_engines", "gauge", "", "Engines that the instance can use, which compute instances of one GPU instance share.",
+        _engines, labels=("engine",), source="nvmlDeviceGetAttributes_v2", tier="slow")
+    memory_size_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_size_bytes", "gauge", "bytes", "Device memory of the instance in total.",
+        _instance_memory(lambda memory: memory.total), source="nvmlDeviceGetMemoryInfo_v2")
+    memory_used_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_used_bytes", "gauge", "bytes", "Device memory of the instance in use.",
+        _instance_memory(lambda memory: memory.used), source="nvmlDeviceGetMemoryInfo_v2")
+    memory_free_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_free_bytes", "gauge", "bytes", "Free device memory of the instance.",
+        _instance_memory(lambda memory: memory.free), source="nvmlDeviceGetMemoryInfo_v2")
+    memory_reserved_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_reserved_bytes", "gauge", "bytes", "Device memory of the instance that driver and firmware hold.",
+        lambda mig: getattr(mig.memory, "reserved", None), source="nvmlDeviceGetMemoryInfo_v2")
+    graphics_engine_active_ratio = Metric[Instance](
+        "gpuwarden_mig_graphics_engine_active_ratio", "gauge", "ratio", "Share of the time with any compute or graphics work under way, since the reading before.",
+        lambda mig: mig.share(GPM_GRAPHICS_ENGINE), source=f"{_MIG_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_active_ratio = Metric[Instance](
+        "gpuwarden_mig_sm_active_ratio", "gauge", "ratio", "Share of the SMs that were busy, mean since the reading before.",
+        lambda mig: mig.share(GPM_SM_ACTIVE), source=f"{_MIG_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_occupancy_ratio = Metric[Instance](
+        "gpuwarden_mig_sm_occupancy_ratio", "gauge", "ratio", "Active warps over the most that the SMs can hold, mean since the reading before.",
+        lambda mig: mig.share(GPM_SM_OCCUPANCY), source=f"{_MIG_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
+    pipe_active_ratio = Metric[Instance](
+        "gpuwarden_mig_pipe_active_ratio", "gauge", "ratio", "Share of the time that the SMs' pipes were active, mean since the reading before.",
+        lambda mig: _known({(name,): mig.share(number) for name, number in GPM_PIPES.items()}), labels=("pipe",),
+        source=f"{_MIG_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
+    dram_active_ratio = Metric[Instance](
+        "gpuwarden_mig_dram_active_ratio", "gauge", "ratio", "Device memory's bandwidth in use over its most, mean since the reading before.",
+        lambda mig: mig.share(GPM_DRAM_ACTIVE), source=f"{_MIG_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
     # fmt: on

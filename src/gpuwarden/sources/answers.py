@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from pynvml import (  # noqa: TID251 - numbers; nothing is called
     NVML_ERROR_INVALID_ARGUMENT,
+    NVML_ERROR_NOT_FOUND,
     NVML_ERROR_NOT_SUPPORTED,
     NVML_VALUE_TYPE_DOUBLE,
 )
@@ -15,12 +16,20 @@ from pynvml import (  # noqa: TID251 - numbers; nothing is called
 from gpuwarden.gpu.nvml import (
     CLOCK_EVENT_REASONS,
     CLOCKS,
+    GPM_DRAM_ACTIVE,
+    GPM_GRAPHICS_ENGINE,
+    GPM_PIPES,
+    GPM_SM_ACTIVE,
+    GPM_SM_OCCUPANCY,
+    GPM_TENSOR_OPERATIONS,
     MEMORY_V2,
+    NO_INSTANCE,
     TEMPERATURE_CORE,
     TEMPERATURE_THRESHOLDS,
     nvml_error,
 )
 from gpuwarden.sources import board as limits
+from gpuwarden.sources import gpm
 from gpuwarden.sources.board import NO_LOAD, Board
 from gpuwarden.sources.faults import SimulatedGpu
 from gpuwarden.sources.occupancy import Occupancy
@@ -53,7 +62,9 @@ class Process:
     """See nvml.ProcessInfo."""
 
     pid: int
-    usedGpuMemory: int  # noqa: N815 - the field's name in nvidia-ml-py
+    usedGpuMemory: int  # noqa: N815 - the fields' names in nvidia-ml-py
+    gpuInstanceId: int = NO_INSTANCE  # noqa: N815
+    computeInstanceId: int = NO_INSTANCE  # noqa: N815
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,13 @@ class Pci:
     """See nvml.PciInfo."""
 
     busId: str  # noqa: N815 - the field's name in nvidia-ml-py
+
+
+@dataclass(frozen=True, slots=True)
+class GpmSupport:
+    """See nvml.GpmSupport."""
+
+    isSupportedDevice: int  # noqa: N815 - the field's name in nvidia-ml-py
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +153,43 @@ def _field(slot: Slot, number: int, scope: int) -> FieldValue:
     return FieldValue(NVML_ERROR_NOT_SUPPORTED) if value is None else FieldValue(0, value=_Double(value))
 
 
+def _sample(slot: Slot, sample: dict[int, float]) -> None:
+    """Fill a GPM sample with what the units do, in percent: kernels that draw more power keep more of them busy."""
+    busy, bandwidth = slot.board.utilization
+    intensity = slot.board.load.intensity
+    active = busy * (0.55 + 0.4 * intensity)
+    tensor = 0.6 * intensity * active
+    sample |= {
+        GPM_GRAPHICS_ENGINE: busy,
+        GPM_SM_ACTIVE: active,
+        GPM_SM_OCCUPANCY: 0.42 * active,
+        GPM_DRAM_ACTIVE: 0.8 * bandwidth,
+        **dict.fromkeys(GPM_TENSOR_OPERATIONS.values(), 0.0),
+        GPM_TENSOR_OPERATIONS["hmma"]: tensor,
+        GPM_PIPES["tensor"]: tensor,
+        GPM_PIPES["fp64"]: 0.0,
+        GPM_PIPES["fp32"]: 0.13 * active,
+        GPM_PIPES["fp16"]: 0.04 * active,
+        GPM_PIPES["integer"]: 0.09 * active,
+    }
+
+
+def gpm_metrics(request: gpm.Request) -> None:
+    """Answer with the middle of two samples."""
+    for metric in request.wanted():
+        if metric.metricId in request.sample2:
+            metric.value = (request.sample1[metric.metricId] + request.sample2[metric.metricId]) / 2
+        else:
+            metric.nvmlReturn = NVML_ERROR_NOT_SUPPORTED
+
+
+def _refuse(code: int) -> Callable[..., NoReturn]:
+    def refuse(*_: object) -> NoReturn:
+        raise nvml_error(code)
+
+    return refuse
+
+
 _THRESHOLDS = {TEMPERATURE_THRESHOLDS[name]: celsius for name, celsius in limits.THRESHOLDS.items()}
 _POWER_LIMIT = round(limits.POWER_LIMIT * 1000)
 _ALL_REASONS = sum(CLOCK_EVENT_REASONS.values())
@@ -167,4 +222,13 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetFieldValues": lambda slot, fields: [_field(slot, *field) for field in fields],
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],
+    "nvmlGpmQueryDeviceSupport": lambda _: GpmSupport(1),
+    "nvmlGpmSampleGet": _sample,
+    "nvmlGpmMigSampleGet": _refuse(NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetMigMode": lambda _: [0, 0],
+    "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+    "nvmlDeviceGetMigDeviceHandleByIndex": _refuse(NVML_ERROR_NOT_FOUND),
+    "nvmlDeviceGetGpuInstanceId": _refuse(NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetComputeInstanceId": _refuse(NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetAttributes_v2": _refuse(NVML_ERROR_INVALID_ARGUMENT),
 }
