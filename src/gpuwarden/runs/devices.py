@@ -14,8 +14,8 @@ def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
     In this order: what the run was told; UUIDs in CUDA_VISIBLE_DEVICES; its indices where CUDA's order equals NVML's;
     the one GPU, or MIG instance, on which the process holds memory, for a run of one device.
     """
-    instances = [instance for gpu in snapshot.gpus for instance in gpu.mig]
-    known = {each.identity.uuid for each in (*snapshot.gpus, *instances)}
+    known = {gpu.identity.uuid for gpu in snapshot.gpus}
+    known |= {instance.identity.uuid for gpu in snapshot.gpus for instance in gpu.mig}
     told = {device: uuid for device, uuid in hello.devices.items() if uuid in known and uuid is not None}
     open_devices = [device for device in hello.devices if device not in told and _ordinal(device) is not None]
     visible = _visible(hello, snapshot)

@@ -54,8 +54,9 @@ EXPORT int nvmlGpmSampleAlloc(GpmSample **out) {
     return OK;
 }
 
-static int free_sample(GpmSample *sample) {
-    SYSTEM_CALL();
+static int free_sample(const char *function, GpmSample *sample) {
+    static Call call;
+    TRY(enter_system(&call, function));
     sample->mark = 0;
     return OK;
 }
@@ -63,7 +64,7 @@ static int free_sample(GpmSample *sample) {
 EXPORT int nvmlGpmSampleFree(GpmSample *sample) {
     REQUIRE(sample);
     hold(sample, __func__);
-    int result = free_sample(sample);
+    int result = free_sample(__func__, sample);
     let_go(sample); /* never freed, so that one that is used afterwards can be told */
     return result;
 }
@@ -133,9 +134,10 @@ static double busy_percent(const GpmSample *sample) {
     return sample->position == WHOLE ? whole : whole * (1 - 0.1 * sample->position);
 }
 
-static int answer(GpmRequest *request) {
+static int answer(const char *function, GpmRequest *request) {
     enum { LAST_METRIC = 333 };
-    SYSTEM_CALL();
+    static Call call;
+    TRY(enter_system(&call, function));
     REQUIRE(request->first->device && request->second->device);
     REQUIRE(request->second->taken_at > request->first->taken_at);
     REQUIRE(request->second->position == request->first->position);
@@ -153,7 +155,7 @@ EXPORT int nvmlGpmMetricsGet(GpmRequest *request) {
     REQUIRE(request && request->first && request->second && request->first != request->second);
     hold(request->first, __func__);
     hold(request->second, __func__);
-    int result = answer(request);
+    int result = answer(__func__, request);
     let_go(request->second);
     let_go(request->first);
     return result;
