@@ -137,7 +137,7 @@ def test_samples_that_are_too_close_are_not_taken(driver: Driver, sampler: Sampl
 
 
 def test_failed_sample_is_not_compared_with(driver: Driver, sampler: Sampler) -> None:
-    """What a failed call left in its buffer is nothing; its error is told once a reading; two samples later all is back."""
+    """What a failed call left in its buffer is nothing; its error is told once; two samples later all is back."""
     sampler.read()
     sampler.read()
     driver.fails = pynvml.NVML_ERROR_UNKNOWN

@@ -84,14 +84,19 @@ class Gpm:
         self._supported = None
         self._lacks.clear()
 
-    def share(self, handle: Handle, metric: int, gpu_instance: int | None = None) -> float | None:
+    def share(
+        self, handle: Handle, metric: int, gpu_instance: int | None = None, divided: Callable[[], bool] = lambda: False
+    ) -> float | None:
         """Return one metric as a ratio; None where it is not supported, or not known yet.
 
-        `handle` is the whole GPU's. Blocks as long as the driver does. Raises NVMLError, for a call that all metrics
-        come from at the first of them only.
+        `handle` is the whole GPU's, which is not sampled while it is `divided`. Blocks as long as the driver does.
+        Raises NVMLError, for a call that all metrics come from at the first of them only.
         """
         if gpu_instance not in self._shares:
             self._shares[gpu_instance] = {}
+            if divided():
+                self.forget(gpu_instance)
+                return None
             with self._using:
                 self._shares[gpu_instance] = self._read(handle, gpu_instance)
         share = self._shares[gpu_instance].get(metric)
@@ -99,8 +104,8 @@ class Gpm:
             raise share
         return share
 
-    def forget(self, gpu_instance: int) -> None:
-        """Give the samples of a GPU instance back: it is gone, or another one has its id now."""
+    def forget(self, gpu_instance: int | None) -> None:
+        """Give the samples of a subject back: it is gone, or another one has its id now."""
         self._lacks.discard(gpu_instance)
         with self._using:
             self._free(gpu_instance)

@@ -126,7 +126,7 @@ def _performance_state(gpu: Device) -> int | None:
 
 def _active(gpu: Device, metric: int) -> float | None:
     """Return a GPM metric of the undivided GPU; a divided one is sampled by instance."""
-    return None if mig_enabled(gpu) else gpu.gpm.share(gpu.handle, metric)
+    return gpu.gpm.share(gpu.handle, metric, divided=lambda: mig_enabled(gpu))
 
 
 def _each_active(gpu: Device, metrics: Mapping[str, int]) -> dict[Labels, float]:
