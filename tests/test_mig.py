@@ -72,7 +72,7 @@ def test_compute_instances_share_their_gpu_instance(mock_nvml: MockNvml) -> None
         (gpu,) = driver.poll(SLOW)
     assert divided(gpu) == ["1c.3g.40gb", "1c.3g.40gb", "2g.20gb"]
     names = [name.split()[2:4] for each in gpu.mig.values() for name in each if name.startswith("mig_info")]
-    assert names == [["1", "0"], ["1", "1"], ["3", "0"]]
+    assert names == [["17", "0"], ["17", "1"], ["3", "0"]]
     assert [each["mig_sm_active_ratio"] for each in gpu.mig.values()] == pytest.approx([0.5, 0.5, 0.4])
     assert mock_nvml.calls()["nvmlGpmMigSampleGet"] == 4
 

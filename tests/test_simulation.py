@@ -124,6 +124,22 @@ class TestBox:
             assert all(answers.readings.get(row) is not None for row in GpuReadings.rows)
             assert not answers.errors
 
+    def test_activity_follows_the_load(self) -> None:
+        """Units do no more than their GPU does: those of an idle one nothing, and parts stay below their whole."""
+        box = Box()
+        readers = [reader.GpuReader(box.nvml, box.handle(index), clock=box.clock) for index in range(8)]
+        for gpu in readers:
+            gpu.read()
+        box.clock.sleep(reader.DEFAULT_PLAN.slow_interval)
+        for index, gpu in enumerate(readers):
+            answers = gpu.read()
+            busy, active = value(answers, "graphics_engine_active_ratio"), value(answers, "sm_active_ratio")
+            assert 0 <= value(answers, "sm_occupancy_ratio") <= active <= busy <= 1
+            assert value(answers, "pipe_active_ratio", "tensor") == value(answers, "tensor_pipe_active_ratio", "hmma")
+            assert value(answers, "dram_active_ratio") <= value(answers, "memory_bandwidth_utilization_ratio") + 0.05
+            load = box.value(index, "utilization_ratio")
+            assert (active > 0.2) == (load > 0.5)
+
     def test_seed_and_clock_decide_all(self) -> None:
         """Two boxes agree however differently they were looked at."""
         one, other = Box(seed=7), Box(seed=7)

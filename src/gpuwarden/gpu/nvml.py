@@ -196,8 +196,6 @@ GPM_TENSOR_OPERATIONS = {
 GPM_REQUEST_VERSION: int = pynvml.NVML_GPM_METRICS_GET_VERSION
 MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
 NO_INSTANCE = 0xFFFFFFFF  # the id of no MIG instance
-# What an index of a MIG device answers where there is none: profiles take up several.
-NO_MIG_DEVICE = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 PERFORMANCE_STATE_UNKNOWN: int = pynvml.NVML_PSTATE_UNKNOWN
@@ -217,6 +215,8 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
+# What an index of a MIG device answers where there is none: profiles take up several.
+NO_MIG_DEVICE = UNSUPPORTED | {pynvml.NVML_ERROR_NOT_FOUND}
 # The GPU itself does not answer: asking it for more is in vain.
 GPU_GONE = frozenset(
     {
