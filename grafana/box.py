@@ -1,10 +1,11 @@
-"""The dashboard "box and runs": the answers first, then each GPU, each run, and the daemon itself."""
+"""The dashboard "box and runs": the answers first, then each GPU, each run, their host, and the daemon itself."""
 
 from __future__ import annotations
 
 from answers import answers
 from classic import Json, Panel, Query, Row, dashboard, source_variable, timeseries, variable
 from gpus import gpus
+from host import host
 from runs import runs
 from series import series, with_gpu
 
@@ -25,6 +26,7 @@ def box() -> Json:
             *answers(UID),
             Row(10, "GPUs of $instance", gpus(), repeat="instance"),
             Row(30, "Runs on $instance", runs(), repeat="instance"),
+            Row(40, "Host $instance", host(), repeat="instance"),
             Row(50, "gpuwarden itself", _daemon()),
         ],
     )

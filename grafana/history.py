@@ -11,13 +11,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import re
 import subprocess
 import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from unittest import mock
@@ -28,6 +29,10 @@ import yaml
 from gpuwarden import thresholds
 from gpuwarden.config import Config
 from gpuwarden.daemon import Daemon
+from gpuwarden.exposition import Exposition, entries
+from gpuwarden.host import Host, Space
+from gpuwarden.runs.cgroup import CgroupMemory
+from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State
@@ -43,6 +48,7 @@ FLAGS = (
 TARGET = 'job="gpuwarden",instance="gpu-box-1:9846"'
 # Faults, so that the panels of errors have something to show: from and to, as parts of the history.
 LOST_GPU, GPU_LOST, DRIVER_LOST = 5, (0.5, 0.55), (0.7, 0.705)
+_GIB, _CPUS = 2**30, 128
 RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"
 
@@ -72,12 +78,13 @@ async def _record(directory: Path, seconds: float) -> float:
     clock = _Clock()
     simulation = Simulation(clock=lambda: clock.now)
     daemon = Daemon(Config(), Source("simulated", simulation.nvml, reports=simulation.reports, clock=lambda: clock.now))
+    page = Exposition()
     lines: list[str] = []
     with mock.patch("time.time", clock.time):  # the daemon's own clock runs fast as well
         while True:
             _break(simulation, clock.now / seconds)
-            state = await daemon.poll()
-            lines += _samples(daemon.text, clock.time())
+            state = _hosted(await daemon.poll(), clock.now)
+            lines += _samples(page.render(entries(state)).text.decode(), clock.time())
             if clock.now >= seconds and _least_headroom(state) < thresholds.NEAR_OUT_OF_MEMORY / 2:
                 break
             if clock.now > seconds + LIMIT:
@@ -85,6 +92,40 @@ async def _record(directory: Path, seconds: float) -> float:
             clock.now += STEP
     _import(directory, lines)
     return clock.time()
+
+
+def _hosted(state: State, now: float) -> State:
+    """Put a made-up host around the simulated GPUs: this machine's own clock does not run fast, nor has it the runs."""
+    busy, iowait = 0.4 * now, 0.02 * (now + 300 * (1 - math.cos(now / 300)))  # which comes and goes
+    host = Host(
+        memory_size=_GIB * 1024,
+        memory_available=_GIB * (600 + int(40 * math.sin(now / 500))),
+        swap=Space(_GIB * 8, 0),
+        shm=Space(_GIB * 512, _GIB * (20 + int(10 * math.sin(now / 200)))),
+        cpus=_CPUS,
+        cpu_seconds={
+            ("busy",): _CPUS * busy,
+            ("iowait",): _CPUS * iowait,
+            ("idle",): _CPUS * (now - busy - iowait),
+            ("steal",): 0.0,
+        },
+        oom_kills=0,
+        stalled_seconds={("io", "some"): 0.05 * now},
+    )
+    runs = tuple(replace(run, usage=_usage(number, now)) for number, run in enumerate(state.runs, start=1))
+    return replace(state, host=host, runs=runs)
+
+
+def _usage(number: int, now: float) -> Usage:
+    """Make up what the run of that number uses, each its own."""
+    present = Present(
+        memory=_GIB * (8 + 3 * number),
+        processes=1 + 2 * number,
+        state="sleeping",
+        cpus=16.0,
+        cgroup_memory=CgroupMemory(_GIB * 64, _GIB * (10 + 3 * number)),
+    )
+    return Usage((1 + number) * now, int(2e7 * number * now), int(1e6 * number * now), present)
 
 
 def _break(simulation: Simulation, progress: float) -> None:

@@ -30,9 +30,9 @@ def series(row: Metric[Any], but: Mapping[str, str] = MappingProxyType({}), **on
     return f"{name}{{{','.join(matchers)}}}"
 
 
-def rate(row: Metric[Any]) -> str:
-    """Return a counter's increase a second."""
-    return f"rate({series(row)}[$__rate_interval])"
+def rate(row: Metric[Any], **only: str) -> str:
+    """Return a counter's increase a second; `only` as in `series`."""
+    return f"rate({series(row, {}, **only)}[$__rate_interval])"
 
 
 def with_gpu(expression: str, *more: str) -> str:

@@ -1,6 +1,9 @@
 """The daemon as a whole, in process: what it serves when a part of it fails."""
 
 import asyncio
+import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,9 @@ import pytest
 from gpuwarden.config import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition
+from gpuwarden.protocol import Hello
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import STATES
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import open_source
 from gpuwarden.web import Request
@@ -74,6 +80,44 @@ def test_more_simulated_runs_than_allowed_are_counted(tmp_path: Path) -> None:
         assert state.counts.reports_rejected["too_many_runs"] > 0
 
     asyncio.run(scenario())
+
+
+def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> None:
+    """The page shows the host, and what a run's real process uses; both are as they were until the interval is over."""
+    warden = daemon(tmp_path, poll__slow_interval="1h")
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    me = Peer(os.getpid(), os.getuid(), int(stat[19]))
+    warden._registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
+
+    async def scenario() -> None:
+        first, second = await warden.poll(), await warden.poll()
+        assert first.host is second.host
+        assert [run.peer for run in first.runs if run.usage] == [me]  # the simulated ones have no process
+        text = warden.text
+        assert f'gpuwarden_run_cpu_seconds_total{{run_id="{me.run_id}"}} ' in text
+        assert text.count('gpuwarden_run_process_state{run_id="') == len(STATES)
+        assert "\ngpuwarden_host_memory_available_bytes " in text
+        assert 'gpuwarden_access{source="run_io"} 1.0' in text
+        warden._slow_due = 0.0
+        assert (await warden.poll()).host is not first.host
+
+    asyncio.run(scenario())
+
+
+def test_ended_run_shows_its_totals_alone(tmp_path: Path) -> None:
+    """A run that is gone has CPU time to its name, and no memory, between two looks as well."""
+    warden = daemon(tmp_path)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        peer = Peer(process.pid, os.getuid(), int(stat[19]))
+        warden._registry.receive(peer, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
+        asyncio.run(warden.poll())
+        assert f'gpuwarden_run_host_memory_bytes{{run_id="{peer.run_id}"}} ' in warden.text
+        process.kill()
+    warden._registry.exited(peer, time.monotonic())
+    asyncio.run(warden.poll())
+    assert f'gpuwarden_run_cpu_seconds_total{{run_id="{peer.run_id}"}} ' in warden.text
+    assert f'gpuwarden_run_host_memory_bytes{{run_id="{peer.run_id}"}} ' not in warden.text
 
 
 def test_process_series_are_bounded_and_the_rest_counted(tmp_path: Path) -> None:

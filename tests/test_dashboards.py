@@ -168,7 +168,7 @@ def _needs_run(panel: dict[str, Any]) -> bool:
 
 def test_rows_of_boxes_repeat() -> None:
     """What belongs to one box is there once for each chosen box, under its name."""
-    assert [row.get("repeat") for row in ROWS] == ["instance", "instance", None]
+    assert [row.get("repeat") for row in ROWS] == ["instance", "instance", "instance", None]
     assert all("$instance" in row["title"] for row in ROWS if "repeat" in row)
 
 

@@ -21,13 +21,14 @@ class Memory:
         self.running = threading.Event()
         self.running.set()
         self.fails = False
-        self.look = Look(self._read, self.looks.append)
+        self.look = Look(self._read)
 
     def _read(self) -> float:
         self.running.wait()
         if self.fails:
             raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return len(self.looks)
+        self.looks.append(float(len(self.looks)))
+        return self.looks[-1]
 
     def seen_more(self) -> Callable[[], bool]:
         """Return the question whether it was looked at since."""
@@ -104,3 +105,15 @@ def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
     assert sampling() == 1
     sampler.stop()
     until(lambda: sampling() == 0, "no thread")
+
+
+def test_the_highest_is_told_once() -> None:
+    """A peak between two readings is told in the second, and not again."""
+    values = iter([5, 9, 4, 3])
+    look = Look(lambda: next(values))
+    for _ in range(3):
+        look.take(0.0)
+    assert look.highest() == 9
+    look.take(0.0)
+    assert look.highest() == 3
+    assert look.highest() == 0

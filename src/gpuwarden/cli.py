@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import resource
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwarden import logs
+from gpuwarden import event_loop, logs
 from gpuwarden._version import __version__
 from gpuwarden.config import Config, ConfigError, load
 
@@ -128,7 +127,7 @@ def _serve(parsed: argparse.Namespace) -> int:
         if path != Config().runs.socket:
             log.info("where they run: export GPUWARDEN_SOCKET=%s", path)
 
-    asyncio.run(daemon.run(say_where))
+    event_loop.run(daemon.run(say_where))
     return 0
 
 
@@ -144,7 +143,7 @@ def _once(parsed: argparse.Namespace) -> int:
     config = _load(parsed)
     logs.configure("warning")  # the page is the output
     daemon = Daemon(config, _open(config))
-    state = asyncio.run(daemon.poll())
+    state = event_loop.run(daemon.poll())
     sys.stdout.write(daemon.text)
     return FAILED if state.snapshot.fault else 0
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpuwarden import status_page, systemd
 from gpuwarden.config import Config
@@ -16,6 +15,9 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.host import Host, HostReader
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.sources import Source
@@ -46,6 +48,11 @@ class Daemon:
         )
         self._runs = RunServer(self._registry)
         self._names = ProcessNames()
+        self._host_reader = HostReader()
+        self._trees = ProcessTrees()
+        self._slow_due = 0.0  # monotonic
+        self._host = Host()
+        self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
         self._state: State | None = None
         self._page: Page | None = None
@@ -93,11 +100,11 @@ class Daemon:
 
     async def _keep_polling(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
+        stopped = loop.create_task(stop.wait())
         due = loop.time()
         while not stop.is_set():
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), due - loop.time())
+            await asyncio.wait([stopped], timeout=due - loop.time())
             if not stop.is_set():
                 await self._poll_or_show_nothing()
 
@@ -121,6 +128,10 @@ class Daemon:
                 self._runs.receive(peer, message)
         self._registry.expire(now)
         self._runs.forget_strangers()
+        if now >= self._slow_due:
+            self._slow_due = now + self._config.poll.slow_interval
+            self._host = self._host_reader.read()
+            self._usages = self._trees.read(self._registry.peers())
         state = self._join(snapshot, now)
         self._state, self._page = state, None
         self._answered = self._answered or not snapshot.hung
@@ -141,9 +152,11 @@ class Daemon:
             source=self._source.name,
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
-            runs=self._registry.runs(snapshot, now),
+            runs=self._registry.runs(snapshot, now, self._usages),
             processes=processes,
             identities=self._names.identify(process.pid for _gpu, process in processes),
+            host=self._host,
+            access={} if self._trees.io_allowed is None else {"run_io": self._trees.io_allowed},
             counts=Counts(
                 reports_received=self._registry.received,
                 reports_rejected=dict(self._registry.rejected),
@@ -155,6 +168,7 @@ class Daemon:
                     "not_accepted": self.web.counts.accept_errors,
                 },
                 processes_dropped=self._processes_dropped,
+                tree_processes_dropped=self._trees.dropped,
             ),
         )
 

@@ -9,6 +9,7 @@ from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
 from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.host import HostReadings
 from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
@@ -16,6 +17,7 @@ from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, ProcessReadin
 
 TABLES: tuple[type[Table[Any]], ...] = (
     DaemonReadings,
+    HostReadings,
     GpuHealth,
     GpuReadings,
     MigReadings,
@@ -65,6 +67,7 @@ def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
     """Return what is exposed of a state, table by table."""
     gpus = state.snapshot.gpus
     yield DaemonReadings, [((), DaemonReadings.read(state))]
+    yield HostReadings, [((), HostReadings.read(state.host))]
     yield GpuHealth, [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in gpus]
     yield GpuReadings, [((gpu.identity.uuid,), gpu.readings) for gpu in gpus]
     yield MigReadings, [((mig.identity.uuid,), mig.readings) for gpu in gpus for mig in gpu.mig]

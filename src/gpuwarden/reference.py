@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import cleandoc
 
 from gpuwarden.exposition import TABLES
 
@@ -24,7 +25,7 @@ def _lines() -> Iterator[str]:
         yield ""
         yield f"## {table.prefix}…"
         yield ""
-        yield table.__doc__ or ""
+        yield cleandoc(table.__doc__ or "")
         yield ""
         yield "| metric | kind | labels | tier | meaning | source |"
         yield "| --- | --- | --- | --- | --- | --- |"

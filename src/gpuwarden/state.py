@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gpuwarden._version import __version__
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.host import Host
 from gpuwarden.runs.registry import Run
 
 
@@ -22,13 +23,15 @@ class Counts:
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     http_connections_lost: Mapping[str, int] = field(default_factory=dict)
     processes_dropped: int = 0
+    tree_processes_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """One poll, the runs joined with it, and the daemon's own health.
 
-    `processes` are those that get series, `identities` who they are by pid, as far as the system tells.
+    `processes` are those that get series, `identities` who they are by pid, as far as the system tells. `access` says
+    of sources that need a permission whether the daemon has it; one that there was no occasion to try is not named.
     """
 
     source: str
@@ -37,6 +40,8 @@ class State:
     runs: tuple[Run, ...] = ()
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     identities: Mapping[int, ProcessIdentity] = field(default_factory=dict)
+    host: Host = field(default_factory=Host)
+    access: Mapping[str, bool] = field(default_factory=dict)
     counts: Counts = Counts()
     version: str = __version__
     python: str = platform.python_version()

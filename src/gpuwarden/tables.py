@@ -126,6 +126,12 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     series_dropped_total = Metric[State](
         "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",
         lambda state: {("processes",): state.counts.processes_dropped}, labels=("limit",))
+    tree_processes_dropped_total = Metric[State](
+        "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
+        lambda state: state.counts.tree_processes_dropped)
+    access = Metric[State](
+        "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission.",
+        lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))
     http_requests_total = Metric[State](
         "gpuwarden_http_requests_total", "counter", "", "HTTP requests answered, by path and status code.",
         lambda state: {(path, str(code)): count for (path, code), count in state.counts.http_requests.items()}, labels=("path", "code"))

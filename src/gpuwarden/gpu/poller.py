@@ -50,7 +50,7 @@ class _Threads:
         self._open: list[asyncio.Future[Any]] = []
         self._workers: list[int] = []  # by the kernel's thread id
         self._count = 0
-        self._watching = False
+        self._watch: asyncio.TimerHandle | None = None  # set while jobs are under way
 
     @property
     def uninterruptible(self) -> bool:
@@ -64,8 +64,8 @@ class _Threads:
         self._jobs.put(lambda: self._outcomes.put((future, _outcome(job))))
         if self._count == 0:
             self._add()
-        if not self._watching:
-            self._watch()
+        if self._watch is None:
+            self._look_after()
         return future
 
     def _add(self) -> None:
@@ -88,19 +88,21 @@ class _Threads:
             if not future.done():  # a cancelled one
                 future.set_result(outcome)
         self._open = [future for future in self._open if not future.done()]
+        if not self._open and self._watch:
+            self._watch.cancel()  # or it would wake the process once a poll for nothing
+            self._watch = None
 
-    def _watch(self) -> None:
-        self._watching = True
-        asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._check, self._jobs.qsize())
+    def _look_after(self) -> None:
+        self._watch = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._check, self._jobs.qsize())
 
     def _check(self, waiting: int) -> None:
-        self._watching = False
+        self._watch = None
         self._deliver()
         if self._jobs.empty():
             return
         if self._jobs.qsize() >= waiting and self._count < len(self._open):
             self._add()
-        self._watch()
+        self._look_after()
 
 
 def _sleeps_uninterruptibly(thread: int) -> bool:

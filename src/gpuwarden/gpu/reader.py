@@ -74,8 +74,8 @@ class GpuReader:
         host_memory: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._look = Look(self._memory_used)
         self._device = Device(nvml, handle, host_memory, Peaks(clock), Gpm(nvml, clock))
-        self._look = Look(self._memory_used, self._device.peaks.look)
         self._plan = plan
         self._clock = clock
         self._last: float | None = None  # when the last reading began, unless it failed
@@ -117,6 +117,7 @@ class GpuReader:
             self._relearn()
         self._device.begin(0.0 if last is None else now - last)
         answers = Answers(time.time())
+        self._device.peaks.look(self._look.highest())
         slow = now >= self._slow_due
         self._take("memory", answers.errors)
         self._take("poll", answers.errors)

@@ -6,30 +6,44 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from gpuwarden.gpu.nvml import NVMLError
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
 class Look:
-    """How one GPU's memory is looked at: `read` asks the driver for the bytes in use, `note` takes them."""
+    """How one GPU's memory is looked at: `read` asks the driver for the bytes in use.
 
-    read: Callable[[], float]
-    note: Callable[[float], None]
-    asked: float | None = None  # since when a read has been under way, by the monotonic clock
+    Taken ten times a second with cold caches, a look costs by what it touches: it keeps the highest and no more.
+    """
 
-    def take(self) -> None:
+    __slots__ = ("_highest", "_lock", "_read", "asked")
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._highest = 0.0
+        self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
+
+    def take(self, now: float) -> None:
         """Look once. Blocks as long as the driver does."""
-        self.asked = time.monotonic()
+        self.asked = now
         try:
-            self.note(self.read())
+            used = self._read()
         except NVMLError:
-            pass  # the next poll finds out what is wrong, and says so
+            return  # the next poll finds out what is wrong, and says so
         finally:
             self.asked = None
+        if used > self._highest:
+            with self._lock:
+                self._highest = max(used, self._highest)
+
+    def highest(self) -> float:
+        """Return the highest since the last call, 0 where nothing was seen. Another thread may be looking."""
+        with self._lock:
+            highest, self._highest = self._highest, 0.0
+        return highest
 
 
 class Sampler:
@@ -81,11 +95,12 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         due = time.monotonic()
         while True:
-            due = max(due + self._interval, time.monotonic())  # after a slow look: no burst to catch up
-            time.sleep(max(0.0, due - time.monotonic()))
+            now = time.monotonic()
+            due = max(due + self._interval, now)  # after a slow look: no burst to catch up
+            time.sleep(due - now)
             for look in self.looks:
                 if self._ended:
                     return
-                look.take()
+                look.take(due)
             if self._ended:
                 return

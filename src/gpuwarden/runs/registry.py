@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
@@ -17,6 +18,7 @@ from gpuwarden.headroom import headroom
 from gpuwarden.protocol import DeviceMemory, End, Hello, Message, ProtocolError, Report
 from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import Usage
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,8 @@ class Run:
 
     `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
-    than the expiry.
-    `unresolved` counts the run's devices that could not be told to be a certain GPU.
+    than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
+    its processes use on the host, where that is known.
     """
 
     peer: Peer
@@ -41,6 +43,7 @@ class Run:
     headroom: Mapping[str, float] = field(default_factory=dict)
     headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
     unresolved: int = 0
+    usage: Usage | None = None
 
 
 @dataclass(slots=True)
@@ -150,11 +153,17 @@ class RunRegistry:
                 del self._records[run_id]
                 log.info("run=%s name=%r forgotten", run_id, record.hello.name)
 
-    def runs(self, snapshot: Snapshot, now: float) -> tuple[Run, ...]:
-        """Return all runs, joined with the GPUs of `snapshot`."""
-        return tuple(self._run(record, snapshot, now) for record in self._records.values())
+    def peers(self) -> list[Peer]:
+        """Return the processes of all runs."""
+        return [record.peer for record in self._records.values()]
 
-    def _run(self, record: _Record, snapshot: Snapshot, now: float) -> Run:
+    def runs(
+        self, snapshot: Snapshot, now: float, usages: Mapping[Peer, Usage] = MappingProxyType({})
+    ) -> tuple[Run, ...]:
+        """Return all runs, joined with the GPUs of `snapshot` and with what their processes use on the host."""
+        return tuple(self._run(record, snapshot, now, usages.get(record.peer)) for record in self._records.values())
+
+    def _run(self, record: _Record, snapshot: Snapshot, now: float, usage: Usage | None) -> Run:
         up = record.ended is None
         current = up and record.last_report is not None and now - record.last_report <= self._expiry
         uuids = resolve(record.hello, record.peer.pid, snapshot)
@@ -170,6 +179,7 @@ class RunRegistry:
             headroom=self._headroom(record, memory, snapshot, lambda device: device.current),
             headroom_at_peak=self._headroom(record, memory, snapshot, lambda device: device.peak),
             unresolved=len(record.hello.devices) - len(uuids),
+            usage=usage,
         )
 
     def _headroom(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpuwarden.metric import Histogram, Metric, Reading, Table
 from gpuwarden.protocol import PHASES, STEP_BUCKETS
+from gpuwarden.runs.process_tree import STATES, Present
 from gpuwarden.runs.registry import Run
 
 
@@ -19,8 +22,29 @@ def _phase(run: Run) -> Reading:
     return {(name,): float(run.report.phase == name) for name in PHASES} if run.report and run.current else None
 
 
+def _present(run: Run) -> Present | None:
+    return run.usage.present if run.usage and run.up else None
+
+
+def _of_processes(reading: Callable[[Present], Reading]) -> Callable[[Run], Reading]:
+    """Read something that a run's processes hold now; nothing once they are gone."""
+
+    def read(run: Run) -> Reading:
+        present = _present(run)
+        return reading(present) if present else None
+
+    return read
+
+
+def _state(present: Present) -> Reading:
+    return {(name,): float(present.state == name) for name in STATES} if present.state else None
+
+
 class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
-    """What one run reported, and what follows from it together with its GPUs."""
+    """What one run reported, what follows from it together with its GPUs, and what its processes use on the host.
+
+    The latter has the tier slow, and is there for processes that this daemon sees in `/proc`: [host.md](host.md).
+    """
 
     # fmt: off
     info = Metric[Run](
@@ -71,4 +95,33 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     reports_dropped_total = Metric[Run](
         "gpuwarden_run_reports_dropped_total", "counter", "", "Reports the run could not send because the daemon did not read.",
         lambda run: run.report.dropped if run.report else None, source="report")
+    cpu_seconds_total = Metric[Run](
+        "gpuwarden_run_cpu_seconds_total", "counter", "seconds", "CPU time of the run's processes, data loader workers included, ended ones too.",
+        lambda run: run.usage.cpu_seconds if run.usage else None, source="/proc/PID/stat", tier="slow")
+    cpus = Metric[Run](
+        "gpuwarden_run_cpus", "gauge", "", "CPUs the run may use at once, by its main process's affinity and the quotas of its cgroup.",
+        _of_processes(lambda present: present.cpus), source="sched_getaffinity, cgroup cpu.max or cpu.cfs_quota_us", tier="slow")
+    host_memory_bytes = Metric[Run](
+        "gpuwarden_run_host_memory_bytes", "gauge", "bytes", "Host memory resident in the run's processes; pages they share count once for each.",
+        _of_processes(lambda present: present.memory), source="/proc/PID/stat", tier="slow")
+    processes = Metric[Run](
+        "gpuwarden_run_processes", "gauge", "", "Living processes of the run: its main one and all below it that are no run themselves.",
+        _of_processes(lambda present: present.processes), source="/proc/PID/stat", tier="slow")
+    process_state = Metric[Run](
+        "gpuwarden_run_process_state", "gauge", "", "State of the main process's first thread: 1 for one of the states, 0 for the others.",
+        _of_processes(_state), labels=("state",), source="/proc/PID/stat", tier="slow")
+    read_bytes_total = Metric[Run](
+        "gpuwarden_run_read_bytes_total", "counter", "bytes", "Bytes the run's processes had fetched from storage; what the page cache held is not among them.",
+        lambda run: run.usage.read_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
+    written_bytes_total = Metric[Run](
+        "gpuwarden_run_written_bytes_total", "counter", "bytes", "Bytes the run's processes had sent to storage.",
+        lambda run: run.usage.written_bytes if run.usage else None, source="/proc/PID/io, needs a permission (host.md)", tier="slow")
+    cgroup_memory_limit_bytes = Metric[Run](
+        "gpuwarden_run_cgroup_memory_limit_bytes", "gauge", "bytes", "Memory limit of the run's container or job: of the cgroups it is in, the one with the least room left.",
+        _of_processes(lambda present: present.cgroup_memory.limit if present.cgroup_memory else None),
+        source="cgroup memory.max or memory.limit_in_bytes", tier="slow")
+    cgroup_memory_used_bytes = Metric[Run](
+        "gpuwarden_run_cgroup_memory_used_bytes", "gauge", "bytes", "Memory in use under that limit, without page cache, which the kernel drops first.",
+        _of_processes(lambda present: present.cgroup_memory.used if present.cgroup_memory else None),
+        source="cgroup memory.current or memory.usage_in_bytes, memory.stat", tier="slow")
     # fmt: on

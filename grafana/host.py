@@ -1,0 +1,101 @@
+"""The machine around the GPUs: whether it keeps them fed, and what each run takes of it."""
+
+from __future__ import annotations
+
+from classic import Panel, Query, override, override_matching, timeseries
+from looks import DASHED, LIMIT, NO_RUN, SIZE
+from series import rate, series, with_run
+
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host import HostReadings
+from gpuwarden.runs.table import RunReadings
+
+RUN = "{{run_name}}"
+
+
+def host() -> list[Panel]:
+    """Return the panels of a box's host: what starves GPUs first, then what ends runs."""
+    return [*_feeding(), *_memory()]
+
+
+def _feeding() -> list[Panel]:
+    cpus = series(HostReadings.cpus)
+    busy, iowait = (
+        f"sum by (job, instance) ({rate(HostReadings.cpu_seconds_total, mode=mode)}) / {cpus}"
+        for mode in ("busy", "iowait")
+    )
+    stalled = rate(HostReadings.stalled_seconds_total, resource="io", share="some")
+    return [
+        timeseries(
+            41,
+            "GPUs beside CPUs",
+            "GPUs that idle while CPUs are busy, wait for I/O or stall on it starve for data (docs/host.md).",
+            Query(f"avg by (instance) ({series(GpuReadings.utilization_ratio)})", "GPU utilization, mean"),
+            Query(busy, "CPUs busy"),
+            Query(iowait, "CPUs in iowait"),
+            Query(stalled, "some process stalled on I/O"),
+            width=8,
+            unit="percentunit",
+            max=1,
+        ),
+        timeseries(
+            42,
+            "CPUs of runs",
+            "CPUs that each run keeps busy with its data loader workers, and how many it may use.",
+            Query(with_run(rate(RunReadings.cpu_seconds_total)), RUN),
+            Query(with_run(series(RunReadings.cpus)), f"{RUN} may use"),
+            width=8,
+            unit="short",
+            empty=NO_RUN,
+            overrides=[override_matching("may use$", **DASHED)],
+        ),
+        timeseries(
+            43,
+            "Storage I/O of runs",
+            "Bytes a second that each run has fetched from storage and sent there, past the page cache.",
+            Query(with_run(rate(RunReadings.read_bytes_total)), f"{RUN} reads"),
+            Query(with_run(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
+            width=8,
+            unit="Bps",
+            empty=f"{NO_RUN}; for other users' runs see docs/host.md",
+            overrides=[override_matching("writes$", **DASHED)],
+        ),
+    ]
+
+
+def _memory() -> list[Panel]:
+    return [
+        timeseries(
+            44,
+            "Host memory",
+            "Memory that processes can still get without swapping, and swap in use.",
+            Query(series(HostReadings.memory_available_bytes), "available"),
+            Query(series(HostReadings.swap_used_bytes), "swap used"),
+            Query(series(HostReadings.memory_size_bytes), "memory"),
+            width=8,
+            unit="bytes",
+            overrides=[override("memory", **SIZE)],
+        ),
+        timeseries(
+            45,
+            "Host memory of runs",
+            "Memory resident in each run's processes, and where its container or job has a limit what that holds.",
+            Query(with_run(series(RunReadings.host_memory_bytes)), RUN),
+            Query(with_run(series(RunReadings.cgroup_memory_used_bytes)), f"{RUN} with its container or job"),
+            Query(with_run(series(RunReadings.cgroup_memory_limit_bytes)), f"{RUN} limit"),
+            width=8,
+            unit="bytes",
+            empty=NO_RUN,
+            overrides=[override_matching("limit$", **LIMIT)],
+        ),
+        timeseries(
+            46,
+            "Shared memory",
+            "What is in use of /dev/shm, through which data loaders hand over batches.",
+            Query(series(HostReadings.shm_used_bytes), "used"),
+            Query(series(HostReadings.shm_size_bytes), "size"),
+            width=8,
+            unit="bytes",
+            overrides=[override("size", **SIZE)],
+        ),
+    ]

@@ -1,0 +1,240 @@
+"""The machine around the GPUs, as far as it explains a training run; it is no second node_exporter.
+
+Reads /proc and /dev/shm, by psutil where it has the figure; nothing here blocks. What the kernel does not tell is None.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from gpuwarden.metric import Labels, Metric, Table
+
+T = TypeVar("T")
+_PAGE = os.sysconf("SC_PAGE_SIZE")  # psutil takes 4 KiB for granted in swap traffic; Grace has pages of 64 KiB
+_SHM = "/dev/shm"  # noqa: S108 - its fill level is read, nothing is written
+_PRESSURE = Path("/proc/pressure")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes that there are, and bytes in use."""
+
+    size: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One look at the machine. Bytes and seconds; `cpu_seconds` by mode, `stalled_seconds` by resource and share."""
+
+    memory_size: int | None = None
+    memory_available: int | None = None
+    swap: Space | None = None
+    swapped_in: int | None = None
+    swapped_out: int | None = None
+    shm: Space | None = None
+    cpus: int | None = None
+    cpu_seconds: Mapping[Labels, float] = field(default_factory=dict)
+    oom_kills: int | None = None
+    stalled_seconds: Mapping[Labels, float] = field(default_factory=dict)
+
+
+class HostReader:
+    """Looks at the machine; remembers the CPU's counters, as the kernel's may fall."""
+
+    def __init__(self) -> None:
+        self._cpu: Mapping[Labels, float] = {}
+
+    def read(self) -> Host:
+        """Take one look. Raises nothing; takes about a quarter of a millisecond."""
+        memory = _told(psutil.virtual_memory)
+        events = _told(_events) or {}
+        self._cpu = {mode: max(now, self._cpu.get(mode, 0.0)) for mode, now in (_told(_cpu_seconds) or {}).items()}
+        return Host(
+            memory_size=memory.total if memory else None,
+            memory_available=memory.available if memory else None,
+            swap=_told(_swap),
+            swapped_in=_bytes(events.get(b"pswpin")),
+            swapped_out=_bytes(events.get(b"pswpout")),
+            shm=_told(_shm),
+            cpus=_told(psutil.cpu_count),
+            cpu_seconds=self._cpu,
+            oom_kills=events.get(b"oom_kill"),
+            stalled_seconds=dict(_stalled()),
+        )
+
+
+def _told(question: Callable[[], T]) -> T | None:
+    """Ask; what the kernel lacks, hides, or writes in a way that psutil does not know, is None."""
+    try:
+        return question()
+    except (OSError, ValueError, KeyError, IndexError, AttributeError, RuntimeError, psutil.Error):
+        return None
+
+
+def _swap() -> Space:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where /proc/vmstat lacks the traffic, which is not taken from psutil
+        swap = psutil.swap_memory()
+    return Space(swap.total, swap.used)
+
+
+def _shm() -> Space:
+    found = os.statvfs(_SHM)
+    return Space(found.f_blocks * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)
+
+
+def _cpu_seconds() -> dict[Labels, float]:
+    """Sum the kernel's modes to four that make up all time; guests' time is within user and nice already.
+
+    iowait may fall (Linux, Documentation/filesystems/proc.rst), and for the time a CPU is offline idle does too.
+    """
+    times = psutil.cpu_times()
+    busy = times.user + times.nice + times.system + times.irq + times.softirq
+    return {("busy",): busy, ("iowait",): times.iowait, ("idle",): times.idle, ("steal",): times.steal}
+
+
+def _events() -> dict[bytes, int]:
+    lines = Path("/proc/vmstat").read_bytes().splitlines()
+    pairs = (line.split() for line in lines if line.startswith((b"pswp", b"oom_kill ")))
+    return {name: int(count) for name, count in pairs}
+
+
+def _bytes(pages: int | None) -> int | None:
+    return None if pages is None else pages * _PAGE
+
+
+def _stalled() -> Iterator[tuple[Labels, float]]:
+    """Return pressure stall totals (Linux, Documentation/accounting/psi.rst); a CPU never stalls a whole machine."""
+    for resource in ("cpu", "memory", "io"):
+        for line in (_told((_PRESSURE / resource).read_text) or "").splitlines():
+            share, _, rest = line.partition(" ")
+            total = rest.rpartition("total=")[2]
+            if total.isdecimal() and (resource, share) != ("cpu", "full"):
+                yield (resource, share), int(total) / 1e6
+
+
+class HostReadings(Table[Host], prefix="gpuwarden_host_"):
+    """The machine around the GPUs; [host.md](host.md) says how to read it.
+
+    In a container these are the whole machine's figures, but for /dev/shm, which is the daemon's own.
+    """
+
+    memory_size_bytes = Metric[Host](
+        "gpuwarden_host_memory_size_bytes",
+        "gauge",
+        "bytes",
+        "Memory of the host.",
+        lambda host: host.memory_size,
+        source="psutil.virtual_memory: /proc/meminfo",
+        tier="slow",
+    )
+    memory_available_bytes = Metric[Host](
+        "gpuwarden_host_memory_available_bytes",
+        "gauge",
+        "bytes",
+        "Memory that processes can still get without swapping, as the kernel estimates it.",
+        lambda host: host.memory_available,
+        source="psutil.virtual_memory: /proc/meminfo",
+        tier="slow",
+    )
+    swap_size_bytes = Metric[Host](
+        "gpuwarden_host_swap_size_bytes",
+        "gauge",
+        "bytes",
+        "Swap space of the host; 0 is a host without.",
+        lambda host: host.swap.size if host.swap else None,
+        source="psutil.swap_memory: /proc/meminfo",
+        tier="slow",
+    )
+    swap_used_bytes = Metric[Host](
+        "gpuwarden_host_swap_used_bytes",
+        "gauge",
+        "bytes",
+        "Swap space in use.",
+        lambda host: host.swap.used if host.swap else None,
+        source="psutil.swap_memory: /proc/meminfo",
+        tier="slow",
+    )
+    swapped_in_bytes_total = Metric[Host](
+        "gpuwarden_host_swapped_in_bytes_total",
+        "counter",
+        "bytes",
+        "Memory read back from swap since boot.",
+        lambda host: host.swapped_in,
+        source="/proc/vmstat: pswpin",
+        tier="slow",
+    )
+    swapped_out_bytes_total = Metric[Host](
+        "gpuwarden_host_swapped_out_bytes_total",
+        "counter",
+        "bytes",
+        "Memory written to swap since boot.",
+        lambda host: host.swapped_out,
+        source="/proc/vmstat: pswpout",
+        tier="slow",
+    )
+    shm_size_bytes = Metric[Host](
+        "gpuwarden_host_shm_size_bytes",
+        "gauge",
+        "bytes",
+        "Size of /dev/shm, through which data loaders hand over batches; a container may have one of its own.",
+        lambda host: host.shm.size if host.shm else None,
+        source="statvfs of /dev/shm",
+        tier="slow",
+    )
+    shm_used_bytes = Metric[Host](
+        "gpuwarden_host_shm_used_bytes",
+        "gauge",
+        "bytes",
+        "Bytes in use of /dev/shm; a data loader that finds it full dies of a bus error.",
+        lambda host: host.shm.used if host.shm else None,
+        source="statvfs of /dev/shm",
+        tier="slow",
+    )
+    cpus = Metric[Host](
+        "gpuwarden_host_cpus",
+        "gauge",
+        "",
+        "CPUs of the host that are online.",
+        lambda host: host.cpus,
+        source="psutil.cpu_count",
+        tier="slow",
+    )
+    cpu_seconds_total = Metric[Host](
+        "gpuwarden_host_cpu_seconds_total",
+        "counter",
+        "seconds",
+        "Time of all CPUs since boot: busy, iowait is idle while a read or write is under way, steal went to other "
+        "virtual machines; the modes sum up to all time.",
+        lambda host: host.cpu_seconds,
+        labels=("mode",),
+        source="psutil.cpu_times: /proc/stat",
+        tier="slow",
+    )
+    oom_kills_total = Metric[Host](
+        "gpuwarden_host_oom_kills_total",
+        "counter",
+        "",
+        "Processes the kernel killed since boot because the host or a cgroup was out of memory.",
+        lambda host: host.oom_kills,
+        source="/proc/vmstat: oom_kill",
+        tier="slow",
+    )
+    stalled_seconds_total = Metric[Host](
+        "gpuwarden_host_stalled_seconds_total",
+        "counter",
+        "seconds",
+        "Time in which some processes, or all that had work (full), waited for a resource: cpu, memory or io.",
+        lambda host: host.stalled_seconds,
+        labels=("resource", "share"),
+        source="/proc/pressure (PSI)",
+        tier="slow",
+    )

@@ -1,0 +1,139 @@
+"""What the cgroup of a process allows it: containers and batch jobs end by these limits, not by the host's.
+
+Both versions of cgroups (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1). A limit anywhere above a
+process holds for it, so all levels are asked. Reads /proc and the cgroup file system; nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_NO_LIMIT = 2**62  # version 1 writes "none" as the largest number of whole pages
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """Bytes a cgroup may hold, and bytes it holds that the kernel cannot simply drop."""
+
+    limit: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds for one process: the memory limit with the least room left, and the lowest quota of CPUs."""
+
+    memory: CgroupMemory | None = None
+    cpus: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The files of one version: `dropped` names the lines of memory.stat that are page cache."""
+
+    limit: str
+    used: str
+    dropped: tuple[bytes, ...]
+
+
+_V2 = _Version("memory.max", "memory.current", (b"active_file", b"inactive_file"))
+_V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", (b"total_active_file", b"total_inactive_file"))
+
+
+class Cgroups:
+    """Finds the limits of processes; asks each cgroup once a look, which `begin` opens."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._mounts: dict[str, tuple[str, str]] = {}
+        self._found: dict[bytes, Limits] = {}
+
+    def begin(self) -> None:
+        """Forget what the cgroups said."""
+        self._found.clear()
+        if not self._mounts:
+            self._mounts = dict(_mounts(_content(f"{self._proc}/self/mountinfo")))
+
+    def limits(self, pid: int) -> Limits:
+        """Return what holds for a process; nothing where it, or its cgroup, cannot be seen. Raises nothing."""
+        membership = _content(f"{self._proc}/{pid}/cgroup")
+        if membership not in self._found:
+            self._found[membership] = self._ask(membership.decode(errors="surrogateescape"))
+        return self._found[membership]
+
+    def _ask(self, membership: str) -> Limits:
+        paths = dict(_memberships(membership))
+        controller, version = ("memory", _V1) if "memory" in self._mounts else ("", _V2)
+        limited = [found for level in self._levels(paths, controller) if (found := _memory(level, version))]
+        levels = self._levels(paths, "cpu" if "cpu" in self._mounts else "")
+        quotas = [quota for level in levels if (quota := _quota(level))]
+        return Limits(min(limited, key=lambda each: each.limit - each.used, default=None), min(quotas, default=None))
+
+    def _levels(self, paths: dict[str, str], controller: str) -> Iterator[str]:
+        """Return the folders of a process's cgroup and of those it is in, as far as they are mounted here."""
+        mount, root = self._mounts.get(controller, ("", ""))
+        path = paths.get(controller, "")
+        if root != "/":  # in a container the mount shows a part only
+            if not f"{path}/".startswith(f"{root}/"):
+                return
+            path = path[len(root) :]
+        if not mount or ".." in path.split("/"):  # outside of what this daemon sees
+            return
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            yield "/".join([mount, *parts[:depth]])
+
+
+def _mounts(mountinfo: bytes) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Return where each controller is mounted, and the cgroup that is seen there; version 2 has the name ""."""
+    for line in mountinfo.decode(errors="surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.partition(" ")
+        place = before.split(" ")[4:2:-1]
+        if kind == "cgroup2":
+            yield "", (place[0], place[1])
+        elif kind == "cgroup":
+            for controller in {"memory", "cpu"} & set(options.rpartition(" ")[2].split(",")):
+                yield controller, (place[0], place[1])
+
+
+def _memberships(text: str) -> Iterator[tuple[str, str]]:
+    """Return the path of a process's cgroup by controller, from /proc/PID/cgroup (cgroups(7))."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in controllers.split(","):
+            yield controller, path
+
+
+def _memory(folder: str, version: _Version) -> CgroupMemory | None:
+    limit = _number(_content(f"{folder}/{version.limit}"))
+    used = _number(_content(f"{folder}/{version.used}")) if limit is not None and limit < _NO_LIMIT else None
+    if limit is None or used is None:
+        return None
+    lines = (line.partition(b" ") for line in _content(f"{folder}/memory.stat").splitlines())
+    cache = sum(_number(count) or 0 for name, _, count in lines if name in version.dropped)
+    return CgroupMemory(limit, max(used - cache, 0))
+
+
+def _quota(folder: str) -> float | None:
+    quota, _, period = _content(f"{folder}/cpu.max").partition(b" ")
+    if not quota:
+        quota, period = _content(f"{folder}/cpu.cfs_quota_us"), _content(f"{folder}/cpu.cfs_period_us")
+    allowed, of = _number(quota), _number(period)
+    return allowed / of if allowed and of else None
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a Path would cost more than the reading
+            return file.readall()
+    except OSError:
+        return b""
+
+
+def _number(text: bytes) -> int | None:
+    """Return a whole number; None for "max" and -1, which are no limit, and for nothing."""
+    text = text.strip()
+    return int(text) if text.isdigit() else None

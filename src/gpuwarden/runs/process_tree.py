@@ -1,0 +1,317 @@
+"""What each run's processes use on the host: a run's data loader workers count to their run.
+
+Plain /proc (proc(5)), as psutil would read every process of the box anew for each run. Nothing here blocks or raises:
+a process that vanishes in mid-read, or is hidden, is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits
+from gpuwarden.runs.peer import Peer
+
+MAX_PROCESSES = 512  # of one run: what it forks beyond must not hold up the daemon
+STATES = ("running", "sleeping", "uninterruptible", "stopped", "zombie")
+
+_STATES = dict(zip((b"R", b"S", b"D", b"T", b"Z"), STATES, strict=True)) | {b"t": "stopped"}
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LOOKS = 3  # at a tree whose processes end while it is read
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What a run's processes hold now; `state`, `cpus` it may use and its cgroup are the main process's."""
+
+    memory: int
+    processes: int
+    state: str | None
+    cpus: float | None
+    cgroup_memory: CgroupMemory | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run's processes have used since they began; nothing is `present` once the main one is gone.
+
+    The bytes are None where this daemon may not see them.
+    """
+
+    cpu_seconds: float
+    read_bytes: int | None
+    written_bytes: int | None
+    present: Present | None
+
+
+class _Amounts(NamedTuple):
+    """Counters of processes: CPU in clock ticks, bytes from and to storage."""
+
+    cpu: int = 0
+    read: int = 0
+    written: int = 0
+
+    def plus(self, other: _Amounts) -> _Amounts:
+        return _Amounts(self.cpu + other.cpu, self.read + other.read, self.written + other.written)
+
+    def beyond(self, other: _Amounts) -> _Amounts:
+        """Return by how much each is more than the other's."""
+        return _Amounts(
+            max(self.cpu - other.cpu, 0), max(self.read - other.read, 0), max(self.written - other.written, 0)
+        )
+
+
+class _Known(NamedTuple):
+    """A process of the box: its folder's inode in /proc, parent, and start in clock ticks since boot."""
+
+    inode: int
+    parent: int
+    start: int
+
+
+class _Figures(NamedTuple):
+    """A process as last seen. `total` is its own and that of the children it has waited for.
+
+    `inherited` is the part of it that may have come from them: the kernel tells CPU apart, but not bytes.
+    """
+
+    start: int
+    parent: int
+    state: bytes
+    pages: int
+    total: _Amounts
+    inherited: _Amounts
+    io_seen: bool
+
+
+@dataclass(slots=True)
+class _Tree:
+    """One run's processes, parents before their children; `kept` is what others had used that ended."""
+
+    members: dict[int, _Figures] = field(default_factory=dict)
+    kept: _Amounts = field(default_factory=_Amounts)
+    seen: bool = False
+    io_seen: bool = False
+
+
+class ProcessTrees:
+    """Looks at the processes of all runs at once. `dropped` counts processes left out for their number."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._trees: dict[Peer, _Tree] = {}
+        self._cgroups = Cgroups()
+        self.dropped = 0
+        self.io_allowed: bool | None = None  # whether the I/O of all runs could be read; None without a run
+
+    def read(self, peers: Iterable[Peer]) -> Mapping[Peer, Usage]:
+        """Return what the runs' processes use; a run whose process was never seen is left out.
+
+        A process counts to the nearest run above it, and stays that run's when its parent ends before it.
+        """
+        peers = [peer for peer in peers if peer.pid and peer.start]
+        self._known = dict(_processes(self._known)) if peers else {}
+        self._trees = {peer: self._trees.get(peer) or _Tree() for peer in peers}
+        self._cgroups.begin()
+        found = self._assign({peer.pid: peer for peer in peers if self._is(peer.pid, peer.start)})
+        usages = {peer: self._look(peer, tree, found.get(peer, [])) for peer, tree in self._trees.items()}
+        seen = [tree.io_seen for tree in self._trees.values() if tree.members]
+        self.io_allowed = all(seen) if seen else None
+        return {peer: usage for peer, usage in usages.items() if self._trees[peer].seen}
+
+    def _is(self, pid: int, start: int) -> bool:
+        known = self._known.get(pid)
+        return known is not None and known.start == start
+
+    def _assign(self, roots: Mapping[int, Peer]) -> Mapping[Peer, list[int]]:
+        """Return each run's processes by their pids, parents first."""
+        children: defaultdict[int, list[int]] = defaultdict(list)
+        for pid, known in self._known.items():
+            children[known.parent].append(pid)
+        taken = set(roots)
+        found = {peer: self._below(pid, children, taken) for pid, peer in roots.items()}
+        for peer, pids in found.items():
+            for pid, figures in self._trees[peer].members.items():
+                # One whose parent has ended; init adopted it, or what else takes in orphans.
+                if pid not in taken and self._is(pid, figures.start):
+                    pids.extend(self._below(pid, children, taken))
+        return found
+
+    def _below(self, top: int, children: Mapping[int, list[int]], taken: set[int]) -> list[int]:
+        """Return a process and those below it that no other run has. No process is older than its parent.
+
+        That holds off what only seems to be a child: its parent has ended, and a process of a run got that pid.
+        """
+        taken.add(top)
+        pids = [top]
+        for pid in pids:  # which grows
+            start = self._known[pid].start
+            for child in children.get(pid, ()):
+                if child not in taken and self._known[child].start >= start:
+                    taken.add(child)
+                    pids.append(child)
+        return pids
+
+    def _look(self, peer: Peer, tree: _Tree, pids: list[int]) -> Usage:
+        # Before the main process's own figures, whose start time proves that all of it was said of the same process.
+        cpus, limits = (_affinity(peer.pid), self._cgroups.limits(peer.pid)) if pids else (None, Limits())
+        left_out = self._update(tree, pids)
+        main = tree.members.get(peer.pid)
+        if main:
+            tree.seen, tree.io_seen = True, main.io_seen
+        total = _sum([tree.kept, *(figures.total for figures in tree.members.values())])
+        return Usage(
+            cpu_seconds=total.cpu * _TICK,
+            read_bytes=total.read if tree.io_seen else None,
+            written_bytes=total.written if tree.io_seen else None,
+            present=_present(main, tree, left_out, cpus, limits) if main else None,
+        )
+
+    def _update(self, tree: _Tree, pids: list[int]) -> int:
+        """Read a run's processes anew; return how many were left out."""
+        left_out = max(len(pids) - MAX_PROCESSES, 0)
+        if left_out:
+            pids = sorted(pids, key=lambda pid: pid not in tree.members)[:MAX_PROCESSES]
+            self.dropped += left_out
+        now: dict[int, _Figures] = {}
+        for _ in range(_LOOKS):
+            read = ((pid, _figures(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
+            now = {pid: figures for pid, figures in read if figures}
+            # One that has ended may have been waited for since its parent was read, which then lacks what it used.
+            if len(now) == len(pids):
+                break
+            pids = list(now)
+        tree.kept = tree.kept.plus(_lost(tree.members, now))
+        tree.members = now
+        for pid, figures in now.items():
+            self._known[pid] = self._known[pid]._replace(parent=figures.parent)
+        return left_out
+
+
+def _lost(before: Mapping[int, _Figures], now: Mapping[int, _Figures]) -> _Amounts:
+    """Return what ended processes had used and no living one has inherited by waiting for them."""
+    left: defaultdict[int | None, list[_Amounts]] = defaultdict(list)
+    for pid, figures in before.items():
+        if not _lives_on(pid, before, now):
+            left[_heir(figures, before, now)].append(figures.total)
+    lost = _Amounts()
+    for heir, estates in left.items():
+        inherited = _Amounts() if heir is None else now[heir].inherited.beyond(before[heir].inherited)
+        lost = lost.plus(_sum(estates).beyond(inherited))
+    return lost
+
+
+def _lives_on(pid: int, before: Mapping[int, _Figures], now: Mapping[int, _Figures]) -> bool:
+    return pid in now and now[pid].start == before[pid].start
+
+
+def _heir(figures: _Figures, before: Mapping[int, _Figures], now: Mapping[int, _Figures]) -> int | None:
+    """Return the nearest process above that lives on: whoever waits for a process inherits all that it had."""
+    for _ in before:  # pids that were reused could lead round in a circle
+        pid = figures.parent
+        if pid not in before:
+            return None
+        if _lives_on(pid, before, now):
+            return pid
+        figures = before[pid]
+    return None
+
+
+def _present(main: _Figures, tree: _Tree, left_out: int, cpus: int | None, limits: Limits) -> Present:
+    members = tree.members.values()
+    quota = [float(each) for each in (cpus, limits.cpus) if each is not None]
+    return Present(
+        memory=sum(figures.pages for figures in members) * _PAGE,
+        processes=sum(figures.state != b"Z" for figures in members) + left_out,
+        state=_STATES.get(main.state),
+        cpus=min(quota, default=None),
+        cgroup_memory=limits.memory,
+    )
+
+
+def _sum(amounts: Iterable[_Amounts]) -> _Amounts:
+    total = _Amounts()
+    for each in amounts:
+        total = total.plus(each)
+    return total
+
+
+def _processes(known: Mapping[int, _Known]) -> Iterator[tuple[int, _Known]]:
+    """Return all processes of the box. Only new ones are read: /proc makes a folder anew for each process.
+
+    A parent that changes is of no account here, as a process cannot get into another run's tree by it.
+    """
+    try:
+        with os.scandir("/proc") as entries:
+            for entry in entries:
+                if not entry.name.isdecimal():
+                    continue
+                pid, inode = int(entry.name), entry.inode()
+                found = known.get(pid)
+                if found is None or found.inode != inode:
+                    stat = _stat(pid)
+                    found = _Known(inode, int(stat[1]), int(stat[19])) if stat else None
+                if found:
+                    yield pid, found
+    except OSError:
+        return  # no file descriptor is left
+
+
+def _figures(pid: int, start: int, before: _Figures | None) -> _Figures | None:
+    """Read one process; None when it is not the one that began at `start`, or none is there."""
+    io = _io(pid)  # first, as what follows proves whose it is
+    stat = _stat(pid)
+    if stat is None or int(stat[19]) != start:
+        return None
+    user, system, children_user, children_system = map(int, stat[11:15])
+    read, written = io or ((before.total.read, before.total.written) if before else (0, 0))
+    inherited = children_user + children_system
+    return _Figures(
+        start=start,
+        parent=int(stat[1]),
+        state=stat[0],
+        pages=int(stat[21]),
+        total=_Amounts(user + system + inherited, read, written),
+        inherited=_Amounts(inherited, read, written),
+        io_seen=io is not None,
+    )
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Return the fields of /proc/PID/stat from the third on; a process may bear any name, brackets included."""
+    fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return fields if len(fields) > 21 else None  # noqa: PLR2004 - the last one that is used
+
+
+def _io(pid: int) -> tuple[int, int] | None:
+    """Return the bytes read from and written to storage; that file is its owner's, and takes the right to trace too."""
+    words = _content(f"/proc/{pid}/io").split()
+    counts = dict(zip(words[::2], words[1::2], strict=False))
+    try:
+        return int(counts[b"read_bytes:"]), int(counts[b"write_bytes:"])
+    except KeyError:
+        return None
+
+
+def _content(path: str) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 4096)  # more than either file has
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
+def _affinity(pid: int) -> int | None:
+    try:
+        return len(os.sched_getaffinity(pid))
+    except OSError:
+        return None

@@ -1,0 +1,119 @@
+"""The host's figures, by this machine's own /proc and /dev/shm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from services import until
+
+from gpuwarden import host
+from gpuwarden.host import Host, HostReader, HostReadings
+from gpuwarden.metric import Labels
+
+MIB = 2**20
+
+
+def test_memory_is_the_kernels() -> None:
+    """Size and what is available are /proc/meminfo's, and swap stands beside them."""
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    found = HostReader().read()
+    assert found.memory_size == int(meminfo["MemTotal"].split()[0]) * 1024
+    assert found.memory_available
+    assert 0 < found.memory_available < found.memory_size
+    assert found.swap
+    assert found.swap.size == int(meminfo["SwapTotal"].split()[0]) * 1024
+
+
+def test_cpu_modes_make_up_all_time() -> None:
+    """The modes are there whole and sum up to what the kernel counts, without guests' time twice."""
+    ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    found = HostReader().read()
+    assert {mode for (mode,) in found.cpu_seconds} == {"busy", "iowait", "idle", "steal"}
+    assert sum(found.cpu_seconds.values()) == pytest.approx(sum(ticks) / os.sysconf("SC_CLK_TCK"), rel=1e-3)
+    assert found.cpus == os.sysconf("SC_NPROCESSORS_ONLN")
+
+
+def test_work_is_seen_as_busy() -> None:
+    """Time that passes is counted, and work as busy."""
+    reader = HostReader()
+    before = reader.read().cpu_seconds["busy",]
+
+    def worked() -> bool:
+        sum(range(200_000))
+        return reader.read().cpu_seconds["busy",] > before + 0.1
+
+    until(worked, "the CPU's work is counted")
+
+
+def test_counters_of_the_cpu_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's iowait may go back a little, which Prometheus would take for a restart from 0."""
+    told = SimpleNamespace(user=1.0, nice=0.0, system=0.0, irq=0.0, softirq=0.0, iowait=5.0, idle=9.0, steal=0.0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: told)
+    reader = HostReader()
+    reader.read()
+    told.iowait, told.idle = 4.5, 9.5
+    found = reader.read().cpu_seconds
+    assert (found["iowait",], found["idle",]) == (5.0, 9.5)
+
+
+@pytest.fixture
+def shm_file() -> Iterator[int]:
+    """Yield a file descriptor in /dev/shm."""
+    with TemporaryFile(dir="/dev/shm") as file:
+        yield file.fileno()
+
+
+def test_shm_fills(shm_file: int) -> None:
+    """What a process puts into /dev/shm is in use there, and its size stays."""
+    before = HostReader().read().shm
+    os.posix_fallocate(shm_file, 0, 8 * MIB)
+    after = HostReader().read().shm
+    assert before
+    assert after
+    assert after.size == before.size
+    assert after.used - before.used >= 4 * MIB  # other tests may free some meanwhile
+
+
+def test_kernels_events_and_pressure() -> None:
+    """Kills for want of memory and swap traffic are the kernel's counts; so is the time stalled, where it is kept."""
+    found = HostReader().read()
+    events = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    assert found.oom_kills is not None
+    assert 0 <= found.oom_kills <= int(events["oom_kill"])
+    assert found.swapped_in is not None
+    assert found.swapped_in % os.sysconf("SC_PAGE_SIZE") == 0
+    for (resource, share), seconds in found.stalled_seconds.items():
+        total = Path(f"/proc/pressure/{resource}").read_text().split(share)[1].split("total=")[1].split()[0]
+        assert seconds <= int(total) / 1e6
+
+
+def test_stalled_time_is_read_as_the_kernel_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals are microseconds; a machine whose CPU stalls as a whole is no case, and other lines are passed over."""
+    line = "avg10=1.00 avg60=0.00 avg300=0.25 total="
+    (tmp_path / "cpu").write_text(f"some {line}1500000\nfull {line}7\n")
+    (tmp_path / "io").write_text(f"some {line}250\nfull {line}x\n")
+    monkeypatch.setattr(host, "_PRESSURE", tmp_path)
+    want: dict[Labels, float] = {("cpu", "some"): 1.5, ("io", "some"): 0.00025}
+    assert HostReader().read().stalled_seconds == want
+
+
+def test_what_the_kernel_hides_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that cannot be read raises, and none of it is shown as a number."""
+
+    def denied(*_: object) -> object:
+        raise PermissionError
+
+    for name in ("virtual_memory", "swap_memory", "cpu_times", "cpu_count"):
+        monkeypatch.setattr(psutil, name, denied)
+    for name in ("_events", "_shm"):
+        monkeypatch.setattr(host, name, denied)
+    monkeypatch.setattr(host, "_PRESSURE", Path("/nowhere"))
+    found = HostReader().read()
+    assert found == Host()
+    assert not any(HostReadings.read(found).values())

@@ -1,0 +1,379 @@
+"""What runs' processes use, by real processes that work, write, end and are orphaned."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from services import until
+
+from gpuwarden.runs import process_tree
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import Present, ProcessTrees, Usage, _Known
+
+MIB = 2**20
+TICKS = 4 / os.sysconf("SC_CLK_TCK")  # the kernel rounds each of four figures down
+# A process that does what it is told a line at a time, and says "done". What it forks does the rest of the line.
+SCRIPT = """
+import os, signal, sys, time
+
+def burn(seconds):
+    end = time.process_time() + float(seconds)
+    while time.process_time() < end:
+        pass
+
+def hold(mib):
+    held.append(b"x" * (int(mib) << 20))
+
+def write(path):
+    with open(path, "wb") as file:
+        file.write(b"x" * (8 << 20))
+        os.fsync(file.fileno())
+
+def fork(*words):
+    pid = os.fork()
+    if not pid:
+        obey(words)
+        if words[0] != "fork":
+            print("done", os.getpid(), flush=True)
+        time.sleep(600)
+        os._exit(0)
+    children.append(pid)
+
+def stay():
+    pass
+
+def leave(*words):
+    fork(*words) if words else None
+    os._exit(0)
+
+def end():
+    os.kill(children[-1], signal.SIGKILL)
+
+def wait():
+    os.waitpid(children.pop(), 0)
+
+def never_wait():
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+def call(*words):
+    fork("then_exit", *words)
+    wait()
+
+def then_exit(*words):
+    obey(words)
+    os._exit(0)
+
+held, children = [], []
+
+def obey(words):
+    globals()[words[0]](*words[1:])
+
+for line in sys.stdin:
+    obey(line.split())
+    if not line.startswith("fork"):
+        print("done", os.getpid(), flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+class Program:
+    """A process of its own session, which ends with all that it forked."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-S", "-c", SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.peer = peer(self._popen.pid)
+
+    def do(self, line: str) -> int:
+        """Tell it to do something; return the pid of the process that has done it."""
+        assert self._popen.stdin
+        assert self._popen.stdout
+        self._popen.stdin.write(f"{line}\n")
+        self._popen.stdin.flush()
+        done, _, pid = self._popen.stdout.readline().partition(" ")
+        assert done == "done", line
+        return int(pid)
+
+    def close(self) -> None:
+        """End it and what it forked."""
+        with self._popen:
+            assert self._popen.stdin
+            self._popen.stdin.close()
+
+
+def peer(pid: int) -> Peer:
+    """Return a living process as the kernel would name it at the end of a connection."""
+    stat = process_tree._stat(pid)
+    assert stat
+    return Peer(pid, os.getuid(), int(stat[19]))
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    """Yield a program that does as it is told."""
+    program = Program()
+    yield program
+    program.close()
+
+
+def present(usage: Usage) -> Present:
+    """Return what is there now."""
+    assert usage.present
+    return usage.present
+
+
+def test_workers_count_to_their_run(program: Program) -> None:
+    """CPU and memory of a child and of its child are the run's, and so is their number."""
+    trees = ProcessTrees()
+    alone = trees.read([program.peer])[program.peer]
+    assert present(alone).processes == 1
+    program.do("fork burn 0.3")
+    program.do("fork fork hold 64")
+    with_workers = trees.read([program.peer])[program.peer]
+    assert present(with_workers).processes == 4
+    assert with_workers.cpu_seconds >= alone.cpu_seconds + 0.3 - TICKS
+    assert present(with_workers).memory > present(alone).memory + 64 * MIB
+    assert present(with_workers).cpus == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_worker_that_was_waited_for_counts_once(program: Program, *, seen: bool) -> None:
+    """What an ended child had used stays in its run's counter, be it seen before or not, and is there once."""
+    trees = ProcessTrees()
+    before = trees.read([program.peer])[program.peer].cpu_seconds
+    program.do("fork burn 0.5")
+    if seen:
+        assert before + 0.5 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.9
+    program.do("end")
+    program.do("wait")
+    for _ in range(3):
+        usage = trees.read([program.peer])[program.peer]
+        assert before + 0.5 - TICKS <= usage.cpu_seconds < before + 0.9
+        assert present(usage).processes == 1
+
+
+def test_worker_that_nobody_waits_for_is_kept(program: Program) -> None:
+    """Where the parent lets the kernel bury its children, what they had used at the last look is kept."""
+    trees = ProcessTrees()
+    program.do("never_wait")
+    worker = program.do("fork burn 0.5")
+    before = trees.read([program.peer])[program.peer].cpu_seconds
+    program.do("end")
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is gone")
+    program.do("burn 0.2")
+    assert before + 0.2 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.5
+
+
+def test_worker_that_ends_in_mid_look_counts_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent has been read and inherits from it only then: the parent is read again, so nothing counts twice."""
+    trees = ProcessTrees()
+    before = trees.read([program.peer])[program.peer].cpu_seconds
+    worker = program.do("fork burn 0.5")
+    trees.read([program.peer])
+    read = process_tree._figures
+
+    def ending(pid: int, start: int, before: process_tree._Figures | None) -> process_tree._Figures | None:
+        if pid == worker and Path(f"/proc/{pid}").exists():
+            program.do("end")
+            program.do("wait")
+        return read(pid, start, before)
+
+    monkeypatch.setattr(process_tree, "_figures", ending)
+    for _ in range(3):
+        assert before + 0.5 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.9
+
+
+def test_zombie_has_used_what_it_used_and_is_no_process_any_more(program: Program) -> None:
+    """A worker that ended and is not yet waited for keeps its CPU time, and does not count as living."""
+    trees = ProcessTrees()
+    worker = program.do("fork burn 0.3")
+    before = trees.read([program.peer])[program.peer]
+    program.do("end")
+    until(lambda: (process_tree._stat(worker) or [b""])[0] == b"Z", "the worker is a zombie")
+    after = trees.read([program.peer])[program.peer]
+    assert after.cpu_seconds >= before.cpu_seconds
+    assert (present(before).processes, present(after).processes) == (2, 1)
+
+
+def test_orphan_stays_its_runs(program: Program) -> None:
+    """A worker whose parent ended before it is init's child now, and still works for the run; so does its child."""
+    trees = ProcessTrees()
+    program.do("fork fork fork stay")
+    before = trees.read([program.peer])[program.peer]
+    tree = trees._trees[program.peer]
+    (_, upper, orphan, last) = tree.members
+    assert tree.members[orphan].parent == upper
+    os.kill(upper, 9)
+    until(lambda: (process_tree._stat(orphan) or [b"", b"0"])[1] != str(upper).encode(), "the orphan is adopted")
+    program.do("wait")
+    for _ in range(3):
+        after = trees.read([program.peer])[program.peer]
+        assert present(after).processes == present(before).processes - 1
+        assert after.cpu_seconds >= before.cpu_seconds
+    assert last in tree.members
+    os.kill(orphan, 9)
+    until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is gone")
+    assert trees.read([program.peer])[program.peer].cpu_seconds >= after.cpu_seconds
+
+
+def test_counters_never_fall_while_workers_come_and_go(program: Program) -> None:
+    """Whenever a look falls among short-lived workers, the counters only rise, and end with what was used."""
+    trees = ProcessTrees()
+    began = last = trees.read([program.peer])[program.peer].cpu_seconds
+    for _ in range(10):
+        assert program._popen.stdin
+        assert program._popen.stdout
+        program._popen.stdin.write("call call burn 0.05\n")
+        program._popen.stdin.flush()
+        for _ in range(25):
+            now = trees.read([program.peer])[program.peer].cpu_seconds
+            assert now >= last
+            last = now
+        program._popen.stdout.readline()
+    used = trees.read([program.peer])[program.peer].cpu_seconds - began
+    assert 0.5 - 10 * TICKS <= used < 0.9  # ten times 0.05 s and the forks
+
+
+def test_io_is_counted_once(program: Program, tmp_path: Path) -> None:
+    """Bytes that a worker wrote are the run's, and no more once it was waited for, as the kernel adds them up too."""
+    trees = ProcessTrees()
+    before = trees.read([program.peer])[program.peer]
+    assert before.written_bytes is not None
+    assert before.read_bytes is not None
+    program.do(f"fork write {tmp_path}/worker")
+    for line in ("stay", "end", "wait", "stay"):
+        program.do(line)
+        written = trees.read([program.peer])[program.peer].written_bytes
+        assert written is not None
+        assert 8 * MIB <= written - before.written_bytes < 16 * MIB
+    assert trees.io_allowed
+
+
+FOREIGN = """
+import os, sys
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import ProcessTrees
+if not os.getuid():
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    other = Peer(int(sys.argv[1]), 0, int(sys.argv[2]))
+else:
+    from gpuwarden.runs.process_tree import _stat
+    other = Peer(1, 0, int(_stat(1)[19]))
+trees = ProcessTrees()
+usage = trees.read([other])[other]
+now = usage.present
+print(usage.read_bytes, usage.written_bytes, trees.io_allowed)
+print(usage.cpu_seconds > 0, now.memory > 0, now.cpus > 0)
+"""
+
+
+def test_io_of_other_users_takes_a_permission(program: Program) -> None:
+    """Without it a run's bytes are absent, which the daemon tells; CPU and memory are there as ever."""
+    program.do("burn 0.05")
+    command = [sys.executable, "-c", FOREIGN, str(program.peer.pid), str(program.peer.start)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("None None False\nTrue True True\n", "")
+
+
+def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
+    """What a launcher starts that reports itself counts to itself, from the look on that knows of it."""
+    trees = ProcessTrees()
+    child = peer(program.do("fork fork burn 0.3"))
+    before = trees.read([program.peer])[program.peer]
+    assert present(before).processes == 3
+    parent = int((process_tree._stat(child.pid) or [])[1])
+    for _ in range(2):
+        usages = trees.read([program.peer, child])
+        assert present(usages[program.peer]).processes == 2
+        assert present(usages[child]).processes == 1
+        assert usages[child].cpu_seconds >= 0.3 - TICKS
+        assert usages[program.peer].cpu_seconds >= before.cpu_seconds  # what it saw it keeps
+    assert parent in trees._trees[program.peer].members
+
+
+def test_ended_run_keeps_its_counters(program: Program) -> None:
+    """Once the main process is gone there are its totals alone, and nobody else's even where a worker lives on."""
+    trees = ProcessTrees()
+    program.do("fork burn 0.3")
+    before = trees.read([program.peer])[program.peer]
+    os.kill(program.peer.pid, 9)
+    program._popen.wait()
+    for _ in range(2):
+        after = trees.read([program.peer])[program.peer]
+        assert after.present is None
+        assert after.cpu_seconds == before.cpu_seconds
+    assert trees.read([]) == {}
+    assert trees._known == {}
+
+
+def test_other_process_under_the_pid_is_not_the_run(program: Program) -> None:
+    """A pid that another process has now, one that never was, and one outside of this namespace have no usage."""
+    program.do("fork stay")
+    reused = Peer(program.peer.pid, 0, program.peer.start - 1)
+    assert ProcessTrees().read([reused, Peer(4194305, 0, 7), Peer(0, 0, 1), Peer(os.getpid(), 0, 0)]) == {}
+
+
+def test_pid_of_a_dead_parent_makes_nobody_a_child(program: Program) -> None:
+    """A process older than the one that has its parent's pid now is not below it."""
+    trees = ProcessTrees()
+    trees.read([program.peer])
+    pid, start = program.peer.pid, program.peer.start
+    trees._known = {pid: _Known(1, 1, start), 7: _Known(2, pid, start - 1), 8: _Known(3, pid, start)}
+    assert trees._assign({pid: program.peer}) == {program.peer: [pid, 8]}
+
+
+def test_folder_of_another_process_is_read_anew(program: Program) -> None:
+    """A pid whose folder in /proc is another one than before is another process, which is looked at."""
+    known = dict(process_tree._processes({}))
+    real = known[program.peer.pid]
+    assert real.inode == Path(f"/proc/{program.peer.pid}").stat().st_ino
+    stale = known | {program.peer.pid: _Known(real.inode + 1, 1, 2)}
+    assert dict(process_tree._processes(stale))[program.peer.pid] == real
+
+
+@pytest.mark.parametrize(("signal", "state"), [(None, "sleeping"), (19, "stopped")], ids=["sleeping", "stopped"])
+def test_state_of_the_main_process(program: Program, signal: int | None, state: str) -> None:
+    """A process that waits for its next line sleeps; one that was stopped says so."""
+    program.do("stay")
+    if signal:
+        os.kill(program.peer.pid, signal)
+    look: Callable[[], bool] = lambda: present(ProcessTrees().read([program.peer])[program.peer]).state == state  # noqa: E731
+    until(look, f"it is {state}")
+    os.kill(program.peer.pid, 18)
+
+
+def test_processes_of_a_run_are_bounded(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit its youngest processes are left out and counted; those seen before stay, so nothing jumps."""
+    monkeypatch.setattr(process_tree, "MAX_PROCESSES", 2)
+    trees = ProcessTrees()
+    program.do("fork stay")
+    trees.read([program.peer])
+    seen = set(trees._trees[program.peer].members)
+    program.do("fork stay")
+    program.do("fork stay")
+    assert present(trees.read([program.peer])[program.peer]).processes == 4
+    assert set(trees._trees[program.peer].members) == seen
+    assert trees.dropped == 2
+
+
+def test_name_of_a_process_cannot_confuse() -> None:
+    """Brackets and blanks in a name, which anybody may choose, do not shift the fields."""
+    with Path("/proc/self/comm").open("r+") as comm:
+        name = comm.read().strip()
+    try:
+        Path("/proc/self/comm").write_text("a) R 1 (b")
+        assert peer(os.getpid()).start > 1
+        assert (process_tree._stat(os.getpid()) or [])[1] == str(os.getppid()).encode()
+    finally:
+        Path("/proc/self/comm").write_text(name)
