@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
 
+from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
@@ -42,6 +43,7 @@ from mock_nvml import MockNvml
 
 PID_MAX_LIMIT = 1 << 22
 INTERVAL = 2.0
+HOST = HostMemory(64 << 30, 40 << 30)
 DOCUMENT = Path(__file__).parent.parent / "docs" / "capture.md"
 # What a process on the mock library does: record the driver, and poll it as the daemon would.
 RECORDER = """
@@ -71,7 +73,7 @@ print(json.dumps(told(asyncio.run(polls()))))
 
 def recorded(box: Box, frames: int = 3) -> Capture:
     """Record a box, moving its clock."""
-    return record(box.nvml, frames, INTERVAL, sleep=box.clock.sleep, clock=box.clock)
+    return record(box.nvml, frames, INTERVAL, host_memory=lambda: HOST, sleep=box.clock.sleep, clock=box.clock)
 
 
 def snapshot_of(nvml: Nvml) -> Snapshot:
@@ -135,7 +137,7 @@ class TestReplay:
         """Nothing is lost or bent on the way through."""
         capture = recorded(Box())
         nvml, clock = replayed(capture)
-        assert record(nvml, 3, INTERVAL, sleep=clock.sleep, clock=clock) == capture
+        assert record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock) == capture
 
     def test_frames_follow_the_clock_and_begin_again(self) -> None:
         """Each frame stands for its interval, and the first one follows the last."""
