@@ -61,7 +61,8 @@ class Gpm:
     """Samples one GPU, or its MIG instances by the id of the GPU instance; None stands for the undivided GPU.
 
     A share is the mean over the time since the reading before, so no time is missed however seldom it is read, and the
-    first reading has none. The samples belong to the GPU's one reader: two threads that used one at once have panicked
+    first reading has none. Hence it belongs to the slow tier: a sample enters the driver, at a cost that NVIDIA does not
+    state, once for each GPU or GPU instance. The samples belong to the GPU's one reader: two threads that used one at once have panicked
     kernels (plazonic/nvidia_gpu_prometheus_exporter, pull request 7), so `release` leaves them alone while they are in
     use, for ever if the call hangs.
     """
@@ -174,7 +175,8 @@ class Gpm:
         request = self._nvml.c_nvmlGpmMetricsGet_t()
         request.version, request.numMetrics = GPM_REQUEST_VERSION, len(_METRICS)
         request.sample1, request.sample2 = pair.older, pair.newer
-        answers = [request.metrics[position] for position in range(len(_METRICS))]
+        metrics = request.metrics
+        answers = [metrics[position] for position in range(len(_METRICS))]
         for metric, answer in zip(_METRICS, answers, strict=True):
             answer.metricId = metric
         self._nvml.nvmlGpmMetricsGet(request)
