@@ -61,10 +61,12 @@ class Gpm:
     """Samples one GPU, or its MIG instances by the id of the GPU instance; None stands for the undivided GPU.
 
     A share is the mean over the time since the reading before, so no time is missed however seldom it is read, and the
-    first reading has none. Hence it belongs to the slow tier: a sample enters the driver, at a cost that NVIDIA does not
-    state, once for each GPU or GPU instance. The samples belong to the GPU's one reader: two threads that used one at once have panicked
-    kernels (plazonic/nvidia_gpu_prometheus_exporter, pull request 7), so `release` leaves them alone while they are in
-    use, for ever if the call hangs.
+    first reading has none. Hence it is read in the slow tier: a sample enters the driver, at a cost that NVIDIA does
+    not state, once for each GPU or GPU instance.
+
+    The samples belong to the GPU's one reader: two threads that used one at once have panicked kernels
+    (plazonic/nvidia_gpu_prometheus_exporter, pull request 7). `release` leaves them alone while they are in use, for
+    ever if the call hangs.
     """
 
     def __init__(self, nvml: Nvml, clock: Callable[[], float]) -> None:
