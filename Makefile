@@ -41,6 +41,7 @@ fix: ## format, and mend what can be mended
 docs: ## write the generated files anew: references, dashboard
 	@tools/environment.sh test
 	$(BIN)/gpuwarden reference metrics > docs/metrics.md
+	$(BIN)/gpuwarden reference xid > docs/xid.md
 	$(BIN)/gpuwarden reference config > docs/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
 	$(BIN)/python grafana/dashboards.py

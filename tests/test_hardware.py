@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 import pynvml
 import pytest
+from services import until
 
+from gpuwarden.gpu.events import XidEvents
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
@@ -52,3 +54,13 @@ def test_readings_make_sense(snapshot: Snapshot) -> None:
         assert celsius is None or 10 < celsius < 110
         watts = gpu.value(GpuReadings.power_usage_watts)
         assert watts is None or 1 < watts < 2000
+
+
+def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
+    """The real driver takes an event set of all GPUs, ends a wait without an event in time, and lets go of it."""
+    events = XidEvents(binding())
+    events.follow(snapshot)
+    until(lambda: events.listening, "a wait that came back")
+    assert events.take() == []
+    assert asyncio.run(events.release())
+    assert not events.listening

@@ -12,6 +12,7 @@ import yaml
 from promql import SAMPLES, grouping, numbers, selectors, unknown
 
 from gpuwarden import thresholds
+from gpuwarden.gpu.xid import Severity, codes, explain
 from system_parts import needs
 
 REPOSITORY = Path(__file__).parents[1]
@@ -26,6 +27,8 @@ NUMBERS: dict[str, set[float]] = {
     "GpuNearThermalSlowdown": {thresholds.NEAR_SLOWDOWN},
     "GpuDown": {0},
     "GpuMissing": {0},
+    "GpuXidCritical": {thresholds.XID_SECONDS},
+    "GpuXidWarning": {thresholds.XID_SECONDS},
     "GpuwardenDown": {0},
     "GpuwardenStale": {thresholds.STALE_POLLS, thresholds.STALE_POLL_SECONDS},
     "GpuwardenDriverFault": {0},
@@ -109,6 +112,38 @@ def test_alert_says_what_to_do(alert: str) -> None:
     assert "{{" not in annotations["summary"]
     assert annotations["summary"].endswith(".")
     assert annotations["runbook"] == f"docs/alerts.md#{alert.lower()}"
+
+
+XID_ALERTS: dict[str, Severity] = {"GpuXidCritical": "page", "GpuXidWarning": "warn"}
+
+
+@pytest.mark.parametrize(("alert", "severity"), XID_ALERTS.items())
+def test_xids_are_those_of_the_table(alert: str, severity: Severity) -> None:
+    """Each of the two alerts takes the codes that the table gives its severity, and the warning all unknown ones."""
+    matchers = re.findall(r'xid(=~|!~)"([\d|]+)"', ALERTS[alert]["expr"])
+    assert matchers
+
+    def taken(code: int) -> bool:
+        return all((str(code) in listed.split("|")) is (how == "=~") for how, listed in matchers)
+
+    assert [code for code in range(1000) if taken(code)] == [
+        code for code in range(1000) if explain(code).severity == severity
+    ]
+
+
+@pytest.mark.parametrize(("alert", "severity"), XID_ALERTS.items())
+def test_xid_alert_says_the_tables_action(alert: str, severity: Severity) -> None:
+    """For every code the description ends in what the table says to do."""
+    description = ALERTS[alert]["annotations"]["description"]
+    cases = re.findall(r'if match "\^\(([\d|]+)\)\$" \$labels.xid }}([^{]+?) *{{', description)
+    otherwise = re.search(r"{{- else }}([^{]+){{ end }}$", description)
+    assert otherwise is not None
+    told = {int(code): sentence for listed, sentence in cases for code in listed.split("|")}
+    assert {code: told.pop(code, otherwise[1]) for code in codes(severity)} == {
+        code: explain(code).action.value for code in codes(severity)
+    }
+    assert told == {}  # nothing is said of codes that the alert never takes
+    assert explain(0).severity != severity or explain(0).action.value == otherwise[1]
 
 
 def test_documentation_is_in_step() -> None:

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check_config)
 
     reference = commands.add_parser("reference", help="print a reference made from the code")
-    reference.add_argument("what", choices=("metrics", "config", "example"))
+    reference.add_argument("what", choices=("metrics", "config", "example", "xid"))
     reference.set_defaults(command=_reference)
     return parser
 
@@ -187,6 +187,8 @@ def _check_config(parsed: argparse.Namespace) -> int:
 def _reference(parsed: argparse.Namespace) -> int:
     if parsed.what == "metrics":
         from gpuwarden.reference import metrics_markdown as written  # noqa: PLC0415 - as above
+    elif parsed.what == "xid":
+        from gpuwarden.reference import xid_markdown as written  # noqa: PLC0415 - as above
     elif parsed.what == "config":
         from gpuwarden.config_reference import reference_markdown as written  # noqa: PLC0415 - as above
     else:

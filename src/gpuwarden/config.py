@@ -17,6 +17,7 @@ from gpuwarden.config_values import (
     BOOLEAN,
     DURATION,
     MODE,
+    PATH,
     SIZE,
     SOCKET_PATH,
     SOURCE,
@@ -138,6 +139,17 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLog:
+    """The kernel log, where the driver writes XIDs that it tells nobody else of."""
+
+    path: Path = option(
+        PATH,
+        "/dev/kmsg",
+        "The kernel log's device, which docs/operations.md says how to let the service read.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Processes:
     """The processes that hold device memory."""
 
@@ -206,6 +218,7 @@ class Config:
     web: Web = Web()
     poll: Poll = Poll()
     gpus: Gpus = Gpus()
+    kernel_log: KernelLog = KernelLog()
     processes: Processes = Processes()
     runs: Runs = Runs()
     simulation: Simulation = Simulation()

@@ -166,6 +166,10 @@ def _socket_path(text: str) -> Path | None:
     return Path(text)
 
 
+def _path(text: str) -> Path | None:
+    return Path(text) if text.startswith("/") and text.isprintable() else None
+
+
 def _source(text: str) -> Source | None:
     if text in {"nvml", "auto", "simulated"}:
         return Source(cast("Literal['nvml', 'auto', 'simulated']", text))
@@ -183,5 +187,6 @@ WHOLE = Kind("whole number", "up to 18 digits, such as 256", lambda text: int(te
 MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _mode)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
+PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)

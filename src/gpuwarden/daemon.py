@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from gpuwarden import status_page, systemd
 from gpuwarden.config import Config
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.gpu.kernel_log import KernelLog
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
@@ -43,6 +45,9 @@ class Daemon:
             host_memory=source.host_memory,
             clock=source.clock,
         )
+        # Of GPUs that are not this machine's, its kernel tells nothing.
+        kernel_log = KernelLog(config.kernel_log.path) if source.name == "nvml" else None
+        self._xids = XidWatch(source.nvml, kernel_log)
         self._registry = RunRegistry(
             limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
         )
@@ -103,6 +108,8 @@ class Daemon:
         stopped = loop.create_task(stop.wait())
         due = loop.time()
         while not stop.is_set():
+            if self._state:
+                self._xids.events.follow(self._state.snapshot)
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
             await asyncio.wait([stopped], timeout=due - loop.time())
             if not stop.is_set():
@@ -118,7 +125,7 @@ class Daemon:
 
     async def poll(self) -> State:
         """Poll once; what was served before stays until all of the new poll is known."""
-        snapshot = await self._poller.poll()
+        snapshot = self._xids.attach(await self._poller.poll())
         now = time.monotonic()
         self._runs.keep_listening()
         for peer, message in self._source.reports():
@@ -156,7 +163,7 @@ class Daemon:
             processes=processes,
             identities=self._names.identify(process.pid for _gpu, process in processes),
             host=self._host,
-            access={} if self._trees.io_allowed is None else {"run_io": self._trees.io_allowed},
+            access=self._xids.access | self._trees_access(),
             counts=Counts(
                 reports_received=self._registry.received,
                 reports_rejected=dict(self._registry.rejected),
@@ -168,9 +175,14 @@ class Daemon:
                     "not_accepted": self.web.counts.accept_errors,
                 },
                 processes_dropped=self._processes_dropped,
+                xids_dropped=self._xids.dropped,
+                kernel_log_records_lost=self._xids.records_lost,
                 tree_processes_dropped=self._trees.dropped,
             ),
         )
+
+    def _trees_access(self) -> dict[str, bool]:
+        return {} if self._trees.io_allowed is None else {"run_io": self._trees.io_allowed}
 
     def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
         """Choose the processes that get series: those with the most memory, and count the rest as dropped."""

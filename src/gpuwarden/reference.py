@@ -1,4 +1,4 @@
-"""docs/metrics.md, written from the metric tables."""
+"""docs/metrics.md, written from the metric tables, and docs/xid.md, written from the table of XIDs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from inspect import cleandoc
 
 from gpuwarden.exposition import TABLES
+from gpuwarden.gpu.xid import XIDS, Action, Xid, explain
 
 
 def metrics_markdown() -> str:
     """Return the reference of all metrics, table by table."""
-    return "\n".join(_lines()) + "\n"
+    return "\n".join(_metric_lines()) + "\n"
 
 
-def _lines() -> Iterator[str]:
+def _metric_lines() -> Iterator[str]:
     yield "# Metrics"
     yield ""
     yield "Written by `gpuwarden reference metrics` from the metric tables; `make docs` brings it up to date."
@@ -33,3 +34,38 @@ def _lines() -> Iterator[str]:
             labels = ", ".join(f"`{label}`" for label in table.key + row.labels)
             only = f" Only with `{row.opt_in}`." if row.opt_in else ""
             yield f"| `{row.name}` | {row.kind} | {labels} | {row.tier} | {row.help}{only} | {row.source} |"
+
+
+def xid_markdown() -> str:
+    """Return the reference of all XIDs the project knows."""
+    return "\n".join(_xid_lines()) + "\n"
+
+
+def _xid_lines() -> Iterator[str]:
+    yield "# XIDs"
+    yield ""
+    yield "Written by `gpuwarden reference xid` from src/gpuwarden/gpu/xid.py; `make docs` brings it up to date."
+    yield ""
+    yield "An XID is a fault that NVIDIA's driver reports of a GPU. `gpuwarden_gpu_xid_events_total` counts them, and"
+    yield "`gpuwarden_gpu_xid_last_event_timestamp_seconds` says when each code came last. The severity *page* raises"
+    yield "the alert GpuXidCritical, *warn* GpuXidWarning, and *info*, mostly a program's own fault, none. The actions"
+    yield "follow [NVIDIA's catalogue](https://docs.nvidia.com/deploy/xid-errors/), which says more about most of them."
+    yield ""
+    yield "## Actions"
+    yield ""
+    yield "| action | what to do |"
+    yield "| --- | --- |"
+    for action in Action:
+        yield f"| {action.slug} | {action.value} |"
+    yield ""
+    yield "## Codes"
+    yield ""
+    yield "| XID | meaning | action | severity |"
+    yield "| --- | --- | --- | --- |"
+    for xid in XIDS.values():
+        yield _xid_row(str(xid.code), xid)
+    yield _xid_row("other", explain(0))
+
+
+def _xid_row(code: str, xid: Xid) -> str:
+    return f"| {code} | {xid.meaning} | {xid.action.slug} | {xid.severity} |"

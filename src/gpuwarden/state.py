@@ -23,6 +23,8 @@ class Counts:
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     http_connections_lost: Mapping[str, int] = field(default_factory=dict)
     processes_dropped: int = 0
+    xids_dropped: Mapping[str, int] = field(default_factory=dict)
+    kernel_log_records_lost: int | None = None  # None: it is not read
     tree_processes_dropped: int = 0
 
 

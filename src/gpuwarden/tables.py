@@ -35,6 +35,14 @@ def _gpu_errors(subject: GpuInPoll) -> Reading:
     return {(name,): count for name, count in ({HUNG: 0, "gpu_is_lost": 0} | dict(subject.gpu.errors)).items()}
 
 
+def _xid_counts(subject: GpuInPoll) -> Reading:
+    return {(str(code),): xid.count for code, xid in subject.gpu.xids.items()}
+
+
+def _xid_times(subject: GpuInPoll) -> Reading:
+    return {(str(code),): xid.last for code, xid in subject.gpu.xids.items()}
+
+
 class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     """What is known of a GPU whether it answers or not."""
 
@@ -55,6 +63,12 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     processes = Metric[GpuInPoll](
         "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",
         _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
+    xid_events_total = Metric[GpuInPoll](
+        "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and before as far as the kernel log goes back; docs/xid.md has the codes.",
+        _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg, each XID once")
+    xid_last_event_timestamp_seconds = Metric[GpuInPoll](
+        "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "When the GPU last had that XID, in Unix time.",
+        _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg")
     # fmt: on
 
 
@@ -130,8 +144,14 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
         lambda state: state.counts.tree_processes_dropped)
     access = Metric[State](
-        "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission.",
+        "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support.",
         lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))
+    xid_events_dropped_total = Metric[State](
+        "gpuwarden_xid_events_dropped_total", "counter", "", "XIDs that are not counted: unknown_gpu had an address of no GPU that answered yet, codes were more than a GPU has series for.",
+        lambda state: {(reason,): count for reason, count in state.counts.xids_dropped.items()}, labels=("reason",))
+    kernel_log_records_lost_total = Metric[State](
+        "gpuwarden_kernel_log_records_lost_total", "counter", "", "Records of the kernel log that were overwritten before they were read.",
+        lambda state: state.counts.kernel_log_records_lost, source="/dev/kmsg")
     http_requests_total = Metric[State](
         "gpuwarden_http_requests_total", "counter", "", "HTTP requests answered, by path and status code.",
         lambda state: {(path, str(code)): count for (path, code), count in state.counts.http_requests.items()}, labels=("path", "code"))

@@ -372,6 +372,27 @@ def test_the_documented_drop_in_sees_hidden_processes(mock: MockNvml, process: s
     assert samples("gpuwarden_process_info")
 
 
+def test_the_documented_drop_in_reads_the_kernel_log(mock: MockNvml) -> None:
+    """The strict unit may not read the kernel log, and says so; with the drop-in in docs/operations.md it does."""
+    os.mknod("/dev/kmsg", stat.S_IFCHR | 0o644, os.makedev(1, 11))
+    restricted = int(Path("/proc/sys/kernel/dmesg_restrict").read_text())  # else it needs no capability
+    text = (SHARED / "operations.md").read_text()
+    (documented,) = re.findall(r"```ini\n(\[Service\]\n[^`]*CAP_SYSLOG[^`]*)```", text)
+    access = (("source", "kernel_log"),)
+    command("systemctl", "restart", "gpuwarden")
+    assert samples("gpuwarden_access")[access] == 0
+    drop_in("kernel-log", documented)
+    command("systemctl", "restart", "gpuwarden")
+    assert samples("gpuwarden_access")[access] == 1
+    assert len(gpus_up()) == 2
+    for line in documented.split("\n")[1:-1]:
+        if "CAP_" in line and not restricted:
+            continue
+        drop_in("kernel-log", documented.replace(line, ""))
+        command("systemctl", "restart", "gpuwarden")
+        assert samples("gpuwarden_access")[access] == 0, f"{line} is not needed"
+
+
 def test_a_stopped_service_leaves_nothing() -> None:
     """A stop is a success, and the socket's folder goes with it."""
     command("systemctl", "stop", "gpuwarden")

@@ -6,7 +6,8 @@ Every call may block in the driver and is made on a thread of its own (gpu/polle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import ctypes
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NewType, Protocol, TypeAlias
 
 import pynvml
@@ -14,6 +15,7 @@ import pynvml
 NVMLError: type[Exception] = pynvml.NVMLError
 Handle = NewType("Handle", object)
 GpmSample = NewType("GpmSample", object)
+EventSet = NewType("EventSet", object)
 Field: TypeAlias = "tuple[int, int]"  # a field's number, and the scope it is asked of: a link, say; 0 where it has none
 
 
@@ -98,6 +100,14 @@ class Attributes(Protocol):
     computeInstanceSliceCount: int  # noqa: N815
 
 
+class EventData(Protocol):
+    """nvmlEventData_t; of an XID `eventData` is the code."""
+
+    device: Handle
+    eventType: int  # noqa: N815 - the field's name in nvidia-ml-py
+    eventData: int  # noqa: N815 - likewise
+
+
 class Nvml(Protocol):
     """What gpuwarden asks of NVML. Every method raises pynvml.NVMLError with the driver's return code."""
 
@@ -146,6 +156,10 @@ class Nvml(Protocol):
     def nvmlDeviceGetGpuInstanceId(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetComputeInstanceId(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetAttributes_v2(self, handle: Handle, /) -> Attributes: ...
+    def nvmlEventSetCreate(self) -> EventSet: ...
+    def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, events: EventSet, /) -> None: ...
+    def nvmlEventSetWait_v2(self, events: EventSet, milliseconds: int, /) -> EventData: ...
+    def nvmlEventSetFree(self, events: EventSet, /) -> None: ...
     # fmt: on
 
 
@@ -196,6 +210,7 @@ GPM_TENSOR_OPERATIONS = {
 GPM_REQUEST_VERSION: int = pynvml.NVML_GPM_METRICS_GET_VERSION
 MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
 NO_INSTANCE = 0xFFFFFFFF  # the id of no MIG instance
+XID_EVENT: int = pynvml.nvmlEventTypeXidCriticalError
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 PERFORMANCE_STATE_UNKNOWN: int = pynvml.NVML_PSTATE_UNKNOWN
@@ -234,6 +249,7 @@ DRIVER_GONE = frozenset(
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
     }
 )
+NO_EVENT: int = pynvml.NVML_ERROR_TIMEOUT  # what a wait says that ended without an event
 
 
 def code_of(error: BaseException) -> int:
@@ -249,6 +265,11 @@ def error_name(error: BaseException) -> str:
 def nvml_error(code: int) -> Exception:
     """Make the exception that nvidia-ml-py raises for a return code."""
     return NVMLError(code)
+
+
+def handle_key(handle: Handle) -> Hashable:
+    """Return what is equal for two handles of the same GPU: nvidia-ml-py's, being pointers, are not."""
+    return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle  # noqa: SLF001 - the class has no public name
 
 
 # valueType -> the member of the union that holds the value

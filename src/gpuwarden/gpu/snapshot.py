@@ -58,11 +58,19 @@ class MigInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class XidCount:
+    """How often a GPU had one XID, as far as is known, and when last, in Unix time."""
+
+    count: int
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU in one poll. Did it not answer, `fault` names why and there are no readings: old ones never stand in.
 
     `process_lists` names the types of processes that the driver listed. `last_success` is Unix time, None before the
-    first; `errors` counts failed calls by name since the daemon started.
+    first; `errors` counts failed calls by name since the daemon started. `xids` are those known so far, by code.
     """
 
     identity: Identity
@@ -73,6 +81,7 @@ class Gpu:
     errors: Mapping[str, int] = field(default_factory=dict)
     process_lists: tuple[str, ...] = ()
     mig: tuple[MigInstance, ...] = ()
+    xids: Mapping[int, XidCount] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:

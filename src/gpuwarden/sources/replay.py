@@ -31,6 +31,7 @@ from gpuwarden.sources.capture import (
     Frame,
     question,
 )
+from gpuwarden.sources.eventless import EVENTLESS
 
 Handle: TypeAlias = "int | tuple[int, int]"  # a GPU's index, or that and the index of a MIG instance
 _WHOLE = NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal"
@@ -55,6 +56,7 @@ class CapturedNvml:
         }
         answering: dict[str, Callable[..., Any]] = {name: partial(self._of_driver, name) for name in FUNCTIONS}
         answering |= {name: partial(self._of_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")}
+        answering |= EVENTLESS  # of the time of recording, none are told
         answering |= {
             "nvmlDeviceGetFieldValues": self._field_values,
             MIG_HANDLE: self._instance,

@@ -22,6 +22,7 @@ from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import gpm
 from gpuwarden.sources.answers import ANSWERS, Slot, gpm_metrics
 from gpuwarden.sources.board import Board
+from gpuwarden.sources.eventless import EVENTLESS
 from gpuwarden.sources.faults import Faults, SimulatedGpu
 from gpuwarden.sources.occupancy import Occupancy
 from gpuwarden.sources.workloads import WORKLOADS, Workload
@@ -103,6 +104,7 @@ class Simulation:
             "nvmlGpmSampleFree": lambda _sample: None,
             "nvmlGpmMetricsGet": gpm_metrics,
             **{name: partial(self._of_device, name) for name in ANSWERS},
+            **EVENTLESS,
         }
         box = type("SimulatedNvml", (), {})()
         box.nvmlInit = self._initialise

@@ -1,0 +1,234 @@
+"""Wait for the driver's XID events, on a thread of its own: a wait that never ends costs these events and nothing else.
+
+On Linux NVML hands out each event of a set once, in order. What it leaves out stands in the kernel log
+(gpu/kernel_log.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from gpuwarden.gpu.nvml import (
+    DRIVER_GONE,
+    NO_EVENT,
+    UNSUPPORTED,
+    XID_EVENT,
+    EventData,
+    EventSet,
+    Nvml,
+    NVMLError,
+    code_of,
+    error_name,
+    handle_key,
+)
+from gpuwarden.gpu.snapshot import Driver, Snapshot
+
+log = logging.getLogger(__name__)
+
+FAILURES = 3  # waits that may fail before the set is given up: a lost GPU's XID may yet be handed out after its loss
+WAIT_SECONDS = 1.0  # after which the thread looks whether it is still wanted
+RETRY_SECONDS = 5.0  # before an event set that failed is made anew, or a GPU is asked again
+SILENT_SECONDS = 10.0  # without a wait that came back, after which one hangs
+MAX_WAITING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlXid:
+    """An XID as NVML tells it; it came between `earliest` and `latest` (monotonic), at Unix time `time` or before."""
+
+    uuid: str
+    code: int
+    earliest: float
+    latest: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Whom to listen to: the driver as initialised that time, and each GPU with how often it has come up.
+
+    A GPU that was reset, or a driver initialised anew, has forgotten who listens.
+    """
+
+    driver: Driver
+    gpus: frozenset[tuple[str, int]]
+
+    def same(self, other: _Targets | None) -> bool:
+        return other is not None and self.driver is other.driver and self.gpus == other.gpus
+
+
+class XidEvents:
+    """Listens to all GPUs that have events. One event loop uses it; there is a thread only while there are such GPUs.
+
+    Who wants the driver closed stops calling `follow`, awaits `release`, and may then call nvmlShutdown.
+    """
+
+    def __init__(self, nvml: Nvml) -> None:
+        self.unknown = 0  # events of a GPU that does not say who it is
+        self._nvml = nvml
+        self._up: frozenset[str] = frozenset()  # by UUID
+        self._times_up: Counter[str] = Counter()
+        self._targets: _Targets | None = None
+        self._without_events: _Targets | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._heard: float | None = None  # when a wait last came back; None while there is no event set
+        self._failures = 0  # waits in a row
+        self._taken: deque[NvmlXid] = deque()
+
+    @property
+    def listening(self) -> bool:
+        """Whether events come: there is an event set, and waiting for it does not hang."""
+        heard = self._heard
+        return heard is not None and time.monotonic() - heard < SILENT_SECONDS
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Listen to the GPUs that a poll found, and anew to those that came back; does not block."""
+        up = frozenset(gpu.identity.uuid for gpu in snapshot.gpus if gpu.up)
+        if up != self._up:
+            self._times_up.update(up - self._up)
+            self._up = up
+        if snapshot.driver is None or not self._times_up:
+            return
+        targets = _Targets(snapshot.driver, frozenset(self._times_up.items()))
+        if not targets.same(self._targets):
+            self._targets = targets
+        if self._targets is self._without_events or (self._thread and self._thread.is_alive()):
+            return
+        self._stop = threading.Event()
+        # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="driver events", daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[NvmlXid]:
+        """Return the events since the last call, in their order."""
+        return [self._taken.popleft() for _ in range(len(self._taken))]
+
+    async def release(self) -> bool:
+        """End the wait and free the event set, within about a second; False where a call of the driver hangs.
+
+        Events that were not taken are kept; `follow` begins anew.
+        """
+        self._stop.set()
+        end = time.monotonic() + WAIT_SECONDS + 1.0
+        while self._thread and self._thread.is_alive() and time.monotonic() < end:  # noqa: ASYNC110 - no event tells of a thread's end
+            await asyncio.sleep(0.02)
+        return not (self._thread and self._thread.is_alive())
+
+    # On the thread.
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set() and (targets := self._targets):
+            try:
+                supported = self._listen(targets, stop)
+            except NVMLError as error:
+                log.debug("XID events are to be listened to anew: %s", error_name(error))
+                stop.wait(RETRY_SECONDS)
+                continue
+            except Exception:
+                log.exception("XID events cannot be listened to")
+                supported = False
+            finally:
+                self._heard = None
+            if not supported:
+                self._without_events = targets
+                return
+
+    def _listen(self, targets: _Targets, stop: threading.Event) -> bool:
+        """Listen until somebody else is to be listened to; False where no GPU has events. Raises NVMLError."""
+        try:
+            events = self._nvml.nvmlEventSetCreate()
+        except NVMLError as error:
+            if code_of(error) in UNSUPPORTED:
+                return False
+            raise
+        gone = False
+        try:
+            return self._keep_listening(targets, events, stop)
+        except NVMLError as error:
+            gone = code_of(error) in DRIVER_GONE
+            raise
+        finally:
+            # The set of a driver that went away went with it, and must not be touched.
+            if not gone and self._targets and self._targets.driver is targets.driver:
+                with contextlib.suppress(NVMLError):
+                    self._nvml.nvmlEventSetFree(events)
+
+    def _keep_listening(self, targets: _Targets, events: EventSet, stop: threading.Event) -> bool:
+        known: dict[Hashable, str] = {}
+        missing = {uuid for uuid, _times in targets.gpus}
+        ask_at, empty_at, self._failures = 0.0, time.monotonic(), 0
+        while not stop.is_set():
+            if missing and time.monotonic() >= ask_at:
+                missing -= self._register(events, missing & self._up, known)
+                ask_at = time.monotonic() + RETRY_SECONDS
+            if known:
+                before, empty_at = empty_at, self._wait(events, known, empty_at, stop)
+                if empty_at == before:
+                    continue  # an event: more may wait, and would be lost with the set
+            elif missing:
+                stop.wait(WAIT_SECONDS)
+            else:
+                return False
+            if self._targets is not targets:
+                break
+        return True
+
+    def _register(self, events: EventSet, uuids: Iterable[str], known: dict[Hashable, str]) -> set[str]:
+        """Listen to the GPUs; return those that need not be asked again. Raises NVMLError if the driver went away."""
+        settled: set[str] = set()
+        for uuid in uuids:
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+                self._nvml.nvmlDeviceRegisterEvents(handle, XID_EVENT, events)
+            except NVMLError as error:
+                if code_of(error) in DRIVER_GONE:
+                    raise
+                if code_of(error) in UNSUPPORTED:
+                    settled.add(uuid)
+                continue
+            known[handle_key(handle)] = uuid
+            settled.add(uuid)
+        return settled
+
+    def _wait(self, events: EventSet, known: dict[Hashable, str], empty_at: float, stop: threading.Event) -> float:
+        """Wait for one event; `empty_at` is when there was none left, and what is returned likewise. Raises NVMLError.
+
+        Its own time NVML does not tell: it came after the last wait that found nothing.
+        """
+        began = time.monotonic()
+        try:
+            event = self._nvml.nvmlEventSetWait_v2(events, round(WAIT_SECONDS * 1000))
+        except NVMLError as error:
+            if code_of(error) == NO_EVENT:
+                self._heard, self._failures = time.monotonic(), 0
+            else:
+                self._failures += 1
+                if self._failures >= FAILURES or code_of(error) in DRIVER_GONE:
+                    raise
+            empty_at = time.monotonic()
+            stop.wait(began + WAIT_SECONDS - empty_at)  # it may come back early, and must not spin
+            return empty_at
+        self._heard, self._failures = time.monotonic(), 0
+        self._keep(event, known, empty_at)
+        while len(self._taken) >= MAX_WAITING and not stop.is_set():
+            stop.wait(WAIT_SECONDS)
+        return empty_at
+
+    def _keep(self, event: EventData, known: dict[Hashable, str], empty_at: float) -> None:
+        uuid = known.get(handle_key(event.device))
+        if uuid is None:
+            try:
+                uuid = self._nvml.nvmlDeviceGetUUID(event.device)
+            except NVMLError:
+                self.unknown += 1
+                return
+        if event.eventType & XID_EVENT:
+            self._taken.append(NvmlXid(uuid, event.eventData, empty_at, time.monotonic(), time.time()))

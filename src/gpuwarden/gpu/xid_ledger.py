@@ -1,0 +1,84 @@
+"""Count XIDs that several sources tell of, each fault once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gpuwarden.gpu.snapshot import XidCount
+
+# The kernel log tells of a lost GPU twice: as an XID, and in words.
+Source = Literal["nvml", "kernel_log", "kernel_log_text"]
+
+APART_SECONDS = 5.0  # that two sources' reports of one fault may lie apart, beside what is uncertain in each
+MAX_CODES = 64  # of a GPU; NVIDIA's catalogue has 172
+MAX_OPEN = 256  # faults of one GPU and code that a source has not reported and still may
+
+
+@dataclass(frozen=True, slots=True)
+class XidReport:
+    """One source's report: a fault that came between `earliest` and `latest` (monotonic), at Unix time `time`."""
+
+    source: Source
+    uuid: str
+    code: int
+    earliest: float
+    latest: float
+    time: float
+
+
+class XidLedger:
+    """Pairs each report with a fault that another source has reported, in whichever order they come.
+
+    Each source reports a fault once, and its faults in their order; so two reports of one source are two faults.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0  # faults not counted, as their GPU has too many codes
+        self._counts: dict[str, dict[int, XidCount]] = {}
+        # By GPU, code and source: when the faults came that this source has not reported.
+        self._open: dict[tuple[str, int, Source], deque[tuple[float, float]]] = {}
+
+    def add(self, report: XidReport) -> bool:
+        """Take a report; tell whether it is of a fault not known before, and counted."""
+        if self._known(report):
+            return False
+        counts = self._counts.setdefault(report.uuid, {})
+        old = counts.get(report.code)
+        if old is None and len(counts) >= MAX_CODES:
+            self.dropped += 1
+            return False
+        if old is None:
+            counts[report.code] = XidCount(1, report.time)
+        else:
+            counts[report.code] = XidCount(old.count + 1, max(old.last, report.time))
+        for other in get_args(Source):
+            if other != report.source:
+                key = report.uuid, report.code, other
+                self._open.setdefault(key, deque(maxlen=MAX_OPEN)).append((report.earliest, report.latest))
+        return True
+
+    def _known(self, report: XidReport) -> bool:
+        faults = self._open.get((report.uuid, report.code, report.source))
+        while faults:
+            earliest, latest = faults[0]
+            if report.latest < earliest - APART_SECONDS:
+                return False
+            faults.popleft()  # this one's, or too old for this one and all that follow
+            if report.earliest <= latest + APART_SECONDS:
+                return True
+        return False
+
+    def forget(self, before: float) -> None:
+        """Close faults from before that monotonic time: a report that comes later is of another one."""
+        for key, faults in list(self._open.items()):
+            while faults and faults[0][1] < before:
+                faults.popleft()
+            if not faults:
+                del self._open[key]
+
+    def of(self, uuid: str) -> Mapping[int, XidCount]:
+        """Return a GPU's faults by code."""
+        return dict(self._counts.get(uuid, {}))

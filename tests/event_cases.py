@@ -1,0 +1,241 @@
+"""Listening to XID events through the real binding: `python event_cases.py CASE` prints what the case saw.
+
+A process of its own, since a process cannot unload the mock library that it once loaded.
+"""
+
+# ruff: noqa: D102, D103, T201 - the tests say what each case shows, and read what it prints
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from gpuwarden.gpu import events
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.sources.driver import binding
+from mock_nvml import MockNvml
+
+LIMIT_SECONDS = 30.0
+events.WAIT_SECONDS = 0.2  # so that the tests take a fifth of the time
+
+
+class Box:
+    """The mock, a poller and a listener, as the daemon has them."""
+
+    def __init__(self) -> None:
+        library, control = os.environ["LD_LIBRARY_PATH"].partition(":")[0], os.environ["MOCK_NVML_CONTROL"]
+        self.mock = MockNvml(Path(library), Path(control).parent)
+        self.poller = Poller(binding(), 0.2)
+        self.events = events.XidEvents(binding())
+        self.snapshot: Snapshot | None = None
+        self.heard: list[list[object]] = []
+
+    async def poll(self) -> None:
+        self.snapshot = await self.poller.poll()
+        self.events.follow(self.snapshot)
+        index = {gpu.identity.uuid: gpu.identity.index for gpu in self.snapshot.gpus}
+        self.heard += [[index[each.uuid], each.code] for each in self.events.take()]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Poll until it holds; fail after a while."""
+        end = time.monotonic() + LIMIT_SECONDS
+        while not condition():
+            if time.monotonic() > end:
+                raise TimeoutError(f"heard {self.heard}, calls {self.calls()}, up {self.up()}")
+            await self.poll()
+            await asyncio.sleep(0.02)
+
+    async def listening(self) -> None:
+        await self.until(lambda: self.events.listening)
+
+    async def hears(self, *xids: tuple[int, int]) -> None:
+        """Raise the XIDs, and wait until as many more were heard."""
+        before = len(self.heard)
+        for gpu, code in xids:
+            self.mock.xid(gpu, code)
+        await self.until(lambda: len(self.heard) >= before + len(xids))
+
+    def up(self) -> int:
+        return sum(gpu.up for gpu in self.snapshot.gpus) if self.snapshot else 0
+
+    def calls(self) -> dict[str, int]:
+        return {
+            name.removeprefix("nvml"): count
+            for name, count in self.mock.calls().items()
+            if "EventSet" in name or name.endswith("RegisterEvents")
+        }
+
+
+def listeners() -> int:
+    return sum(thread.name == "driver events" for thread in threading.enumerate())
+
+
+async def case_hears(box: Box) -> object:
+    await box.listening()
+    await box.hears((0, 13), (1, 79), (1, 79), (0, 4_000))
+    return box.heard
+
+
+async def case_hears_a_gpu_that_is_lost_at_once(box: Box) -> object:
+    await box.listening()
+    box.mock.lose(1)
+    await box.hears((1, 79))
+    return [box.heard, box.up()]
+
+
+async def case_goes_on_beside_a_gpu_without_events(box: Box) -> object:
+    box.mock.error(1, "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
+    await box.listening()
+    box.mock.xid(1, 13)
+    await box.hears((0, 31))
+    return [box.heard, box.calls()["DeviceRegisterEvents"]]
+
+
+async def case_ends_where_no_gpu_has_events(box: Box) -> object:
+    box.mock.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
+    await box.until(lambda: box.calls().get("EventSetFree") == 1)
+    await box.until(lambda: listeners() == 0)
+    for _ in range(3):
+        await box.poll()
+    return [listeners(), box.events.listening, box.calls()["EventSetCreate"]]
+
+
+async def case_ends_where_the_library_has_no_events(box: Box) -> object:
+    box.mock.error("*", "nvmlEventSetCreate", "FUNCTION_NOT_FOUND")
+    await box.until(lambda: box.calls().get("EventSetCreate") == 1)
+    await box.until(lambda: listeners() == 0)
+    for _ in range(3):
+        await box.poll()
+    return [listeners(), box.events.listening, box.calls()]
+
+
+async def case_asks_a_gpu_again_that_failed_once(box: Box) -> object:
+    events.RETRY_SECONDS = 0.1
+    box.mock.error(0, "nvmlDeviceRegisterEvents", "UNKNOWN")
+    await box.listening()
+    box.mock.clear()
+    registered = box.calls()["DeviceRegisterEvents"]
+    await box.until(lambda: box.calls()["DeviceRegisterEvents"] > registered)
+    await box.hears((0, 31))
+    return [box.heard, box.calls()["EventSetCreate"]]
+
+
+async def case_listens_anew_to_a_gpu_that_came_back(box: Box) -> object:
+    await box.listening()
+    box.mock.lose(0)
+    await box.until(lambda: box.up() == 1)
+    box.mock.clear()
+    await box.until(lambda: box.up() == 2 and box.calls()["EventSetCreate"] == 2)
+    await box.listening()
+    await box.hears((0, 31), (1, 31))
+    return [box.heard, box.calls()["EventSetFree"], listeners()]
+
+
+async def case_listens_anew_to_a_driver_that_came_back(box: Box) -> object:
+    events.RETRY_SECONDS = 0.1
+    await box.listening()
+    box.mock.error("*", "*", "UNINITIALIZED")
+    await box.until(lambda: box.snapshot is not None and box.snapshot.fault == "uninitialized")
+    await box.until(lambda: not box.events.listening)
+    box.mock.clear()
+    await box.until(lambda: box.up() == 2)
+    await box.listening()
+    await box.until(lambda: box.calls()["DeviceRegisterEvents"] >= 4)
+    await box.hears((0, 31), (1, 48))
+    return [box.heard, box.calls().get("EventSetFree", 0)]
+
+
+async def case_survives_waits_that_fail(box: Box) -> object:
+    events.RETRY_SECONDS = 0.1
+    await box.listening()
+    box.mock.error("*", "nvmlEventSetWait_v2", "GPU_IS_LOST")
+    await box.until(lambda: box.calls()["EventSetCreate"] >= 2)
+    waits = box.calls()["EventSetWait_v2"]
+    box.mock.clear()
+    await box.listening()
+    await box.hears((0, 31))
+    return [box.heard, waits]
+
+
+async def case_keeps_the_set_after_one_failed_wait(box: Box) -> object:
+    await box.listening()
+    waits = box.calls()["EventSetWait_v2"]
+    box.mock.error("*", "nvmlEventSetWait_v2", "GPU_IS_LOST")
+    await box.until(lambda: box.calls()["EventSetWait_v2"] > waits)
+    box.mock.clear()
+    await box.hears((0, 79))
+    return [box.heard, box.calls()["EventSetCreate"]]
+
+
+async def case_hangs_alone(box: Box) -> object:
+    events.SILENT_SECONDS = 1.5
+    await box.listening()
+    box.mock.hang("*", "nvmlEventSetWait_v2")
+    await box.until(lambda: not box.events.listening)
+    seen = [box.up(), listeners(), await box.events.release(), listeners()]
+    await box.poll()
+    seen.append(listeners())
+    box.mock.clear()
+    await box.listening()
+    await box.hears((0, 31))
+    return [*seen, box.heard, listeners()]
+
+
+async def case_releases_the_driver(box: Box) -> object:
+    await box.listening()
+    box.mock.xid(0, 31)
+    await box.until(lambda: bool(box.heard))
+    released = await box.events.release()
+    pynvml.nvmlShutdown()
+    seen = [released, listeners(), box.events.listening, box.calls()["EventSetFree"]]
+    box.poller = Poller(binding(), 0.2)
+    await box.listening()
+    await box.hears((1, 48))
+    return [*seen, box.heard]
+
+
+async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
+    events.MAX_WAITING = 1
+    await box.listening()
+    for code in (31, 32, 43):
+        box.mock.xid(0, code)
+    end = time.monotonic() + LIMIT_SECONDS
+    while not box.events._taken and time.monotonic() < end:
+        await asyncio.sleep(0.02)
+    assert box.snapshot
+    lost = [replace(gpu, fault="gpu_is_lost") for gpu in box.snapshot.gpus]
+    box.events.follow(replace(box.snapshot, gpus=tuple(lost)))  # and the next poll finds it again
+    await box.until(lambda: box.calls()["EventSetCreate"] == 2)
+    await box.hears((0, 79))
+    return box.heard
+
+
+async def case_takes_no_more_than_fit(box: Box) -> object:
+    events.MAX_WAITING = 3
+    await box.listening()
+    for _ in range(10):
+        box.mock.xid(0, 31)
+    end = time.monotonic() + LIMIT_SECONDS
+    while len(box.events._taken) < 3 and time.monotonic() < end:
+        await asyncio.sleep(0.02)
+    waits = box.calls()["EventSetWait_v2"]
+    await asyncio.sleep(0.2)
+    seen = [len(box.events._taken), box.calls()["EventSetWait_v2"] - waits]
+    await box.until(lambda: len(box.heard) == 10)
+    return seen
+
+
+if __name__ == "__main__":
+    case: Callable[[Box], Any] = globals()[f"case_{sys.argv[1]}"]
+    print(json.dumps(asyncio.run(case(Box()))))

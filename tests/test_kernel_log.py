@@ -1,0 +1,221 @@
+"""Reading XIDs from the kernel log: a FIFO stands for /dev/kmsg, and where it may be written to, the real one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kernel_log_fifo import Fifo
+
+from gpuwarden.gpu.kernel_log import KMSG, MAX_RECORDS, KernelLog, KernelXid, pci_address
+
+GPU = (0, 0x3B, 0)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Fifo]:
+    """Make an empty kernel log."""
+    fifo = Fifo(tmp_path / "kmsg")
+    yield fifo
+    fifo.close()
+
+
+def told(found: list[KernelXid]) -> list[tuple[object, ...]]:
+    """Reduce XIDs to address, code and how they were told."""
+    return [(each.pci, each.code, each.told) for each in found]
+
+
+# As drivers of several ages print them (open-gpu-kernel-modules, kernel_rc.c and nv.c; NVIDIA's XID documents).
+LINES: dict[str, tuple[object, ...]] = {
+    "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.": (GPU, 79, "kernel_log"),
+    "NVRM: Xid (PCI:0000:3b:00): 48, pid='<unknown>', name=<unknown>, DBE": (GPU, 48, "kernel_log"),
+    "NVRM: Xid (PCI:0000:3b:00): 62, 2ba9(1bc8) 00000000 00000000": (GPU, 62, "kernel_log"),
+    "NVRM: Xid (PCI:0000:3b:00): 79": (GPU, 79, "kernel_log"),
+    "NVRM: Xid (PCI:0000:3B:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel": (GPU, 94, "kernel_log"),
+    "NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics": (GPU, 13, "kernel_log"),
+    "NVRM: Xid (0000:3b:00): 14, Channel 00000001": (GPU, 14, "kernel_log"),
+    "NVRM: Xid (PCI:0000:3b:00.0): 31, pid=1, Ch 00000008": (GPU, 31, "kernel_log"),
+    "NVRM: Xid (PCI:10000:01:1f): 145, RLW_REMAP Nonfatal": ((0x10000, 1, 0x1F), 145, "kernel_log"),
+    "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.": (GPU, 79, "kernel_log_text"),
+    "NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.": (GPU, 79, "kernel_log_text"),
+    "NVRM: The NVIDIA GPU 0000:3b:00.0\\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\\x0aNVRM: fallen off "
+    "the bus and is not responding to commands.": (GPU, 79, "kernel_log_text"),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_form_is_read(fifo: Fifo, line: str) -> None:
+    """Each form that drivers print gives its address and code."""
+    fifo.write("usb 1-1: new device", line, "nvidia-nvlink: up")
+    assert told(KernelLog(fifo.path).read()) == [LINES[line]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: GPU at PCI:0000:3b:00: GPU-37134866-4d4f-434b-8000-000000000000",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  590.48.01",
+        "python3[1]: NVRM: Xid (PCI:0000:3b:00): 79, said a user's program through the journal",
+        "NVRM: Xid (PCI:0000:3b:00): seventy-nine",
+        "NVRM: Xid (somewhere): 79",
+        "NVRM: Xid (PCI:0000:3b:00",
+        "",
+    ],
+)
+def test_other_lines_are_none(fifo: Fifo, line: str) -> None:
+    """What is no XID, or is not the driver's, is passed over."""
+    fifo.write(line)
+    assert KernelLog(fifo.path).read() == []
+
+
+def test_damaged_records_are_passed_over(fifo: Fifo) -> None:
+    """Whatever bytes the log gives, the next record is read."""
+    log = KernelLog(fifo.path)
+    os.write(
+        fifo.file, b";\n,,,;NVRM: Xid (PCI:0000:3b:00): 79\n4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n\xff\x00\n 4,1;\n"
+    )
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 31")
+    assert [each.code for each in log.read()] == [31]
+
+
+def test_lines_of_a_record_beyond_the_first_are_not_records(fifo: Fifo) -> None:
+    """A record's properties, which begin with a space, do not pass for records."""
+    fifo.write("e1000: link up\n SUBSYSTEM=pci\n DEVICE=4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79")
+    assert KernelLog(fifo.path).read() == []
+
+
+def test_old_records_keep_their_time(fifo: Fifo) -> None:
+    """What was logged before the daemon came is dated by the log; what comes later, between two reads."""
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=500.0)
+    log = KernelLog(fifo.path)
+    (old,) = log.read()
+    assert old.time == pytest.approx(time.time() - 500, abs=5)
+    assert old.earliest == old.latest == pytest.approx(time.monotonic() - 500, abs=5)
+    between = time.monotonic()
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=300.0)  # a clock that lags
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=-300.0)  # one that is ahead
+    for new in log.read():
+        assert new.earliest <= between <= new.latest <= time.monotonic()
+        assert new.time == pytest.approx(time.time(), abs=5)
+
+
+def test_what_the_kernel_overwrote_is_counted(fifo: Fifo) -> None:
+    """Numbers that are missing between two records are records lost; those before the first are not."""
+    log = KernelLog(fifo.path)
+    fifo.write("first", skip=1000)
+    log.read()
+    assert log.lost == 0
+    fifo.write("second", "NVRM: Xid (PCI:0000:3b:00): 79", skip=5)
+    assert [each.code for each in log.read()] == [79]
+    assert log.lost == 10
+
+
+@pytest.mark.parametrize("code", [errno.EPIPE, errno.EINVAL])
+def test_overrun_ends_nothing(fifo: Fifo, code: int) -> None:
+    """The kernel's word that records are gone, or one too long for it, costs these alone."""
+    failing = [OSError(code, "overrun")]
+
+    def read(file: int, size: int) -> bytes:
+        if failing:
+            raise failing.pop()
+        return os.read(file, size)
+
+    log = KernelLog(fifo.path, read)
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
+    assert [each.code for each in log.read()] == [79]
+    assert log.readable
+
+
+def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> None:
+    """After an error the log is read from its start again, without what was read before."""
+    failing: list[OSError] = []
+
+    def read(file: int, size: int) -> bytes:
+        if failing:
+            raise failing.pop()
+        return os.read(file, size)
+
+    log = KernelLog(fifo.path, read)
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
+    assert [each.code for each in log.read()] == [79]
+    failing.append(OSError(errno.ENODEV, "gone"))
+    assert log.read() == []
+    assert not log.readable
+    fifo.number = 0  # the kernel gives its oldest record again
+    fifo.write("NVRM: Xid (PCI:0000:3b:00): 79", "NVRM: Xid (PCI:0000:3b:00): 31")
+    assert log.read() == []  # not at once: it is tried again later
+    log._retry_at = 0.0
+    assert [each.code for each in log.read()] == [31]
+    assert log.readable
+
+
+def test_log_that_may_not_be_read(tmp_path: Path) -> None:
+    """Without a log there are no XIDs from it, and it says so; it is found when it comes."""
+    log = KernelLog(tmp_path / "kmsg")
+    assert log.read() == []
+    assert not log.readable
+    (tmp_path / "kmsg").write_text("4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n")
+    log._retry_at = 0.0
+    assert [each.code for each in log.read()] == [79]
+    assert log.readable
+
+
+def test_directory_is_no_log(tmp_path: Path) -> None:
+    """A path that can be opened and not read is no log either."""
+    log = KernelLog(tmp_path)
+    assert log.read() == []
+    assert not log.readable
+
+
+def test_one_read_is_bounded(fifo: Fifo) -> None:
+    """A flood of records is read in portions, as a poll must not wait for all of it."""
+
+    def flood() -> Callable[[int, int], bytes]:
+        numbers = iter(range(10**9))
+        return lambda _file, _size: b"4,%d,1,-;NVRM: Xid (PCI:0000:3b:00): 31\n" % next(numbers)
+
+    log = KernelLog(fifo.path, flood())
+    assert len(log.read()) == MAX_RECORDS
+    assert len(log.read()) == MAX_RECORDS
+    assert log.lost == 0
+
+
+@pytest.mark.parametrize("address", ["0000:3b:00", "00000000:3b:00.0", "00000000:3B:00.0", "0000:3b:00.1"])
+def test_address_is_the_same_however_it_is_written(address: str) -> None:
+    """NVML and the kernel write different numbers of zeros."""
+    assert pci_address(address) == GPU
+
+
+@pytest.mark.parametrize("address", ["", "3b:00", "somewhere", "0000:3b:00.0 "])
+def test_no_address(address: str) -> None:
+    """A GPU without an address, or with an odd one, has none."""
+    assert pci_address(address) is None
+
+
+def test_the_kernels_own_log() -> None:
+    """A line written to /dev/kmsg comes back by the real device, with its time, once."""
+    try:
+        device = os.open(KMSG, os.O_WRONLY)
+    except OSError as error:
+        pytest.skip(f"{KMSG} cannot be written here: {error.strerror}")
+    log = KernelLog()
+    while log._caught_up is None and log.read() is not None and log.readable:
+        pass
+    if not log.readable:
+        os.close(device)
+        pytest.skip(f"{KMSG} cannot be read here")
+    mark = os.getpid() % 0xFFFF
+    before = time.monotonic()
+    line = f"NVRM: Xid (PCI:{mark:04x}:ff:1f): 106, pid=1, a test of gpuwarden: no GPU has this address"
+    os.write(device, f"{line}\n".encode())  # without its end it could be continued, and nobody would see it yet
+    os.close(device)
+    (found,) = [each for each in log.read() if each.pci == (mark, 0xFF, 0x1F)]
+    assert (found.code, found.told) == (106, "kernel_log")
+    assert found.latest >= before
+    assert found.time == pytest.approx(time.time(), abs=5)
+    assert [each for each in log.read() if each.pci == (mark, 0xFF, 0x1F)] == []
+    log.close()

@@ -1,0 +1,55 @@
+"""The table of XIDs: NVIDIA's recommended actions are kept, and every code can be explained."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwarden.gpu.xid import _ROWS, XIDS, Action, codes, explain
+
+# The column "immediate action" of NVIDIA's catalogue as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
+# of these three. Of IGNORE we deviate where the catalogue goes on with "contact support" or the log asks for a reset.
+CATALOGUE = {
+    Action.REBOOT_MACHINE: {79},
+    Action.RESET_GPU: {46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158},
+    Action.RESTART_APPLICATION: {
+        *(8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86, 88, 89, 94),
+        *range(96, 106),
+        *range(126, 136),
+        139,
+    },
+}
+
+
+@pytest.mark.parametrize("action", CATALOGUE)
+def test_actions_are_nvidias(action: Action) -> None:
+    """What NVIDIA's catalogue says to do at once is what the table says; XID 48 has a workflow there that resets."""
+    ours = {code for code, xid in XIDS.items() if xid.action is action}
+    assert ours - {48} == CATALOGUE[action]
+
+
+def test_codes_are_unique_and_sorted() -> None:
+    """No code stands twice, so that none hides another."""
+    assert len(_ROWS) == len(XIDS)
+    assert list(XIDS) == sorted(XIDS)
+
+
+def test_gpus_that_need_a_reset_wake_somebody() -> None:
+    """Every code after which the GPU or machine is out of service is of severity page; of the others only NVLink's."""
+    out_of_service = {Action.RESET_GPU, Action.REBOOT_MACHINE, Action.RESTART_VM}
+    assert {code for code, xid in XIDS.items() if xid.action in out_of_service} == {*codes("page")} - {74}
+
+
+def test_nothing_to_do_alerts_nobody() -> None:
+    """What is to be ignored is of severity info."""
+    assert {xid.severity for xid in XIDS.values() if xid.action is Action.IGNORE} == {"info"}
+
+
+def test_texts_are_sentences() -> None:
+    """Meanings and actions are sentences that fit into a table."""
+    texts = [xid.meaning for xid in XIDS.values()] + [action.value for action in Action] + [explain(0).meaning]
+    assert [text for text in texts if not (text[0].isupper() and text.endswith(".") and "|" not in text)] == []
+
+
+def test_unknown_code_is_explained() -> None:
+    """A code that is not in the table is worth a look."""
+    assert (explain(100_000).code, explain(100_000).severity) == (100_000, "warn")

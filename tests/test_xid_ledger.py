@@ -1,0 +1,113 @@
+"""Counting XIDs: sources that tell of one fault count it once, and two faults count as two."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.gpu.xid_ledger import APART_SECONDS, MAX_CODES, MAX_OPEN, Source, XidLedger, XidReport
+
+SOURCES: tuple[Source, ...] = ("nvml", "kernel_log", "kernel_log_text")
+WALL = 1e9  # Unix time at the monotonic time 0
+
+
+def report(source: Source, moment: float, *, code: int = 79, uuid: str = "GPU-a", uncertain: float = 0.0) -> XidReport:
+    """Make a report of a fault that came in the `uncertain` seconds before `moment`."""
+    return XidReport(source, uuid, code, moment - uncertain, moment, WALL + moment)
+
+
+def counted(*reports: XidReport) -> int:
+    """Return how many faults the reports of XID 79 make on GPU-a."""
+    ledger = XidLedger()
+    new = [ledger.add(each) for each in reports]
+    count = ledger.of("GPU-a")[79].count
+    assert count == sum(new)
+    return count
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SOURCES)))
+def test_one_fault_told_thrice_counts_once(order: Sequence[Source]) -> None:
+    """In whichever order the sources come."""
+    assert counted(*(report(source, 10.0 + place) for place, source in enumerate(order))) == 1
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_two_reports_of_one_source_are_two_faults(source: Source) -> None:
+    """Even at the same moment."""
+    assert counted(report(source, 10.0), report(source, 10.0)) == 2
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("nvml", "nvml", "kernel_log", "kernel_log"),
+        ("nvml", "kernel_log", "nvml", "kernel_log"),
+        ("nvml", "kernel_log", "kernel_log", "nvml"),
+    ],
+)
+def test_two_faults_told_twice_count_two(order: Sequence[Source]) -> None:
+    """Two in a row pair off, however the reports are mixed."""
+    assert counted(*(report(source, 10.0 + place / 10) for place, source in enumerate(order))) == 2
+
+
+def test_reports_far_apart_are_two_faults() -> None:
+    """What came minutes later is another one."""
+    assert counted(report("nvml", 10.0), report("kernel_log", 10.0 + APART_SECONDS)) == 1
+    assert counted(report("nvml", 10.0), report("kernel_log", 10.1 + APART_SECONDS)) == 2
+    assert counted(report("nvml", 10.1 + APART_SECONDS), report("kernel_log", 10.0)) == 2
+
+
+def test_report_that_comes_late_is_paired_by_its_time() -> None:
+    """A driver that held an event back for a minute still tells of the fault that the kernel log told of."""
+    assert counted(report("kernel_log", 10.0), report("nvml", 70.0, uncertain=65.0)) == 1
+
+
+def test_older_fault_left_alone_by_one_source_does_not_stay_in_the_way() -> None:
+    """A fault that NVML never told of does not take the report of the next."""
+    reports = report("kernel_log", 10.0), report("kernel_log", 60.0), report("nvml", 60.0), report("nvml", 90.0)
+    assert counted(*reports) == 3
+
+
+def test_gpus_and_codes_are_kept_apart() -> None:
+    """The same code on another GPU, or another code on the same one, is another fault."""
+    ledger = XidLedger()
+    assert ledger.add(report("nvml", 10.0))
+    assert ledger.add(report("kernel_log", 10.0, uuid="GPU-b"))
+    assert ledger.add(report("kernel_log", 10.0, code=48))
+    assert ledger.of("GPU-a") == {79: XidCount(1, WALL + 10), 48: XidCount(1, WALL + 10)}
+    assert ledger.of("GPU-b") == {79: XidCount(1, WALL + 10)}
+    assert ledger.of("GPU-c") == {}
+
+
+def test_time_is_the_last_ones() -> None:
+    """An older fault that is told of later does not put the time back."""
+    ledger = XidLedger()
+    ledger.add(report("nvml", 100.0))
+    ledger.add(report("kernel_log", 10.0))
+    assert ledger.of("GPU-a") == {79: XidCount(2, WALL + 100)}
+
+
+def test_forgotten_fault_is_not_paired() -> None:
+    """What is too long ago is closed, and its memory given back."""
+    ledger = XidLedger()
+    ledger.add(report("nvml", 10.0))
+    ledger.forget(10.0)
+    assert ledger._open
+    ledger.forget(10.5)
+    assert not ledger._open
+    assert ledger.add(report("kernel_log", 10.0))
+
+
+def test_memory_is_bounded() -> None:
+    """Codes beyond the limit are counted as dropped, and only so many faults wait for another source."""
+    ledger = XidLedger()
+    for code in range(MAX_CODES + 3):
+        ledger.add(report("nvml", 10.0, code=code))
+    assert (len(ledger.of("GPU-a")), ledger.dropped) == (MAX_CODES, 3)
+    for _ in range(3 * MAX_OPEN):
+        ledger.add(report("kernel_log", 100.0, code=1))
+    assert ledger.of("GPU-a")[1].count == 1 + 3 * MAX_OPEN
+    assert max(map(len, ledger._open.values())) == MAX_OPEN

@@ -1,0 +1,242 @@
+"""XIDs on the page: from NVML through the real binding and from a kernel log, each fault once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kernel_log_fifo import Fifo
+from services import Daemon, ending, until
+
+from gpuwarden.gpu.kernel_log import KernelLog
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.xid_watch import MAX_HOMELESS, XidWatch
+from gpuwarden.sources.simulation import Simulation
+from mock_nvml import MockNvml
+from snapshots import gpu, snapshot
+
+LOST = "GPU has fallen off the bus."
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Fifo]:
+    """Make an empty kernel log."""
+    fifo = Fifo(tmp_path / "kmsg")
+    yield fifo
+    fifo.close()
+
+
+class Box:
+    """A daemon on two mock GPUs and a kernel log of its own."""
+
+    def __init__(self, folder: Path, mock: MockNvml, kernel_log: Path) -> None:
+        self._folder, self._mock = folder, mock
+        self._config = folder / "config.yaml"
+        self._config.write_text(f"kernel_log:\n  path: {kernel_log}\npoll:\n  interval: 250ms\n")
+        self.daemon = self.start()
+
+    def start(self) -> Daemon:
+        """Start the daemon, or another one."""
+        return Daemon(self._folder, "--config", str(self._config), env=self._mock.env(gpus=2))
+
+    def sample(self, pattern: str) -> str:
+        """Return the value of the one sample that matches; empty for none."""
+        found = re.findall(rf"^{pattern} (\S+)$", self.daemon.page(), re.MULTILINE)
+        assert len(found) < 2, found
+        return found[0] if found else ""
+
+    def count(self, index: int, code: int) -> str:
+        """Return a GPU's count of an XID."""
+        return self.sample(rf'gpuwarden_gpu_xid_events_total{{uuid="GPU-\S+{index}",xid="{code}"}}')
+
+    def time(self, index: int, code: int) -> float:
+        """Return when a GPU had an XID last."""
+        return float(
+            self.sample(rf'gpuwarden_gpu_xid_last_event_timestamp_seconds{{uuid="GPU-\S+{index}",xid="{code}"}}')
+        )
+
+    def access(self, source: str) -> str:
+        """Return whether a source can be read."""
+        return self.sample(rf'gpuwarden_access{{source="{source}"}}')
+
+
+@pytest.fixture
+def box(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Box]:
+    """Start a daemon that listens."""
+    box = Box(tmp_path, mock_nvml, fifo.path)
+    with ending(box.daemon):
+        until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+        yield box
+
+
+def test_first_xid_is_seen(box: Box, mock_nvml: MockNvml) -> None:
+    """An XID has no series until it comes, and then a count, its time, and a line that says what to do."""
+    assert "gpuwarden_gpu_xid_" not in box.daemon.page()
+    before = time.time()
+    mock_nvml.xid(1, 48)
+    until(lambda: box.count(1, 48) == "1.0", "the XID")
+    assert before <= box.time(1, 48) <= time.time()
+    assert re.search(r"ERROR gpu=GPU-\S+1 XID 48, 0 s ago: A memory error .* reset it", box.daemon.output())
+
+
+def test_xids_are_counted_by_gpu_and_code(box: Box, mock_nvml: MockNvml) -> None:
+    """Several XIDs, one of an unknown code, are kept apart."""
+    for index, code in ((0, 13), (0, 13), (1, 13), (0, 4000)):
+        mock_nvml.xid(index, code)
+    until(lambda: box.count(0, 4000) == "1.0", "the last XID")
+    assert (box.count(0, 13), box.count(1, 13), box.count(1, 4000)) == ("2.0", "1.0", "")
+
+
+def test_lost_gpu_keeps_its_xid(box: Box, mock_nvml: MockNvml, fifo: Fifo) -> None:
+    """XID 79 of a GPU that answers nothing any more is on the page beside its up 0, once for all that tell of it."""
+    mock_nvml.lose(1)
+    fifo.write(f"NVRM: Xid (PCI:0000:11:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:11:00.0: {LOST}")
+    mock_nvml.xid(1, 79)
+    until(lambda: box.sample(r'gpuwarden_gpu_up{uuid="GPU-\S+1"}') == "0.0", "the loss")
+    until(lambda: box.count(1, 79), "the XID")
+    mock_nvml.xid(0, 31)  # comes after all of the above
+    fifo.write("NVRM: Xid (PCI:0000:10:00): 13, pid=1")
+    until(lambda: box.count(0, 31) and box.count(0, 13), "the next XIDs")
+    assert box.count(1, 79) == "1.0"
+
+
+@pytest.mark.parametrize("first", ["nvml", "kernel_log"])
+def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: str) -> None:
+    """One fault told by both is one, whichever is first; one that only the kernel log tells of is one as well."""
+    tell: dict[str, Callable[[], None]] = {
+        "nvml": lambda: mock_nvml.xid(0, 94),
+        "kernel_log": lambda: fifo.write("NVRM: Xid (PCI:0000:10:00): 94, p"),
+    }
+    tell.pop(first)()
+    until(lambda: box.count(0, 94) == "1.0", "the XID")
+    ((_name, second),) = tell.items()
+    second()
+    mock_nvml.xid(0, 13)
+    fifo.write("NVRM: Xid (PCI:0000:10:00): 62, p")
+    until(lambda: box.count(0, 13) and box.count(0, 62), "what came after")
+    assert box.count(0, 94) == "1.0"
+
+
+def test_driver_that_comes_back(box: Box, mock_nvml: MockNvml) -> None:
+    """XIDs are counted on after the driver was reloaded."""
+    mock_nvml.xid(0, 31)
+    until(lambda: box.count(0, 31) == "1.0", "the XID")
+    mock_nvml.error("*", "*", "UNINITIALIZED")
+    until(lambda: box.access("nvml_events") == "0.0", "the driver's loss")
+    assert box.count(0, 31) == "1.0"  # all the time
+    mock_nvml.clear()
+    until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+    mock_nvml.xid(0, 31)
+    until(lambda: box.count(0, 31) == "2.0", "the next XID")
+
+
+def test_without_events_the_kernel_log_tells(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
+    """A driver without events is no error: it shows in the access, and the kernel log's XIDs are counted."""
+    mock_nvml.error("*", "nvmlDeviceRegisterEvents", "NOT_SUPPORTED")
+    box = Box(tmp_path, mock_nvml, fifo.path)
+    with ending(box.daemon):
+        fifo.write("NVRM: Xid (PCI:0000:10:00): 62, p")
+        until(lambda: box.count(0, 62) == "1.0", "the XID")
+        assert (box.access("nvml_events"), box.access("kernel_log")) == ("0.0", "1.0")
+
+
+def test_without_kernel_log_the_events_tell(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A log that may not be read is no error either."""
+    box = Box(tmp_path, mock_nvml, tmp_path / "missing")
+    with ending(box.daemon):
+        until(lambda: box.access("nvml_events") == "1.0", "the events are listened to")
+        mock_nvml.xid(0, 62)
+        until(lambda: box.count(0, 62) == "1.0", "the XID")
+        assert box.access("kernel_log") == "0.0"
+        assert "gpuwarden_kernel_log_records_lost_total " not in box.daemon.page()
+
+
+def test_restart_forgets_nothing_the_kernel_log_has(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """XIDs from before the daemon are counted from the kernel log, with the time they had."""
+    log = tmp_path / "kmsg"
+    microseconds = (time.monotonic() - 100) * 1e6
+    log.write_text(f"4,7,{microseconds:.0f},-;NVRM: Xid (PCI:0000:11:00): 79, pid=1, {LOST}\n")
+    box = Box(tmp_path, mock_nvml, log)
+    with ending(box.daemon):
+        assert box.count(1, 79) == "1.0"
+        assert box.time(1, 79) == pytest.approx(time.time() - 100, abs=10)
+        box.daemon.kill(signal.SIGKILL)
+        box.daemon = box.start()
+        with ending(box.daemon):
+            assert box.count(1, 79) == "1.0"
+
+
+def watched(watch: XidWatch, *snapshots: Snapshot) -> Snapshot:
+    """Poll by hand; return the last snapshot with its XIDs."""
+    for each in snapshots:
+        attached = watch.attach(each)
+    return attached
+
+
+def watch_of(fifo: Fifo) -> XidWatch:
+    """Make a watch of that log alone."""
+    return XidWatch(Simulation(gpus=1).nvml, KernelLog(fifo.path))
+
+
+def test_xid_of_an_unknown_gpu_waits_for_it(fifo: Fifo) -> None:
+    """What the log tells of a GPU that has not answered yet is counted when it does."""
+    watch = watch_of(fifo)
+    fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
+    assert watched(watch, snapshot(gpu(0))).gpus[0].xids == {}
+    found = watched(watch, snapshot(gpu(0), gpu(1)), snapshot(gpu(0), gpu(1)))
+    assert [{code: xid.count for code, xid in gpu.xids.items()} for gpu in found.gpus] == [{}, {62: 1}]
+    assert watch.dropped == {"unknown_gpu": 0, "codes": 0}
+
+
+def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
+    """Only so many wait, and the rest is counted as dropped."""
+    watch = watch_of(fifo)
+    for _ in range(3):
+        fifo.write(*["NVRM: Xid (PCI:0000:01:00): 62, p"] * (MAX_HOMELESS // 2))
+        watched(watch, snapshot(gpu(0)))
+    assert watch.dropped == {"unknown_gpu": MAX_HOMELESS // 2, "codes": 0}
+    assert watched(watch, snapshot(gpu(1))).gpus[0].xids[62].count == MAX_HOMELESS
+
+
+def test_gpu_in_anothers_place_gets_its_xids(fifo: Fifo) -> None:
+    """Of two GPUs known by one address, the one that answers has it now."""
+    watch = watch_of(fifo)
+    old, new = gpu(1), gpu(2)
+    old = replace(old, fault="gpu_is_lost")
+    new = replace(new, identity=replace(new.identity, pci_bus_id=old.identity.pci_bus_id))
+    fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
+    for order in ((old, new), (new, old)):
+        found = watched(watch, snapshot(*order))
+        assert {gpu.identity.uuid for gpu in found.gpus if gpu.xids} == {"GPU-2"}
+
+
+def test_flood_is_logged_a_few_times(fifo: Fifo, caplog: pytest.LogCaptureFixture) -> None:
+    """A code of a GPU is logged once a minute, at the level its severity deserves, and everything is counted."""
+    caplog.set_level(logging.INFO)
+    watch = watch_of(fifo)
+    fifo.write(*["NVRM: Xid (PCI:0000:01:00): 31, p", "NVRM: Xid (PCI:0000:01:00): 63, p"] * 50)
+    found = watched(watch, snapshot(gpu(1)))
+    assert found.gpus[0].xids[31].count == found.gpus[0].xids[63].count == 50
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
+    fifo.write(*[f"NVRM: Xid (PCI:0000:01:00): {code}, p" for code in range(1, 60)])
+    watched(watch, snapshot(gpu(1)))
+    assert len(caplog.records) == 20
+
+
+def test_simulated_gpus_have_no_kernel_log() -> None:
+    """Of GPUs that are not this machine's its kernel log says nothing, and so it is not looked at."""
+
+    async def released() -> bool:
+        return await XidWatch(Simulation(gpus=1).nvml).events.release()
+
+    watch = XidWatch(Simulation(gpus=1).nvml)
+    assert watch.access == {"nvml_events": False}
+    assert watch.records_lost is None
+    assert asyncio.run(released())
