@@ -43,7 +43,7 @@ from mock_nvml import MockNvml
 
 PID_MAX_LIMIT = 1 << 22
 INTERVAL = 2.0
-HOST = HostMemory(64 << 30, 40 << 30)
+HOST = HostMemory(size=1 << 40, available=1 << 39)
 DOCUMENT = Path(__file__).parent.parent / "docs" / "capture.md"
 # What a process on the mock library does: record the driver, and poll it as the daemon would.
 RECORDER = """
@@ -118,6 +118,8 @@ class TestReplay:
         """All readings and processes of each frame come back, through either kind of file."""
         save(recorded(Box(), 3), tmp_path / name)
         original, (nvml, clock) = Box(), replayed(load(tmp_path / name))
+        for index in range(8):
+            original.read(index)  # as for the first samples: a sum in other steps differs in its last digit
         for frame in range(3):
             clock.now = frame * INTERVAL
             original.clock.now = SAMPLE_SECONDS + frame * INTERVAL
@@ -137,7 +139,8 @@ class TestReplay:
         """Nothing is lost or bent on the way through."""
         capture = recorded(Box())
         nvml, clock = replayed(capture)
-        assert record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock) == capture
+        again = record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock)
+        assert again == capture
 
     def test_frames_follow_the_clock_and_begin_again(self) -> None:
         """Each frame stands for its interval, and the first one follows the last."""
@@ -312,6 +315,19 @@ class TestRecording:
         with pytest.raises(ValueError, match=f"want 1 to {MAX_FRAMES} frames"):
             record(Box(1).nvml, frames, interval)
 
+    def test_what_is_too_long_to_replay_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that could not be loaded again is refused, with what to do."""
+        monkeypatch.setattr("gpuwarden.sources.capture.MAX_BYTES", 1000)
+        with pytest.raises(OSError, match="record fewer frames"):
+            save(recorded(Box(1), 1), tmp_path / "long.json")
+        assert not (tmp_path / "long.json").exists()
+
+    def test_longest_capture_of_a_box_can_be_replayed(self, tmp_path: Path) -> None:
+        """As many frames as there may be, of the eight GPUs of a usual box, fit into a file."""
+        file = tmp_path / "box.json"
+        save(recorded(Box(), 2), file)
+        assert file.stat().st_size / 2 * MAX_FRAMES < MAX_BYTES
+
     def test_missing_driver_is_told_at_once(self) -> None:
         """Without a driver there is nothing to record."""
         box = Box(1)
@@ -331,12 +347,13 @@ class TestMasking:
     """A masked capture can be shared."""
 
     def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
-        """No UUID and no pid of the machine is left in the file."""
+        """No UUID, serial number or pid of the machine is left in the file."""
         box, file = Box(), tmp_path / "shared.json"
         capture = recorded(box)
         save(masked(capture), file)
         for index in range(8):
             assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
+            assert box.nvml.nvmlDeviceGetSerial(box.handle(index)) not in file.read_text()
             assert all(str(process.pid) not in file.read_text() for process in box.read(index).processes)
 
     def test_pseudonyms_are_stable(self) -> None:

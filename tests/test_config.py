@@ -68,6 +68,7 @@ def test_defaults() -> None:
         ("web.max_connections", "5", 5),
         ("web.timeout", "1m", 60.0),
         ("poll.interval", "250ms", 0.25),
+        ("gpus.pcie_throughput", "true", True),
         ("processes.max_series", "0", 0),
         ("runs.socket", "/tmp/run.sock", Path("/tmp/run.sock")),  # noqa: S108  a path is only read here
         ("runs.socket_mode", "0660", 0o660),

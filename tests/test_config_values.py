@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.config_values import (
     ADDRESS,
+    BOOLEAN,
     BYTES,
     DURATION,
     LONGEST_SHOWN,
@@ -29,7 +30,7 @@ from gpuwarden.config_values import (
 )
 
 LEVEL = choice("level", "low", "middle", "high")
-KINDS = (ADDRESS, DURATION, LEVEL, MODE, SIZE, SOCKET_PATH, SOURCE, WHOLE, between(DURATION, "1s", "1h"))
+KINDS = (ADDRESS, BOOLEAN, DURATION, LEVEL, MODE, SIZE, SOCKET_PATH, SOURCE, WHOLE, between(DURATION, "1s", "1h"))
 
 
 def refusal(kind: Kind[object], text: str) -> str:
@@ -55,6 +56,8 @@ def refusal(kind: Kind[object], text: str) -> str:
         (SIZE, "100MB", 100_000_000),
         (SIZE, "3kB", 3000),
         (SIZE, "4096", 4096),
+        (BOOLEAN, "true", True),
+        (BOOLEAN, " false\n", False),
         (WHOLE, "0", 0),
         (WHOLE, "-5", -5),
         (MODE, "0660", 0o660),
@@ -83,6 +86,7 @@ def test_reads(kind: Kind[object], text: str, value: object) -> None:
         (DURATION, "-1s", "-1s is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),
         (DURATION, "1M", "1M is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),
         (SIZE, "1Gb", "1Gb is not a size: write 512MiB, 1GiB or 100MB; a bare number is bytes"),
+        (BOOLEAN, "yes", "yes is not a boolean: write true or false"),
         (WHOLE, "1.5", "1.5 is not a whole number: write up to 18 digits, such as 256"),
         (WHOLE, "9" * 5000, f"{'9' * 60}… is not a whole number: write up to 18 digits, such as 256"),
         (DURATION, "9" * 400, f"{'9' * 60}… is not a duration: write 250ms, 1s, 2m or 1h; a bare number is seconds"),

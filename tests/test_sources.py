@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import struct
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import cast
 
 import pynvml
 import pytest
@@ -14,10 +18,10 @@ from simulated_box import Box
 
 from gpuwarden import config
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS
+from gpuwarden.gpu.nvml import FUNCTIONS, Handle
 from gpuwarden.sources import open_source
 from gpuwarden.sources.capture import Capture, Frame, save
-from gpuwarden.sources.driver import LEAST_VERSION, binding, why_unusable
+from gpuwarden.sources.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
 from gpuwarden.sources.recording import record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
@@ -80,7 +84,7 @@ class TestOpening:
         """The poller waits for a driver that is not there yet; opening it does not."""
         source = open_source(config.Source("nvml"), SIMULATION)
         assert source.name == "nvml"
-        assert all(getattr(source.nvml, name) is getattr(pynvml, name) for name in FUNCTIONS)
+        assert source.nvml.nvmlDeviceGetCount is pynvml.nvmlDeviceGetCount
 
 
 class TestAuto:
@@ -129,15 +133,26 @@ class TestBinding:
 
     def test_installed_version(self) -> None:
         """The one installed has all functions."""
-        assert binding() is pynvml
+        assert [name for name in FUNCTIONS if not callable(getattr(binding(), name))] == []
+        assert [name for name in FUNCTIONS if not hasattr(pynvml, name)] == []
 
-    def test_too_old(self) -> None:
-        """A module without one of the functions is refused with its name and the version wanted."""
+    def test_older_version(self) -> None:
+        """A release that lacks a function answers as a driver without it does: rows are missing, not the daemon."""
         old = types.ModuleType("pynvml")
-        vars(old).update(
-            {name: getattr(pynvml, name) for name in FUNCTIONS if name != "nvmlDeviceGetMarginTemperature"}
-        )
-        with pytest.raises(ImportError, match="lacks nvmlDeviceGetMarginTemperature: install nvidia-ml-py>=") as caught:
+        lacking = {"nvmlDeviceGetMarginTemperature", "c_nvmlEccSramErrorStatus_v1_t"}
+        vars(old).update({name: value for name, value in vars(pynvml).items() if name not in lacking})
+        for ask in (binding(old).nvmlDeviceGetMarginTemperature, binding(old).nvmlDeviceGetSramEccErrorStatus):
+            with pytest.raises(pynvml.NVMLError) as caught:
+                ask(cast("Handle", None))
+            assert caught.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        assert binding(old).nvmlDeviceGetPowerUsage is pynvml.nvmlDeviceGetPowerUsage
+
+    @pytest.mark.parametrize("name", REQUIRED)
+    def test_too_old(self, name: str) -> None:
+        """A module without what everything rests on is refused with the name and the version wanted."""
+        old = types.ModuleType("pynvml")
+        vars(old).update({other: value for other, value in vars(pynvml).items() if other != name})
+        with pytest.raises(ImportError, match=f"lacks {name}: install nvidia-ml-py>=") as caught:
             binding(old)
         assert LEAST_VERSION in str(caught.value)
 
@@ -145,6 +160,65 @@ class TestBinding:
         """What the package requires is what the binding needs."""
         pyproject = Path(__file__).parent.parent / "pyproject.toml"
         assert f'"nvidia-ml-py>={LEAST_VERSION}"' in pyproject.read_text()
+
+
+FIELDS_OF_THE_MOCK = """
+import ctypes, json, pynvml
+from gpuwarden.sources import driver
+
+nvml = driver.binding()
+nvml.nvmlInit()
+handle = nvml.nvmlDeviceGetHandleByIndex(0)
+wanted = [(138, 0xFFFFFFFF), (165, 3), (165, 99), (193, 0), (185, 0), (83, 0), (29, 0), (9999, 0)]
+theirs = [
+    (value.nvmlReturn, {1: value.value.uiVal, 3: value.value.ullVal, 5: value.value.siVal}[value.valueType])
+    if not value.nvmlReturn else (value.nvmlReturn, None)
+    for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted)
+]
+made = []
+new = ctypes.create_string_buffer
+ctypes.create_string_buffer = lambda *args: made.append(args[1]) or new(*args)
+print(json.dumps([theirs, nvml.nvmlDeviceGetFieldValues(handle, wanted), made, len(wanted)]))
+"""
+
+
+class TestFieldValues:
+    """Field values are asked for by our own hand."""
+
+    def test_as_nvidia_ml_py_reads_them(self, mock_nvml: MockNvml) -> None:
+        """Values, types and refusals are what nvidia-ml-py makes of them; the array has room for one entry more."""
+        done = subprocess.run(
+            [sys.executable, "-c", FIELDS_OF_THE_MOCK],
+            env={**os.environ, **mock_nvml.env(gpus=1, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        theirs, ours, (size,), count = json.loads(done.stdout)
+        assert ours == theirs
+        assert [code for code, _value in ours] == [0, 0, 2, 0, 0, 0, 3, 3]
+        assert ours[3] == [0, -8]
+        assert size == ctypes.sizeof(pynvml.c_nvmlFieldValue_t) * (count + 1)
+
+    @pytest.mark.parametrize(
+        ("kind", "raw", "expected"),
+        [
+            (0, struct.unpack("Q", struct.pack("d", 1.5))[0], 1.5),
+            (1, 0xAAAA_AAAA_0000_0007, 7),  # what lies beside an int in the union is not its own
+            (1, 0xFFFFFFFF, None),
+            (3, 0xFFFFFFFF, 0xFFFFFFFF),  # a counter that has come so far
+            (3, 0xFFFFFFFFFFFFFFFF, None),
+            (4, 0xFFFFFFFFFFFFFFFE, -2),
+            (5, 0xFFFFFFF8, -8),
+            (5, 8, 8),
+            (6, 0xFFFF, None),
+            (6, 3, 3),
+            (99, 3, None),
+        ],
+    )
+    def test_union(self, kind: int, raw: int, expected: float | None) -> None:
+        """The value's type says how wide it is, whether it has a sign, and what stands for 'not available'."""
+        assert _value(kind, raw) == expected
 
 
 class TestHiddenGpus:

@@ -136,6 +136,12 @@ class Gpus:
         "Read how busy SMs, pipes and memory are (GPM, on Hopper and newer); false leaves the hardware's counters to "
         "another program that profiles, such as DCGM, where the two disturb each other.",
     )
+    pcie_throughput: bool = option(
+        BOOLEAN,
+        "false",
+        "Whether to measure PCIe throughput on GPUs whose byte counters are too narrow to be of use; each GPU then "
+        "blocks in the driver for 40 ms every poll.slow_interval.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ class GpuInPoll:
 def _gpu_info(subject: GpuInPoll) -> Reading:
     who, driver = subject.gpu.identity, subject.snapshot.driver
     versions = (driver.version, driver.cuda_version) if driver else ("", "")
-    return {(str(who.index), who.name, who.pci_bus_id, *versions, who.vbios_version): 1}
+    kind = (who.brand, who.architecture, who.compute_capability)
+    board = (who.serial, who.board_part_number, who.minor_number)
+    firmware = (who.vbios_version, who.gsp_firmware_version)
+    return {(str(who.index), who.name, who.pci_bus_id, *versions, *firmware, *kind, *board): 1}
 
 
 def _process_counts(subject: GpuInPoll) -> Reading:
@@ -49,8 +52,9 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: off
     info = Metric[GpuInPoll](
         "gpuwarden_gpu_info", "info", "", "Identity of a GPU; join on uuid.", _gpu_info,
-        labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
-        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+        labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version", "gsp_firmware_version",
+                "brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number"),
+        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, …GspFirmwareVersion, …Brand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
     up = Metric[GpuInPoll](
         "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll.",
         lambda subject: float(subject.gpu.up), source="the poll")

@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from gpuwarden.gpu.advice import advice, hidden_gpus
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import DRIVER_GONE, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
+from gpuwarden.gpu.identity import identify, if_supported
+from gpuwarden.gpu.nvml import DRIVER_GONE, Handle, Nvml, NVMLError, code_of, error_name
 from gpuwarden.gpu.reader import DEFAULT_PLAN, Answers, GpuGoneError, GpuReader, Plan
 from gpuwarden.gpu.sampler import Look, Sampler
 from gpuwarden.gpu.snapshot import HUNG, Driver, Gpu, Identity, Snapshot
@@ -216,7 +217,7 @@ class _Gpu:
 
     def _look_up(self) -> tuple[Handle, Identity]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
-        return handle, _identify(self._nvml, handle, self._index)
+        return handle, identify(self._nvml, handle, self._index)
 
     def result(self) -> Gpu:
         """Return what the `reading` begun has found; whatever happened is told in it."""
@@ -399,7 +400,7 @@ class Poller:
             raise self._refused
         try:
             self._nvml.nvmlInit()
-            cuda = _if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
+            cuda = if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
             version = self._nvml.nvmlSystemGetDriverVersion()
         except NVMLError as error:
             self._refused, self._retry_at = error, time.monotonic() + RETRY_SECONDS
@@ -449,28 +450,3 @@ class Poller:
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
-
-
-def _if_supported(ask: Callable[[], T]) -> T | None:
-    try:
-        return ask()
-    except NVMLError as error:
-        if code_of(error) in UNSUPPORTED:
-            return None
-        raise
-
-
-def _identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
-    pci = _if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
-    bus = pci.busId if pci else ""
-    try:
-        vbios = nvml.nvmlDeviceGetVbiosVersion(handle)
-    except NVMLError:
-        vbios = ""
-    return Identity(
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        pci_bus_id=(bus.decode() if isinstance(bus, bytes) else bus).lower(),
-        vbios_version=vbios,
-    )

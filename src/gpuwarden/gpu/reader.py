@@ -88,10 +88,11 @@ class GpuReader:
         self._device.handle = handle
         self._device.gpm.release()
         self._mig.forget()
-        self.read_all_next()
+        self.ask_anew()
 
-    def read_all_next(self) -> None:
-        """Have the next reading take every tier, as the first one did."""
+    def ask_anew(self) -> None:
+        """Have the next reading take every tier and ask what was settled, as the first one did; samples stay."""
+        self._device.attach(self._device.handle)
         self._kept: dict[Tier, dict[Metric[Device], Reading]] = {}
         self._slow_due = self._static_due = -float("inf")
         self._relearn()
@@ -169,6 +170,9 @@ class GpuReader:
                 _note(error, errors)
                 if code_of(error) in UNSUPPORTED:
                     self._rows[tier].remove(row)
+        for failure in self._device.failures:
+            _note(failure, errors)
+        self._device.failures.clear()
 
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS

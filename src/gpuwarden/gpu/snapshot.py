@@ -13,13 +13,23 @@ HUNG = "timeout"  # the fault of a call that did not come back in time
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a GPU is; read once. `index` is NVML's at that time and names nothing: the UUID does."""
+    """Who a GPU is; read once, empty where it does not say.
+
+    `index` is NVML's at that time and names nothing: the UUID does.
+    """
 
     uuid: str
     index: int
     name: str
     pci_bus_id: str
     vbios_version: str
+    brand: str = ""
+    architecture: str = ""
+    compute_capability: str = ""
+    serial: str = ""
+    board_part_number: str = ""
+    minor_number: str = ""  # of /dev/nvidiaN
+    gsp_firmware_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

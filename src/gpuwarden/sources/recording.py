@@ -9,9 +9,12 @@ from functools import partial
 from math import isfinite
 from typing import Any, cast
 
+from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
+
 from gpuwarden.gpu.gpm import LEAST_SECONDS
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, NVMLError, code_of, field_value
+from gpuwarden.gpu.identity import identify
+from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, NVMLError, code_of
 from gpuwarden.gpu.reader import GpuGoneError, GpuReader
 from gpuwarden.sources import gpm
 from gpuwarden.sources.capture import (
@@ -33,12 +36,6 @@ from gpuwarden.sources.capture import (
 
 SAMPLE_SECONDS = 2 * LEAST_SECONDS  # that the samples of the first frame tell of
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")
-_OF_IDENTITY = (
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetPciInfo",
-    "nvmlDeviceGetVbiosVersion",
-)
 
 
 def record(
@@ -107,7 +104,7 @@ class _Box:
         gpu = self._gpus.get(index) or _Gpu(self._nvml, handle, self._clock)
         self._gpus[index] = gpu
         try:
-            return gpu.answers(handle)
+            return gpu.answers(handle, index)
         finally:
             if gpu.gone:
                 del self._gpus[index]
@@ -122,16 +119,15 @@ class _Gpu:
         self.gone = False
         self._uuid: Answer | None = None
 
-    def answers(self, handle: Handle) -> Answers:
+    def answers(self, handle: Handle, index: int) -> Answers:
         """Ask all that the daemon asks."""
         answers = self.listening.begin()
-        for name in _OF_IDENTITY:
-            with suppress(NVMLError):
-                getattr(self.listening, name)(handle)
+        with suppress(NVMLError):
+            identify(cast("Nvml", self.listening), handle, index)
         before, self._uuid = self._uuid, answers.get("nvmlDeviceGetUUID")
         if before != self._uuid:  # another GPU has the index now
             self.reader.attach(handle)
-        self.reader.read_all_next()
+        self.reader.ask_anew()
         try:
             self.reader.read()
         except GpuGoneError:
@@ -228,8 +224,9 @@ def _written(answers: dict[str, Answer], name: str, arguments: Sequence[Any], as
             answers[asked] = {"error": code_of(error)}
         raise
     if name == FIELD_VALUES:
-        for asked, value in zip(_questions(name, arguments), answer, strict=True):
-            answers[asked] = {"error": value.nvmlReturn} if value.nvmlReturn else field_value(value)
+        for asked, (code, value) in zip(_questions(name, arguments), answer, strict=True):
+            if code != NVML_ERROR_NOT_SUPPORTED:  # hundreds of them; what is not written down is replayed as that
+                answers[asked] = {"error": code} if code else value
     else:
         (asked,) = _questions(name, arguments)
         answers[asked] = _plain(name, answer)
@@ -247,7 +244,9 @@ def _plain(function: str, answer: Any) -> Answer:
         return [_fields(function, entry) for entry in answer]
     if function in NUMBERS:
         return [int(entry) for entry in answer]
-    return _fields(function, answer) if function in FIELDS else cast("Answer", answer)
+    if function in FIELDS:
+        return _fields(function, answer)
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else cast("Answer", answer)
 
 
 def _fields(function: str, struct: Any) -> Struct:

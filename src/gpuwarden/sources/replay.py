@@ -13,12 +13,11 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_INVALID_ARGUMENT,
     NVML_ERROR_NOT_FOUND,
     NVML_ERROR_NOT_SUPPORTED,
-    NVML_VALUE_TYPE_DOUBLE,
-    NVML_VALUE_TYPE_SIGNED_LONG_LONG,
+    NVML_SUCCESS,
 )
 
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import FUNCTIONS, Field, Nvml, nvml_error
+from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 from gpuwarden.sources import gpm
 from gpuwarden.sources.capture import (
     FIELD_VALUES,
@@ -34,7 +33,6 @@ from gpuwarden.sources.capture import (
 from gpuwarden.sources.eventless import EVENTLESS
 
 Handle: TypeAlias = "int | tuple[int, int]"  # a GPU's index, or that and the index of a MIG instance
-_WHOLE = NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal"
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
 
 
@@ -120,7 +118,7 @@ class CapturedNvml:
             else:
                 metric.nvmlReturn = _code(answer)
 
-    def _field_values(self, handle: Handle, fields: Sequence[Field]) -> list[SimpleNamespace]:
+    def _field_values(self, handle: Handle, fields: Sequence[Field]) -> list[FieldValue]:
         gpu = self._gpu(handle)
         return [_field_value(gpu.get(question(FIELD_VALUES, *field))) for field in fields]
 
@@ -141,11 +139,8 @@ class CapturedNvml:
         return self._by_index(index)
 
 
-def _field_value(answer: object) -> SimpleNamespace:
-    if not isinstance(answer, (int, float)):
-        return SimpleNamespace(nvmlReturn=_code(answer))
-    kind, member = (NVML_VALUE_TYPE_DOUBLE, "dVal") if isinstance(answer, float) else _WHOLE
-    return SimpleNamespace(nvmlReturn=0, valueType=kind, value=SimpleNamespace(**{member: answer}))
+def _field_value(answer: object) -> FieldValue:
+    return (NVML_SUCCESS, answer) if isinstance(answer, (int, float)) else (_code(answer), None)
 
 
 def _code(answer: object) -> int:
