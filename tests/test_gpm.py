@@ -13,7 +13,7 @@ from polled_driver import SLOW, polling
 from simulated_box import Clock
 
 from gpuwarden.gpu.gpm import LEAST_SECONDS, Gpm
-from gpuwarden.gpu.nvml import GPM_DRAM_ACTIVE, GPM_SM_ACTIVE, GpmSample, Handle, Nvml, NVMLError, nvml_error
+from gpuwarden.gpu.nvml import GPM_DRAM_ACTIVE, GPM_PCIE, GPM_SM_ACTIVE, GpmSample, Handle, Nvml, NVMLError, nvml_error
 from gpuwarden.sources.gpm import Request
 from mock_nvml import MockNvml
 
@@ -100,6 +100,17 @@ def test_what_is_no_share_is_absent(driver: Driver, sampler: Sampler, percent: f
     driver.values[GPM_SM_ACTIVE] = percent
     assert sampler.read() is None  # the first sample tells of no time
     assert sampler.read() == ratio
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "traffic"),
+    [(0.0, 0.0), (1.5, 1.5 * 2**20), (-1.0, None), (math.nan, None), (math.inf, None), (2e6, None)],
+)
+def test_traffic_is_in_bytes(driver: Driver, sampler: Sampler, mebibytes: float, traffic: float | None) -> None:
+    """MiB become bytes; what no link moves is none."""
+    driver.values[GPM_PCIE["transmit"]] = mebibytes
+    sampler.read()
+    assert sampler.read(GPM_PCIE["transmit"]) == traffic
 
 
 def test_metric_that_is_not_supported_is_absent(driver: Driver, sampler: Sampler) -> None:

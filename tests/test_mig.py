@@ -56,6 +56,8 @@ def test_seven_instances(mock_nvml: MockNvml) -> None:
     assert first["mig_memory_used_bytes"] == 9 * GIB + (4 << 20)  # of processes 1 and 8
     active = [instance["mig_sm_active_ratio"] for instance in gpu.mig.values()]
     assert active == pytest.approx([0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2])
+    traffic = [first[f"mig_pcie_throughput_bytes_per_second {way}"] for way in ("transmit", "receive")]
+    assert traffic == [600 << 20, 600 << 20]
     uuids = list(gpu.mig)
     assert gpu.processes == [[pid, pid * GIB, uuids[(pid - 1) % 7]] for pid in range(1, 9)]
     assert gpu.errors == {}

@@ -22,10 +22,14 @@ class GpuInPoll:
 def _gpu_info(subject: GpuInPoll) -> Reading:
     who, driver = subject.gpu.identity, subject.snapshot.driver
     versions = (driver.version, driver.cuda_version) if driver else ("", "")
+    return {(str(who.index), who.name, who.pci_bus_id, *versions, who.vbios_version): 1}
+
+
+def _hardware_info(subject: GpuInPoll) -> Reading:
+    who = subject.gpu.identity
     kind = (who.brand, who.architecture, who.compute_capability)
     board = (who.serial, who.board_part_number, who.minor_number)
-    firmware = (who.vbios_version, who.gsp_firmware_version)
-    return {(str(who.index), who.name, who.pci_bus_id, *versions, *firmware, *kind, *board): 1}
+    return {(*kind, *board, who.gsp_firmware_version): 1}
 
 
 def _process_counts(subject: GpuInPoll) -> Reading:
@@ -52,9 +56,12 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: off
     info = Metric[GpuInPoll](
         "gpuwarden_gpu_info", "info", "", "Identity of a GPU; join on uuid.", _gpu_info,
-        labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version", "gsp_firmware_version",
-                "brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number"),
-        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, …GspFirmwareVersion, …Brand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+        labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
+        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+    hardware_info = Metric[GpuInPoll](
+        "gpuwarden_gpu_hardware_info", "info", "", "What kind of GPU it is, which piece of it, and the firmware of its own processor; the minor number is that of /dev/nvidiaN.", _hardware_info,
+        labels=("brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number", "gsp_firmware_version"),
+        source="nvmlDeviceGetBrand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, …GspFirmwareVersion")
     up = Metric[GpuInPoll](
         "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll.",
         lambda subject: float(subject.gpu.up), source="the poll")

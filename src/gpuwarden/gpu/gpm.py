@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpuwarden.gpu.nvml import (
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
+    GPM_PCIE,
     GPM_PIPES,
     GPM_REQUEST_VERSION,
     GPM_SM_ACTIVE,
@@ -27,7 +28,7 @@ from gpuwarden.gpu.nvml import (
 
 OPTION = "gpus.gpm"
 LEAST_SECONDS = 0.1  # between two samples (NVML's documentation of nvmlGpmMetricsGet)
-_METRICS = (
+_SHARES = (
     GPM_GRAPHICS_ENGINE,
     GPM_SM_ACTIVE,
     GPM_SM_OCCUPANCY,
@@ -35,7 +36,9 @@ _METRICS = (
     *GPM_PIPES.values(),
     *GPM_TENSOR_OPERATIONS.values(),
 )
+_METRICS = (*_SHARES, *GPM_PCIE.values())
 _ROUNDED_PERCENT = 101.0  # above which a share is no share but noise
+_FASTEST = 2.0**20  # MiB a second that no link moves
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +93,7 @@ class Gpm:
     def share(
         self, handle: Handle, metric: int, gpu_instance: int | None = None, divided: Callable[[], bool] = lambda: False
     ) -> float | None:
-        """Return one metric as a ratio; None where it is not supported, or not known yet.
+        """Return one metric as a ratio, traffic in bytes a second; None where it is not supported, or not known yet.
 
         `handle` is the whole GPU's, which is not sampled while it is `divided`. Blocks as long as the driver does.
         Raises NVMLError, for a call that all metrics come from at the first of them only.
@@ -182,12 +185,14 @@ class Gpm:
         for metric, answer in zip(_METRICS, answers, strict=True):
             answer.metricId = metric
         self._nvml.nvmlGpmMetricsGet(request)
-        found = ((metric, _share(answer)) for metric, answer in zip(_METRICS, answers, strict=True))
+        found = ((metric, _value(answer)) for metric, answer in zip(_METRICS, answers, strict=True))
         return {metric: share for metric, share in found if share is not None}
 
 
-def _share(answer: GpmMetric) -> float | Exception | None:
-    """Return what one metric says; what is no percentage, NaN for one, is nothing."""
+def _value(answer: GpmMetric) -> float | Exception | None:
+    """Return what one metric says; what it cannot be, NaN for one, is nothing."""
     if answer.nvmlReturn:
         return None if answer.nvmlReturn in UNSUPPORTED else nvml_error(answer.nvmlReturn)
+    if answer.metricId not in _SHARES:
+        return answer.value * 2**20 if 0 <= answer.value <= _FASTEST else None
     return round(min(1.0, answer.value / 100), 6) if 0 <= answer.value <= _ROUNDED_PERCENT else None

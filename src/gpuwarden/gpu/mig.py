@@ -43,7 +43,7 @@ class Instance:
     memory: Memory | None = None
 
     def share(self, metric: int) -> float | None:
-        """Return a GPM metric of its GPU instance as a ratio. Raises NVMLError."""
+        """Return a GPM metric of its GPU instance, as Gpm.share does. Raises NVMLError."""
         return self.gpu.gpm.share(self.gpu.handle, metric, self.identity.gpu_instance)
 
 

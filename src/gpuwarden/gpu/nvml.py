@@ -335,6 +335,8 @@ GPM_TENSOR_OPERATIONS = {
     "dmma": 8,  # a name in newer releases of nvidia-ml-py only
     "imma": pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL,
 }
+# GPM metrics in MiB a second
+GPM_PCIE = {"transmit": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, "receive": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC}
 GPM_REQUEST_VERSION: int = pynvml.NVML_GPM_METRICS_GET_VERSION
 MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
 NO_INSTANCE = 0xFFFFFFFF  # the id of no MIG instance
@@ -366,7 +368,7 @@ GPU_GONE = frozenset(
     {
         pynvml.NVML_ERROR_GPU_IS_LOST,
         pynvml.NVML_ERROR_RESET_REQUIRED,
-        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+        28,  # NVML_ERROR_GPU_NOT_FOUND, which older releases of nvidia-ml-py do not name
     }
 )
 # The driver below all GPUs went away, or was replaced: only a new nvmlInit helps.

@@ -344,4 +344,7 @@ class MigReadings(Table[Instance], prefix="gpuwarden_mig_", key=("uuid",)):
     dram_active_ratio = Metric[Instance](
         "gpuwarden_mig_dram_active_ratio", "gauge", "ratio", "Device memory's bandwidth in use over its most, mean since the reading before.",
         instance.dram, source=f"{_MIG_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
+    pcie_throughput_bytes_per_second = Metric[Instance](
+        "gpuwarden_mig_pcie_throughput_bytes_per_second", "gauge", "bytes_per_second", "Bytes a second over PCIe, mean since the reading before.",
+        instance.pcie, labels=("direction",), source=f"{_MIG_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
     # fmt: on

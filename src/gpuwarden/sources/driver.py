@@ -48,6 +48,7 @@ def binding(module: Any = pynvml) -> Nvml:
     functions = {name: getattr(module, name, _missing) for name in FUNCTIONS}
     functions["nvmlDeviceGetFieldValues"] = partial(_field_values, module)
     functions["c_nvmlGpmMetricsGet_t"] = getattr(module, "c_nvmlGpmMetricsGet_t", _missing)
+    functions["nvmlDeviceGetGspFirmwareVersion"] = partial(_gsp_firmware_version, module)
     for name, fills in _STRUCTS.items():
         if hasattr(module, name) and hasattr(module, fills):
             functions[name] = partial(_filled, getattr(module, name), getattr(module, fills))
@@ -71,6 +72,15 @@ def _filled(ask: Callable[..., object], new: Callable[[], Any], handle: Handle) 
     answer = new()
     ask(handle, ctypes.byref(answer))
     return answer
+
+
+def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:
+    """Ask as newer releases of nvidia-ml-py do: older ones want a buffer to fill, of this size."""
+    version = ctypes.create_string_buffer(64)
+    code = module._nvmlGetFunctionPointer("nvmlDeviceGetGspFirmwareVersion")(handle, version)  # noqa: SLF001 - see below
+    if code:
+        raise nvml_error(code)
+    return version.value
 
 
 # nvmlFieldValue_t: field, scope, time stamp, latency, type of the value, return code, value

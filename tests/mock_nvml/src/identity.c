@@ -77,8 +77,6 @@ static int socket_of(const Device *d) {
     return d->gpu / 4 % 2;
 }
 
-GET_U32(nvmlDeviceGetNumaNodeId, whole, socket_of(d))
-
 static int fill_mask(u32 words, unsigned long *out, unsigned long first_word) {
     REQUIRE(out);
     memset(out, 0, words * sizeof *out);

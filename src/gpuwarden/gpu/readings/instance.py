@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuwarden.gpu.mig import Instance
-from gpuwarden.gpu.nvml import GPM_DRAM_ACTIVE, GPM_GRAPHICS_ENGINE, GPM_PIPES, GPM_SM_ACTIVE, GPM_SM_OCCUPANCY
+from gpuwarden.gpu.nvml import (
+    GPM_DRAM_ACTIVE,
+    GPM_GRAPHICS_ENGINE,
+    GPM_PCIE,
+    GPM_PIPES,
+    GPM_SM_ACTIVE,
+    GPM_SM_OCCUPANCY,
+)
 from gpuwarden.metric import Labels
 
 
@@ -79,10 +86,19 @@ def sm_occupancy(mig: Instance) -> float | None:
 
 def pipes(mig: Instance) -> Mapping[Labels, float]:
     """Return the share of the time that each pipe was active."""
-    found = {(name,): mig.share(number) for name, number in GPM_PIPES.items()}
-    return {labels: share for labels, share in found.items() if share is not None}
+    return _shares(mig, GPM_PIPES)
+
+
+def pcie(mig: Instance) -> Mapping[Labels, float]:
+    """Return bytes a second by direction."""
+    return _shares(mig, GPM_PCIE)
 
 
 def dram(mig: Instance) -> float | None:
     """Return device memory's bandwidth in use over its most."""
     return mig.share(GPM_DRAM_ACTIVE)
+
+
+def _shares(mig: Instance, metrics: Mapping[str, int]) -> Mapping[Labels, float]:
+    found = {(name,): mig.share(number) for name, number in metrics.items()}
+    return {labels: share for labels, share in found.items() if share is not None}
