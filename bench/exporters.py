@@ -137,8 +137,10 @@ def exporter(name: str, env: dict[str, str], pids: Sequence[int]) -> Iterator[Ex
     """Run an exporter, from its first page with every process on."""
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:
         log, port = Path(folder, "log"), free_port()
+        config = Path(folder, "config.yaml")
+        config.write_text("processes:\n  series: true\n", encoding="ascii")  # as the peer has them, see pids
         command = {
-            "gpuwarden": ["serve", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"],
+            "gpuwarden": ["serve", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock", f"--config={config}"],
             "nvitop_exporter": [f"--bind-address={HOST}", f"--port={port}", "--interval=1"],
         }[name]
         begun = time.perf_counter()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from classic import NONE, WARN, Panel, Query, override, override_matching, states, timeline, timeseries
 from looks import LIMIT, NO_RUN, SIZE
-from series import series, with_gpu, with_process
+from series import series, with_gpu
 
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.runs.table import RunReadings
-from gpuwarden.tables import ProcessReadings
+from gpuwarden.tables import OwnerReadings
 
 GPU = "GPU {{gpu}}"
 
 
 def gpus() -> list[Panel]:
     """Return the panels of a box's GPUs: what is used beside what is needed, what limits them, what they do."""
-    return [*_memory(), *_limits(), *_work(), _processes()]
+    return [*_memory(), *_limits(), *_work(), _owners()]
 
 
 def _memory() -> list[Panel]:
@@ -124,13 +124,15 @@ def _work() -> list[Panel]:
     ]
 
 
-def _processes() -> Panel:
-    process = with_process(series(ProcessReadings.gpu_memory_used_bytes))
+def _owners() -> Panel:
+    owned = series(OwnerReadings.owner_gpu_memory_used_bytes, but={"owner_kind": "user"})
+    users = series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind="user")
     return timeseries(
         19,
-        "Memory of processes",
-        "Device memory by process, with its command and user where they are known.",
-        Query(with_gpu(process), "{{comm}} {{pid}} {{user}} on GPU {{gpu}}"),
+        "Memory by owner",
+        "Device memory by user; and by container, pod, Slurm job, systemd unit or run, where a process is in one.",
+        Query(with_gpu(users), "{{owner}} on GPU {{gpu}}"),
+        Query(with_gpu(owned), "{{owner_kind}} {{owner}} on GPU {{gpu}}"),
         width=8,
         unit="bytes",
         empty="no process is on a GPU",

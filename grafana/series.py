@@ -9,7 +9,7 @@ from typing import Any
 from gpuwarden.exposition import TABLES
 from gpuwarden.metric import Metric
 from gpuwarden.runs.table import RunReadings
-from gpuwarden.tables import GpuHealth, ProcessReadings
+from gpuwarden.tables import GpuHealth
 
 _LABELS = {row: table.key + row.labels for table in TABLES for row in table.rows}
 _VARIABLES = {"instance": "$instance", "uuid": "$gpu", "run_id": "$run"}
@@ -44,12 +44,6 @@ def with_gpu(expression: str, *more: str) -> str:
 def with_run(expression: str) -> str:
     """Add the label `run_name`."""
     return f"({expression}) * on (job, instance, run_id) group_left (run_name) {series(RunReadings.info)}"
-
-
-def with_process(expression: str) -> str:
-    """Add the labels `comm` and `user` where the process is known; one of another pid namespace is not."""
-    named = f"({expression}) * on (job, instance, pid) group_left (comm, user) {series(ProcessReadings.info)}"
-    return f"{named} or on (job, instance, uuid, pid) {expression}"
 
 
 def headroom_ratio() -> str:

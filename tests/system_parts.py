@@ -14,9 +14,14 @@ def needs(program: str, package: str) -> str:
     Where it is missing the test is skipped, saying how to install it; in CI (CI is set) that is a failure.
     """
     path = shutil.which(program)
-    if path is not None:
-        return path
-    missing = f"{program} is not installed: sudo apt-get install {package}"
+    require(path is not None, f"{program} is not installed: sudo apt-get install {package}")
+    return str(path)
+
+
+def require(met: bool, missing: str) -> None:  # noqa: FBT001 - reads as the sentence it is
+    """Skip the test where something is missing; in CI (CI is set) fail it."""
+    if met:
+        return
     if os.environ.get("CI"):
         pytest.fail(missing, pytrace=False)
     pytest.skip(missing)

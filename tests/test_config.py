@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import gpuwarden
 from gpuwarden.config import OPTIONS, SECTIONS, Address, Config, ConfigError, Source, load, parse
+from gpuwarden.config_values import OptionalPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,8 +69,16 @@ def test_defaults() -> None:
         ("web.max_connections", "5", 5),
         ("web.timeout", "1m", 60.0),
         ("poll.interval", "250ms", 0.25),
+        ("gpus.gpm", "false", False),
         ("gpus.pcie_throughput", "true", True),
-        ("processes.max_series", "0", 0),
+        ("processes.series", "true", True),
+        ("processes.max_series", "7", 7),
+        ("owners.max", "5", 5),
+        ("owners.docker", "none", OptionalPath(None)),
+        ("owners.podman", "/run/p.sock", OptionalPath(Path("/run/p.sock"))),
+        ("owners.kubernetes_logs", "/logs", OptionalPath(Path("/logs"))),
+        ("owners.slurm_job_map", "/map", OptionalPath(Path("/map"))),
+        ("owners.slurm_gpustat", "none", OptionalPath(None)),
         ("runs.socket", "/tmp/run.sock", Path("/tmp/run.sock")),  # noqa: S108  a path is only read here
         ("runs.socket_mode", "0660", 0o660),
         ("runs.max", "16", 16),

@@ -16,6 +16,7 @@ from gpuwarden.config_values import (
     LONGEST_SHOWN,
     LONGEST_SOCKET_PATH,
     MODE,
+    OPTIONAL_PATH,
     SECONDS,
     SIZE,
     SOCKET_PATH,
@@ -23,6 +24,7 @@ from gpuwarden.config_values import (
     WHOLE,
     Address,
     Kind,
+    OptionalPath,
     Source,
     between,
     choice,
@@ -30,7 +32,19 @@ from gpuwarden.config_values import (
 )
 
 LEVEL = choice("level", "low", "middle", "high")
-KINDS = (ADDRESS, BOOLEAN, DURATION, LEVEL, MODE, SIZE, SOCKET_PATH, SOURCE, WHOLE, between(DURATION, "1s", "1h"))
+KINDS = (
+    ADDRESS,
+    BOOLEAN,
+    DURATION,
+    LEVEL,
+    MODE,
+    OPTIONAL_PATH,
+    SIZE,
+    SOCKET_PATH,
+    SOURCE,
+    WHOLE,
+    between(DURATION, "1s", "1h"),
+)
 
 
 def refusal(kind: Kind[object], text: str) -> str:
@@ -66,6 +80,10 @@ def refusal(kind: Kind[object], text: str) -> str:
         (ADDRESS, "[::1]:0", ("::1", 0)),
         (ADDRESS, "gpu-box.example:80", ("gpu-box.example", 80)),
         (SOCKET_PATH, "/run/gpuwarden/run.sock", Path("/run/gpuwarden/run.sock")),
+        (OPTIONAL_PATH, "/run/gpustat", OptionalPath(Path("/run/gpustat"))),
+        (OPTIONAL_PATH, "none", OptionalPath(None)),
+        (BOOLEAN, "true", True),
+        (BOOLEAN, "false", False),
         (SOURCE, "nvml", Source("nvml")),
         (SOURCE, "auto", Source("auto")),
         (SOURCE, "simulated", Source("simulated")),
@@ -117,6 +135,10 @@ def test_reads(kind: Kind[object], text: str, value: object) -> None:
             "/run/a\nb",
             r"'/run/a\nb' is not a socket path: write an absolute path, such as /run/gpuwarden/run.sock",
         ),
+        (OPTIONAL_PATH, "run", "run is not an optional path: write an absolute path, or none"),
+        (OPTIONAL_PATH, "/a\nb", r"'/a\nb' is not an optional path: write an absolute path, or none"),
+        (BOOLEAN, "yes", "yes is not a boolean: write true or false"),
+        (BOOLEAN, "True", "True is not a boolean: write true or false"),
         (SOURCE, "dcgm", "dcgm is not a source: write nvml, auto, simulated or capture:FILE"),
         (SOURCE, "nvml:0", "nvml:0 is not a source: write nvml, auto, simulated or capture:FILE"),
         (SOURCE, "capture:", "capture names no file: write capture:FILE"),

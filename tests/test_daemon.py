@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 from gpuwarden.config import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition
+from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import STATES
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import open_source
+from gpuwarden.state import State
 from gpuwarden.web import Request
+from snapshots import gpu, snapshot
 
 METRICS = Request("GET", "/metrics", "", {})
 
@@ -133,13 +137,62 @@ def test_ended_run_shows_its_totals_alone(tmp_path: Path) -> None:
 
 
 def test_process_series_are_bounded_and_the_rest_counted(tmp_path: Path) -> None:
-    """Beyond processes.max_series the processes with the least memory are left out and counted; 0 is no series."""
-    warden = daemon(tmp_path, processes__max_series="3")
+    """Beyond processes.max_series the processes with the least memory are left out and counted."""
+    warden = daemon(tmp_path, processes__series="true", processes__max_series="3")
     state = asyncio.run(warden.poll())
     shown = [process.memory or 0 for _gpu, process in state.processes]
     held = sorted((process.memory or 0 for gpu in state.snapshot.gpus for process in gpu.processes), reverse=True)
     assert shown == held[:3]
-    assert state.counts.processes_dropped == len(held) - 3
-    none = asyncio.run(daemon(tmp_path, processes__max_series="0").poll())
-    assert none.processes == ()
-    assert none.counts.processes_dropped == 0
+    assert state.counts.series_dropped["processes"] == len(held) - 3
+
+
+def test_processes_have_no_series_unless_asked_for(tmp_path: Path) -> None:
+    """By default there is memory by owner, and nothing by pid; with processes.series both, by the same names."""
+    known = 'gpuwarden_owner_gpu_memory_used_bytes{owner="ada",owner_kind="user",'
+    warden = daemon(tmp_path)
+    asyncio.run(polled(warden, known))
+    assert "gpuwarden_process_" not in warden.text
+    assert 'gpuwarden_series_dropped_total{limit="processes"} 0.0' in warden.text
+    chatty = daemon(tmp_path, processes__series="true")
+    asyncio.run(polled(chatty, known))
+    (line,) = [line for line in chatty.text.splitlines() if 'slurm_job_id="4711"' in line and "process_info" in line]
+    assert 'comm="python"' in line
+    assert 'user="ada"' in line
+    assert 'run_id="' in line
+
+
+async def polled(warden: Daemon, known: str) -> None:
+    """Poll until something is on the page: names are looked up beside the polls."""
+
+    async def poll() -> None:
+        while known not in warden.text:
+            await warden.poll()
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), 30)
+
+
+def test_this_machine_s_jobs_are_not_a_simulation_s(tmp_path: Path) -> None:
+    """A prolog's file about GPU 7 of this machine says nothing of a simulated one."""
+    (tmp_path / "7").write_text("99 1000\n")
+    warden = daemon(tmp_path, owners__slurm_gpustat=str(tmp_path), owners__kubernetes_logs=str(tmp_path))
+    asyncio.run(polled(warden, 'slurm_job_id="4711"'))
+    assert 'slurm_job_id="99"' not in warden.text
+
+
+def test_processes_of_a_capture_are_not_looked_for_here(tmp_path: Path) -> None:
+    """A pid from another machine's capture may be a process of this one: it is nobody's."""
+    source = open_source(load(None, {"source": "simulated"}).source, load(None).simulation)
+    mine = GpuProcess(os.getpid(), "compute", 1)
+    captured, here = replace(source, name="capture", identify=lambda _pids: {}), replace(source, name="nvml")
+    for chosen, known in ((captured, False), (here, True)):
+        config = load(None, {"runs.socket": str(tmp_path / "run.sock")})
+        warden = Daemon(config, chosen)
+        state = asyncio.run(joined(warden, snapshot(replace(gpu(0), processes=(mine,)))))
+        assert (os.getpid() in state.owners.identities) is known
+        assert ("processes" in state.access) is known
+
+
+async def joined(warden: Daemon, seen: Snapshot) -> State:
+    """Join a snapshot as a poll does."""
+    return warden._join(seen, 0.0)

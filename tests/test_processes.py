@@ -2,33 +2,117 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
 import pwd
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import control_groups
 import psutil
 import pytest
+from services import until
 
-from gpuwarden.gpu import processes
+from gpuwarden.gpu import pid_namespace, processes
+from gpuwarden.gpu.place import NOWHERE, Container, Place
 from gpuwarden.gpu.processes import ProcessIdentity, ProcessNames
+from system_parts import require
 
 ME = os.getpid()
 COMM = Path("/proc/self/comm").read_text().strip()
+NOBODY = pwd.getpwnam("nobody").pw_uid
+ID = "0123456789abcdef" * 4
+
+# Prints what a reader with these rights, at this place, sees of the processes whose pids are its arguments.
+READER = """
+import json, os, sys
+from gpuwarden.gpu import pid_namespace
+from gpuwarden.gpu.processes import ProcessNames
+pid_namespace._DEVICES = os.environ.get("DEVICES", "/nonexistent/nvidia")
+if "AS_NOBODY" in os.environ:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+names = ProcessNames()
+found = names.identify(map(int, sys.argv[1:]))
+print(json.dumps([names.sees_others(), {str(pid): [who.uid, who.comm] for pid, who in found.items()}]))
+"""
+
+
+@contextlib.contextmanager
+def sleeping(**how: Any) -> Iterator[int]:
+    """Run a process that does nothing, and return its pid."""
+    with subprocess.Popen(["sleep", "600"], **how) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def read(*before: str, pids: list[int], **env: str) -> tuple[bool, dict[str, list[object]]]:
+    """Read `pids` by a program started through `before`."""
+    command = [*before, sys.executable, "-c", READER, *map(str, pids)]
+    done = subprocess.run(command, env={**os.environ, **env}, stdout=subprocess.PIPE, check=True)
+    sees_others, found = json.loads(done.stdout)
+    return sees_others, found
+
+
+@pytest.fixture(autouse=True)
+def no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away this machine's devices: in a container with some the tests' processes would have to hold them."""
+    monkeypatch.setattr(pid_namespace, "_DEVICES", "/nonexistent/nvidia")
+
+
+def needs_root() -> None:
+    """Skip where other users and namespaces are out of reach."""
+    can = (
+        os.geteuid() == 0
+        and not subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], check=False).returncode
+    )
+    require(can, "only root can make users' processes and namespaces: run this as root")
 
 
 def test_living_process_has_a_user_and_a_command() -> None:
-    """A process is known by its user's name and its command."""
+    """A process is known by its user and its command."""
     (who,) = ProcessNames().identify([ME, ME]).values()
-    assert who.user == pwd.getpwuid(os.getuid()).pw_name
+    assert who.uid == os.getuid()
     assert who.comm.startswith(COMM)  # psutil has the whole of a name that the kernel cuts at 15 characters
+
+
+def test_process_of_another_user() -> None:
+    """Of another's process all is known too: that needs no privilege."""
+    needs_root()
+    with sleeping(user=NOBODY) as pid:
+        until(lambda: psutil.Process(pid).uids().real == NOBODY, "the process is nobody's")
+        assert read(pids=[pid], AS_NOBODY="1")[1] == {str(pid): [NOBODY, "sleep"]}
+        assert ProcessNames().identify([pid])[pid].uid == NOBODY
+    with sleeping() as pid:
+        assert read(pids=[pid], AS_NOBODY="1")[1] == {str(pid): [0, "sleep"]}
 
 
 def test_dead_process_has_no_identity() -> None:
     """A pid that the driver still lists after its end, or that is none here, is left out."""
     with subprocess.Popen(["true"]) as ended:
         pass
-    assert ProcessNames().identify([ended.pid, 0, 2**40]) == {}
+    assert ProcessNames().identify([ended.pid, 0, 2**40, 4294967295, -1]) == {}
+
+
+def test_zombie_is_its_user_s() -> None:
+    """A process that has ended and is not reaped may still hold device memory: it goes on under its name."""
+    names = ProcessNames()
+    with subprocess.Popen(["sleep", "600"]) as process:
+        alive = names.identify([process.pid])
+        process.kill()
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
+        assert names.identify([process.pid]) == alive
+        unknown_before = ProcessNames().identify([process.pid])[process.pid]
+        assert (unknown_before.uid, unknown_before.comm) == (os.getuid(), "sleep")
+    assert names.identify([process.pid]) == {}
 
 
 def test_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,16 +132,124 @@ def test_reused_pid_is_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     inode = processes._inode(ME)
     assert inode is not None
     monkeypatch.setattr(processes, "_inode", lambda _pid: inode + 1)
-    monkeypatch.setattr(processes, "_look_up", lambda _pid: ProcessIdentity("somebody", "else"))
-    assert names.identify([ME]) == {ME: ProcessIdentity("somebody", "else")}
+    monkeypatch.setattr(processes, "_look_up", lambda _pid: ProcessIdentity(7, "else"))
+    assert names.identify([ME]) == {ME: ProcessIdentity(7, "else")}
+
+
+def test_pid_reused_while_it_is_read_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read of two processes under one pid is thrown away."""
+    inodes = iter([1, 2, 2, 2])
+    monkeypatch.setattr(processes, "_inode", lambda _pid: next(inodes))
+    names = ProcessNames()
+    assert names.identify([ME]) == {}
+    assert set(names.identify([ME])) == {ME}
+
+
+@pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "name", "cgroup"])
+def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may end at any step of its reading: it is left out, and nothing is raised."""
+    with sleeping() as pid:
+
+        def ending(proceed: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(proceed)
+            def end(*arguments: Any) -> Any:
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+                monkeypatch.undo()
+                return proceed(*arguments)
+
+            return end
+
+        target: Any = processes if step == "cgroup" else psutil.Process
+        name = "_place" if step == "cgroup" else step
+        monkeypatch.setattr(target, name, ending(getattr(target, name)))
+        assert ProcessNames().identify([pid]) == {}
+        assert not psutil.pid_exists(pid)
 
 
 def test_hidden_process_has_an_empty_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system does not tell of a process is empty; its memory still has a series."""
+    """What the system does not tell of a process is empty; its memory still has an owner."""
+    for question in ("uids", "name"):
 
-    def denied(_process: psutil.Process) -> str:
-        raise psutil.AccessDenied
+        @functools.wraps(getattr(psutil.Process, question))
+        def denied(_process: psutil.Process) -> str:
+            raise psutil.AccessDenied
 
-    monkeypatch.setattr(psutil.Process, "username", denied)
-    monkeypatch.setattr(psutil.Process, "name", denied)
-    assert ProcessNames().identify([ME]) == {ME: ProcessIdentity("", "")}
+        monkeypatch.setattr(psutil.Process, question, denied)
+    (who,) = ProcessNames().identify([ME]).values()
+    assert (who.uid, who.comm) == (None, "")
+
+
+@pytest.mark.parametrize("hidepid", ["1", "2"])
+def test_hidepid_hides_others_and_says_so(hidepid: str) -> None:
+    """Where /proc hides others' processes, those are not known, one's own are, and the page can say why."""
+    needs_root()
+    mount = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
+    hiding = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    with sleeping() as pid, sleeping(user=NOBODY, group=65534, extra_groups=[]) as own:
+        sees_others, found = read(*hiding, pids=[pid, own], AS_NOBODY="1")
+        assert not sees_others
+        assert found[str(own)] == [NOBODY, "sleep"]
+        assert found.get(str(pid), [None, ""]) == [None, ""]
+        assert read(*hiding, pids=[pid])[1] == {str(pid): [0, "sleep"]}  # root has the capability
+
+
+def test_a_pid_namespace_has_processes_of_its_own(tmp_path: Path) -> None:
+    """A pid of outside is unknown in a pid namespace, which says that it does not see all."""
+    needs_root()
+    with sleeping() as pid:
+        sees_others, found = read("unshare", "--pid", "--fork", "--mount-proc", pids=[pid])
+    assert (sees_others, found) == (False, {})
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_in_a_pid_namespace_a_pid_must_be_proven(tmp_path: Path, *, holds: bool) -> None:
+    """There the driver's pid may be the host's: only a process that has one of NVIDIA's devices open can be meant."""
+    needs_root()
+    device = tmp_path / "nvidiactl"
+    device.touch()
+    inside = f'sleep 600 <{device if holds else "/dev/null"} & exec "$@" $!'
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", inside, "sh"]
+    _, found = read(*namespace, pids=[], DEVICES=str(tmp_path / "nvidia"))
+    assert [who[1] for who in found.values()] == (["sleep"] if holds else [])
+
+
+def test_on_the_host_nothing_must_be_proven() -> None:
+    """The machine's own pids need no proof, whatever devices there are."""
+    if pid_namespace.is_initial():
+        assert not pid_namespace.must_be_proven()
+
+
+def test_very_many_new_processes_are_looked_up_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll looks up a limited number of new processes, and the next polls the others."""
+    monkeypatch.setattr(processes, "MOST_LOOK_UPS", 4)
+    with contextlib.ExitStack() as stack:
+        pids = [stack.enter_context(sleeping()) for _ in range(10)]
+        names = ProcessNames()
+        assert [len(names.identify(pids)) for _ in range(4)] == [4, 8, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        (b"/slurm/uid_1000/job_77/step_0/task_0", Place(slurm_job="77")),
+        (b"/system.slice/slurmstepd.scope/job_77/step_0/user/task_0", Place(slurm_job="77")),
+        (b"/system.slice/docker-%b.scope" % ID.encode(), Place(Container(ID, "docker"))),
+        (b"/system.slice/train.service", Place(systemd_unit="train.service")),
+        (b"/%b.service" % (b"x" * 247), Place(systemd_unit="x" * 247 + ".service")),
+        (b"/tr\xff\xfe\x0cin.service", Place(systemd_unit=os.fsdecode(b"tr\xff\xfe\x0cin.service"))),
+    ],
+)
+def test_control_groups_of_the_kernel(path: bytes, place: Place) -> None:
+    """A process in a real group of either version is placed by the group's name, whatever bytes that has."""
+    for root in control_groups.writable():
+        with sleeping() as pid, control_groups.placed(pid, root, path):
+            assert ProcessNames().identify([pid])[pid].place == place
+
+
+def test_group_removed_under_a_zombie() -> None:
+    """The kernel marks the group of a zombie that is gone already: it is known by it all the same."""
+    with sleeping() as pid:
+        with control_groups.placed(pid, control_groups.writable()[-1], b"/train.service"):
+            pass
+        assert ProcessNames().identify([pid])[pid].place in (Place(systemd_unit="train.service"), NOWHERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from dataclasses import replace
@@ -9,11 +10,13 @@ from pathlib import Path
 
 from services import Daemon, ending, until
 
+from gpuwarden.gpu.owners import Holder, Owners
+from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.protocol import Hello, encode
 from gpuwarden.state import State
-from gpuwarden.status_page import page
+from gpuwarden.status_page import MOST_PROCESSES, page
 from mock_nvml import MockNvml
-from snapshots import gpu, snapshot
+from snapshots import GIB, gpu, snapshot
 from system_parts import needs
 
 SOCKET = Path("/run/gpuwarden/run.sock")
@@ -43,6 +46,29 @@ def test_driver_that_does_not_answer_is_named() -> None:
     state = State(source="nvml", poll_interval=1.0, snapshot=gone)
     assert b"The driver does not answer: <b>driver_not_loaded</b>" in page(state, SOCKET)
     assert b"does not answer" not in page(replace(state, snapshot=snapshot()), SOCKET)
+
+
+def test_processes_are_shown_with_their_owners() -> None:
+    """Each process has its user and its job, container, unit or run; the largest come first, the rest is counted."""
+    held = {pid: pid * GIB for pid in range(1, MOST_PROCESSES + 3)}
+    identities = {52: ProcessIdentity(1000, "<b>"), 51: ProcessIdentity(1000, "python")}
+    holders = {52: Holder("ada", "<i>", "", "4711", "", "52-9"), 51: Holder("grace", "", "", "", "a.service")}
+    state = State(
+        source="nvml",
+        poll_interval=1.0,
+        snapshot=snapshot(gpu(0, held=held)),
+        owners=Owners(holders=holders, identities=identities),
+    )
+    text = page(state, SOCKET).decode()
+    rows = re.findall("<tr>(.*?)</tr>", text.partition("Device memory")[2])[1:]
+    cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert cells[:3] == [
+        ["0", "&lt;b&gt; 52", "ada", "job 4711 · &lt;i&gt; · run 52-9", "52.0 GiB"],
+        ["0", "python 51", "grace", "a.service", "51.0 GiB"],
+        ["0", " 50", "unknown", "-", "50.0 GiB"],
+    ]
+    assert len(cells) == MOST_PROCESSES
+    assert "and 2 more processes" in text
 
 
 def test_page_in_a_browser(tmp_path: Path, mock_nvml: MockNvml) -> None:

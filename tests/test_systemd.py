@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,16 +12,11 @@ from pathlib import Path
 import pytest
 from services import ROOT
 
-from system_parts import needs
+from system_parts import needs, require
 
 PYTHON = "/usr/bin/python3"  # what the installer takes first
 LIFE = ROOT / "tests/systemd/life.py"
 STEPS = re.findall(r"^def (test_\w+)", LIFE.read_text(), re.MULTILINE)
-
-
-def _require(met: bool, missing: str) -> None:  # noqa: FBT001 - reads as the sentence it is
-    if not met:
-        pytest.fail(missing, pytrace=False) if os.environ.get("CI") else pytest.skip(missing)
 
 
 def _works(*command: str) -> bool:
@@ -33,8 +27,8 @@ def _works(*command: str) -> bool:
 def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Path:
     """Make the folder that the throw-away system shares with us: a checkout, what pip needs offline, the mock."""
     needs("systemctl", "systemd")
-    _require(_works(PYTHON, "-c", "import ensurepip"), f"{PYTHON} lacks venv: sudo apt-get install python3-venv")
-    _require(_works("unshare", "--mount", "true"), "only root can boot a systemd: run this test as root")
+    require(_works(PYTHON, "-c", "import ensurepip"), f"{PYTHON} lacks venv: sudo apt-get install python3-venv")
+    require(_works("unshare", "--mount", "true"), "only root can boot a systemd: run this test as root")
     shared = tmp_path_factory.mktemp("shared")
     checkout = shared / "checkout"
     for name in ("src", "systemd"):

@@ -17,6 +17,7 @@ from gpuwarden.config_values import (
     BOOLEAN,
     DURATION,
     MODE,
+    OPTIONAL_PATH,
     PATH,
     SIZE,
     SOCKET_PATH,
@@ -24,6 +25,7 @@ from gpuwarden.config_values import (
     WHOLE,
     Address,
     Kind,
+    OptionalPath,
     Source,
     between,
     choice,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "NO_OWNERS",
     "OPTIONS",
     "SECTIONS",
     "Address",
@@ -157,13 +160,52 @@ class KernelLog:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes that hold device memory."""
+    """The processes that hold device memory, one by one."""
 
-    max_series: int = option(
-        between(WHOLE, "0", "100000"),
-        "256",
-        "Processes exposed at once, those with the most device memory first; 0 switches their series off.",
+    series: bool = option(
+        BOOLEAN,
+        "false",
+        "Whether each process gets series of its own, beside those of its owners; each new process makes new ones.",
     )
+    max_series: int = option(
+        between(WHOLE, "1", "100000"),
+        "256",
+        "Processes that get series at once, those with the most device memory first.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Who holds device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
+
+    max: int = option(
+        between(WHOLE, "1", "10000"),
+        "32",
+        "Owners of a kind exposed on each GPU, those with the most device memory first; the rest is the owner `other`.",
+    )
+    docker: OptionalPath = option(
+        OPTIONAL_PATH, "/run/docker.sock", "Docker's socket, asked for the names of containers if it is there."
+    )
+    podman: OptionalPath = option(OPTIONAL_PATH, "/run/podman/podman.sock", "Podman's socket, likewise.")
+    kubernetes_logs: OptionalPath = option(
+        OPTIONAL_PATH,
+        "/var/log",
+        "Where Kubernetes keeps `pods` and `containers`, whose file names tell the names of both.",
+    )
+    slurm_job_map: OptionalPath = option(
+        OPTIONAL_PATH,
+        "none",
+        "A directory of dcgm-exporter's kind, in which each GPU's file, named by its index, lists the GPU's jobs.",
+    )
+    slurm_gpustat: OptionalPath = option(
+        OPTIONAL_PATH,
+        "/run/gpustat",
+        "A directory of jobstats' kind, in which each GPU's file, named by index or UUID, has the job and its user id.",
+    )
+
+
+_NONE = OptionalPath(None)
+NO_OWNERS = Owners(docker=_NONE, podman=_NONE, kubernetes_logs=_NONE, slurm_job_map=_NONE, slurm_gpustat=_NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +268,7 @@ class Config:
     gpus: Gpus = Gpus()
     kernel_log: KernelLog = KernelLog()
     processes: Processes = Processes()
+    owners: Owners = Owners()
     runs: Runs = Runs()
     simulation: Simulation = Simulation()
 

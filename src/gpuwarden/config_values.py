@@ -75,6 +75,12 @@ class Source:
         return self.name if self.file is None else f"{self.name}:{self.file}"
 
 
+class OptionalPath(NamedTuple):
+    """Something in the file system, or None for nothing."""
+
+    path: Path | None
+
+
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
     """Return `text` fit for a one-line message: cut to `longest` characters, and escaped where it would not print."""
     short = text if len(text) <= longest else f"{text[:longest]}…"
@@ -166,6 +172,12 @@ def _socket_path(text: str) -> Path | None:
     return Path(text)
 
 
+def _optional_path(text: str) -> OptionalPath | None:
+    if text == "none":
+        return OptionalPath(None)
+    return OptionalPath(Path(text)) if text.startswith("/") and text.isprintable() else None
+
+
 def _path(text: str) -> Path | None:
     return Path(text) if text.startswith("/") and text.isprintable() else None
 
@@ -188,6 +200,6 @@ MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _m
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
+OPTIONAL_PATH = Kind("optional path", "an absolute path, or none", _optional_path)
 PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)
-BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)

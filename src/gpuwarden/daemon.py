@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable, Mapping
 
 from gpuwarden import status_page, systemd
-from gpuwarden.config import Config
+from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.kernel_log import KernelLog
+from gpuwarden.gpu.owners import OwnerBook
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.reader import Plan
+from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader
 from gpuwarden.runs.peer import Peer
@@ -52,7 +56,18 @@ class Daemon:
             limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
         )
         self._runs = RunServer(self._registry)
-        self._names = ProcessNames()
+        # The pids and GPUs of other sources are none of this machine's: nothing here knows their owners.
+        here = source.name == "nvml"
+        owners = config.owners if here else NO_OWNERS
+        self._names = ProcessNames() if here else None
+        self._containers = ContainerNames(owners.docker.path, owners.podman.path, owners.kubernetes_logs.path)
+        self._owners = OwnerBook(
+            config.owners.max,
+            self._names.identify if self._names else source.identify,
+            containers=self._containers,
+            users=UserNames(source.user_name),
+            maps=JobMaps(owners.slurm_job_map.path, owners.slurm_gpustat.path),
+        )
         self._host_reader = HostReader()
         self._trees = ProcessTrees()
         self._slow_due = 0.0  # monotonic
@@ -61,7 +76,7 @@ class Daemon:
         self._exposition = Exposition()
         self._state: State | None = None
         self._page: Page | None = None
-        self._processes_dropped = 0
+        self._dropped = {"processes": 0, "owners": 0}
         self._answered = False  # whether the driver ever did
         self.web = WebServer(
             {
@@ -100,6 +115,7 @@ class Daemon:
         finally:
             systemd.notify("STOPPING=1")
             self._poller.stop()
+            self._containers.stop()
             self._runs.stop()
             await self.web.stop()
 
@@ -154,16 +170,18 @@ class Daemon:
         return not (snapshot.hung and self._answered) or self._poller.uninterruptible
 
     def _join(self, snapshot: Snapshot, now: float) -> State:
-        processes = self._chosen(snapshot)
+        runs = self._registry.runs(snapshot, now, self._usages)
+        owners = self._owners.join(snapshot, {run.peer.pid: run.peer.run_id for run in runs if run.up})
+        self._dropped["owners"] += owners.dropped
         return State(
             source=self._source.name,
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
-            runs=self._registry.runs(snapshot, now, self._usages),
-            processes=processes,
-            identities=self._names.identify(process.pid for _gpu, process in processes),
+            runs=runs,
+            processes=self._chosen(snapshot) if self._config.processes.series else (),
+            owners=owners,
             host=self._host,
-            access=self._xids.access | self._trees_access(),
+            access=self._access(),
             counts=Counts(
                 reports_received=self._registry.received,
                 reports_rejected=dict(self._registry.rejected),
@@ -174,15 +192,21 @@ class Daemon:
                     "timed_out": self.web.counts.timed_out,
                     "not_accepted": self.web.counts.accept_errors,
                 },
-                processes_dropped=self._processes_dropped,
+                series_dropped=dict(self._dropped),
                 xids_dropped=self._xids.dropped,
                 kernel_log_records_lost=self._xids.records_lost,
                 tree_processes_dropped=self._trees.dropped,
             ),
         )
 
-    def _trees_access(self) -> dict[str, bool]:
-        return {} if self._trees.io_allowed is None else {"run_io": self._trees.io_allowed}
+    def _access(self) -> Mapping[str, bool]:
+        """Say of each source that needs a permission, and is there, whether the daemon may read it."""
+        known = {**self._xids.access, **self._containers.access()}
+        if self._names is not None:
+            known["processes"] = self._names.sees_others()
+        if self._trees.io_allowed is not None:
+            known["run_io"] = self._trees.io_allowed
+        return known
 
     def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
         """Choose the processes that get series: those with the most memory, and count the rest as dropped."""
@@ -190,7 +214,7 @@ class Daemon:
         found = [(gpu, process) for gpu in snapshot.gpus for process in gpu.processes]
         if len(found) > limit:
             found.sort(key=lambda pair: pair[1].memory or 0, reverse=True)
-            self._processes_dropped += len(found) - limit if limit else 0
+            self._dropped["processes"] += len(found) - limit
         return tuple(found[:limit])
 
     def _rendered(self, state: State) -> Page:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden._version import __version__
-from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.gpu.owners import Owners
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import Host
 from gpuwarden.runs.registry import Run
@@ -22,7 +22,7 @@ class Counts:
     run_connections_refused: int = 0
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     http_connections_lost: Mapping[str, int] = field(default_factory=dict)
-    processes_dropped: int = 0
+    series_dropped: Mapping[str, int] = field(default_factory=dict)
     xids_dropped: Mapping[str, int] = field(default_factory=dict)
     kernel_log_records_lost: int | None = None  # None: it is not read
     tree_processes_dropped: int = 0
@@ -32,8 +32,8 @@ class Counts:
 class State:
     """One poll, the runs joined with it, and the daemon's own health.
 
-    `processes` are those that get series, `identities` who they are by pid, as far as the system tells. `access` says
-    of sources that need a permission whether the daemon has it; one that there was no occasion to try is not named.
+    `processes` are those that get series. `access` says of sources that need a permission whether the daemon has it;
+    one that is not there, or that there was no occasion to try, is not named.
     """
 
     source: str
@@ -41,7 +41,7 @@ class State:
     snapshot: Snapshot
     runs: tuple[Run, ...] = ()
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
-    identities: Mapping[int, ProcessIdentity] = field(default_factory=dict)
+    owners: Owners = field(default_factory=Owners)
     host: Host = field(default_factory=Host)
     access: Mapping[str, bool] = field(default_factory=dict)
     counts: Counts = Counts()

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.gpu.owners import UNKNOWN, Holder
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.runs.registry import Run
 from gpuwarden.state import State
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+MOST_PROCESSES = 50
 _STYLE = """
 :root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem}
@@ -53,28 +55,33 @@ def _page(state: State, socket: Path) -> Iterator[str]:
         "No run reports. In a training script: <code>from gpuwarden.keras import GpuWarden</code>, then "
         "<code>model.fit(…, callbacks=[GpuWarden()])</code>.",
     )
+    found = _largest(state)
+    rows = [_process_row(state, gpu, process) for gpu, process in found[:MOST_PROCESSES]]
+    yield from _table("Device memory", _PROCESS_COLUMNS, rows, "No process is on a GPU.", text_columns=4)
+    if len(found) > MOST_PROCESSES:
+        yield f"<p>and {len(found) - MOST_PROCESSES} more processes that hold less.</p>"
     where = escape(str(socket))
     yield f"<p>Runs report to <code>{where}</code>: set <code>GPUWARDEN_SOCKET</code> to it where they run.</p>"
     yield "</body></html>"
 
 
 _GPU_COLUMNS = ("GPU", "Name", "Memory used", "of", "Utilization", "Temperature", "Margin", "Power")
+_PROCESS_COLUMNS = ("GPU", "Process", "User", "Owner", "Memory")
 _RUN_COLUMNS = ("Run", "Name", "pid", "Steps", "Epoch", "Allocated", "Headroom")
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[list[str]], empty: str) -> Iterator[str]:
+def _table(
+    title: str, columns: tuple[str, ...], rows: list[list[str]], empty: str, text_columns: int = 2
+) -> Iterator[str]:
     yield f"<h2>{title}</h2>"
     if not rows:
         yield f"<p>{empty}</p>"
         return
     yield '<div class="wide"><table><thead><tr>'
-    yield from (f'<th class="{"" if n < _TEXT_COLUMNS else "number"}">{name}</th>' for n, name in enumerate(columns))
+    yield from (f'<th class="{"" if n < text_columns else "number"}">{name}</th>' for n, name in enumerate(columns))
     yield "</tr></thead><tbody>"
     yield from ("<tr>" + "".join(row) + "</tr>" for row in rows)
     yield "</tbody></table></div>"
-
-
-_TEXT_COLUMNS = 2
 
 
 def _gpu_row(gpu: Gpu) -> list[str]:
@@ -105,6 +112,36 @@ def _run_row(run: Run) -> list[str]:
         _bytes(allocated),
         _bytes(min(run.headroom.values(), default=None)),
     ]
+
+
+def _largest(state: State) -> list[tuple[Gpu, GpuProcess]]:
+    """Return the processes, those that hold most first; one that is on several GPUs stands there once each."""
+    found = [(gpu, process) for gpu in state.snapshot.gpus for process in gpu.processes]
+    return sorted(found, key=lambda pair: pair[1].memory or 0, reverse=True)
+
+
+def _process_row(state: State, gpu: Gpu, process: GpuProcess) -> list[str]:
+    holder, who = state.owners.holders.get(process.pid), state.owners.identities.get(process.pid)
+    owners = _owners(holder) if holder else ()
+    return [
+        f'<td title="{escape(gpu.identity.uuid)}">{gpu.identity.index}</td>',
+        f"<td>{escape(who.comm if who else '')} {process.pid}</td>",
+        f"<td>{escape(holder.user if holder else UNKNOWN)}</td>",
+        f"<td>{escape(' · '.join(owners)) or '-'}</td>",
+        _bytes(process.memory),
+    ]
+
+
+def _owners(holder: Holder) -> Iterator[str]:
+    """Return whose a process is besides its user's."""
+    if holder.slurm_job:
+        yield f"job {holder.slurm_job}"
+    if holder.container or holder.pod:
+        yield holder.container or holder.pod
+    if holder.systemd_unit:
+        yield holder.systemd_unit
+    if holder.run:
+        yield f"run {holder.run}"
 
 
 def _bytes(value: float | None) -> str:

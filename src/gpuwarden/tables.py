@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
-from gpuwarden.metric import Metric, Reading, Table
+from gpuwarden.metric import Labels, Metric, Reading, Table
 from gpuwarden.protocol import Rejection
 from gpuwarden.state import State
 
@@ -92,11 +92,16 @@ def _process_memory(state: State) -> Reading:
 
 
 def _process_info(state: State) -> Reading:
-    return {(str(pid), who.user, who.comm): 1 for pid, who in state.identities.items()}
+    found: dict[Labels, float] = {}
+    for pid in dict.fromkeys(process.pid for _gpu, process in state.processes):
+        if (who := state.owners.identities.get(pid)) and (holder := state.owners.holders.get(pid)):
+            labels = (str(pid), holder.user, who.comm, *holder[1:])
+            found[labels] = 1
+    return found
 
 
 class ProcessReadings(Table[State], prefix="gpuwarden_process_"):
-    """The processes on the GPUs, those with the most memory first, as many as processes.max_series allows."""
+    """The processes on the GPUs one by one, where processes.series is true: as many as processes.max_series allows."""
 
     # fmt: off
     gpu_memory_used_bytes = Metric[State](
@@ -104,7 +109,23 @@ class ProcessReadings(Table[State], prefix="gpuwarden_process_"):
         _process_memory, labels=("uuid", "pid"), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     info = Metric[State](
         "gpuwarden_process_info", "info", "", "Identity of a process on a GPU; join on pid.",
-        _process_info, labels=("pid", "user", "comm"), source="/proc/PID")
+        _process_info, labels=("pid", "user", "comm", "container", "pod", "slurm_job_id", "systemd_unit", "run_id"),
+        source="/proc/PID, as gpuwarden_owner_gpu_memory_used_bytes")
+    # fmt: on
+
+
+class OwnerReadings(Table[State], prefix="gpuwarden_"):
+    """Who holds the GPUs; owners.md says where each owner comes from."""
+
+    # fmt: off
+    owner_gpu_memory_used_bytes = Metric[State](
+        "gpuwarden_owner_gpu_memory_used_bytes", "gauge", "bytes",
+        "Device memory by owner; a process counts once in each kind it has an owner of, so sum within one kind only.",
+        lambda state: state.owners.memory, labels=("uuid", "owner_kind", "owner"),
+        source="the process lists; /proc/PID, container runtimes, Slurm's maps, runs")
+    gpu_slurm_job_info = Metric[State](
+        "gpuwarden_gpu_slurm_job_info", "info", "", "Slurm job that the GPU is given to, whether it uses it or not.",
+        lambda state: state.owners.jobs, labels=("uuid", "slurm_job_id"), source="Slurm's maps, /proc/PID/cgroup")
     # fmt: on
 
 
@@ -150,7 +171,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         lambda state: state.counts.run_connections_refused)
     series_dropped_total = Metric[State](
         "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",
-        lambda state: {("processes",): state.counts.processes_dropped}, labels=("limit",))
+        lambda state: {(limit,): count for limit, count in state.counts.series_dropped.items()}, labels=("limit",))
     tree_processes_dropped_total = Metric[State](
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
         lambda state: state.counts.tree_processes_dropped)

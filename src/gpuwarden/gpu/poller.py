@@ -42,7 +42,8 @@ class _Threads:
     """Threads that share blocking jobs: one does all, and another joins whenever none gets to the jobs that wait.
 
     Not a thread for each GPU, and no word to the event loop after each job: threads that wake while others run fight
-    for the interpreter at every call, which doubles a poll's CPU time. There are never more than jobs under way.
+    for the interpreter at every call, which doubles a poll's CPU time. So there are never more than jobs under way, and
+    one that finds no more to do while another waits already ends.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class _Threads:
         self._open: list[asyncio.Future[Any]] = []
         self._workers: list[int] = []  # by the kernel's thread id
         self._count = 0
+        self._turn = threading.Lock()  # held by the one thread that waits for jobs with nothing else to do
         self._watch: asyncio.TimerHandle | None = None  # set while jobs are under way
 
     @property
@@ -76,12 +78,26 @@ class _Threads:
         threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._workers.append(threading.get_native_id())
-        while True:
-            self._jobs.get()()
+        own = threading.get_native_id()
+        self._workers.append(own)
+        while self._turn.acquire(blocking=False):
+            try:
+                job = self._jobs.get()
+            finally:
+                self._turn.release()
+            job()
             if self._jobs.empty():  # else the next job may hang, and the watch delivers
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(self._deliver)
+                self._call(loop, self._deliver)
+        self._workers.remove(own)
+        self._call(loop, self._gone)
+
+    @staticmethod
+    def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(function)
+
+    def _gone(self) -> None:
+        self._count -= 1
 
     def _deliver(self) -> None:
         while not self._outcomes.empty():

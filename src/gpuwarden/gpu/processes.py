@@ -1,20 +1,30 @@
-"""Who the processes on the GPUs are: user and command by psutil, read once a process."""
+"""Who the processes on the GPUs are: user, command and control group, read once a process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import psutil
 
+from gpuwarden.gpu import pid_namespace, place
+from gpuwarden.gpu.place import NOWHERE, Place
+from gpuwarden.labels import label
+
+MOST_LOOK_UPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
+CGROUP_BYTES = 64 * 1024
+ACCESS_SECONDS = 10.0  # between looks at whether others' processes may be read
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """User and command name of a process; empty where the system hides them."""
+    """User id, command name and place of a process; None or empty where the system hides them."""
 
-    user: str
+    uid: int | None
     comm: str
+    place: Place = NOWHERE
 
 
 class ProcessNames:
@@ -22,17 +32,47 @@ class ProcessNames:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, ProcessIdentity]] = {}
+        self._must_be_proven = pid_namespace.must_be_proven()
+        self._sees_others = _sees_others()
+        self._looked = time.monotonic()
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
-        """Return those of `pids` that are alive in this pid namespace. Reads /proc; does not block."""
+        """Return those of `pids` that are alive in this pid namespace. Reads /proc; does not block.
+
+        Of very many new ones, some are told at the next call only.
+        """
         known, self._known = self._known, {}
+        found: dict[int, ProcessIdentity] = {}
+        left = MOST_LOOK_UPS
         for pid in dict.fromkeys(pids):
             inode = _inode(pid)
+            if inode is None:
+                continue
             old = known.get(pid)
-            identity = old[1] if old and old[0] == inode else _look_up(pid)
-            if inode and identity:
-                self._known[pid] = inode, identity
-        return {pid: identity for pid, (_inode, identity) in self._known.items()}
+            if old is not None and old[0] == inode:
+                self._known[pid] = old
+                found[pid] = old[1]
+            elif left:
+                left -= 1
+                identity = self._look_up(pid, inode)
+                if identity:
+                    self._known[pid] = inode, identity
+                    found[pid] = identity
+        return found
+
+    def sees_others(self, clock: Callable[[], float] = time.monotonic) -> bool:
+        """Tell whether all processes of the machine may be read: not with hidepid=, nor in a pid namespace."""
+        now = clock()
+        if now - self._looked > ACCESS_SECONDS:
+            self._sees_others, self._looked = _sees_others(), now
+        return self._sees_others
+
+    def _look_up(self, pid: int, inode: int) -> ProcessIdentity | None:
+        if self._must_be_proven and not pid_namespace.holds_a_device(pid):
+            return None
+        identity = _look_up(pid)
+        # Had the process ended in between, parts of this could be another's, which took over its pid.
+        return identity if _inode(pid) == inode else None
 
 
 def _inode(pid: int) -> int | None:
@@ -51,14 +91,38 @@ def _look_up(pid: int) -> ProcessIdentity | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return ProcessIdentity(_or_empty(process.username), _or_empty(process.name))
+            return ProcessIdentity(_uid(process), _comm(process), _place(pid))
     except (psutil.NoSuchProcess, ValueError, OSError):
         return None  # ValueError: psutil refuses a pid of 0 or out of range; OSError: no file descriptor is left
 
 
-def _or_empty(question: object) -> str:
-    assert callable(question)
+def _uid(process: psutil.Process) -> int | None:
     try:
-        return str(question())
+        return int(process.uids().real)
+    except psutil.AccessDenied:
+        return None
+
+
+def _comm(process: psutil.Process) -> str:
+    try:
+        return label(process.name())
     except psutil.AccessDenied:
         return ""
+
+
+def _place(pid: int) -> Place:
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be
+            return place.parse(file.read(CGROUP_BYTES).decode(errors="surrogateescape"))
+    except PermissionError:
+        return NOWHERE
+
+
+def _sees_others() -> bool:
+    """Tell whether another's process can be read: the first one is always there, and never the daemon's own user's."""
+    try:
+        with open("/proc/1/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be
+            file.read(1)
+    except OSError:
+        return False
+    return pid_namespace.is_initial()

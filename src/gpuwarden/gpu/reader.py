@@ -74,7 +74,7 @@ class GpuReader:
         host_memory: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look = Look(self._memory_used)
+        self._look = Look(nvml.nvmlDeviceGetMemoryInfo)
         self._device = Device(nvml, handle, host_memory, Peaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
@@ -144,6 +144,9 @@ class GpuReader:
             self._mig.by_ids,
             all_types=slow,
         )
+        # By the form of the question that the table's rows have found to work.
+        old = self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
+        self._look.aim(self._device.handle, *(() if old else (MEMORY_V2,)))
         self._last = now
         return Answers(answers.time, answers.readings, *lists, answers.errors, mig)
 
@@ -151,12 +154,6 @@ class GpuReader:
     def look(self) -> Look | None:
         """How memory is looked at between readings; None where the device has none of its own."""
         return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._look
-
-    def _memory_used(self) -> float:
-        """Ask for the bytes in use, by the form of the question that the table uses. Runs on a thread of its own."""
-        ask = self._device.nvml.nvmlDeviceGetMemoryInfo
-        version = () if self._device.lacks(ask, MEMORY_V2) else (MEMORY_V2,)
-        return ask(self._device.handle, *version).used
 
     def _take(self, tier: Tier, errors: Counter[str]) -> None:
         """Read the rows of a tier; what it had before is gone, whether they answer or not."""

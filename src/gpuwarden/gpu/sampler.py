@@ -7,30 +7,35 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from gpuwarden.gpu.nvml import NVMLError
+from gpuwarden.gpu.nvml import Memory, NVMLError
 
 log = logging.getLogger(__name__)
 
 
 class Look:
-    """How one GPU's memory is looked at: `read` asks the driver for the bytes in use.
+    """How one GPU's memory is looked at: `question` asks the driver for it, with these arguments.
 
     Taken ten times a second with cold caches, a look costs by what it touches: it keeps the highest and no more.
     """
 
-    __slots__ = ("_highest", "_lock", "_read", "asked")
+    __slots__ = ("_arguments", "_highest", "_lock", "_question", "asked")
 
-    def __init__(self, read: Callable[[], float]) -> None:
-        self._read = read
+    def __init__(self, question: Callable[..., Memory]) -> None:
+        self._question = question
+        self._arguments: tuple[object, ...] = ()
         self._lock = threading.Lock()
         self._highest = 0.0
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
+
+    def aim(self, *arguments: object) -> None:
+        """Ask with other arguments from now on."""
+        self._arguments = arguments
 
     def take(self, now: float) -> None:
         """Look once. Blocks as long as the driver does."""
         self.asked = now
         try:
-            used = self._read()
+            used = self._question(*self._arguments).used
         except NVMLError:
             return  # the next poll finds out what is wrong, and says so
         finally:

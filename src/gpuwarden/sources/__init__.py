@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,8 @@ from typing import Literal
 from gpuwarden import config
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import Nvml
+from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.gpu.users import from_database
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
 
@@ -22,11 +24,16 @@ def _no_reports() -> Iterable[tuple[Peer, Message | None]]:
     return ()
 
 
+def _nobody(_pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Something that answers as NVML does. A simulated box also has training runs, whose reports `reports` drains.
 
     `reports` is called once a poll on the event loop and does not block; None stands for the end of a run's process.
+    `identify` and `user_name` tell who the processes are where they are not this machine's.
     """
 
     name: Literal["nvml", "capture", "simulated"]
@@ -34,6 +41,8 @@ class Source:
     host_memory: Callable[[], HostMemory] = host_memory
     clock: Callable[[], float] = time.monotonic  # seconds, as the readings move
     reports: Callable[[], Iterable[tuple[Peer, Message | None]]] = _no_reports
+    identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _nobody
+    user_name: Callable[[int], str] = from_database
 
 
 def open_source(chosen: config.Source, simulation: config.Simulation) -> Source:
@@ -74,6 +83,13 @@ def _capture(file: Path | None) -> Source:
 
 def _simulated(settings: config.Simulation) -> Source:
     from gpuwarden.sources.simulation import Simulation  # noqa: PLC0415 - see above
+    from gpuwarden.sources.workloads import USERS  # noqa: PLC0415 - see above
 
     simulation = Simulation(settings.gpus, settings.seed)
-    return Source("simulated", simulation.nvml, reports=simulation.reports)
+    return Source(
+        "simulated",
+        simulation.nvml,
+        reports=simulation.reports,
+        identify=simulation.identify,
+        user_name=lambda uid: USERS.get(uid, str(uid)),
+    )

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
+from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources.board import NO_LOAD, Board
@@ -13,7 +14,6 @@ from gpuwarden.sources.trainer import MAX_BACKLOG, Trainer
 from gpuwarden.sources.workloads import Stretch, Workload, life
 
 REPORT_SECONDS = 0.5
-_UID = 1000
 _BOOTED = 1_000_000.0  # seconds before the simulation began
 _TICKS = 100  # clock ticks a second
 _INSTANT = 1e-6  # seconds; less may be lost when added to the time, which would then stand still
@@ -48,6 +48,12 @@ class Occupancy:
         """Return the pid and its bytes on each of the boards; None while nobody holds a context."""
         memory = self._trainer.process_memory if self._trainer else None
         return None if self._trainer is None or memory is None else (self._trainer.peer.pid, memory)
+
+    def identity(self, pid: int) -> ProcessIdentity | None:
+        """Say who the process on the boards is; None for another pid than its."""
+        if self._trainer is None or self._trainer.peer.pid != pid:
+            return None
+        return ProcessIdentity(self._workload.uid, "python", self._workload.place)
 
     def advance(self, now: float) -> None:
         """Move on to that time. Of a long gap only the last reports are made."""
@@ -94,7 +100,7 @@ class Occupancy:
 
     def _begin(self) -> None:
         leaks = self._workload.leaks
-        peer = Peer(next(self._pids), _UID, int((_BOOTED + self._now) * _TICKS))
+        peer = Peer(next(self._pids), self._workload.uid, int((_BOOTED + self._now) * _TICKS))
         self._trainer = Trainer(self._workload, peer, self._uuids, self._rng.uniform(*leaks) if leaks else None)
         self._stretches = life(self._workload, self._rng)
         self._enter()

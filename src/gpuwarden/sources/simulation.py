@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -17,6 +17,7 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
 )
 
 from gpuwarden.gpu.nvml import Nvml, nvml_error
+from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import gpm
@@ -66,6 +67,13 @@ class Simulation:
                 occupancy.advance(self._now())
                 said += occupancy.reports()
         return said
+
+    def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
+        """Say who the simulated processes are."""
+        with self._lock:
+            occupancies = {slot.occupancy for slot in self._slots if slot.occupancy}
+            found = ((pid, each.identity(pid)) for pid in dict.fromkeys(pids) for each in occupancies)
+            return {pid: identity for pid, identity in found if identity}
 
     def _place(self, workload: Workload | None, free: int, rng: random.Random) -> None:
         """Give the workload its GPUs, as far as there are any left; it has been running there for a while."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpuwarden.gpu.place import NOWHERE, Place
 from gpuwarden.protocol import Phase
 from gpuwarden.sources.board import NO_LOAD, Load
 
@@ -33,7 +34,8 @@ class Memory:
 class Workload:
     """A kind of training run: how hard it works, what it holds, how long an epoch and a run take.
 
-    `leaks` gives the seconds of training after which a leak has eaten all device memory, from and to.
+    `leaks` gives the seconds of training after which a leak has eaten all device memory, from and to; `uid` is one of
+    USERS.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Workload:
     devices: int = 1
     leaks: tuple[float, float] | None = None
     cooling: float = 1.0
+    uid: int = 1000
+    place: Place = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class Stretch:
     epoch: int = 0
 
 
+USERS = {1000: "ada", 1001: "grace", 1002: "hedy"}
 _TENSORFLOW = "tensorflow 2.21.0 keras 3.15.1"
 
 WORKLOADS: tuple[Workload | None, ...] = (
@@ -71,6 +76,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         step_seconds=0.31,
         epoch_seconds=240,
         epochs=(8, 14),
+        place=Place(slurm_job="4711"),
     ),
     # Keeps something from every step: runs out of memory, dies and is started again.
     Workload(
@@ -82,6 +88,8 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epoch_seconds=150,
         epochs=(99, 99),
         leaks=(560, 720),
+        uid=1001,
+        place=Place(systemd_unit="unet-segmentation.service"),
     ),
     Workload(
         name="vit-large-pretrain",
@@ -92,6 +100,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epoch_seconds=420,
         epochs=(5, 9),
         devices=2,
+        place=Place(slurm_job="4712"),
     ),
     # A board whose air flow is blocked: hot long before the power limit.
     Workload(
@@ -103,6 +112,8 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epoch_seconds=180,
         epochs=(9, 15),
         cooling=0.56,
+        uid=1002,
+        place=Place(slurm_job="4709"),
     ),
     Workload(
         name="tabular-embedding",
@@ -112,6 +123,8 @@ WORKLOADS: tuple[Workload | None, ...] = (
         step_seconds=0.064,
         epoch_seconds=90,
         epochs=(12, 24),
+        uid=1001,
+        place=Place(systemd_unit="session-12.scope"),
     ),
     # A notebook somebody forgot: holds memory, does nothing, reports nothing.
     Workload(
@@ -122,6 +135,8 @@ WORKLOADS: tuple[Workload | None, ...] = (
         step_seconds=1,
         epoch_seconds=math.inf,
         epochs=(0, 0),
+        uid=1002,
+        place=Place(systemd_unit="jupyter.service"),
     ),
     None,  # an idle GPU
 )

@@ -1,0 +1,185 @@
+"""The names of containers and pods: by Docker's and Podman's API, and by the names of Kubernetes' log files.
+
+The API is asked in a task beside the polls, once a container; until it answers, or where it may not be asked, the id
+stands. `GET /containers/ID/json` is the same in both (docs.docker.com/reference/api/engine, docs.podman.io). Kubelet
+names logs /var/log/containers/POD_NAMESPACE_CONTAINER-ID.log and /var/log/pods/NAMESPACE_POD_UID.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from gpuwarden.gpu import unix_http
+from gpuwarden.gpu.place import Container, Place
+from gpuwarden.labels import label
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 30.0  # before what failed is asked again
+ANSWER_SECONDS = 2.0
+ACCESS_SECONDS = 10.0  # between looks at what may be read
+MOST_FILES = 10_000
+SHORT_ID = 12  # characters, as `docker ps` shows
+
+_OK = 200
+_CONTAINER_LOG = re.compile(r"([^_]+)_([^_]+)_(.+)-([0-9a-f]{64})\.log")
+_POD_LOGS = re.compile(r"([^_]+)_([^_]+)_([0-9a-f-]{32,36})")
+
+
+class ContainerNames:
+    """Finds out names and keeps them as long as their containers are there. Used by one event loop.
+
+    `docker` and `podman` are the system's sockets, `logs` the folder of Kubernetes' ones, each None to leave it out.
+    `users` has the folders with the sockets of users' own runtimes.
+    """
+
+    def __init__(
+        self, docker: Path | None, podman: Path | None, logs: Path | None, users: Path = Path("/run/user")
+    ) -> None:
+        self.version = 0  # counts the names found
+        self._sockets = {"docker": docker, "podman": podman}
+        self._users = users
+        self._logs = logs
+        self._containers: dict[Container, str] = {}
+        self._pods: dict[str, str] = {}
+        self._unnamed: dict[Container, float] = {}  # when to ask again
+        self._scan_at = 0.0
+        self._asking: asyncio.Task[None] | None = None
+        self._access: dict[str, bool] = {}
+        self._access_at = 0.0
+
+    def container(self, container: Container) -> str:
+        """Return the container's name, or its id cut short."""
+        return self._containers.get(container) or label(container.id)[:SHORT_ID]
+
+    def pod(self, uid: str) -> str:
+        """Return the pod's namespace/name, or its uid."""
+        return self._pods.get(uid, uid)
+
+    def find(self, places: Iterable[Place]) -> None:
+        """See to the names of the containers that are there now, and forget all others. To be called on the loop."""
+        now = time.monotonic()
+        there, pods = set[Container](), set[str]()
+        for place in places:
+            if place.container:
+                there.add(place.container)
+            if place.pod_uid:
+                pods.add(place.pod_uid)
+        self._forget(there, pods)
+        if self._logs and pods - self._pods.keys() and now >= self._scan_at:
+            self._scan_at = now + RETRY_SECONDS
+            self._scan(self._logs, there, pods)
+        for container in there - self._containers.keys():
+            if any(self._sockets_of(container)):
+                self._unnamed.setdefault(container, now)
+        due = [container for container, when in self._unnamed.items() if when <= now]
+        if due and (self._asking is None or self._asking.done()):
+            self._unnamed |= dict.fromkeys(due, now + RETRY_SECONDS)
+            self._asking = asyncio.get_running_loop().create_task(self._ask(due))
+
+    def access(self) -> Mapping[str, bool]:
+        """Say of each source of names that is there whether it may be read."""
+        now = time.monotonic()
+        if now >= self._access_at:
+            self._access_at = now + ACCESS_SECONDS
+            pods = self._logs / "pods" if self._logs else None
+            sources = [(name, path, os.W_OK) for name, path in self._sockets.items()]
+            found = ((name, _may(path, how)) for name, path, how in [*sources, ("kubernetes", pods, os.R_OK)])
+            self._access = {name: may for name, may in found if may is not None}
+        return self._access
+
+    def stop(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _forget(self, there: set[Container], pods: set[str]) -> None:
+        for container in (self._containers.keys() | self._unnamed.keys()) - there:
+            self._containers.pop(container, None)
+            self._unnamed.pop(container, None)
+        for uid in self._pods.keys() - pods:
+            del self._pods[uid]
+
+    def _scan(self, logs: Path, there: set[Container], pods: set[str]) -> None:
+        """Read the names of the log files, which are many but on a disk of this machine."""
+        for name in _names_in(logs / "pods"):
+            if (match := _POD_LOGS.fullmatch(name)) and match[3] in pods:
+                self._pods[match[3]] = label(f"{match[1]}/{match[2]}")
+                self.version += 1
+        by_id = {container.id: container for container in there}
+        for name in _names_in(logs / "containers"):
+            if (match := _CONTAINER_LOG.fullmatch(name)) and (container := by_id.get(match[4])):
+                self._name(container, f"{match[2]}/{match[1]}/{match[3]}")
+
+    async def _ask(self, containers: Iterable[Container]) -> None:
+        silent: set[Path] = set()  # of these, none is asked again before its time
+        for container in containers:
+            for socket in self._sockets_of(container):
+                if socket in silent:
+                    continue
+                try:
+                    name = await _inspect(socket, container.id)
+                except OSError as error:
+                    silent.add(socket)
+                    log.debug("container=%s: %s: %s", container.id, socket, error)
+                    continue
+                if name:
+                    self._name(container, name)
+
+    def _sockets_of(self, container: Container) -> Iterator[Path]:
+        """Return the sockets of the runtimes that may know the container."""
+        for runtime in ("docker", "podman"):
+            if container.runtime in (runtime, ""):
+                system = self._sockets[runtime]
+                if container.uid is None:
+                    yield from [system] if system else []
+                else:
+                    yield self._users / str(container.uid) / _OF_A_USER[runtime]
+
+    def _name(self, container: Container, name: str) -> None:
+        self._containers[container] = label(name)
+        self.version += 1
+        self._unnamed.pop(container, None)
+
+
+_OF_A_USER = {"docker": "docker.sock", "podman": "podman/podman.sock"}
+
+
+async def _inspect(socket: Path, container: str) -> str:
+    """Return the container's name; empty where this runtime does not know it. Raises OSError."""
+    status, body = await unix_http.get(socket, f"/containers/{container}/json", ANSWER_SECONDS)
+    if status != _OK:
+        return ""
+    try:
+        name = json.loads(body)["Name"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise OSError(f"{socket} answers something else: {error!r}") from None
+    return name.removeprefix("/") if isinstance(name, str) else ""
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for _, entry in zip(range(MOST_FILES), entries, strict=False)]
+    except OSError:
+        return []
+
+
+def _may(path: Path | None, how: int) -> bool | None:
+    """Tell whether `path` may be used; None where it is not there."""
+    if path is None:
+        return None
+    try:
+        path.stat()
+    except PermissionError:  # in the way to it
+        return False
+    except OSError:
+        return None
+    return os.access(path, how, effective_ids=True)  # else capabilities would not count

@@ -1,0 +1,44 @@
+"""Whether a pid that the driver lists is the process of that pid in this daemon's /proc.
+
+NVIDIA's drivers tell the pids of the host, some also inside a container (HAMi-core#112): there the same number may be
+another process. On the host, and without NVIDIA's devices, there is nothing to doubt.
+"""
+
+from __future__ import annotations
+
+import os
+
+_DEVICES = "/dev/nvidia"
+_INITIAL = 0xEFFFFFFC  # inode of the machine's own pid namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h)
+
+
+def is_initial() -> bool:
+    """Tell whether this process sees the machine's own pids. Reads /proc."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _INITIAL  # noqa: PTH116 - one of many in a poll
+    except OSError:
+        return False
+
+
+def holds_a_device(pid: int) -> bool:
+    """Tell whether the process has one of NVIDIA's devices open; False where the system does not let us see.
+
+    Whatever holds a context has. Reads /proc.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        return any(_target(f"{folder}/{name}").startswith(_DEVICES) for name in os.listdir(folder))  # noqa: PTH208 - speed
+    except OSError:
+        return False
+
+
+def must_be_proven() -> bool:
+    """Tell whether a listed pid may be another process here, and can be proven not to be."""
+    return not is_initial() and os.path.exists(f"{_DEVICES}ctl")  # noqa: PTH110 - speed
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115 - speed
+    except OSError:
+        return ""

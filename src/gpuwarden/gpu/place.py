@@ -1,0 +1,130 @@
+"""What a process's control group says of its owner: container, Kubernetes pod, Slurm job and systemd unit.
+
+Only names are read, as each manager writes them; no manager is asked. What stands below a user's own systemd manager
+was named by that user, who may write anything there: it puts nobody into a pod or a Slurm job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Runtime = Literal["docker", "podman", "containerd", "cri-o", "lxc", ""]
+
+_CONTAINER = re.compile(
+    r"(?:[^:]*:)??(?:(docker|cri-containerd|containerd|nerdctl|crio|libpod|libpod-payload|podman)[-:])?"
+    r"([0-9a-f]{64})(?:\.scope)?"
+)
+_LXC_PAYLOAD = "lxc.payload."
+_POD = re.compile(r"(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::.*)?")
+_SLURM = re.compile(r"slurm(?:_.*)?|(?:.*_)?slurmstepd\.scope")  # _… and …_: the node's name, where nodes share a host
+_JOB = re.compile(r"job_([0-9]{1,20})")
+_USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
+
+_RUNTIMES: dict[str | None, Runtime] = {
+    "docker": "docker",
+    "libpod": "podman",
+    "libpod-payload": "podman",
+    "podman": "podman",
+    "cri-containerd": "containerd",
+    "containerd": "containerd",
+    "nerdctl": "containerd",
+    "crio": "cri-o",
+}
+_PARENTS: dict[str, Runtime] = {"docker": "docker", "libpod_parent": "podman"}  # of an id that stands alone
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container by its id; `runtime` is empty where the name does not say.
+
+    An LXC container has no id and goes by its name. `uid` is the user whose manager it runs under, None for the system.
+    """
+
+    id: str
+    runtime: Runtime
+    uid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stands in the tree of control groups; None or empty: in no such thing."""
+
+    container: Container | None = None
+    pod_uid: str = ""
+    slurm_job: str = ""
+    systemd_unit: str = ""
+
+
+NOWHERE = Place()
+
+
+def parse(text: str) -> Place:
+    """Read the contents of /proc/PID/cgroup (cgroups(7)), of version 1, version 2 or both at once.
+
+    A nested container is the innermost one. The unit is the nearest service or scope around the container, if any; but
+    not a whole user's manager, nor what runs Kubernetes or Slurm around their pods and jobs.
+    """
+    paths = [[part for part in path.split("/") if part] for path in _paths(text)]
+    job = next((job for parts in paths if (job := _job(_by_system(parts)))), "")
+    for parts in paths:
+        if (found := _innermost(parts)) is not None:
+            outermost = next(n for n in range(len(parts)) if _container(parts, n))
+            pod_uid = _pod_uid(parts)
+            return Place(found, pod_uid, job, "" if pod_uid or job else _unit(parts[:outermost]))
+    pod_uid = next((uid for parts in paths if (uid := _pod_uid(parts))), "")
+    return Place(None, pod_uid, job, "" if pod_uid or job or not paths else _unit(paths[0]))
+
+
+def _paths(text: str) -> Iterator[str]:
+    """Return the paths, systemd's own hierarchy first: version 2 is that, unless it is empty beside version 1."""
+    lines = [
+        line.split(":", 2) for line in text.split("\n")
+    ]  # not splitlines(): names may hold what that takes for ends
+    known = {line[1]: line[2].removesuffix(" (deleted)") for line in lines if len(line) == _FIELDS}
+    unified, systemd = known.pop("", "/"), known.pop("name=systemd", "/")
+    return (path for path in dict.fromkeys((unified, systemd, *known.values())) if path != "/")
+
+
+_FIELDS = 3  # hierarchy, controllers, path
+
+
+def _by_system(parts: list[str]) -> list[str]:
+    """Return the parts that the system has named: those above a user's manager."""
+    return parts[: next((n for n, part in enumerate(parts) if _USER_MANAGER.fullmatch(part)), len(parts))]
+
+
+def _innermost(parts: list[str]) -> Container | None:
+    return next((found for n in reversed(range(len(parts))) if (found := _container(parts, n))), None)
+
+
+def _container(parts: list[str], n: int) -> Container | None:
+    part, parent = parts[n], parts[n - 1] if n else ""
+    if match := _CONTAINER.fullmatch(part):
+        return Container(match[2], _RUNTIMES.get(match[1]) or _PARENTS.get(parent, ""), _manager_of(parts[:n]))
+    if part.startswith(_LXC_PAYLOAD):
+        return Container(part.removeprefix(_LXC_PAYLOAD), "lxc", _manager_of(parts[:n]))
+    return Container(part, "lxc") if n == 1 and parent == "lxc" else None
+
+
+def _manager_of(parts: list[str]) -> int | None:
+    return next((int(match[1]) for part in parts if (match := _USER_MANAGER.fullmatch(part))), None)
+
+
+def _pod_uid(parts: list[str]) -> str:
+    """Return the uid of the innermost pod; systemd's names of slices have "_" where the uid has "-"."""
+    found = (match[1] for part in reversed(_by_system(parts)) if (match := _POD.fullmatch(part)))
+    return next(found, "").replace("_", "-")
+
+
+def _job(parts: list[str]) -> str:
+    """Return the job of /slurm/uid_1000/job_123/… (version 1) or /system.slice/slurmstepd.scope/job_123/… (2)."""
+    start = next((n for n, part in enumerate(parts) if _SLURM.fullmatch(part)), len(parts))
+    return next((match[1] for part in parts[start + 1 : start + 3] if (match := _JOB.fullmatch(part))), "")
+
+
+def _unit(parts: list[str]) -> str:
+    unit = next((part for part in reversed(parts) if part.endswith((".service", ".scope"))), "")
+    return "" if _USER_MANAGER.fullmatch(unit) else unit

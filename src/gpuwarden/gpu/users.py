@@ -1,0 +1,83 @@
+"""The names of users, asked for on a thread: the database may be a directory server that does not answer."""
+
+from __future__ import annotations
+
+import pwd
+import threading
+import time
+from collections.abc import Callable
+
+from gpuwarden.labels import label
+
+PATIENCE_SECONDS = 0.05  # a minute that polls wait for names seen for the first time; local databases need far less
+KEEP_SECONDS = 600.0  # that an answer counts, then it is asked for anew while the old one stands
+MOST_NAMES = 10_000
+_MINUTE = 60.0
+
+
+def from_database(uid: int) -> str:
+    """Ask the system for a user's name; may block for as long as a directory server does. Raises KeyError, OSError."""
+    return pwd.getpwuid(uid).pw_name
+
+
+class UserNames:
+    """Names by uid; a user without a name, or whose name is not known yet, goes by the number.
+
+    One thread asks, one question after another, and ends with the last. While it hangs, nobody waits for it.
+    """
+
+    def __init__(self, ask: Callable[[int], str] = from_database, clock: Callable[[], float] = time.monotonic) -> None:
+        self.version = 0  # counts the answers that brought news
+        self._ask = ask
+        self._clock = clock
+        self._names: dict[int, tuple[str, float]] = {}  # with the time of the answer, or of the question
+        self._patience = PATIENCE_SECONDS
+        self._patient_from = clock()
+        self._questions: list[int] = []
+        self._asking = False
+        self._lock = threading.Lock()  # over the two above
+
+    def name(self, uid: int) -> str:
+        """Return the name of a user. Blocks where nothing is known yet, for PATIENCE_SECONDS a minute at most."""
+        known = self._names.get(uid)
+        if known is not None and self._clock() - known[1] <= KEEP_SECONDS:
+            return known[0]
+        if known is None and len(self._names) >= MOST_NAMES:
+            self._names.clear()
+        self._names[uid] = (known[0] if known else str(uid), self._clock())
+        with self._lock:
+            self._questions.append(uid)
+            starts, self._asking = not self._asking, True
+        if starts:
+            # A daemon thread: one that hangs must not keep the process from ending.
+            thread = threading.Thread(target=self._answer, name="users", daemon=True)
+            thread.start()
+            if known is None:
+                self._wait(thread)
+        return self._names[uid][0]
+
+    def _wait(self, thread: threading.Thread) -> None:
+        now = self._clock()
+        if now - self._patient_from > _MINUTE:
+            self._patience, self._patient_from = PATIENCE_SECONDS, now
+        if self._patience > 0:
+            began = time.perf_counter()
+            thread.join(self._patience)
+            self._patience -= time.perf_counter() - began
+
+    def _answer(self) -> None:
+        while (uid := self._next()) is not None:
+            before = self._names.get(uid, (str(uid), 0.0))[0]
+            try:
+                name = label(self._ask(uid))
+            except (KeyError, OSError, OverflowError):  # no such user, or no answer; larger than a uid can be
+                name = before
+            self._names[uid] = (name, self._clock())
+            if name != before:
+                self.version += 1
+
+    def _next(self) -> int | None:
+        """Return the next question; None ends the thread, and the one after it starts another."""
+        with self._lock:
+            self._asking = bool(self._questions)
+            return self._questions.pop(0) if self._questions else None

@@ -1,0 +1,271 @@
+"""Names of containers and pods: asked of a runtime over its socket, and read from Kubernetes' file names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from container_runtime import Runtime
+
+from gpuwarden.gpu import containers
+from gpuwarden.gpu.containers import SHORT_ID, ContainerNames
+from gpuwarden.gpu.place import Container, Place
+from gpuwarden.labels import LONGEST
+from system_parts import needs, require
+
+ID = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+POD = "1a2b3c4d-0000-1111-2222-123456789abc"
+DOCKER, PODMAN = Container(ID, "docker"), Container(ID, "podman")
+
+
+async def reached(condition: Callable[[], object]) -> None:
+    """Wait for what a task brings about."""
+
+    async def wait() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(wait(), 20)
+
+
+def never_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing that failed be tried again while a test runs."""
+    monkeypatch.setattr(containers, "RETRY_SECONDS", 1e9)
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what failed be tried again at the next call."""
+    monkeypatch.setattr(containers, "RETRY_SECONDS", 0)
+
+
+def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container goes by its id until Docker has been asked, once, and by its name from then on."""
+    never_again(monkeypatch)
+
+    async def scenario() -> None:
+        async with Runtime(tmp_path / "docker.sock", {ID: "/train"}) as docker:
+            names = ContainerNames(docker.socket, None, None)
+            places = [Place(DOCKER), Place(DOCKER), Place(Container(OTHER, "docker"))]
+            names.find(places)
+            assert names.container(DOCKER) == ID[:SHORT_ID]
+            await reached(lambda: len(docker.asked) == 2)
+            await reached(lambda: names.container(DOCKER) == "train")
+            assert names.container(Container(OTHER, "docker")) == OTHER[:SHORT_ID]  # 404
+            names.find(places)
+            assert sorted(docker.asked) == [f"/containers/{ID}/json", f"/containers/{OTHER}/json"]
+            names.find([])
+            assert names.container(DOCKER) == ID[:SHORT_ID]  # forgotten with its container
+
+    asyncio.run(scenario())
+
+
+def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
+    """Podman is asked for Podman's; both for one whose group does not say; a user's own for that user's."""
+
+    async def scenario() -> None:
+        async with (
+            Runtime(tmp_path / "docker.sock", {}) as docker,
+            Runtime(tmp_path / "podman.sock", {ID: "train"}) as podman,
+            Runtime(tmp_path / "users/1000/podman/podman.sock", {ID: "mine"}) as users,
+        ):
+            names = ContainerNames(docker.socket, podman.socket, None, tmp_path / "users")
+            unsaid, own = Container(ID, ""), Container(ID, "podman", 1000)
+            names.find([Place(PODMAN)])
+            await reached(lambda: names.container(PODMAN) == "train")
+            assert not docker.asked
+            names.find([Place(unsaid), Place(own), Place(Container(OTHER, "cri-o")), Place(Container("101", "lxc"))])
+            await reached(lambda: (names.container(unsaid), names.container(own)) == ("train", "mine"))
+            assert (len(docker.asked), len(podman.asked), len(users.asked)) == (1, 2, 1)
+            assert names.container(Container("101", "lxc")) == "101"
+
+    asyncio.run(scenario())
+
+
+def test_a_runtime_that_hangs_costs_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it does not answer it is asked for one container, and no call waits; later it is asked again."""
+    at_once(monkeypatch)
+    monkeypatch.setattr(containers, "ANSWER_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        async with Runtime(tmp_path / "docker.sock", {ID: "/train"}) as docker:
+            docker.silent = True
+            names = ContainerNames(docker.socket, None, None)
+            many = [Place(Container(f"{n:064x}", "docker")) for n in range(50)]
+            names.find(many)
+            await reached(lambda: names._asking and names._asking.done())
+            assert len(docker.asked) == 1
+            docker.silent = False
+            names.find([Place(DOCKER)])
+            await reached(lambda: names.container(DOCKER) == "train")
+
+    asyncio.run(scenario())
+
+
+def test_a_socket_that_nobody_accepts_from_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that is stopped, its queue full, does not block the loop."""
+    monkeypatch.setattr(containers, "ANSWER_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        with contextlib.ExitStack() as stack:
+            full = stack.enter_context(socket.socket(socket.AF_UNIX))
+            full.bind(str(tmp_path / "docker.sock"))
+            full.listen(0)
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(9):
+                    waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    waiting.setblocking(False)
+                    waiting.connect(str(tmp_path / "docker.sock"))
+            names = ContainerNames(tmp_path / "docker.sock", None, None)
+            names.find([Place(DOCKER)])
+            await asyncio.wait_for(asyncio.shield(names._asking or asyncio.sleep(0)), 20)
+            assert names.container(DOCKER) == ID[:SHORT_ID]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{"Name":7}',
+        b'HTTP/1.1 500 Oh\r\nContent-Length: 14\r\n\r\n{"Name":"oops"}',
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n\xff\xfe{",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100000,
+        b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (1 << 20),
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10000,
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: tcp\r\n\r\n",
+        b"SSH-2.0-OpenSSH\r\n",
+    ],
+)
+def test_answers_that_are_none(raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a socket's owner answers, the id stands and the task ends without an exception."""
+    never_again(monkeypatch)
+
+    async def scenario() -> None:
+        async with Runtime(tmp_path / "docker.sock", {}, raw) as docker:
+            names = ContainerNames(docker.socket, None, None)
+            names.find([Place(DOCKER)])
+            assert names._asking
+            await asyncio.wait_for(names._asking, 20)
+            assert names.container(DOCKER) == ID[:SHORT_ID]
+
+    asyncio.run(scenario())
+
+
+def test_names_are_bounded(tmp_path: Path) -> None:
+    """A runtime of a user's own may name a container as it likes; a label takes a limited length of it."""
+
+    async def scenario() -> None:
+        async with Runtime(tmp_path / "docker.sock", {ID: "/" + "x" * 100_000}) as docker:
+            names = ContainerNames(docker.socket, None, None)
+            names.find([Place(DOCKER)])
+            await reached(lambda: len(names.container(DOCKER)) == LONGEST)
+
+    asyncio.run(scenario())
+
+
+def test_stopping_ends_a_question(tmp_path: Path) -> None:
+    """A daemon that stops does not wait for a runtime."""
+
+    async def scenario() -> None:
+        async with Runtime(tmp_path / "docker.sock", {}) as docker:
+            docker.silent = True
+            names = ContainerNames(docker.socket, None, None)
+            names.find([Place(DOCKER)])
+            await reached(lambda: docker.asked)
+            names.stop()
+            assert names._asking
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(names._asking, 20)
+
+    asyncio.run(scenario())
+
+
+def test_kubernetes_names_by_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of Kubelet's log files name pods and containers; one whose files come later is named then."""
+    at_once(monkeypatch)
+    place = Place(Container(ID, "containerd"), POD)
+    (tmp_path / "pods/other_one_00000000-0000-0000-0000-000000000000").mkdir(parents=True)
+    (tmp_path / "containers").mkdir()
+
+    async def scenario() -> None:
+        names = ContainerNames(None, None, tmp_path)
+        names.find([place])
+        assert (names.container(Container(ID, "containerd")), names.pod(POD)) == (ID[:SHORT_ID], POD)
+        (tmp_path / f"pods/ml_train-0_{POD}").mkdir()
+        (tmp_path / f"containers/train-0_ml_trainer-gpu-{ID}.log").touch()
+        names.find([place])
+        assert (names.container(Container(ID, "containerd")), names.pod(POD)) == (
+            "ml/train-0/trainer-gpu",
+            "ml/train-0",
+        )
+        names.find([])
+        assert names.pod(POD) == POD
+
+    asyncio.run(scenario())
+
+
+def test_access_says_what_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be read is 1, what is there and closed 0, and what is not there absent; a change is seen."""
+    require(os.geteuid() == 0, "only root can try what another user may: run this as root")
+    monkeypatch.setattr(containers, "ACCESS_SECONDS", 0)
+    (tmp_path / "pods").mkdir(mode=0o700)
+    (tmp_path / "podman").mkdir(mode=0o700)
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as docker, socket.socket(socket.AF_UNIX) as podman:
+        docker.bind(str(tmp_path / "docker.sock"))
+        (tmp_path / "docker.sock").chmod(0o666)
+        podman.bind(str(tmp_path / "podman/podman.sock"))
+        names = ContainerNames(tmp_path / "docker.sock", tmp_path / "podman/podman.sock", tmp_path)
+        assert names.access() == {"docker": True, "podman": True, "kubernetes": True}
+        assert ContainerNames(tmp_path / "none", None, tmp_path / "none").access() == {}
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            os.write(write, repr(names.access()).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        with os.fdopen(read) as said:
+            assert said.read() == repr({"docker": True, "podman": False, "kubernetes": False})
+
+
+def test_a_capability_opens_what_modes_close(tmp_path: Path) -> None:
+    """The capability that docs/operations.md names opens a folder of Kubelet's logs, and access says so."""
+    require(os.geteuid() == 0, "only root can give capabilities: run this as root")
+    (tmp_path / "pods").mkdir(mode=0o700)
+    look = (
+        "import sys; from pathlib import Path; from gpuwarden.gpu.containers import ContainerNames;"
+        "print(ContainerNames(None, None, Path(sys.argv[1])).access())"
+    )
+    nobody = [needs("setpriv", "util-linux"), "--reuid=65534", "--regid=65534", "--clear-groups"]
+    capable = [*nobody, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    done = subprocess.run([*capable, sys.executable, "-c", look, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'kubernetes': True}\n"
+
+
+def test_looks_are_rare(tmp_path: Path) -> None:
+    """Between two looks the answer is kept: polls do not pay for it."""
+    names = ContainerNames(tmp_path / "docker.sock", None, None)
+    assert names.access() == {}
+    (tmp_path / "docker.sock").touch()
+    assert names.access() == {}
+    assert names._access_at > time.monotonic()

@@ -1,0 +1,192 @@
+"""Memory by owner, the whole way: processes of this machine, the mock driver, the daemon, its page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import control_groups
+import psutil
+import pytest
+from container_runtime import Runtime
+from services import Daemon, ending, until
+
+from gpuwarden.gpu.owners import OTHER
+from gpuwarden.gpu.pid_namespace import must_be_proven
+from mock_nvml import MockNvml
+from system_parts import needs, require
+
+ID = "0123456789abcdef" * 4
+GIB = 1 << 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a folder with a configuration whose sources of names lie in it too."""
+    require(not must_be_proven(), "in a container with GPUs the tests' processes would have to hold one")
+    lines = [
+        "poll: {interval: 200ms, slow_interval: 1s}",
+        f"owners: {{docker: {tmp_path}/docker.sock, podman: none, kubernetes_logs: none,",
+        f"  slurm_gpustat: {tmp_path}/gpustat, max: 4}}",
+    ]
+    (tmp_path / "config.yaml").write_text("\n".join(lines) + "\n")
+    (tmp_path / "gpustat").mkdir()
+    return tmp_path
+
+
+@contextlib.contextmanager
+def started(folder: Path, mock: MockNvml) -> Iterator[Daemon]:
+    """Run the daemon on two GPUs."""
+    daemon = Daemon(folder / "daemon", "--config", str(folder / "config.yaml"), env=mock.env(gpus=2))
+    with ending(daemon):
+        yield daemon
+
+
+def memory(daemon: Daemon, kind: str) -> dict[str, float]:
+    """Return what each owner of a kind holds, on all GPUs."""
+    found: dict[str, float] = {}
+    for line in daemon.page().splitlines():
+        match = re.fullmatch(
+            r'gpuwarden_owner_gpu_memory_used_bytes\{owner="(.*)",owner_kind="(.*)",uuid=".*"\} (.*)', line
+        )
+        if match and match[2] == kind:
+            found[match[1]] = found.get(match[1], 0) + float(match[3])
+    return found
+
+
+@contextlib.contextmanager
+def runtime(socket: Path) -> Iterator[None]:
+    """Run a container runtime on a thread."""
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+    listening = threading.Event()
+
+    async def serve() -> None:
+        async with Runtime(socket, {ID: "/train"}):
+            listening.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert listening.wait(20)
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def test_a_container_s_life(folder: Path, mock_nvml: MockNvml) -> None:
+    """A process in a container's group counts as the container's, by its name; while a zombie too, and then no more."""
+    with (
+        runtime(folder / "docker.sock"),
+        subprocess.Popen(["sleep", "600"]) as process,
+        control_groups.placed(
+            process.pid, control_groups.writable()[-1], b"/system.slice/docker-%b.scope" % ID.encode()
+        ),
+        started(folder, mock_nvml) as daemon,
+    ):
+        mock_nvml.processes(0, {process.pid: GIB})
+        until(lambda: memory(daemon, "container") == {"train": GIB}, "the container has the memory")
+        assert 'gpuwarden_access{source="docker"} 1.0' in daemon.page()
+        process.kill()
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
+        polls = daemon.page()
+        until(lambda: daemon.page() != polls, "the next poll")
+        assert memory(daemon, "container") == {"train": GIB}
+        process.wait()
+        until(lambda: memory(daemon, "user") == {"unknown": GIB}, "the driver still lists it, and nobody is it")
+        assert memory(daemon, "container") == {}
+        mock_nvml.processes(0, {})
+        until(lambda: memory(daemon, "user") == {}, "the memory is free")
+        assert "gpuwarden_process_" not in daemon.page()
+
+
+def test_users_and_a_job_without_a_process(folder: Path, mock_nvml: MockNvml) -> None:
+    """Users are summed over their processes; a GPU that a job leaves idle can be asked for."""
+    require(os.geteuid() == 0, "only root can start another user's process: run this as root")
+    (folder / "gpustat/1").write_text("4711 1000\n")
+    with (
+        subprocess.Popen(["sleep", "600"], user="nobody") as one,
+        subprocess.Popen(["sleep", "600"], user="nobody") as two,
+        started(folder, mock_nvml) as daemon,
+    ):
+        mock_nvml.processes(0, {one.pid: GIB, two.pid: GIB, 2**22: 5})
+        until(lambda: memory(daemon, "user") == {"nobody": 2 * GIB, "unknown": 5}, "the memory by user")
+        (job,) = [line for line in daemon.page().splitlines() if line.startswith("gpuwarden_gpu_slurm_job_info{")]
+        uuids = re.findall(r'gpuwarden_gpu_up\{uuid="(.*)"\}', daemon.page())
+        assert job == f'gpuwarden_gpu_slurm_job_info{{slurm_job_id="4711",uuid="{uuids[1]}"}} 1.0'
+        mock_nvml.processes(1, {2**22: 7})
+        until(lambda: memory(daemon, "slurm_job") == {"4711": 7}, "the process on the job's GPU is the job's")
+        (folder / "gpustat/1").unlink()
+        until(lambda: "gpuwarden_gpu_slurm_job_info{" not in daemon.page(), "the job has ended")
+        one.kill()
+        two.kill()
+
+
+def test_processes_that_come_and_go(folder: Path, mock_nvml: MockNvml) -> None:
+    """With pids that end at any moment of any poll, none counts as another's, and the page stays whole."""
+    churn = "while true; do true & echo $!; wait; done"
+    command = ["bash", "-c", churn]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as source, started(folder, mock_nvml) as daemon:
+        assert source.stdout is not None
+        pids: list[int] = []
+        for number, line in enumerate(source.stdout):
+            pids = [int(line), *pids[:50]]
+            if number % 20 == 0:
+                mock_nvml.processes(0, dict.fromkeys(pids, 1))
+            if number == 1000:
+                break
+        source.kill()
+        assert set(memory(daemon, "user")) <= {"root", "unknown", str(os.getuid())}
+        mock_nvml.processes(0, {os.getpid(): 3})
+        until(lambda: sum(memory(daemon, "user").values()) == 3, "the last list")
+        assert "a poll failed" not in daemon.output()
+
+
+def test_hundreds_of_owners_are_few_series(folder: Path, mock_nvml: MockNvml) -> None:
+    """Each process in a unit of its own: as many series as owners.max allows, and the rest in one."""
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for number in range(40):
+            process = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+            root = control_groups.writable()[-1]
+            stack.enter_context(control_groups.placed(process.pid, root, b"/train%d.service" % number))
+            pids.append(process.pid)
+        daemon = stack.enter_context(started(folder, mock_nvml))
+        mock_nvml.processes(0, {pid: number + 1 for number, pid in enumerate(pids)})
+        until(lambda: sum(memory(daemon, "systemd_unit").values()) == sum(range(41)), "all memory")
+        units = memory(daemon, "systemd_unit")
+        assert units.pop(OTHER) == sum(range(37))
+        assert units == {f"train{number}.service": number + 1 for number in range(36, 40)}
+        assert re.search(r'gpuwarden_series_dropped_total\{limit="owners"\} [1-9]', daemon.page())
+
+
+# Nobody, who may read the files of a test that root runs, but no other user's processes.
+AS_NOBODY = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=+dac_read_search"]
+AS_NOBODY += ["--ambient-caps=+dac_read_search"]
+
+
+def test_once_where_proc_hides_others(folder: Path, mock_nvml: MockNvml) -> None:
+    """With hidepid=2 and no privilege the memory is all there, of the user unknown, and the page says why."""
+    require(os.geteuid() == 0, "only root can mount a /proc: run this as root")
+    with subprocess.Popen(["sleep", "600"]) as process:
+        mock_nvml.processes(0, {process.pid: GIB})
+        env = {**os.environ, **mock_nvml.env(gpus=2)}
+        del env["MOCK_NVML_COUNTERS"]  # a file, which nobody may not write
+        hiding = ["unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]
+        once = [sys.executable, "-m", "gpuwarden", "once", "--config", str(folder / "config.yaml")]
+        command = [*hiding, needs("setpriv", "util-linux"), *AS_NOBODY, *once]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        process.kill()
+    assert done.returncode == 0, done.stderr
+    assert re.search(r'owner="unknown",owner_kind="user",.* 1.073741824e\+09', done.stdout)
+    assert 'gpuwarden_access{source="processes"} 0.0' in done.stdout

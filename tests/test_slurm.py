@@ -1,0 +1,82 @@
+"""Which job a GPU is given to, by the files of a site's prolog."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpuwarden.gpu.slurm import MOST_JOBS, Job, JobMaps
+from snapshots import gpu
+
+GPUS = [gpu(index).identity for index in range(3)]
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file as a prolog does, over what was there."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def test_job_map_by_index(tmp_path: Path) -> None:
+    """A file has the GPU's index and a job a line; those of its MIG instances belong to the GPU."""
+    maps = JobMaps(tmp_path, None)
+    assert maps.jobs(GPUS) == {}
+    write(tmp_path / "0", "4711\n")
+    write(tmp_path / "1.0", "12\n")
+    write(tmp_path / "1.3", "13\n\n")
+    write(tmp_path / "9", "1\n")
+    write(tmp_path / "README", "1\n")
+    assert maps.jobs(GPUS) == {"GPU-0": (Job("4711"),), "GPU-1": (Job("12"), Job("13"))}
+
+
+def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
+    """A file has the GPU's index or UUID, with the job and its user; the UUID decides where they differ."""
+    maps = JobMaps(None, tmp_path)
+    write(tmp_path / "0", "4711 1000\n")
+    write(tmp_path / "1", "1 1\n")
+    write(tmp_path / "GPU-1", "4712 1001\n")
+    assert maps.jobs(GPUS) == {"GPU-0": (Job("4711", 1000),), "GPU-1": (Job("4712", 1001),)}
+
+
+def test_both_maps_agree(tmp_path: Path) -> None:
+    """A job that both name is one job, with its user."""
+    write(tmp_path / "a/0", "4711\n")
+    write(tmp_path / "b/0", "4711 1000\n")
+    assert JobMaps(tmp_path / "a", tmp_path / "b").jobs(GPUS) == {"GPU-0": (Job("4711", 1000),)}
+
+
+def test_changes_are_seen(tmp_path: Path) -> None:
+    """A file is read when it has changed, whether it is written over, replaced, emptied or removed; else not."""
+    maps = JobMaps(tmp_path / "map", None)
+    assert maps.jobs(GPUS) == {}
+    write(tmp_path / "map/0", "1\n")
+    assert maps.jobs(GPUS) == {"GPU-0": (Job("1"),)}
+    write(tmp_path / "map/0", "22\n")
+    assert maps.jobs(GPUS) == {"GPU-0": (Job("22"),)}
+    (tmp_path / "new").write_text("33\n")
+    (tmp_path / "new").replace(tmp_path / "map/0")
+    assert maps.jobs(GPUS) == {"GPU-0": (Job("33"),)}
+    state = (tmp_path / "map/0").stat()
+    write(tmp_path / "map/0", "44\n")
+    os.utime(tmp_path / "map/0", ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert maps.jobs(GPUS) == {"GPU-0": (Job("33"),)}  # nothing tells the two apart
+    write(tmp_path / "map/0", "")
+    assert maps.jobs(GPUS) == {}
+    (tmp_path / "map/0").unlink()
+    (tmp_path / "map").rmdir()
+    assert maps.jobs(GPUS) == {}
+
+
+def test_whatever_lies_there(tmp_path: Path) -> None:
+    """What is no map is passed over: pipes, folders, links to nothing, other text, files without an end."""
+    os.mkfifo(tmp_path / "0")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").symlink_to(tmp_path / "nothing")
+    assert JobMaps(tmp_path, tmp_path).jobs(GPUS) == {}
+    (tmp_path / "0").unlink()
+    (tmp_path / "0").write_bytes(b"\xff\xfe\n-\n" + "".join(f"job{n}\n" for n in range(10_000)).encode())
+    (jobs,) = JobMaps(tmp_path, None).jobs(GPUS).values()
+    assert len(jobs) <= MOST_JOBS
+    assert jobs[0] == Job("job0")
+    write(tmp_path / "0", '4711 "x"\n4712 ' + "9" * 100 + "\n" + "7" * 100 + " 1\n")
+    assert JobMaps(None, tmp_path).jobs(GPUS) == {"GPU-0": (Job("4711"), Job("4712"))}

@@ -1,0 +1,84 @@
+"""User names, from a database that may not answer."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import threading
+
+import pytest
+from services import until
+from simulated_box import Clock
+
+from gpuwarden.gpu.users import KEEP_SECONDS, PATIENCE_SECONDS, UserNames
+
+
+def test_names_of_this_system() -> None:
+    """A user goes by the name, one that the system does not know by the number."""
+    names = UserNames()
+    until(lambda: names.name(os.getuid()) == pwd.getpwuid(os.getuid()).pw_name, "the name")
+    assert names.name(4_000_000_000) == "4000000000"
+    assert names.name(2**40) == str(2**40)
+
+
+def test_a_database_that_hangs_costs_the_names_alone() -> None:
+    """Users go by their numbers while it hangs, on one thread in all, and by their names when it answers."""
+    answers, asked = threading.Event(), list[str]()
+
+    def ask(uid: int) -> str:
+        asked.append(threading.current_thread().name)
+        answers.wait(60)
+        return f"user{uid}"
+
+    names = UserNames(ask)
+    before = threading.active_count()
+    assert [names.name(uid) for uid in range(50)] == [str(uid) for uid in range(50)]
+    assert len(asked) == 1
+    assert threading.active_count() == before + 1
+    version = names.version
+    answers.set()
+    until(lambda: [names.name(uid) for uid in range(50)] == [f"user{uid}" for uid in range(50)], "names")
+    assert names.version == version + 50
+
+
+def test_patience_is_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls wait for a slow database until the minute's patience is gone, and again in another minute."""
+    clock, answers, waits = Clock(), threading.Event(), list[float | None]()
+
+    def ask(uid: int) -> str:
+        answers.wait(60)
+        return f"user{uid}"
+
+    def resting() -> bool:
+        return not names._asking
+
+    names = UserNames(ask, clock)
+    names.name(1)
+    assert names._patience <= 0
+    answers.set()
+    until(resting, "the thread ends")
+    monkeypatch.setattr(threading.Thread, "join", lambda _thread, timeout=None: waits.append(timeout))
+    names.name(2)
+    assert waits == []
+    until(resting, "the thread ends")
+    clock.sleep(61)
+    names.name(3)
+    assert waits == [PATIENCE_SECONDS]
+    until(resting, "the thread ends")
+
+
+def test_an_old_name_stands_until_the_new_one_is_known() -> None:
+    """Names are asked for anew after a while; a database that is gone by then takes none away."""
+    clock, database = Clock(), {7: "old"}
+    names = UserNames(database.__getitem__, clock)
+    until(lambda: names.name(7) == "old", "the name")
+    until(lambda: not names._asking, "the thread ends")
+    database[7] = "new"
+    assert names.name(7) == "old"
+    clock.sleep(KEEP_SECONDS + 1)
+    until(lambda: names.name(7) == "new", "the new name")
+    del database[7]
+    clock.sleep(KEEP_SECONDS + 1)
+    names.name(7)
+    until(lambda: not names._asking, "the answer")
+    assert names.name(7) == "new"
