@@ -203,4 +203,3 @@ OPTIONAL_PATH = Kind("optional path", "an absolute path, or none", _optional_pat
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
 PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)
-BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
