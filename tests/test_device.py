@@ -1,5 +1,6 @@
 """What a device is asked, and how often."""
 
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -7,6 +8,7 @@ import pynvml
 import pytest
 
 from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
 from gpuwarden.gpu.peaks import Peaks
@@ -30,7 +32,8 @@ class Fields:
 
 def device(nvml: Fields) -> Device:
     """Make the device."""
-    return Device(cast("Nvml", nvml), cast("Handle", 1), lambda: HostMemory(0, 0), Peaks())
+    seam = cast("Nvml", nvml)
+    return Device(seam, cast("Handle", 1), lambda: HostMemory(0, 0), Peaks(), Gpm(seam, time.monotonic))
 
 
 def test_fields_are_fetched_in_one_call() -> None:

@@ -7,6 +7,7 @@ import pytest
 from fake_gpu import GIB, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
 
 from gpuwarden.gpu import fields
+from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS
 from gpuwarden.gpu.table import GpuReadings as Row
 from gpuwarden.metric import Metric
@@ -413,4 +414,5 @@ def test_every_row_is_tested() -> None:
         Row.ecc_errors_total,
         Row.performance_state,
     }
+    elsewhere |= {row for row in Row.rows if row.opt_in == GPM_OPTION}  # test_gpm.py
     assert {row for row, _ in VALUES} | elsewhere == set(Row.rows)

@@ -134,6 +134,12 @@ class Poll:
 class Gpus:
     """What is asked of the GPUs."""
 
+    gpm: bool = option(
+        BOOLEAN,
+        "true",
+        "Read how busy SMs, pipes and memory are (GPM, on Hopper and newer); false leaves the hardware's counters to "
+        "another program that profiles, such as DCGM, where the two disturb each other.",
+    )
     pcie_throughput: bool = option(
         BOOLEAN,
         "false",

@@ -300,7 +300,7 @@ class Daemon:
 
 def _opted_in(config: Config) -> frozenset[str]:
     """Name the options of `gpus` that are on: rows of the table ask for them."""
-    return frozenset(f"gpus.{name}" for name in ("pcie_throughput",) if getattr(config.gpus, name))
+    return frozenset(f"gpus.{name}" for name in ("gpm", "pcie_throughput") if getattr(config.gpus, name))
 
 
 def _status(state: State) -> str:

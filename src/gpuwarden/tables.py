@@ -72,7 +72,7 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         "gpuwarden_gpu_last_success_timestamp_seconds", "gauge", "seconds", "When the GPU last answered, in Unix time.",
         lambda subject: subject.gpu.last_success, source="the poll")
     errors_total = Metric[GpuInPoll](
-        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung.",
+        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung, mig_reconfigured the end of a MIG instance.",
         _gpu_errors, labels=("error",), source="the poll")
     processes = Metric[GpuInPoll](
         "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",

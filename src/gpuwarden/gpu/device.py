@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import UNSUPPORTED, Field, Handle, Nvml, NVMLError, code_of, nvml_error
 from gpuwarden.gpu.peaks import Peaks
@@ -20,11 +21,14 @@ class Device:
     asked for: the driver is entered once, and no list of fields has to be kept in step with the table.
     """
 
-    def __init__(self, nvml: Nvml, handle: Handle, host_memory: Callable[[], HostMemory], peaks: Peaks) -> None:
+    def __init__(
+        self, nvml: Nvml, handle: Handle, host_memory: Callable[[], HostMemory], peaks: Peaks, gpm: Gpm
+    ) -> None:
         self.nvml = nvml
         self.handle = handle
         self.host_memory = host_memory
         self.peaks = peaks
+        self.gpm = gpm
         self.elapsed = 0.0  # seconds since the last reading; 0 in the first, and after one that failed
         self.failures: list[Exception] = []  # of this reading, that rows got over
         self._answers: dict[Any, Any] = {}
@@ -47,6 +51,7 @@ class Device:
         self.failures.clear()
         self._answers.clear()
         self._fields.clear()
+        self.gpm.begin()
 
     def enter(self, tier: str) -> None:
         """Go on to the rows of a tier, which learns a batch of fields of its own."""
@@ -55,6 +60,7 @@ class Device:
     def relearn(self) -> None:
         """Forget what the device lacks: a mode that was switched, MIG say, may have brought it."""
         self._lacks.clear()
+        self.gpm.relearn()
         self._settled = {question: answer for question, answer in self._settled.items() if answer is not None}
 
     def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T:

@@ -7,13 +7,14 @@ Every call may block in the driver and is made on a thread of its own (gpu/polle
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NewType, Protocol, TypeAlias
 
 import pynvml
 
 NVMLError: type[Exception] = pynvml.NVMLError
 Handle = NewType("Handle", object)
+GpmSample = NewType("GpmSample", object)
 EventSet = NewType("EventSet", object)
 Field: TypeAlias = "tuple[int, int]"  # a field's number, and the scope it is asked of: a link, say; 0 where it has none
 FieldValue: TypeAlias = "tuple[int, float | None]"  # NVML's return code, and the value
@@ -36,10 +37,15 @@ class Utilization(Protocol):
 
 
 class ProcessInfo(Protocol):
-    """nvmlProcessInfo_t; `usedGpuMemory` in bytes, None where the driver does not tell."""
+    """nvmlProcessInfo_t; `usedGpuMemory` in bytes, None where the driver does not tell.
+
+    The ids name a MIG instance; a process that is on none has NO_INSTANCE or, on drivers before R450, no such fields.
+    """
 
     pid: int
-    usedGpuMemory: int | None  # noqa: N815 - the field's name in nvidia-ml-py
+    usedGpuMemory: int | None  # noqa: N815 - the fields' names in nvidia-ml-py
+    gpuInstanceId: int | None  # noqa: N815
+    computeInstanceId: int | None  # noqa: N815
 
 
 class PciInfo(Protocol):
@@ -90,6 +96,45 @@ class FabricInfo(Protocol):
     state: int
     cliqueId: int  # noqa: N815 - the fields' names in nvidia-ml-py
     healthMask: int  # noqa: N815
+
+
+class GpmSupport(Protocol):
+    """nvmlGpmSupport_t."""
+
+    isSupportedDevice: int  # noqa: N815 - the field's name in nvidia-ml-py
+
+
+class GpmMetric(Protocol):
+    """nvmlGpmMetric_t; `value` in the metric's own unit, percent mostly."""
+
+    metricId: int  # noqa: N815 - the fields' names in nvidia-ml-py
+    nvmlReturn: int  # noqa: N815
+    value: float
+
+
+class GpmRequest(Protocol):
+    """nvmlGpmMetricsGet_t: two samples, and as many of `metrics` as `numMetrics` says, filled in by the driver."""
+
+    version: int
+    numMetrics: int  # noqa: N815 - the field's name in nvidia-ml-py
+    sample1: GpmSample
+    sample2: GpmSample
+
+    @property
+    def metrics(self) -> Mapping[int, GpmMetric] | Sequence[GpmMetric]: ...
+
+
+class Attributes(Protocol):
+    """nvmlDeviceAttributes_t of a MIG instance."""
+
+    multiprocessorCount: int  # noqa: N815 - the fields' names in nvidia-ml-py
+    sharedCopyEngineCount: int  # noqa: N815
+    sharedDecoderCount: int  # noqa: N815
+    sharedEncoderCount: int  # noqa: N815
+    sharedJpegCount: int  # noqa: N815
+    sharedOfaCount: int  # noqa: N815
+    gpuInstanceSliceCount: int  # noqa: N815
+    computeInstanceSliceCount: int  # noqa: N815
 
 
 class EventData(Protocol):
@@ -181,6 +226,18 @@ class Nvml(Protocol):
     def nvmlDeviceGetFieldValues(self, handle: Handle, fields: Sequence[Field], /) -> Iterable[FieldValue]: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Handle, /) -> list[ProcessInfo]: ...
+    def nvmlGpmQueryDeviceSupport(self, handle: Handle, /) -> GpmSupport: ...
+    def nvmlGpmSampleAlloc(self) -> GpmSample: ...
+    def nvmlGpmSampleFree(self, sample: GpmSample, /) -> None: ...
+    def nvmlGpmSampleGet(self, handle: Handle, sample: GpmSample, /) -> object: ...
+    def nvmlGpmMigSampleGet(self, handle: Handle, gpu_instance: int, sample: GpmSample, /) -> object: ...
+    def nvmlGpmMetricsGet(self, request: GpmRequest, /) -> object: ...
+    def c_nvmlGpmMetricsGet_t(self) -> GpmRequest: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Handle, index: int, /) -> Handle: ...
+    def nvmlDeviceGetGpuInstanceId(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetComputeInstanceId(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetAttributes_v2(self, handle: Handle, /) -> Attributes: ...
     def nvmlEventSetCreate(self) -> EventSet: ...
     def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, events: EventSet, /) -> None: ...
     def nvmlEventSetWait_v2(self, events: EventSet, milliseconds: int, /) -> EventData: ...
@@ -260,6 +317,29 @@ CLOCK_EVENT_REASONS = {
     "board_limit": 0x200,  # these two have a name in newer releases of nvidia-ml-py only
     "reliability": 0x400,
 }
+# GPM metrics in percent; label value -> NVML's number. "tensor" is any of the tensor operations.
+GPM_GRAPHICS_ENGINE: int = pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+GPM_SM_ACTIVE: int = pynvml.NVML_GPM_METRIC_SM_UTIL
+GPM_SM_OCCUPANCY: int = pynvml.NVML_GPM_METRIC_SM_OCCUPANCY
+GPM_DRAM_ACTIVE: int = pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL
+GPM_PIPES = {
+    "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    "fp64": pynvml.NVML_GPM_METRIC_FP64_UTIL,
+    "fp32": pynvml.NVML_GPM_METRIC_FP32_UTIL,
+    "fp16": pynvml.NVML_GPM_METRIC_FP16_UTIL,
+    "integer": pynvml.NVML_GPM_METRIC_INTEGER_UTIL,
+}
+GPM_TENSOR_OPERATIONS = {
+    "dfma": pynvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL,
+    "hmma": pynvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL,
+    "dmma": 8,  # a name in newer releases of nvidia-ml-py only
+    "imma": pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL,
+}
+# GPM metrics in MiB a second
+GPM_PCIE = {"transmit": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, "receive": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC}
+GPM_REQUEST_VERSION: int = pynvml.NVML_GPM_METRICS_GET_VERSION
+MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
+NO_INSTANCE = 0xFFFFFFFF  # the id of no MIG instance
 XID_EVENT: int = pynvml.nvmlEventTypeXidCriticalError
 TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
@@ -281,6 +361,8 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
+# What an index of a MIG device answers where there is none: profiles take up several.
+NO_MIG_DEVICE = UNSUPPORTED | {pynvml.NVML_ERROR_NOT_FOUND}
 # The GPU itself does not answer: asking it for more is in vain.
 GPU_GONE = frozenset(
     {

@@ -143,6 +143,7 @@ class _Gpu:
             last_success=self._last_success,
             errors=dict(self._errors),
             process_lists=answers.process_lists,
+            mig=answers.mig,
         )
 
     def left_alone(self) -> Gpu:

@@ -34,11 +34,37 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell."""
+    """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell.
+
+    `instance` is the UUID of the MIG instance it is on, None where it is on none.
+    """
 
     pid: int
     type: str  # "compute" or "graphics"; "compute" where the driver lists it as both
     memory: int | None
+    instance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigIdentity:
+    """Who a MIG instance is; `profile` is NVIDIA's name of its size, 1g.10gb say, empty where the driver has none."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG instance in one poll."""
+
+    identity: MigIdentity
+    readings: Readings = field(default_factory=dict)
+
+    def value(self, row: Metric[Any], *labels: str) -> float | None:
+        """Return one reading in base units; None where this poll does not have it."""
+        return _value(self.readings, row, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +92,7 @@ class Gpu:
     errors: Mapping[str, int] = field(default_factory=dict)
     process_lists: tuple[str, ...] = ()
     asked: bool = True
+    mig: tuple[MigInstance, ...] = ()
     xids: Mapping[int, XidCount] = field(default_factory=dict)
 
     @property
@@ -75,14 +102,22 @@ class Gpu:
 
     def value(self, row: Metric[Any], *labels: str) -> float | None:
         """Return one reading in base units; None where this poll does not have it."""
-        reading = self.readings.get(row)
-        if isinstance(reading, Mapping):
-            reading = reading.get(labels)
-        return reading if isinstance(reading, (int, float)) else None
+        return _value(self.readings, row, labels)
+
+    def instance(self, uuid: str) -> MigInstance | None:
+        """Return the MIG instance of that UUID."""
+        return next((instance for instance in self.mig if instance.identity.uuid == uuid), None)
 
     def memory_of(self, pid: int) -> int | None:
         """Return the device memory the process holds, in bytes; None where it has none here or the driver is silent."""
         return next((process.memory for process in self.processes if process.pid == pid), None)
+
+
+def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> float | None:
+    reading = readings.get(row)
+    if isinstance(reading, Mapping):
+        reading = reading.get(labels)
+    return reading if isinstance(reading, (int, float)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +165,7 @@ class Snapshot:
     def gpu(self, uuid: str) -> Gpu | None:
         """Return the GPU of that UUID."""
         return next((gpu for gpu in self.gpus if gpu.identity.uuid == uuid), None)
+
+    def gpu_with(self, uuid: str) -> Gpu | None:
+        """Return the GPU of that UUID, or the one whose MIG instance has it."""
+        return self.gpu(uuid) or next((gpu for gpu in self.gpus if gpu.instance(uuid)), None)

@@ -7,8 +7,25 @@ links, limits and modes are slow; what cannot change while the driver is loaded 
 from __future__ import annotations
 
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.readings import clocks, memory, memory_errors, modes, nvlink, pcie, power, thermal, utilization
+from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
+from gpuwarden.gpu.mig import Instance
+from gpuwarden.gpu.readings import (
+    activity,
+    clocks,
+    instance,
+    memory,
+    memory_errors,
+    modes,
+    nvlink,
+    pcie,
+    power,
+    thermal,
+    utilization,
+)
 from gpuwarden.metric import Metric, Table
+
+_GPM = "nvmlGpmSampleGet, nvmlGpmMetricsGet:"
+_MIG_GPM = "nvmlGpmMigSampleGet, nvmlGpmMetricsGet:"
 
 
 class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
@@ -259,4 +276,75 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     inforom_info = Metric[Device](
         "gpuwarden_gpu_inforom_info", "info", "", "Versions of what is written into the board's own store: the image and its parts.",
         modes.inforom, labels=("image", "oem", "ecc", "power"), source="nvmlDeviceGetInforomImageVersion, nvmlDeviceGetInforomVersion", tier="static")
+
+    graphics_engine_active_ratio = Metric[Device](
+        "gpuwarden_gpu_graphics_engine_active_ratio", "gauge", "ratio", "Share of the time with any compute or graphics work under way, since the reading before.",
+        activity.graphics_engine, source=f"{_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_active_ratio = Metric[Device](
+        "gpuwarden_gpu_sm_active_ratio", "gauge", "ratio", "Share of the SMs that were busy, mean since the reading before.",
+        activity.sm_active, source=f"{_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_occupancy_ratio = Metric[Device](
+        "gpuwarden_gpu_sm_occupancy_ratio", "gauge", "ratio", "Active warps over the most that the SMs can hold, mean since the reading before.",
+        activity.sm_occupancy, source=f"{_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
+    pipe_active_ratio = Metric[Device](
+        "gpuwarden_gpu_pipe_active_ratio", "gauge", "ratio", "Share of the time that the SMs' pipes were active, mean since the reading before; fp64, fp32 and fp16 leave tensor operations out.",
+        activity.pipes, labels=("pipe",), source=f"{_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
+    tensor_pipe_active_ratio = Metric[Device](
+        "gpuwarden_gpu_tensor_pipe_active_ratio", "gauge", "ratio", "Share of the time that the tensor pipe was active, by its operation, mean since the reading before.",
+        activity.tensor_operations, labels=("operation",), source=f"{_GPM} DFMA_TENSOR_UTIL, HMMA_…, DMMA_…, IMMA_…", tier="slow", opt_in=GPM_OPTION)
+    dram_active_ratio = Metric[Device](
+        "gpuwarden_gpu_dram_active_ratio", "gauge", "ratio", "Device memory's bandwidth in use over its most, mean since the reading before.",
+        activity.dram, source=f"{_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
+    # fmt: on
+
+
+class MigReadings(Table[Instance], prefix="gpuwarden_mig_", key=("uuid",)):
+    """A MIG instance, by its own UUID. Activity is of its GPU instance, which compute instances of one share."""
+
+    # fmt: off
+    info = Metric[Instance](
+        "gpuwarden_mig_info", "info", "", "Identity of a MIG instance, and the GPU it is a part of; join on uuid.",
+        instance.info,
+        labels=("gpu_uuid", "gpu_instance", "compute_instance", "profile"),
+        source="nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID, …GpuInstanceId, …ComputeInstanceId, …Name", tier="slow")
+    multiprocessors = Metric[Instance](
+        "gpuwarden_mig_multiprocessors", "gauge", "", "SMs of the instance.",
+        instance.multiprocessors, source="nvmlDeviceGetAttributes_v2", tier="slow")
+    slices = Metric[Instance](
+        "gpuwarden_mig_slices", "gauge", "", "Slices that the instance has of the GPU, and its compute instance of the SMs.",
+        instance.slices, labels=("kind",), source="nvmlDeviceGetAttributes_v2", tier="slow")
+    engines = Metric[Instance](
+        "gpuwarden_mig_engines", "gauge", "", "Engines that the instance can use, which compute instances of one GPU instance share.",
+        instance.engines, labels=("engine",), source="nvmlDeviceGetAttributes_v2", tier="slow")
+    memory_size_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_size_bytes", "gauge", "bytes", "Device memory of the instance in total.",
+        instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2")
+    memory_used_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_used_bytes", "gauge", "bytes", "Device memory of the instance in use.",
+        instance.memory_used, source="nvmlDeviceGetMemoryInfo_v2")
+    memory_free_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_free_bytes", "gauge", "bytes", "Free device memory of the instance.",
+        instance.memory_free, source="nvmlDeviceGetMemoryInfo_v2")
+    memory_reserved_bytes = Metric[Instance](
+        "gpuwarden_mig_memory_reserved_bytes", "gauge", "bytes", "Device memory of the instance that driver and firmware hold.",
+        instance.memory_reserved, source="nvmlDeviceGetMemoryInfo_v2")
+    graphics_engine_active_ratio = Metric[Instance](
+        "gpuwarden_mig_graphics_engine_active_ratio", "gauge", "ratio", "Share of the time with any compute or graphics work under way, since the reading before.",
+        instance.graphics_engine, source=f"{_MIG_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_active_ratio = Metric[Instance](
+        "gpuwarden_mig_sm_active_ratio", "gauge", "ratio", "Share of the SMs that were busy, mean since the reading before.",
+        instance.sm_active, source=f"{_MIG_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
+    sm_occupancy_ratio = Metric[Instance](
+        "gpuwarden_mig_sm_occupancy_ratio", "gauge", "ratio", "Active warps over the most that the SMs can hold, mean since the reading before.",
+        instance.sm_occupancy, source=f"{_MIG_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
+    pipe_active_ratio = Metric[Instance](
+        "gpuwarden_mig_pipe_active_ratio", "gauge", "ratio", "Share of the time that the SMs' pipes were active, mean since the reading before.",
+        instance.pipes, labels=("pipe",),
+        source=f"{_MIG_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
+    dram_active_ratio = Metric[Instance](
+        "gpuwarden_mig_dram_active_ratio", "gauge", "ratio", "Device memory's bandwidth in use over its most, mean since the reading before.",
+        instance.dram, source=f"{_MIG_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
+    pcie_throughput_bytes_per_second = Metric[Instance](
+        "gpuwarden_mig_pcie_throughput_bytes_per_second", "gauge", "bytes_per_second", "Bytes a second over PCIe, mean since the reading before.",
+        instance.pcie, labels=("direction",), source=f"{_MIG_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
     # fmt: on

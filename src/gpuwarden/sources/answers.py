@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pynvml import (  # noqa: TID251 - numbers; nothing is called
     NVML_ERROR_DEPRECATED,
     NVML_ERROR_INVALID_ARGUMENT,
+    NVML_ERROR_NOT_FOUND,
     NVML_ERROR_NOT_SUPPORTED,
     NVML_SUCCESS,
 )
@@ -20,8 +21,15 @@ from gpuwarden.gpu.nvml import (
     ECC_LIFETIMES,
     ECC_TYPES,
     FABRIC_STATES,
+    GPM_DRAM_ACTIVE,
+    GPM_GRAPHICS_ENGINE,
+    GPM_PIPES,
+    GPM_SM_ACTIVE,
+    GPM_SM_OCCUPANCY,
+    GPM_TENSOR_OPERATIONS,
     MEMORY_LOCATIONS,
     MEMORY_V2,
+    NO_INSTANCE,
     PCIE_DIRECTIONS,
     RECOVERY_ACTIONS,
     TEMPERATURE_CORE,
@@ -30,6 +38,7 @@ from gpuwarden.gpu.nvml import (
     nvml_error,
 )
 from gpuwarden.sources import board as limits
+from gpuwarden.sources import gpm
 from gpuwarden.sources.board import NO_LOAD, Board
 from gpuwarden.sources.faults import SimulatedGpu
 from gpuwarden.sources.occupancy import Occupancy
@@ -113,7 +122,9 @@ class Process:
     """See nvml.ProcessInfo."""
 
     pid: int
-    usedGpuMemory: int  # noqa: N815 - the field's name in nvidia-ml-py
+    usedGpuMemory: int  # noqa: N815 - the fields' names in nvidia-ml-py
+    gpuInstanceId: int = NO_INSTANCE  # noqa: N815
+    computeInstanceId: int = NO_INSTANCE  # noqa: N815
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,13 @@ class Pci:
     """See nvml.PciInfo."""
 
     busId: str  # noqa: N815 - the field's name in nvidia-ml-py
+
+
+@dataclass(frozen=True, slots=True)
+class GpmSupport:
+    """See nvml.GpmSupport."""
+
+    isSupportedDevice: int  # noqa: N815 - the field's name in nvidia-ml-py
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +256,43 @@ def _power(slot: Slot, scope: int) -> float | None:
     return None if scope else round(slot.board.power * 1000)
 
 
+def _sample(slot: Slot, sample: dict[int, float]) -> None:
+    """Fill a GPM sample with what the units do, in percent: kernels that draw more power keep more of them busy."""
+    busy, bandwidth = slot.board.utilization
+    intensity = slot.board.load.intensity
+    active = busy * (0.55 + 0.4 * intensity)
+    tensor = 0.6 * intensity * active
+    sample |= {
+        GPM_GRAPHICS_ENGINE: busy,
+        GPM_SM_ACTIVE: active,
+        GPM_SM_OCCUPANCY: 0.42 * active,
+        GPM_DRAM_ACTIVE: 0.8 * bandwidth,
+        **dict.fromkeys(GPM_TENSOR_OPERATIONS.values(), 0.0),
+        GPM_TENSOR_OPERATIONS["hmma"]: tensor,
+        GPM_PIPES["tensor"]: tensor,
+        GPM_PIPES["fp64"]: 0.0,
+        GPM_PIPES["fp32"]: 0.13 * active,
+        GPM_PIPES["fp16"]: 0.04 * active,
+        GPM_PIPES["integer"]: 0.09 * active,
+    }
+
+
+def gpm_metrics(request: gpm.Request) -> None:
+    """Answer with the middle of two samples."""
+    for metric in request.wanted():
+        if metric.metricId in request.sample2:
+            metric.value = (request.sample1[metric.metricId] + request.sample2[metric.metricId]) / 2
+        else:
+            metric.nvmlReturn = NVML_ERROR_NOT_SUPPORTED
+
+
+def _refuse(code: int) -> Callable[..., NoReturn]:
+    def refuse(*_: object) -> NoReturn:
+        raise nvml_error(code)
+
+    return refuse
+
+
 _THRESHOLDS = {TEMPERATURE_THRESHOLDS[name]: celsius for name, celsius in limits.THRESHOLDS.items()}
 _POWER_LIMIT = round(limits.POWER_LIMIT * 1000)
 _ALL_REASONS = 0x1FF  # all that driver 590 knows
@@ -325,7 +380,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetGpuFabricInfoV": lambda _: FabricInfo(),
     "nvmlDeviceGetPersistenceMode": lambda _: 1,
     "nvmlDeviceGetComputeMode": lambda _: 0,
-    "nvmlDeviceGetMigMode": lambda _: [0, 0],
     "nvmlDeviceGetAccountingMode": lambda _: 0,
     "nvmlDeviceGetDisplayActive": lambda _: 0,
     "nvmlDeviceGetAddressingMode": lambda _: 1,
@@ -335,4 +389,13 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetFieldValues": lambda slot, fields: [_field(slot, *field) for field in fields],
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],
+    "nvmlGpmQueryDeviceSupport": lambda _: GpmSupport(1),
+    "nvmlGpmSampleGet": _sample,
+    "nvmlGpmMigSampleGet": _refuse(NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetMigMode": lambda _: [0, 0],
+    "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+    "nvmlDeviceGetMigDeviceHandleByIndex": _refuse(NVML_ERROR_NOT_FOUND),
+    "nvmlDeviceGetGpuInstanceId": _refuse(NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetComputeInstanceId": _refuse(NVML_ERROR_INVALID_ARGUMENT),
+    "nvmlDeviceGetAttributes_v2": _refuse(NVML_ERROR_INVALID_ARGUMENT),
 }

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,9 +23,10 @@ MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 8 GPUs with NVLink take 46 MB
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
 # number, a text, a struct's fields, a list of structs or of numbers, or {"error": NVML's return code}. Field values
 # are asked for many at a time and written down one by one: nvmlDeviceGetFieldValues(number,scope); null: it has none
-# now.
+# now. So are GPM metrics: nvmlGpmMetricsGet(number), or nvmlGpmMetricsGet(number,gpu_instance) on a divided GPU; a
+# sample that was taken is 0. A MIG instance is what its handle answers.
 Struct: TypeAlias = "Mapping[str, int | str | None]"
-Answer: TypeAlias = "float | str | Struct | Sequence[Struct | int] | None"
+Answer: TypeAlias = "float | str | Struct | Sequence[Struct | int] | Answers | None"
 Answers: TypeAlias = "Mapping[str, Answer]"
 
 # What of a struct is kept; all other answers are texts or whole numbers.
@@ -49,11 +51,25 @@ FIELDS = {
     ),
     "nvmlDeviceGetRowRemapperHistogram": ("max", "high", "partial", "low", "none"),
     "nvmlDeviceGetGpuFabricInfoV": ("status", "state", "cliqueId", "healthMask"),
-    "nvmlDeviceGetComputeRunningProcesses": ("pid", "usedGpuMemory"),
-    "nvmlDeviceGetGraphicsRunningProcesses": ("pid", "usedGpuMemory"),
+    "nvmlDeviceGetComputeRunningProcesses": ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"),
+    "nvmlDeviceGetGraphicsRunningProcesses": ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"),
+    "nvmlGpmQueryDeviceSupport": ("isSupportedDevice",),
+    "nvmlDeviceGetAttributes_v2": (
+        "multiprocessorCount",
+        "sharedCopyEngineCount",
+        "sharedDecoderCount",
+        "sharedEncoderCount",
+        "sharedJpegCount",
+        "sharedOfaCount",
+        "gpuInstanceSliceCount",
+        "computeInstanceSliceCount",
+    ),
 }
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
+GPM_METRICS = "nvmlGpmMetricsGet"
+GPM_SAMPLES = ("nvmlGpmSampleGet", "nvmlGpmMigSampleGet")  # by the number of arguments that name a GPU instance
+MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 # Functions that answer with a list of whole numbers.
 NUMBERS = (
     "nvmlDeviceGetCudaComputeCapability",
@@ -77,7 +93,7 @@ TEXTS = (
     "nvmlDeviceGetInforomVersion",
     "nvmlDeviceGetGspFirmwareVersion",
 )
-_OPTIONAL = {"reserved", "usedGpuMemory"}
+_OPTIONAL = {"reserved", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"}
 _TEXT_FIELDS = {"busId"}
 _QUESTION = re.compile(r"(nvml\w+)(\(\d+(,\d+)*\))?")
 _BEYOND = 1 << 64  # no number of NVML has more bits
@@ -199,15 +215,21 @@ def _answers(answers: Any) -> Answers:
 def _fits(function: str, answer: Any) -> bool:
     if isinstance(answer, dict) and answer.keys() == {"error"}:
         return _is_whole(answer["error"])
-    if function in LISTS:
-        return isinstance(answer, list) and all(_is_struct(function, entry) for entry in answer)
-    if function in NUMBERS:
-        return isinstance(answer, list) and all(_is_whole(entry) for entry in answer)
-    if function == FIELD_VALUES:
-        return answer is None or _is_whole(answer) or (type(answer) is float and isfinite(answer))
+    if function in LISTS or function in NUMBERS:
+        fits = partial(_is_struct, function) if function in LISTS else _is_whole
+        return isinstance(answer, list) and all(map(fits, answer))
+    if function == MIG_HANDLE:
+        return isinstance(answer, dict) and not any(map(_is_instance, answer)) and bool(_answers(answer))
+    if function in (FIELD_VALUES, GPM_METRICS):
+        none = answer is None and function == FIELD_VALUES
+        return none or _is_whole(answer) or (type(answer) is float and isfinite(answer))
     if function in FIELDS:
         return _is_struct(function, answer)
     return type(answer) is str if function in TEXTS else _is_whole(answer)
+
+
+def _is_instance(asked: str) -> bool:
+    return asked.startswith(MIG_HANDLE)
 
 
 def _is_whole(value: Any) -> bool:

@@ -48,6 +48,7 @@ def binding(module: Any = pynvml) -> Nvml:
         )
     functions = {name: getattr(module, name, _missing) for name in FUNCTIONS}
     functions["nvmlDeviceGetFieldValues"] = partial(_field_values, module)
+    functions["c_nvmlGpmMetricsGet_t"] = getattr(module, "c_nvmlGpmMetricsGet_t", _missing)
     functions["nvmlDeviceGetGspFirmwareVersion"] = partial(_gsp_firmware_version, module)
     for name, fills in _STRUCTS.items():
         if hasattr(module, name) and hasattr(module, fills):

@@ -6,7 +6,10 @@
 EXPORT int nvmlDeviceGetName(Device *d, char *out, u32 size) {
     DEVICE_CALL(d);
     char text[96];
-    snprintf(text, sizeof text, "%s%s", options.model->name, d->mig == WHOLE ? "" : " MIG 1g.10gb");
+    if (d->mig == WHOLE)
+        snprintf(text, sizeof text, "%s", options.model->name);
+    else
+        snprintf(text, sizeof text, "%s MIG %s", options.model->name, layout_of(d->gpu)->profile[d->mig]->name);
     return copy_text(out, size, text);
 }
 

@@ -140,6 +140,14 @@ Processes processes_of(int gpu, enum ProcessKind kind) {
     return kind == COMPUTE ? dealt_from_environment(gpu) : (Processes){.count = 0};
 }
 
+const MigLayout *layout_told(int gpu) {
+    Rules *rules = in_force();
+    for (int i = rules->count - 1; i >= 0; i--)
+        if (rules->rule[i].kind == MIG && concerns(&rules->rule[i], gpu))
+            return &rules->rule[i].layout;
+    return NULL;
+}
+
 u64 latest_xid(void) {
     Rules *rules = in_force();
     u64 latest = 0;

@@ -5,7 +5,7 @@
 #include "mock.h"
 
 typedef struct {
-    enum { ERROR, DELAY, HANG, SET, PROCESSES, XID, DRIVER } kind;
+    enum { ERROR, DELAY, HANG, SET, PROCESSES, XID, MIG, DRIVER } kind;
     int gpu;           /* NO_GPU: any GPU, and calls that concern none */
     char function[64]; /* a trailing '*' matches any rest; of DRIVER the version */
     char key[24];
@@ -14,6 +14,7 @@ typedef struct {
     u64 sequence;       /* of an Xid */
     enum ProcessKind process_kind;
     Processes processes;
+    MigLayout layout;
 } Rule;
 
 /* False for a blank line; a line that is no rule ends the process with a message. */
