@@ -130,7 +130,8 @@ class _Gpu:
         except Exception:
             log.exception("gpu=%s could not be read", self.identity.uuid)
             return self._down("internal")
-        self._errors += answers.errors
+        if answers.errors:
+            self._errors += answers.errors
         self._last_success = answers.time
         if not self._was_up:
             self._tell(logging.WARNING, "answers again")
