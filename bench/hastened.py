@@ -13,7 +13,7 @@ from gpuwarden import event_loop, logs
 from gpuwarden.config import Address, Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.garbage import Garbage
-from gpuwarden.gpu import poller
+from gpuwarden.gpu import session
 from gpuwarden.sources import open_source
 
 SPEED = 100
@@ -35,7 +35,7 @@ def main() -> None:
     """Serve; the first line of standard output is the port."""
     config = hastened(Path(sys.argv[1]))
     logs.configure("warning")
-    poller.RETRY_SECONDS /= SPEED
+    session.RETRY_SECONDS /= SPEED
     Garbage.interval /= SPEED
     source = open_source(config.source, config.simulation)
     served = Daemon(config, replace(source, clock=lambda: time.monotonic() * SPEED))

@@ -14,9 +14,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from system_parts import needs
 
@@ -93,11 +95,18 @@ class Process:
 
 
 class Daemon(Process):
-    """`gpuwarden serve` as users start it."""
+    """`gpuwarden serve` as users start it; `program` is what Python is to run for it."""
 
-    def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        port: int = 0,
+        program: Sequence[str] = ("-m", "gpuwarden"),
+    ) -> None:
         listen = f"127.0.0.1:{port}"
-        command = [sys.executable, "-m", "gpuwarden", "serve", "--listen", listen, *arguments]
+        command = [sys.executable, *program, "serve", "--listen", listen, *arguments]
         folder.mkdir(exist_ok=True)
         self.socket = folder / "run.sock"
         super().__init__([*command, "--socket", str(self.socket)], folder / "daemon.log", env)
@@ -113,6 +122,50 @@ class Daemon(Process):
     def page(self) -> str:
         """Return the page in text format."""
         return fetch(f"{self.url}/metrics")
+
+    def open_files(self, folder: Path) -> set[str]:
+        """Return the names of the files in a folder that it has open."""
+        found = set()
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.add(entry.readlink())
+        return {link.name for link in found if link.parent == folder}
+
+    def samples(self) -> Samples:
+        """Return what the page says now."""
+        return Samples(self.page())
+
+    def order(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `gpuwarden pause` or `resume` against it."""
+        command = [sys.executable, "-m", "gpuwarden", *arguments, "--control", str(self.socket.parent / "control.sock")]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+class Samples:
+    """One page as a Prometheus client would parse it."""
+
+    def __init__(self, page: str) -> None:
+        self.text = page
+        self._found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Return the one sample of that name with these labels among others; None where there is none."""
+        values = list(self.all(name, **labels).values())
+        assert len(values) < 2, (name, values)
+        return values[0] if values else None
+
+    def all(self, name: str, **labels: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """Return the samples of that name with these labels among others, by all of their labels."""
+        wanted = labels.items()
+        return {
+            tuple(sorted(sample.labels.items())): sample.value
+            for sample in self._found
+            if sample.name == name and wanted <= sample.labels.items()
+        }
+
+    def up(self) -> list[float]:
+        """Return `gpuwarden_gpu_up` of each GPU that has it, in the order of their UUIDs, which is the mock's."""
+        return [value for _labels, value in sorted(self.all("gpuwarden_gpu_up").items())]
 
 
 class Prometheus(Process):

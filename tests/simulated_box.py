@@ -66,6 +66,7 @@ def told(snapshot: Snapshot) -> list[list[Any]]:
             gpu.identity.vbios_version,
             [[process.type, process.memory] for process in gpu.processes],
             {row.name: str(reading) for row, reading in gpu.readings.items()},
+            [[str(mig.identity), {row.name: str(reading) for row, reading in mig.readings.items()}] for mig in gpu.mig],
         ]
         for gpu in snapshot.gpus
     ]

@@ -1,9 +1,10 @@
 """Snapshots made by hand, for tests of what stands above the driver."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from gpuwarden.gpu.snapshot import Driver, Gpu, GpuProcess, Identity, Snapshot
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.snapshot import Driver, Gpu, GpuProcess, Identity, MigIdentity, MigInstance, Snapshot
+from gpuwarden.gpu.table import GpuReadings, MigReadings
 
 GIB = 2**30
 
@@ -13,6 +14,17 @@ def gpu(index: int, *, free: int = 10 * GIB, held: Mapping[int, int | None] | No
     readings = {GpuReadings.memory_size_bytes: 80 * GIB, GpuReadings.memory_free_bytes: free}
     processes = tuple(GpuProcess(pid, "compute", memory) for pid, memory in (held or {}).items())
     return Gpu(Identity(f"GPU-{index}", index, name, f"0000:{index:02x}:00.0", ""), None, readings, processes, 1.0)
+
+
+def divided(index: int, *, free: Sequence[int], held: Mapping[int, int] | None = None) -> Gpu:
+    """Make a GPU with a MIG instance MIG-<index>-<n> for each entry of `free`; `held` maps pids to theirs."""
+    whole = gpu(index, free=sum(free))
+    mig = tuple(
+        MigInstance(MigIdentity(f"MIG-{index}-{n}", n, 0, "1g.10gb"), {MigReadings.memory_free_bytes: size})
+        for n, size in enumerate(free)
+    )
+    processes = tuple(GpuProcess(pid, "compute", GIB, f"MIG-{index}-{n}") for pid, n in (held or {}).items())
+    return replace(whole, mig=mig, processes=processes)
 
 
 def snapshot(*gpus: Gpu) -> Snapshot:

@@ -18,19 +18,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
 
+from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
-from gpuwarden.gpu.reader import GpuGoneError, GpuReader
+from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.sources.capture import MAX_BYTES, MAX_FRAMES, Answers, Capture, CaptureError, Frame, Struct, load, save
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.sources.capture import (
+    MAX_BYTES,
+    MAX_FRAMES,
+    MIG_HANDLE,
+    Answers,
+    Capture,
+    CaptureError,
+    Frame,
+    Struct,
+    load,
+    save,
+)
 from gpuwarden.sources.masking import masked
-from gpuwarden.sources.recording import record
+from gpuwarden.sources.recording import SAMPLE_SECONDS, record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
 
 PID_MAX_LIMIT = 1 << 22
 INTERVAL = 2.0
+HOST = HostMemory(size=1 << 40, available=1 << 39)
 DOCUMENT = Path(__file__).parent.parent / "docs" / "capture.md"
 # What a process on the mock library does: record the driver, and poll it as the daemon would.
 RECORDER = """
@@ -40,16 +53,27 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.sources.capture import save
 from gpuwarden.sources.driver import binding
 from gpuwarden.sources.recording import record
-from simulated_box import told
+from gpuwarden.sources.masking import masked
+from simulated_box import Clock, told
 
-save(record(binding(), 2, 0.01), Path(sys.argv[1]))
-print(json.dumps(told(asyncio.run(Poller(binding(), 30).poll()))))
+capture = record(binding(), 2, 0.01)
+save(capture, Path(sys.argv[1]))
+save(masked(capture), Path(sys.argv[2]))
+
+async def polls():
+    clock = Clock()
+    poller = Poller(binding(), 30, clock=clock)
+    await poller.poll()
+    clock.sleep(10)
+    return await poller.poll()
+
+print(json.dumps(told(asyncio.run(polls()))))
 """
 
 
 def recorded(box: Box, frames: int = 3) -> Capture:
     """Record a box, moving its clock."""
-    return record(box.nvml, frames, INTERVAL, sleep=box.clock.sleep, clock=box.clock)
+    return record(box.nvml, frames, INTERVAL, host_memory=lambda: HOST, sleep=box.clock.sleep, clock=box.clock)
 
 
 def snapshot_of(nvml: Nvml) -> Snapshot:
@@ -65,6 +89,27 @@ def replayed(capture: Capture) -> tuple[Nvml, Clock]:
     return nvml, clock
 
 
+def polled_twice(capture: Capture) -> Snapshot:
+    """Replay its first frame until what is of the time between two slow readings is there."""
+    clock = Clock()
+    nvml = CapturedNvml(replace(capture, frames=capture.frames[:1]), clock).nvml
+
+    async def polls() -> Snapshot:
+        poller = Poller(nvml, 30, clock=clock)
+        await poller.poll()
+        clock.sleep(DEFAULT_PLAN.slow_interval)
+        return await poller.poll()
+
+    return asyncio.run(polls())
+
+
+def recording(mock_nvml: MockNvml, folder: Path) -> str:
+    """Record two GPUs of the mock library into capture.json and masked.json; return what a poll after it tells."""
+    env = {**os.environ, **mock_nvml.env(gpus=2, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", RECORDER, str(folder / "capture.json"), str(folder / "masked.json")]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
 class TestReplay:
     """What comes back is what was recorded."""
 
@@ -73,14 +118,19 @@ class TestReplay:
         """All readings and processes of each frame come back, through either kind of file."""
         save(recorded(Box(), 3), tmp_path / name)
         original, (nvml, clock) = Box(), replayed(load(tmp_path / name))
+        for index in range(8):
+            original.read(index)  # as for the first samples: a sum in other steps differs in its last digit
         for frame in range(3):
-            clock.now = original.clock.now = frame * INTERVAL
+            clock.now = frame * INTERVAL
+            original.clock.now = SAMPLE_SECONDS + frame * INTERVAL
             for index in range(8):
                 assert GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read() == original.read(index)
 
     def test_the_poller_sees_no_difference(self) -> None:
         """A poll of the replay finds the GPUs, versions and readings that a poll of the box finds: nothing unasked."""
-        real, again = snapshot_of(Box().nvml), snapshot_of(replayed(recorded(Box()))[0])
+        box = Box()
+        box.clock.sleep(SAMPLE_SECONDS)
+        real, again = snapshot_of(box.nvml), snapshot_of(replayed(recorded(Box()))[0])
         assert [gpu.identity for gpu in again.gpus] == [gpu.identity for gpu in real.gpus]
         assert [gpu.readings for gpu in again.gpus] == [gpu.readings for gpu in real.gpus]
         assert again.driver == real.driver
@@ -89,7 +139,8 @@ class TestReplay:
         """Nothing is lost or bent on the way through."""
         capture = recorded(Box())
         nvml, clock = replayed(capture)
-        assert record(nvml, 3, INTERVAL, sleep=clock.sleep, clock=clock) == capture
+        again = record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock)
+        assert again == capture
 
     def test_frames_follow_the_clock_and_begin_again(self) -> None:
         """Each frame stands for its interval, and the first one follows the last."""
@@ -174,16 +225,85 @@ class TestReplay:
 
     def test_real_binding(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
         """What nvidia-ml-py says, structs, byte strings and refusals, is recorded and comes back."""
-        file = tmp_path / "mock.json"
-        env = {**os.environ, **mock_nvml.env(gpus=2, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)}
         mock_nvml.processes(0, {4242: 3 << 30})
-        done = subprocess.run(
-            [sys.executable, "-c", RECORDER, file], env=env, capture_output=True, text=True, check=True
-        )
-        again = snapshot_of(replayed(load(file))[0])
-        assert told(again) == json.loads(done.stdout)
+        done = recording(mock_nvml, tmp_path)
+        again = polled_twice(load(tmp_path / "capture.json"))
+        assert told(again) == json.loads(done)
         assert len(again.gpus) == 2
         assert [process.pid for process in again.gpus[0].processes] == [4242 + PID_MAX_LIMIT]
+
+    def test_divided_gpu(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
+        """MIG instances come back with all that they had, from a masked file too, under names that stay theirs."""
+        mock_nvml.mig(0, "3g.40gb", "1c.3g.40gb", "1g.10gb")
+        mock_nvml.processes(0, {pid: pid << 30 for pid in range(1, 5)})
+        done = recording(mock_nvml, tmp_path)
+        plain, shared = load(tmp_path / "capture.json"), load(tmp_path / "masked.json")
+        before, again = polled_twice(plain), polled_twice(shared)
+        assert told(before) == json.loads(done)
+        (gpu, _), (masked_gpu, _) = before.gpus, again.gpus
+        assert len(gpu.mig) == 3
+        assert gpu.mig[0].value(MigReadings.sm_active_ratio) == 0.5
+        for one, other in zip(gpu.mig, masked_gpu.mig, strict=True):
+            assert one.identity.uuid not in (tmp_path / "masked.json").read_text()
+            assert replace(other.identity, uuid=one.identity.uuid) == one.identity
+            hidden = {MigReadings.info}
+            assert {row: value for row, value in one.readings.items() if row not in hidden} == {
+                row: value for row, value in other.readings.items() if row not in hidden
+            }
+        names = dict(zip((i.identity.uuid for i in gpu.mig), (i.identity.uuid for i in masked_gpu.mig), strict=True))
+        assert len(set(names.values())) == 3
+        assert [names[str(process.instance)] for process in gpu.processes] == [p.instance for p in masked_gpu.processes]
+
+    def test_activity(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
+        """GPM comes back from every frame, the first included, and those closer together than its samples."""
+        mock_nvml.set(1, "util", 40)
+        recording(mock_nvml, tmp_path)
+        capture = load(tmp_path / "capture.json")
+        for frame in capture.frames:
+            again = polled_twice(replace(capture, frames=(frame,)))
+            assert [gpu.value(GpuReadings.sm_active_ratio) for gpu in again.gpus] == [0.5, 0.4]
+            assert again.gpus[1].value(GpuReadings.pipe_active_ratio, "tensor") == 0.16
+        calls = mock_nvml.calls()
+        assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] == 4  # those of the poll after it
+
+    def test_older_capture(self) -> None:
+        """Without answers to what is asked of GPM and MIG, it is a GPU that has neither."""
+        (frame,) = recorded(Box(1), 1).frames
+        older = {
+            asked: [{"pid": 7, "usedGpuMemory": 1}] if "ComputeRunning" in asked else answer
+            for asked, answer in frame.gpus[0].items()
+            if "Gpm" not in asked and "Mig" not in asked
+        }
+        snapshot = polled_twice(Capture(INTERVAL, (replace(frame, gpus=(older,)),)))
+        assert snapshot.gpus[0].up
+        assert snapshot.gpus[0].errors == {}
+        assert snapshot.gpus[0].mig == ()
+        assert not snapshot.gpus[0].readings[GpuReadings.pipe_active_ratio]
+        assert [(process.memory, process.instance) for process in snapshot.gpus[0].processes] == [(1, None)]
+
+    def test_reconfiguration(self) -> None:
+        """An instance that a later frame does not have is gone with it."""
+        instance: Answers = {
+            "nvmlDeviceGetUUID": "MIG-1",
+            "nvmlDeviceGetName": "H100 MIG 1g.10gb",
+            "nvmlDeviceGetGpuInstanceId": 7,
+            "nvmlDeviceGetComputeInstanceId": 0,
+        }
+        (frame,) = recorded(Box(1), 1).frames
+        without: Answers = {**frame.gpus[0], "nvmlDeviceGetMigMode": [1, 1], "nvmlDeviceGetMaxMigDeviceCount": 7}
+        frames = [replace(frame, gpus=(answers,)) for answers in ({**without, f"{MIG_HANDLE}(3)": instance}, without)]
+        nvml, clock = replayed(Capture(INTERVAL, tuple(frames)))
+
+        async def polls() -> tuple[Snapshot, Snapshot]:
+            poller = Poller(nvml, 30, clock=clock)
+            first = await poller.poll()
+            clock.now = INTERVAL
+            return first, await poller.poll()
+
+        before, after = asyncio.run(polls())
+        assert [each.identity.profile for each in before.gpus[0].mig] == ["1g.10gb"]
+        assert after.gpus[0].mig == ()
+        assert after.gpus[0].errors["mig_reconfigured"] == 1
 
 
 class TestRecording:
@@ -194,6 +314,19 @@ class TestRecording:
         """Too many frames, or none, are refused before the driver is asked."""
         with pytest.raises(ValueError, match=f"want 1 to {MAX_FRAMES} frames"):
             record(Box(1).nvml, frames, interval)
+
+    def test_what_is_too_long_to_replay_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that could not be loaded again is refused, with what to do."""
+        monkeypatch.setattr("gpuwarden.sources.capture.MAX_BYTES", 1000)
+        with pytest.raises(OSError, match="record fewer frames"):
+            save(recorded(Box(1), 1), tmp_path / "long.json")
+        assert not (tmp_path / "long.json").exists()
+
+    def test_longest_capture_of_a_box_can_be_replayed(self, tmp_path: Path) -> None:
+        """As many frames as there may be, of the eight GPUs of a usual box, fit into a file."""
+        file = tmp_path / "box.json"
+        save(recorded(Box(), 2), file)
+        assert file.stat().st_size / 2 * MAX_FRAMES < MAX_BYTES
 
     def test_missing_driver_is_told_at_once(self) -> None:
         """Without a driver there is nothing to record."""
@@ -214,12 +347,13 @@ class TestMasking:
     """A masked capture can be shared."""
 
     def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
-        """No UUID and no pid of the machine is left in the file."""
+        """No UUID, serial number or pid of the machine is left in the file."""
         box, file = Box(), tmp_path / "shared.json"
         capture = recorded(box)
         save(masked(capture), file)
         for index in range(8):
             assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
+            assert box.nvml.nvmlDeviceGetSerial(box.handle(index)) not in file.read_text()
             assert all(str(process.pid) not in file.read_text() for process in box.read(index).processes)
 
     def test_pseudonyms_are_stable(self) -> None:
@@ -296,6 +430,12 @@ class TestLoading:
             (with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is no answer to it"),
             (with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is no answer to it"),
             (with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]), "is no answer to it"),
+            (with_answer("nvmlGpmMetricsGet(2)", "busy"), "'busy' is no answer to it"),
+            (with_answer("nvmlDeviceGetMigMode", [1, "on"]), "is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", 1), "1 is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", {}), "is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", {"nvmlDeviceGetUUID": 7}), "nvmlDeviceGetUUID: 7 is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", {f"{MIG_HANDLE}(0)": {"error": 6}}), "is no answer to it"),
         ],
     )
     def test_bad_file(self, content: object, complaint: str, tmp_path: Path) -> None:

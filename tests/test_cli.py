@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from services import ROOT, Daemon, ending, fetch, until
+from services import ROOT, Daemon, ending, until
 
 from gpuwarden._version import __version__
 from mock_nvml import MockNvml
@@ -130,20 +130,6 @@ def test_ended_as_asked(tmp_path: Path, mock_nvml: MockNvml, how: signal.Signals
         assert daemon.kill(how) == 0
         assert not daemon.socket.exists()
         assert "Traceback" not in daemon.output()
-
-
-def test_daemon_without_driver_waits_for_it(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A driver that is not loaded yet ends nothing: the page says so, and the GPUs appear when it is."""
-    mock_nvml.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
-    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        page = daemon.page()
-        assert 'gpuwarden_collector_success{collector="nvml"} 0.0' in page
-        assert 'gpuwarden_collector_errors_total{collector="nvml",error="driver_not_loaded"}' in page
-        assert fetch(f"{daemon.url}/-/ready")
-        mock_nvml.clear()
-        until(lambda: "gpuwarden_gpu_up{" in daemon.page(), "the GPU")
-        assert "modprobe" in daemon.output()
 
 
 def test_driver_without_gpus(tmp_path: Path, mock_nvml: MockNvml) -> None:

@@ -69,6 +69,8 @@ def test_defaults() -> None:
         ("web.max_connections", "5", 5),
         ("web.timeout", "1m", 60.0),
         ("poll.interval", "250ms", 0.25),
+        ("gpus.gpm", "false", False),
+        ("gpus.pcie_throughput", "true", True),
         ("processes.series", "true", True),
         ("processes.max_series", "7", 7),
         ("owners.max", "5", 5),

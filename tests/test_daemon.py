@@ -38,6 +38,18 @@ def fails(*_: object) -> Any:
     raise RuntimeError("a fault of our own")
 
 
+@pytest.mark.parametrize("wanted", ["true", "false"])
+def test_opted_in_rows_are_read(wanted: str, tmp_path: Path) -> None:
+    """What is read only if asked for is on the page when the configuration asks for it."""
+    warden = daemon(tmp_path, gpus__pcie_throughput=wanted)
+
+    async def scenario() -> bytes:
+        await warden.poll()
+        return warden._serve_metrics(METRICS).body
+
+    assert (b"gpuwarden_gpu_pcie_throughput_bytes_per_second{" in asyncio.run(scenario())) == (wanted == "true")
+
+
 def test_failed_poll_leaves_no_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a poll that fails by a fault of our own nothing is served, rather than the page of before."""
     warden = daemon(tmp_path)

@@ -1,18 +1,17 @@
 """What a device is asked, and how often."""
 
+import time
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pynvml
 import pytest
 
 from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory
-from gpuwarden.gpu.nvml import Field, Handle, Nvml, NVMLError, nvml_error
+from gpuwarden.gpu.nvml import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
 from gpuwarden.gpu.peaks import Peaks
-
-DOUBLE, UNSIGNED = pynvml.NVML_VALUE_TYPE_DOUBLE, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 
 
 class Fields:
@@ -23,24 +22,18 @@ class Fields:
         self.whole = errors.get("whole", 0)
         self.codes: dict[Field, int] = {}
 
-    def nvmlDeviceGetFieldValues(self, _handle: Handle, fields: Sequence[Field]) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetFieldValues(self, _handle: Handle, fields: Sequence[Field]) -> list[FieldValue]:  # noqa: N802
         """Answer with number times ten plus scope."""
         self.batches.append(fields)
         if self.whole:
             raise nvml_error(self.whole)
-        return [
-            SimpleNamespace(
-                nvmlReturn=self.codes.get(field, 0),
-                valueType=UNSIGNED if field[1] else DOUBLE,
-                value=SimpleNamespace(ullVal=10 * field[0] + field[1], dVal=10.0 * field[0]),
-            )
-            for field in fields
-        ]
+        return [(self.codes.get(field, 0), 10 * field[0] + field[1]) for field in fields]
 
 
 def device(nvml: Fields) -> Device:
     """Make the device."""
-    return Device(cast("Nvml", nvml), cast("Handle", 1), lambda: HostMemory(0, 0), Peaks())
+    seam = cast("Nvml", nvml)
+    return Device(seam, cast("Handle", 1), lambda: HostMemory(0, 0), Peaks(), Gpm(seam, time.monotonic))
 
 
 def test_fields_are_fetched_in_one_call() -> None:

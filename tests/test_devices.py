@@ -6,10 +6,12 @@ import pytest
 
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.devices import resolve
-from snapshots import gpu, snapshot
+from snapshots import divided, gpu, snapshot
 
 BOX = snapshot(gpu(0), gpu(1, held={7: 1}), gpu(2), gpu(3))
 MIXED = snapshot(gpu(0, name="T4"), gpu(1, held={7: 1}), gpu(2))
+DIVIDED = snapshot(divided(0, free=(1, 2, 3), held={7: 1}), gpu(1))
+ONE = {"GPU:0": None}
 TWO = {"GPU:0": None, "GPU:1": None}
 
 
@@ -51,3 +53,26 @@ def test_single_device_is_where_the_process_holds_memory() -> None:
     assert resolve(hello({"GPU:0": None}), 8, MIXED) == {}
     both = snapshot(gpu(0, name="T4", held={7: 1}), gpu(1, held={7: 1}))
     assert resolve(hello({"GPU:0": None}), 7, both) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "pid", "expected"),
+    [
+        (hello({"CPU:0": "MIG-0-2"}), 99, {"CPU:0": "MIG-0-2"}),
+        (hello(ONE, "MIG-0-1"), 99, {"GPU:0": "MIG-0-1"}),
+        (hello(ONE, "MIG-0-1,MIG-0-2"), 99, {"GPU:0": "MIG-0-1"}),  # CUDA takes one
+        (hello(TWO, "MIG-0-1,MIG-0-2"), 99, {"GPU:0": "MIG-0-1"}),
+        (hello(ONE, "MIG-GPU-0/2/0"), 99, {"GPU:0": "MIG-0-2"}),  # as it was written before R470
+        (hello(ONE, "MIG-GPU-0/2/1"), 99, {}),
+        (hello(ONE, "MIG-0-"), 99, {}),
+        (hello(ONE, "MIG-9"), 99, {}),
+        (hello(ONE, "GPU-1"), 99, {"GPU:0": "GPU-1"}),
+        (hello(ONE, "GPU-0"), 99, {}),
+        (hello(ONE), 7, {"GPU:0": "MIG-0-1"}),
+        (hello(ONE, "0"), 7, {"GPU:0": "MIG-0-1"}),
+        (hello(ONE), 99, {}),
+    ],
+)
+def test_instance_of_a_divided_gpu(said: Hello, pid: int, expected: dict[str, str]) -> None:
+    """A run is on the instance it names, or holds memory on; a divided GPU is no device, and an index no evidence."""
+    assert resolve(said, pid, DIVIDED) == expected

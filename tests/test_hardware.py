@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pynvml
 import pytest
-from services import until
+from services import Daemon, ending, until
+from simulated_box import Clock
 
 from gpuwarden.gpu.events import XidEvents
+from gpuwarden.gpu.gpm import LEAST_SECONDS
 from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.sources.driver import binding, why_unusable
 
 pytestmark = pytest.mark.gpu
@@ -18,14 +22,17 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def snapshot() -> Iterator[Snapshot]:
-    """Poll the real driver twice, as the second poll finds every thread warm."""
+    """Poll the real driver twice, all of it: the second poll has what is of the time between two."""
     reason = why_unusable(binding(), patience=30)
     if reason:
         pytest.skip(f"no usable GPU: {reason}")
 
     async def twice() -> Snapshot:
-        poller = Poller(binding(), 10.0)
+        clock = Clock()
+        poller = Poller(binding(), 10.0, clock=clock)
         await poller.poll()
+        clock.sleep(DEFAULT_PLAN.slow_interval)
+        await asyncio.sleep(2 * LEAST_SECONDS)
         return await poller.poll()
 
     yield asyncio.run(twice())
@@ -56,11 +63,45 @@ def test_readings_make_sense(snapshot: Snapshot) -> None:
         assert watts is None or 1 < watts < 2000
 
 
+def test_activity_is_of_those_that_support_it(snapshot: Snapshot) -> None:
+    """A GPU with GPM that is not divided says how busy its SMs are, the others do not; instances have memory."""
+    for gpu in snapshot.gpus:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.identity.uuid)
+        active = gpu.value(GpuReadings.sm_active_ratio)
+        if not gpu.mig:
+            assert (active is not None) == bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+        for instance in gpu.mig:
+            size = instance.value(MigReadings.memory_size_bytes)
+            assert size is not None
+            assert 2**30 < size <= (gpu.value(GpuReadings.memory_size_bytes) or 0)
+
+
 def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
     """The real driver takes an event set of all GPUs, ends a wait without an event in time, and lets go of it."""
     events = XidEvents(binding())
     events.follow(snapshot)
     until(lambda: events.listening, "a wait that came back")
     assert events.take() == []
-    assert asyncio.run(events.release())
+    events.stop()
+    until(lambda: events.idle, "the end of the wait")
     assert not events.listening
+
+
+@pytest.mark.usefixtures("snapshot")
+def test_pause_closes_the_drivers_devices(tmp_path: Path) -> None:
+    """The real driver has no device open in a daemon that is paused, and all of them again afterwards."""
+    daemon = Daemon(tmp_path / "daemon")
+
+    def opened() -> set[str]:
+        return {name for name in daemon.open_files(Path("/dev")) if name.startswith("nvidia")}
+
+    with ending(daemon):
+        until(lambda: 1 in daemon.samples().up(), "a GPU that answers")
+        before = opened()
+        assert "nvidiactl" in before
+        done = daemon.order("pause")
+        assert done.returncode == 0, done.stderr
+        assert opened() == set()
+        assert daemon.order("resume").returncode == 0
+        until(lambda: 1 in daemon.samples().up(), "the GPU again")
+        assert opened() == before

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pytest
+from services import until
 
 from mock_nvml import MockNvml
 
@@ -274,6 +275,34 @@ def test_gpu_count_changes(mock_nvml: MockNvml, start: Start) -> None:
     assert nvml.ask("nvmlDeviceGetIndex(gpu(8))") == 8
 
 
+def test_driver_changes_its_version(mock_nvml: MockNvml, start: Start) -> None:
+    """A driver that was replaced says so."""
+    nvml = start()
+    assert nvml.ask("nvmlSystemGetDriverVersion()") == "590.48.01"
+    mock_nvml.driver("595.10")
+    assert nvml.ask("nvmlSystemGetDriverVersion()") == "595.10"
+
+
+def test_devices_are_open_until_the_last_shutdown(mock_nvml: MockNvml, start: Start, tmp_path: Path) -> None:
+    """Looking a GPU up opens its device; as many shutdowns as there were initialisations close them all."""
+    devices = tmp_path / "devices"
+    devices.mkdir()
+    nvml = start(gpus=2, devices=str(devices))
+
+    def held() -> set[str]:
+        links = (entry.readlink() for entry in Path(f"/proc/{nvml.process.pid}/fd").iterdir())
+        return {link.name for link in links if link.parent == devices}
+
+    nvml.ask("nvmlInit()")
+    assert held() == {"nvidiactl"}
+    nvml.ask("nvmlDeviceGetName(gpu(1))")
+    assert held() == {"nvidiactl", "nvidia1"}
+    nvml.ask("nvmlShutdown()")
+    assert held() == {"nvidiactl", "nvidia1"}  # the process began with an initialisation of its own
+    nvml.ask("nvmlShutdown()")
+    assert held() == set()
+
+
 def test_processes_are_shown(mock_nvml: MockNvml, start: Start) -> None:
     """Lists of compute and graphics processes are told apart, memory to the byte or not available."""
     nvml = start(gpus=2, frozen=1)
@@ -410,6 +439,56 @@ def test_gpm_metrics_follow_the_utilization(mock_nvml: MockNvml, start: Start) -
     assert nvml.ask("gpm(1, NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_ANY_TENSOR_UTIL)") == [40, 16]
 
 
+def test_gpm_sample_of_two_threads_ends_the_process(mock_nvml: MockNvml, start: Start) -> None:
+    """What panics a kernel cannot pass unseen."""
+    nvml = start(gpus=1)
+    nvml.ask("globals().update(sample=nvmlGpmSampleAlloc(), threading=__import__('threading')) or 0")
+    mock_nvml.hang(0, "nvmlGpmSampleGet")
+    nvml.ask("threading.Thread(target=nvmlGpmSampleGet, args=(gpu(0), sample), daemon=True).start()")
+    until(lambda: mock_nvml.calls().get("nvmlGpmSampleGet"), "the call that hangs")
+    nvml.begin("nvmlGpmSampleFree(sample)")
+    status, complaints = nvml.end()
+    assert status != 0
+    assert "a GPM sample used by two threads at once: nvmlGpmSampleFree" in complaints
+
+
+def test_gpm_sample_that_was_freed_ends_the_process(start: Start) -> None:
+    """Nor can the use of memory that was given back."""
+    nvml = start(gpus=1)
+    nvml.ask("globals().update(sample=nvmlGpmSampleAlloc()) or nvmlGpmSampleFree(sample)")
+    nvml.begin("nvmlGpmSampleGet(gpu(0), sample)")
+    status, complaints = nvml.end()
+    assert status != 0
+    assert "no GPM sample, or one that was freed: nvmlGpmSampleGet" in complaints
+
+
+def test_gpm_of_instances(mock_nvml: MockNvml, start: Start) -> None:
+    """A divided GPU is sampled by its GPU instances alone, and an undivided one as a whole."""
+    nvml = start(gpus=1, frozen=1)
+    assert nvml.error("nvmlGpmMigSampleGet(gpu(0), 7, nvmlGpmSampleAlloc())") == "InvalidArgument"
+    mock_nvml.mig(0, "1g.10gb")
+    assert nvml.error("gpm(0, 2)") == "NotSupported"
+    assert nvml.ask("nvmlGpmMigSampleGet(gpu(0), 7, nvmlGpmSampleAlloc()) and 1") == 1
+    assert nvml.error("nvmlGpmMigSampleGet(gpu(0), 8, nvmlGpmSampleAlloc())") == "InvalidArgument"
+
+
+def test_mig_is_reconfigured(mock_nvml: MockNvml, start: Start) -> None:
+    """A handle is that of the instance in its place now; where there is none any more it is invalid."""
+    nvml = start(gpus=1)
+    mock_nvml.mig(0, "3g.40gb", "1g.10gb", "1g.10gb")
+    nvml.ask("globals().update(mig=[nvmlDeviceGetMigDeviceHandleByIndex(gpu(0), i) for i in range(3)]) or 0")
+    assert nvml.ask("[nvmlDeviceGetName(d).partition(' MIG ')[2] for d in mig]") == ["3g.40gb", "1g.10gb", "1g.10gb"]
+    assert nvml.ask("[nvmlDeviceGetAttributes_v2(d).multiprocessorCount for d in mig]") == [60, 16, 16]
+    before = nvml.ask("[nvmlDeviceGetUUID(d) for d in mig]")
+    mock_nvml.mig(0, "3g.40gb", generation=1)
+    after = nvml.ask("nvmlDeviceGetUUID(mig[0])")
+    assert after not in before
+    assert nvml.error("nvmlDeviceGetUUID(mig[1])") == "InvalidArgument"
+    mock_nvml.undivide(0)
+    assert nvml.ask("nvmlDeviceGetMigMode(gpu(0))") == [0, 0]
+    assert nvml.error("nvmlDeviceGetUUID(mig[0])") == "InvalidArgument"
+
+
 def test_mig_divides_each_gpu(start: Start) -> None:
     """With MIG a GPU has instances with identities and memory of their own, and no utilization."""
     nvml = start(gpus=1, mig=2, pids="5,6,7")
@@ -483,7 +562,8 @@ def test_values_move_unless_frozen(start: Start) -> None:
 @pytest.mark.parametrize(
     "line",
     ["eror 0 * UNKNOWN", "error 0 * NO_SUCH_CODE", "error 999 * UNKNOWN", "set 0 temperature 5", "set 0 temp warm",
-     "hang", "delay 0 nvmlInit_v2", "procs 0 12", "graphics 0 12:many", "xid 1 * 79"],
+     "hang", "delay 0 nvmlInit_v2", "procs 0 12", "graphics 0 12:many", "xid 1 * 79",
+     "mig 0 9g.90gb", "mig 0 1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb"],
 )  # fmt: skip
 def test_wrong_control_line_ends_the_process(mock_nvml: MockNvml, start: Start, line: str) -> None:
     """A mistake in a test's own rules cannot pass unseen."""

@@ -51,28 +51,6 @@ def test_all_answer(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_hung_gpu_spares_the_others(box: Simulation) -> None:
-    """A GPU that hangs is down without readings; the others are fresh in every poll, and it comes back."""
-
-    async def scenario(poller: Poller) -> None:
-        await poller.poll()
-        threads = threading.active_count()
-        box.gpu(2).hang()
-        for _ in range(6):
-            snapshot = await poller.poll()
-            assert up(snapshot) == [0, 1, 3]
-            hung = snapshot.gpus[2]
-            assert (hung.fault, hung.readings, hung.processes) == (HUNG, {}, ())
-        assert snapshot.gpus[2].errors == {HUNG: 6}
-        assert not snapshot.hung
-        assert threading.active_count() <= threads + 4  # one for each GPU at most: a hang does not breed threads
-        box.gpu(2).restore()
-        while 2 not in up(snapshot):
-            snapshot = await poller.poll()
-
-    polled(box, scenario)
-
-
 def test_slow_answer_comes_late_and_is_taken(box: Simulation) -> None:
     """A call that takes longer than a poll is waited for in the next one, and its answer then counts."""
 
@@ -139,24 +117,6 @@ def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:
             box._slots.append(slot)
             assert (await poller.poll()).enumerated == 4
         assert threading.active_count() <= threads + 1
-
-    polled(box, scenario)
-
-
-def test_lost_gpu_keeps_its_identity(box: Simulation) -> None:
-    """A lost GPU stays listed, down; its last success is kept and nothing else; it can come back."""
-
-    async def scenario(poller: Poller) -> None:
-        before = await poller.poll()
-        box.gpu(0).lose()
-        snapshot = await poller.poll()
-        lost = snapshot.gpus[0]
-        assert up(snapshot) == [1, 2, 3]
-        assert lost.identity == before.gpus[0].identity
-        assert (lost.fault, lost.readings) == ("gpu_is_lost", {})
-        assert lost.last_success == before.gpus[0].last_success
-        box.gpu(0).restore()
-        assert up(await poller.poll()) == [0, 1, 2, 3]
 
     polled(box, scenario)
 

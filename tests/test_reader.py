@@ -1,81 +1,17 @@
 """Reading one GPU: absent is absent, a fault costs what it spoils, and the driver is asked once a question."""
 
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pynvml
 import pytest
+from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, read, scalars
 
-from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, nvml_error
-from gpuwarden.gpu.reader import Answers, GpuGoneError, GpuReader
+from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
+from gpuwarden.gpu.nvml import FUNCTIONS, Nvml
+from gpuwarden.gpu.reader import GpuGoneError, GpuReader
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric
-
-GIB = 2**30
-HANDLE = cast("Handle", "the only GPU")
-MEMORY = SimpleNamespace(total=80 * GIB, used=30 * GIB, free=49 * GIB, reserved=1 * GIB)
-ANSWERS: dict[str, Any] = {
-    "nvmlDeviceGetMemoryInfo": MEMORY,
-    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=90, memory=40),
-    "nvmlDeviceGetTemperature": 61,
-    "nvmlDeviceGetTemperatureThreshold": 89,
-    "nvmlDeviceGetMarginTemperature": 26,
-    "nvmlDeviceGetPowerUsage": 345_678,
-    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
-    "nvmlDeviceGetPowerManagementLimit": 700_000,
-    "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
-    "nvmlDeviceGetTotalEnergyConsumption": 123_456_789,
-    "nvmlDeviceGetClockInfo": 1980,
-    "nvmlDeviceGetMaxClockInfo": 1980,
-    "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
-    "nvmlDeviceGetSupportedClocksEventReasons": 0x1FF,
-    "nvmlDeviceGetPerformanceState": 0,
-    "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=20 * GIB)],
-    "nvmlDeviceGetGraphicsRunningProcesses": [],
-}
-
-
-class Fails:
-    """An answer that is one of NVML's errors."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
-UNSUPPORTED = Fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
-UNKNOWN = Fails(pynvml.NVML_ERROR_UNKNOWN)
-LOST = Fails(pynvml.NVML_ERROR_GPU_IS_LOST)
-
-
-class FakeNvml:
-    """Answers from a dict of NVML functions; a number of NVML_ERROR_* raises that error. Counts the questions."""
-
-    def __init__(self, **changes: Any) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        for name, answer in (dict.fromkeys(FUNCTIONS, UNSUPPORTED) | ANSWERS | changes).items():
-            setattr(self, name, self._function(name, answer))
-
-    def _function(self, name: str, answer: Any) -> Callable[..., Any]:
-        def function(handle: object, *arguments: object) -> Any:
-            assert handle == HANDLE
-            self.asked.append((name, *arguments))
-            value = answer(*arguments) if callable(answer) else answer
-            if isinstance(value, Fails):
-                raise nvml_error(value.code)
-            return value
-
-        return function
-
-
-def read(**changes: Any) -> Answers:
-    """Read the fake GPU with some answers changed."""
-    return GpuReader(cast("Nvml", FakeNvml(**changes)), HANDLE).read()
-
-
-def scalars(answers: Answers) -> Iterator[Metric[Any]]:
-    """Return the rows that have a reading."""
-    return (row for row, reading in answers.readings.items() if reading is not None and reading != {})
 
 
 def test_units_are_base_units() -> None:
@@ -90,12 +26,79 @@ def test_units_are_base_units() -> None:
 
 
 def test_every_row_reads_a_full_device() -> None:
-    """A device that supports everything has a reading in every row."""
-    assert set(scalars(read())) == set(GpuReadings.rows)
+    """A device that supports everything has a reading in every row, but those of the time between two (test_gpm.py)."""
+    assert set(scalars(read())) == ROWS
 
 
+ROWS = {row for row in GpuReadings.rows if row.opt_in != GPM_OPTION}
 WITHOUT: dict[str, set[Metric[Any]]] = {
     "nvmlDeviceGetMemoryInfo": {GpuReadings.memory_reserved_bytes},  # the machine's memory stands in for the rest
+    "nvmlDeviceGetBAR1MemoryInfo": {GpuReadings.bar1_size_bytes, GpuReadings.bar1_used_bytes},
+    "nvmlDeviceGetMemoryBusWidth": {GpuReadings.memory_bus_width_bytes},
+    "nvmlDeviceGetNumaNodeId": {GpuReadings.memory_numa_node},
+    "nvmlDeviceGetEncoderUtilization": set(),  # one engine less
+    "nvmlDeviceGetEncoderStats": {
+        GpuReadings.encoder_sessions,
+        GpuReadings.encoder_frame_rate_hertz,
+        GpuReadings.encoder_latency_seconds,
+    },
+    "nvmlDeviceGetNumFans": {GpuReadings.fan_speed_ratio},
+    "nvmlDeviceGetFanSpeed_v2": {GpuReadings.fan_speed_ratio},
+    "nvmlDeviceGetPowerManagementLimitConstraints": set(),  # two limits less
+    "nvmlDeviceGetApplicationsClock": set(),  # the defaults stay
+    "nvmlDeviceGetCurrPcieLinkGeneration": {GpuReadings.pcie_link_generation},
+    "nvmlDeviceGetCurrPcieLinkWidth": {GpuReadings.pcie_link_width},
+    "nvmlDeviceGetMaxPcieLinkGeneration": set(),  # what the GPU alone can do stays
+    "nvmlDeviceGetMaxPcieLinkWidth": {GpuReadings.pcie_link_max_width},
+    "nvmlDeviceGetPcieThroughput": {GpuReadings.pcie_throughput_bytes_per_second},
+    "nvmlDeviceGetMemoryErrorCounter": set(),  # the totals stand in
+    "nvmlDeviceGetSramEccErrorStatus": {
+        GpuReadings.ecc_sram_errors_total,
+        GpuReadings.ecc_sram_unit_errors_total,
+        GpuReadings.ecc_sram_threshold_exceeded,
+    },
+    "nvmlDeviceGetRowRemapperHistogram": {GpuReadings.row_remap_banks},
+    "nvmlDeviceGetGpuFabricInfoV": {
+        GpuReadings.fabric_state,
+        GpuReadings.fabric_joined,
+        GpuReadings.fabric_info,
+        GpuReadings.fabric_fault,
+    },
+    "nvmlDeviceGetPersistenceMode": {GpuReadings.persistence_mode},
+    "nvmlDeviceGetComputeMode": {GpuReadings.compute_mode},
+    "nvmlDeviceGetMigMode": {GpuReadings.mig_mode},
+    "nvmlDeviceGetAccountingMode": {GpuReadings.accounting_mode},
+    "nvmlDeviceGetDisplayActive": {GpuReadings.display_active},
+    "nvmlDeviceGetAddressingMode": {GpuReadings.addressing_mode},
+    "nvmlDeviceGetVirtualizationMode": {GpuReadings.virtualization_mode},
+    "nvmlDeviceGetRepairStatus": {GpuReadings.repair_pending},
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1": {GpuReadings.memory_unrepairable},
+    "nvmlDeviceGetNumGpuCores": {GpuReadings.cores},
+    "nvmlDeviceGetInforomImageVersion": set(),  # its parts stay
+    "nvmlDeviceGetFieldValues": {
+        GpuReadings.temperature_margin_threshold_celsius,
+        GpuReadings.power_instant_watts,
+        GpuReadings.power_average_watts,
+        GpuReadings.pcie_bytes_total,
+        GpuReadings.pcie_replays_total,
+        GpuReadings.pcie_errors_total,
+        GpuReadings.nvlink_up,
+        GpuReadings.nvlink_speed_bytes_per_second,
+        GpuReadings.nvlink_bytes_total,
+        GpuReadings.nvlink_errors_total,
+        GpuReadings.nvlink_link_errors_total,
+        GpuReadings.c2c_link_up,
+        GpuReadings.c2c_speed_bytes_per_second,
+        GpuReadings.c2c_errors_total,
+        GpuReadings.ecc_mode,
+        GpuReadings.remapped_rows,
+        GpuReadings.row_remap_pending,
+        GpuReadings.row_remap_failed,
+        GpuReadings.retired_pages,
+        GpuReadings.retired_pages_pending,
+        GpuReadings.recovery_action,
+        GpuReadings.reset_required,
+    },
     "nvmlDeviceGetUtilizationRates": {
         GpuReadings.utilization_ratio,
         GpuReadings.busy_seconds_total,
@@ -120,12 +123,13 @@ def test_unsupported_call_leaves_its_readings_out(function: str, missing: set[Me
     """What a device does not support yields no reading and no error; the others stay."""
     answers = read(**{function: UNSUPPORTED})
     assert not answers.errors
-    assert set(GpuReadings.rows) - set(scalars(answers)) == missing
+    assert ROWS - set(scalars(answers)) == missing
 
 
 def test_nothing_is_a_made_up_number() -> None:
     """On a device that supports memory alone, memory alone is read."""
-    answers = read(**{name: UNSUPPORTED for name in ANSWERS if name != "nvmlDeviceGetMemoryInfo"})
+    nothing = dict.fromkeys(FUNCTIONS, UNSUPPORTED)
+    answers = read(**nothing | {"nvmlDeviceGetMemoryInfo": MEMORY})
     assert {row.name for row in scalars(answers)} == {
         "gpuwarden_gpu_memory_size_bytes",
         "gpuwarden_gpu_memory_used_bytes",
@@ -171,7 +175,7 @@ def test_failing_call_costs_its_readings_and_is_counted() -> None:
 
 def test_lost_gpu_is_gone() -> None:
     """A lost GPU has no readings at all, wherever in the poll it is lost."""
-    for function in ANSWERS:
+    for function in (*ANSWERS, "nvmlDeviceGetFieldValues"):
         with pytest.raises(GpuGoneError, match="gpu_is_lost"):
             read(**{function: LOST})
 
@@ -179,20 +183,42 @@ def test_lost_gpu_is_gone() -> None:
 def test_gpu_on_which_everything_fails_is_gone() -> None:
     """A GPU whose every call fails does not answer, whatever the errors are called."""
     with pytest.raises(GpuGoneError, match="unknown"):
-        read(**dict.fromkeys(ANSWERS, UNKNOWN))
+        read(**dict.fromkeys(FUNCTIONS, UNKNOWN))
 
 
 def test_gpu_that_knows_no_question_is_gone() -> None:
     """A GPU without a single reading is not shown as answering, though no call failed by an error that counts."""
     with pytest.raises(GpuGoneError, match="no_reading"):
-        read(**dict.fromkeys(ANSWERS, Fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)))
+        read(**dict.fromkeys(FUNCTIONS, Fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)))
 
 
 def test_each_question_is_asked_once() -> None:
     """Rows that share a driver call cost one call a poll."""
-    nvml = FakeNvml()
+    nvml = FakeNvml()  # opted into nothing
     GpuReader(cast("Nvml", nvml), HANDLE).read()
     assert len(nvml.asked) == len(set(nvml.asked))
+
+
+def test_field_values_are_asked_for_in_one_call_a_tier() -> None:
+    """Once a tier has learnt which fields its rows want, they come in one call; static ones do not come again."""
+    gpu = Gpu()
+    gpu.read()
+    gpu.nvml.asked.clear()
+    gpu.read(after=100)  # slow is due, and what the device lacks is tried again
+    calls = [asked for asked in gpu.nvml.asked if asked[0] == "nvmlDeviceGetFieldValues"]
+    assert len(calls) == 2
+    assert len({field for _name, batch in calls for field in batch}) == sum(len(batch) for _name, batch in calls)
+
+
+def test_failing_field_values_cost_their_rows_alone() -> None:
+    """The call for a tier's fields is made once in vain, not for every row; what needs no field stays."""
+    gpu = Gpu(nvmlDeviceGetFieldValues=UNKNOWN)
+    gpu.read()
+    gpu.nvml.asked.clear()
+    answers = gpu.read(after=100)
+    assert [name for name, *_ in gpu.nvml.asked].count("nvmlDeviceGetFieldValues") <= 3
+    assert answers.readings[GpuReadings.temperature_celsius] == {("core",): 61}
+    assert answers.errors["unknown"] > 1
 
 
 def test_process_listed_twice_is_one_process() -> None:
@@ -216,9 +242,24 @@ def test_failing_process_list_costs_the_processes_alone() -> None:
     assert answers.processes == ()
     assert answers.process_lists == ("graphics",)  # of compute processes nothing is known, not even that there are 0
     assert answers.errors == {"unknown": 1}
-    assert set(scalars(answers)) == set(GpuReadings.rows)
+    assert set(scalars(answers)) == ROWS
 
 
 def test_binding_has_every_function() -> None:
     """Every function of the seam exists in the installed nvidia-ml-py."""
     assert [name for name in FUNCTIONS if not callable(getattr(pynvml, name, None))] == []
+
+
+def test_time_left_alone_is_not_added_up() -> None:
+    """While nobody asks the GPU, nobody knows how busy it was: a counter that rests on time leaves that out."""
+    now = 0.0
+    reader = GpuReader(cast("Nvml", FakeNvml()), HANDLE, clock=lambda: now)
+    for now in (0.0, 10.0):  # noqa: B007 - the reader's clock looks at it
+        reader.read()
+    before = reader.read().readings[GpuReadings.busy_seconds_total]
+    assert before == pytest.approx(9.0)
+    reader.leave_gap()
+    now = 1000.0
+    assert reader.read().readings[GpuReadings.busy_seconds_total] == before
+    now = 1010.0
+    assert reader.read().readings[GpuReadings.busy_seconds_total] == pytest.approx(18.0)

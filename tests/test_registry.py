@@ -8,7 +8,7 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, ProtocolError, Report
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
-from snapshots import GIB, gpu, snapshot
+from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)
 BOB = Peer(pid=8, uid=1001, start=2)
@@ -37,6 +37,17 @@ def test_run_is_joined_with_its_gpu() -> None:
     assert run.headroom == {"GPU-0": 19 * GIB}  # 10 free + (30 held - 20 in use - 1 overhead)
     assert run.headroom_at_peak == {"GPU-0": 11 * GIB}
     assert (run.up, run.current, run.last_report, run.unresolved) == (True, True, 1.8e9, 0)
+
+
+def test_run_on_a_mig_instance() -> None:
+    """Its headroom is the instance's free memory and its own slack there, whatever the rest of the GPU has free."""
+    runs = registry()
+    runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}, visible_devices="MIG-0-1"), 0.0)
+    runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(GIB // 4, GIB // 2)}), 1.0)
+    box = snapshot(divided(0, free=(9 * GIB, 3 * GIB), held={ALICE.pid: 1}))
+    assert runs.runs(box, 2.0)[0].headroom == {"MIG-0-1": 3 * GIB}
+    (gone,) = runs.runs(snapshot(gpu(0)), 2.0)
+    assert (gone.memory, gone.headroom, gone.unresolved) == ({}, {}, 1)
 
 
 def test_gpu_that_is_down_has_no_headroom() -> None:

@@ -32,6 +32,7 @@ NUMBERS: dict[str, set[float]] = {
     "GpuwardenDown": {0},
     "GpuwardenStale": {thresholds.STALE_POLLS, thresholds.STALE_POLL_SECONDS},
     "GpuwardenDriverFault": {0},
+    "GpuwardenPaused": {1},
 }
 
 

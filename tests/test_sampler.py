@@ -4,6 +4,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
@@ -23,12 +25,12 @@ class Memory:
         self.fails = False
         self.look = Look(self._read)
 
-    def _read(self) -> float:
+    def _read(self) -> Any:
         self.running.wait()
         if self.fails:
             raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
         self.looks.append(float(len(self.looks)))
-        return self.looks[-1]
+        return SimpleNamespace(used=self.looks[-1])
 
     def seen_more(self) -> Callable[[], bool]:
         """Return the question whether it was looked at since."""
@@ -110,7 +112,13 @@ def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
 def test_the_highest_is_told_once() -> None:
     """A peak between two readings is told in the second, and not again."""
     values = iter([5, 9, 4, 3])
-    look = Look(lambda: next(values))
+
+    def memory(handle: str) -> Any:
+        assert handle == "a GPU"
+        return SimpleNamespace(used=next(values))
+
+    look = Look(memory)
+    look.aim("a GPU")
     for _ in range(3):
         look.take(0.0)
     assert look.highest() == 9

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import struct
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pynvml
 import pytest
@@ -14,10 +19,11 @@ from simulated_box import Box
 
 from gpuwarden import config
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS
+from gpuwarden.gpu.nvml import FUNCTIONS, Handle
 from gpuwarden.sources import open_source
 from gpuwarden.sources.capture import Capture, Frame, save
-from gpuwarden.sources.driver import LEAST_VERSION, binding, why_unusable
+from gpuwarden.sources.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
+from gpuwarden.sources.older_forms import older_forms
 from gpuwarden.sources.recording import record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
@@ -48,6 +54,15 @@ def opened(name: str, env: dict[str, str] | None = None) -> tuple[list[str], str
     return done.stdout.split(), done.stderr
 
 
+OWN = {  # what is asked otherwise than nvidia-ml-py asks
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetGspFirmwareVersion",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetSramEccErrorStatus",
+    *older_forms(pynvml),
+}
+
+
 class TestOpening:
     """Each choice gives its provider."""
 
@@ -74,13 +89,14 @@ class TestOpening:
 
     def test_driver_takes_no_simulation_along(self) -> None:
         """A service on the driver has neither simulation nor captures in its memory."""
-        assert opened("nvml")[0] == ["nvml", "gpuwarden.sources.driver"]
+        assert opened("nvml")[0] == ["nvml", "gpuwarden.sources.driver", "gpuwarden.sources.older_forms"]
 
     def test_driver_is_not_asked_when_opened(self) -> None:
         """The poller waits for a driver that is not there yet; opening it does not."""
         source = open_source(config.Source("nvml"), SIMULATION)
         assert source.name == "nvml"
-        assert all(getattr(source.nvml, name) is getattr(pynvml, name) for name in FUNCTIONS)
+        others = {name for name in FUNCTIONS if getattr(source.nvml, name) is not getattr(pynvml, name)}
+        assert others == OWN
 
 
 class TestAuto:
@@ -88,7 +104,10 @@ class TestAuto:
 
     def test_driver_with_gpus(self, mock_nvml: MockNvml) -> None:
         """With a driver that lists GPUs, nothing is simulated and nothing warned of."""
-        assert opened("auto", mock_nvml.env(gpus=1)) == (["1", "nvml", "gpuwarden.sources.driver"], "")
+        assert opened("auto", mock_nvml.env(gpus=1)) == (
+            ["1", "nvml", "gpuwarden.sources.driver", "gpuwarden.sources.older_forms"],
+            "",
+        )
 
     def test_no_driver(self, mock_nvml: MockNvml) -> None:
         """Without a driver as many GPUs as configured are simulated, and the warning says so and why."""
@@ -129,15 +148,26 @@ class TestBinding:
 
     def test_installed_version(self) -> None:
         """The one installed has all functions."""
-        assert binding() is pynvml
+        assert [name for name in FUNCTIONS if not callable(getattr(binding(), name))] == []
+        assert [name for name in FUNCTIONS if not hasattr(pynvml, name)] == []
 
-    def test_too_old(self) -> None:
-        """A module without one of the functions is refused with its name and the version wanted."""
+    def test_older_version(self) -> None:
+        """A release that lacks a function answers as a driver without it does: rows are missing, not the daemon."""
         old = types.ModuleType("pynvml")
-        vars(old).update(
-            {name: getattr(pynvml, name) for name in FUNCTIONS if name != "nvmlDeviceGetMarginTemperature"}
-        )
-        with pytest.raises(ImportError, match="lacks nvmlDeviceGetMarginTemperature: install nvidia-ml-py>=") as caught:
+        lacking = {"nvmlDeviceGetMarginTemperature", "c_nvmlEccSramErrorStatus_v1_t"}
+        vars(old).update({name: value for name, value in vars(pynvml).items() if name not in lacking})
+        for ask in (binding(old).nvmlDeviceGetMarginTemperature, binding(old).nvmlDeviceGetSramEccErrorStatus):
+            with pytest.raises(pynvml.NVMLError) as caught:
+                ask(cast("Handle", None))
+            assert caught.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        assert binding(old).nvmlDeviceGetPowerUsage is pynvml.nvmlDeviceGetPowerUsage
+
+    @pytest.mark.parametrize("name", REQUIRED)
+    def test_too_old(self, name: str) -> None:
+        """A module without what everything rests on is refused with the name and the version wanted."""
+        old = types.ModuleType("pynvml")
+        vars(old).update({other: value for other, value in vars(pynvml).items() if other != name})
+        with pytest.raises(ImportError, match=f"lacks {name}: install nvidia-ml-py>=") as caught:
             binding(old)
         assert LEAST_VERSION in str(caught.value)
 
@@ -145,6 +175,65 @@ class TestBinding:
         """What the package requires is what the binding needs."""
         pyproject = Path(__file__).parent.parent / "pyproject.toml"
         assert f'"nvidia-ml-py>={LEAST_VERSION}"' in pyproject.read_text()
+
+
+FIELDS_OF_THE_MOCK = """
+import ctypes, json, pynvml
+from gpuwarden.sources import driver
+
+nvml = driver.binding()
+nvml.nvmlInit()
+handle = nvml.nvmlDeviceGetHandleByIndex(0)
+wanted = [(138, 0xFFFFFFFF), (165, 3), (165, 99), (193, 0), (185, 0), (83, 0), (29, 0), (9999, 0)]
+theirs = [
+    (value.nvmlReturn, {1: value.value.uiVal, 3: value.value.ullVal, 5: value.value.siVal}[value.valueType])
+    if not value.nvmlReturn else (value.nvmlReturn, None)
+    for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted)
+]
+made = []
+new = ctypes.create_string_buffer
+ctypes.create_string_buffer = lambda *args: made.append(args[1]) or new(*args)
+print(json.dumps([theirs, nvml.nvmlDeviceGetFieldValues(handle, wanted), made, len(wanted)]))
+"""
+
+
+class TestFieldValues:
+    """Field values are asked for by our own hand."""
+
+    def test_as_nvidia_ml_py_reads_them(self, mock_nvml: MockNvml) -> None:
+        """Values, types and refusals are what nvidia-ml-py makes of them; the array has room for one entry more."""
+        done = subprocess.run(
+            [sys.executable, "-c", FIELDS_OF_THE_MOCK],
+            env={**os.environ, **mock_nvml.env(gpus=1, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        theirs, ours, (size,), count = json.loads(done.stdout)
+        assert ours == theirs
+        assert [code for code, _value in ours] == [0, 0, 2, 0, 0, 0, 3, 3]
+        assert ours[3] == [0, -8]
+        assert size == ctypes.sizeof(pynvml.c_nvmlFieldValue_t) * (count + 1)
+
+    @pytest.mark.parametrize(
+        ("kind", "raw", "expected"),
+        [
+            (0, struct.unpack("Q", struct.pack("d", 1.5))[0], 1.5),
+            (1, 0xAAAA_AAAA_0000_0007, 7),  # what lies beside an int in the union is not its own
+            (1, 0xFFFFFFFF, None),
+            (3, 0xFFFFFFFF, 0xFFFFFFFF),  # a counter that has come so far
+            (3, 0xFFFFFFFFFFFFFFFF, None),
+            (4, 0xFFFFFFFFFFFFFFFE, -2),
+            (5, 0xFFFFFFF8, -8),
+            (5, 8, 8),
+            (6, 0xFFFF, None),
+            (6, 3, 3),
+            (99, 3, None),
+        ],
+    )
+    def test_union(self, kind: int, raw: int, expected: float | None) -> None:
+        """The value's type says how wide it is, whether it has a sign, and what stands for 'not available'."""
+        assert _value(kind, raw) == expected
 
 
 class TestHiddenGpus:
@@ -169,3 +258,42 @@ class TestHiddenGpus:
         """A machine without GPUs, or without the kernel module, hides nothing."""
         assert hidden_gpus(0, tmp_path) is None
         assert hidden_gpus(0, tmp_path / "absent") is None
+
+
+class TestOlderForms:
+    """Questions in the form that the driver has."""
+
+    NAME = "nvmlDeviceGetComputeRunningProcesses"
+
+    def answer(self, **forms: Callable[[Handle], object]) -> object:
+        """Ask for the processes of a module that has these forms."""
+        module = types.SimpleNamespace(**{f"{self.NAME}_{form}": function for form, function in forms.items()})
+        return older_forms(module)[self.NAME](cast("Handle", "a GPU"))
+
+    def fails(self, code: int) -> Callable[[Handle], object]:
+        """Make a form that the driver answers with an error."""
+
+        def function(_handle: Handle) -> object:
+            raise pynvml.NVMLError(code)
+
+        return function
+
+    def test_newest_first(self) -> None:
+        """The newest form is the one asked, where the driver has it."""
+        assert self.answer(v2=lambda _handle: "old", v3=lambda _handle: "new") == "new"
+
+    def test_older_driver(self) -> None:
+        """A driver, or a module, that lacks it is asked in the older form."""
+        assert self.answer(v2=lambda _handle: "old", v3=self.fails(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)) == "old"
+        assert self.answer(v2=lambda _handle: "old") == "old"
+
+    def test_other_errors_are_the_answer(self) -> None:
+        """Only a missing function is a reason to ask again."""
+        with pytest.raises(pynvml.NVMLError_Unknown):
+            self.answer(v2=lambda _handle: "old", v3=self.fails(pynvml.NVML_ERROR_UNKNOWN))
+
+    def test_none(self) -> None:
+        """A driver without any form lacks the function, by NVML's own word."""
+        missing = self.fails(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+            self.answer(v2=missing, v3=missing)

@@ -48,6 +48,17 @@ def test_driver_that_does_not_answer_is_named() -> None:
     assert b"does not answer" not in page(replace(state, snapshot=snapshot()), SOCKET)
 
 
+def test_gpu_that_is_left_alone_is_no_fault() -> None:
+    """A sleeping GPU, and one that is not asked, show as that and not as down."""
+    alone = replace(gpu(0), readings={}, asked=False)
+    asleep = replace(gpu(1), readings={}, asked=False)
+    seen = replace(snapshot(alone, asleep), asleep={"GPU-0": False, "GPU-1": True}, paused_until=2.0)
+    shown = page(State(source="nvml", poll_interval=1.0, snapshot=seen), SOCKET)
+    assert b"Paused until" in shown
+    assert (shown.count(b"is not asked"), shown.count(b"sleeps")) == (1, 1)
+    assert b"does not answer" not in shown
+
+
 def test_processes_are_shown_with_their_owners() -> None:
     """Each process has its user and its job, container, unit or run; the largest come first, the rest is counted."""
     held = {pid: pid * GIB for pid in range(1, MOST_PROCESSES + 3)}

@@ -40,6 +40,7 @@ def test_lost_gpu_keeps_its_health_and_nothing_else() -> None:
     before, after = map(page, seen)
     assert {name.partition("{")[0] for name in series(after, first)} == {
         "gpuwarden_gpu_info",
+        "gpuwarden_gpu_hardware_info",
         "gpuwarden_gpu_up",
         "gpuwarden_gpu_last_success_timestamp_seconds",
         "gpuwarden_gpu_errors_total",
@@ -49,3 +50,15 @@ def test_lost_gpu_keeps_its_health_and_nothing_else() -> None:
     when = "gpuwarden_gpu_last_success_timestamp_seconds{}"
     assert series(after, first)[when] == series(before, first)[when]
     assert series(after, second).keys() == series(before, second).keys()
+
+
+def test_hardware_is_told_apart() -> None:
+    """What kind of GPU it is, and which piece of it, stands in a series of its own."""
+    box = Simulation(gpus=2)
+    text = page(asyncio.run(Poller(box.nvml, 1.0).poll()))
+    told = [line for line in text.splitlines() if line.startswith("gpuwarden_gpu_hardware_info{")]
+    assert len(told) == 2
+    assert 'architecture="Hopper"' in told[0]
+    assert 'compute_capability="9.0"' in told[0]
+    assert 'serial="1653120000000"' in told[0]
+    assert 'minor_number="1"' in told[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,23 @@ def test_driver_that_never_answered_starves_nobody(box: Simulation, manager: Man
     """A restart would only begin anew what takes long at the start."""
     box.driver.hang()
     assert fed(daemon(box), manager)
+
+
+def test_pause_feeds_the_watchdog(box: Simulation, manager: Manager) -> None:
+    """A driver that is let go of on request does not hang, and the status says why no GPU answers."""
+
+    async def scenario() -> None:
+        warden = daemon(box)
+        await warden.poll()
+        manager.heard()
+        await warden._pause("60")
+        status, fed = sorted(manager.heard())
+        assert re.fullmatch(r"STATUS=paused until \d\d:\d\d:\d\d, 0 runs report", status)
+        assert fed == "WATCHDOG=1"
+        await warden._resume("")
+        assert manager.heard() == {"STATUS=2 of 2 simulated GPUs answer, 0 runs report", "WATCHDOG=1"}
+
+    asyncio.run(scenario())
 
 
 def test_process_that_cannot_end_is_not_asked_to(

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuwarden")
 
 FAILED, WRONG_USE = 1, 2
-_FLAGS = {"source": "--source", "web.listen": "--listen", "runs.socket": "--socket"}
+_FLAGS = {
+    "source": "--source",
+    "web.listen": "--listen",
+    "runs.socket": "--socket",
+    "control.socket": "--control",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,6 +75,17 @@ def _parser() -> argparse.ArgumentParser:
     capture.add_argument("--mask", action="store_true", help="replace UUIDs and pids, so that it can be shared")
     capture.set_defaults(command=_capture, listen=None, socket=None)
 
+    pause = commands.add_parser("pause", help="have the daemon let go of the driver, so that a GPU can be reset")
+    pause.add_argument(
+        "--for", type=_duration, default=1800.0, metavar="DURATION", dest="seconds",
+        help="how long, unless gpuwarden resume ends it (default 30m, at most 24h)",
+    )  # fmt: skip
+    resume = commands.add_parser("resume", help="end a pause")
+    for parser_of, command in ((pause, _pause), (resume, _resume)):
+        parser_of.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+        parser_of.add_argument("--control", metavar="PATH", help="its control socket (/run/gpuwarden/control.sock)")
+        parser_of.set_defaults(command=command)
+
     check = commands.add_parser("check-config", help="check a configuration file")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check_config)
@@ -91,7 +107,7 @@ def _load(parsed: argparse.Namespace) -> Config:
     if socket := os.environ.get("GPUWARDEN_SOCKET"):
         overrides["runs.socket"], origin["runs.socket"] = socket, "GPUWARDEN_SOCKET"
     for key, flag in _FLAGS.items():
-        value = getattr(parsed, flag.removeprefix("--"))
+        value = getattr(parsed, flag.removeprefix("--"), None)
         if value is not None:
             overrides[key], origin[key] = value, flag
     config = load(parsed.config, overrides, origin)
@@ -127,7 +143,9 @@ def _serve(parsed: argparse.Namespace) -> int:
         if path != Config().runs.socket:
             log.info("where they run: export GPUWARDEN_SOCKET=%s", path)
 
-    event_loop.run(daemon.run(say_where))
+    if event_loop.run(daemon.run(say_where)):
+        log.warning("the driver's library was replaced: starting anew, to load the one that is there now")
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very program, as it was started
     return 0
 
 
@@ -176,6 +194,32 @@ def _capture(parsed: argparse.Namespace) -> int:
     gpus = len(recorded.frames[-1].gpus)
     print(f"{parsed.file}: {len(recorded.frames)} frames of {gpus} GPUs; replay with --source capture:{parsed.file}")  # noqa: T201 - the command's answer
     return 0
+
+
+def _duration(text: str) -> float:
+    """Read a duration as the configuration writes it, for argparse."""
+    from gpuwarden.config_values import DURATION, between  # noqa: PLC0415 - as above
+
+    try:
+        return between(DURATION, "1s", "24h").read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _pause(parsed: argparse.Namespace) -> int:
+    return _command(parsed, f"pause {parsed.seconds:g}")
+
+
+def _resume(parsed: argparse.Namespace) -> int:
+    return _command(parsed, "resume")
+
+
+def _command(parsed: argparse.Namespace, request: str) -> int:
+    from gpuwarden.control import ask  # noqa: PLC0415 - as above
+
+    done, text = ask(_load(parsed).control_socket, request)
+    print(text if done else f"gpuwarden: {text}", file=sys.stdout if done else sys.stderr)
+    return 0 if done else FAILED
 
 
 def _check_config(parsed: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from gpuwarden.config_file import Entry, Problem
 from gpuwarden.config_values import (
     ADDRESS,
     BOOLEAN,
+    CONTROL_PATH,
     DURATION,
     MODE,
     OPTIONAL_PATH,
@@ -130,6 +131,30 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpus:
+    """What is asked of the GPUs."""
+
+    gpm: bool = option(
+        BOOLEAN,
+        "true",
+        "Read how busy SMs, pipes and memory are (GPM, on Hopper and newer); false leaves the hardware's counters to "
+        "another program that profiles, such as DCGM, where the two disturb each other.",
+    )
+    pcie_throughput: bool = option(
+        BOOLEAN,
+        "false",
+        "Whether to measure PCIe throughput on GPUs whose byte counters are too narrow to be of use; each GPU then "
+        "blocks in the driver for 40 ms every poll.slow_interval.",
+    )
+    let_sleep: bool = option(
+        BOOLEAN,
+        "false",
+        "Whether to leave GPUs alone that the kernel has suspended (runtime D3) or could suspend, at the price of gaps "
+        "in their readings.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class KernelLog:
     """The kernel log, where the driver writes XIDs that it tells nobody else of."""
 
@@ -223,6 +248,18 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What an administrator may tell the running daemon."""
+
+    socket: Path = option(
+        CONTROL_PATH,
+        "control.sock",
+        "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
+        "name stands for one beside runs.socket.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
 
@@ -247,11 +284,18 @@ class Config:
     log: Log = Log()
     web: Web = Web()
     poll: Poll = Poll()
+    gpus: Gpus = Gpus()
     kernel_log: KernelLog = KernelLog()
     processes: Processes = Processes()
     owners: Owners = Owners()
     runs: Runs = Runs()
+    control: Control = Control()
     simulation: Simulation = Simulation()
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the control socket lies."""
+        return self.runs.socket.parent / self.control.socket  # an absolute path stands for itself
 
 
 SECTIONS: dict[str, Any] = {item.name: item.default for item in fields(Config) if "option" not in item.metadata}

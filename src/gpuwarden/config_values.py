@@ -172,6 +172,11 @@ def _socket_path(text: str) -> Path | None:
     return Path(text)
 
 
+def _control_path(text: str) -> Path | None:
+    plain = text not in {"", ".", ".."} and "/" not in text and text.isprintable()
+    return Path(text) if plain else _socket_path(text)
+
+
 def _optional_path(text: str) -> OptionalPath | None:
     if text == "none":
         return OptionalPath(None)
@@ -197,9 +202,10 @@ DURATION = Kind("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lam
 SIZE = Kind("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
 WHOLE = Kind("whole number", "up to 18 digits, such as 256", lambda text: int(text) if _WHOLE.fullmatch(text) else None)
 MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _mode)
+BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
+CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
 OPTIONAL_PATH = Kind("optional path", "an absolute path, or none", _optional_path)
-BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
 PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)

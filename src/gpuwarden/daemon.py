@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping
 
 from gpuwarden import status_page, systemd
 from gpuwarden.config import NO_OWNERS, Config
+from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
 from gpuwarden.garbage import Garbage
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.kernel_log import KernelLog
 from gpuwarden.gpu.owners import OwnerBook
-from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.reader import Plan
+from gpuwarden.gpu.sleep import SleepWatch
 from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.users import UserNames
@@ -33,6 +35,8 @@ from gpuwarden.web import Request, Response, WebServer
 
 log = logging.getLogger(__name__)
 
+LONGEST_PAUSE_SECONDS = 86400.0  # a pause that is forgotten must not leave the box unwatched for good
+
 _NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
 
 
@@ -45,18 +49,23 @@ class Daemon:
         self._poller = Poller(
             source.nvml,
             config.poll.interval,
-            plan=Plan(slow_interval=config.poll.slow_interval),
+            plan=Plan(slow_interval=config.poll.slow_interval, opted_in=_opted_in(config)),
             memory_interval=config.poll.memory_interval,
             host_memory=source.host_memory,
             clock=source.clock,
+            # Other sources' GPUs are not this machine's.
+            sleep=SleepWatch() if config.gpus.let_sleep and source.name == "nvml" else None,
         )
         # Of GPUs that are not this machine's, its kernel tells nothing.
         kernel_log = KernelLog(config.kernel_log.path) if source.name == "nvml" else None
         self._xids = XidWatch(source.nvml, kernel_log)
+        self._poller.register(self._xids.events)
         self._registry = RunRegistry(
             limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
         )
         self._runs = RunServer(self._registry)
+        self._control = ControlServer({"pause": self._pause, "resume": self._resume})
+        self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
         # The pids and GPUs of other sources are none of this machine's: nothing here knows their owners.
         here = source.name == "nvml"
         owners = config.owners if here else NO_OWNERS
@@ -100,8 +109,11 @@ class Daemon:
         """One line on what the last poll saw."""
         return _status(self._state) if self._state else "no poll yet"
 
-    async def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT; `started` is called once the first page stands. Raises OSError."""
+    async def run(self, started: Callable[[], None] = lambda: None) -> bool:
+        """Serve until SIGTERM or SIGINT; `started` is called once the first page stands. Raises OSError.
+
+        Returns whether it ended only to be started anew by another process, which can load what this one cannot.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,21 +123,58 @@ class Daemon:
             self._runs.start(self._config.runs.socket, self._config.runs.socket_mode)
             await self.poll()
             systemd.ready(longest_silence=4 * self._config.poll.interval)
+            await self._take_commands()
             started()
             await self._keep_polling(stop)
         finally:
-            systemd.notify("STOPPING=1")
+            if stop.is_set():  # else the service goes on, in another process
+                systemd.notify("STOPPING=1")
+            self._control.stop()
             self._poller.stop()
             self._containers.stop()
             self._runs.stop()
             await self.web.stop()
+        return not stop.is_set()
+
+    async def _take_commands(self) -> None:
+        try:
+            await self._control.start(self._config.control_socket)
+        except OSError as error:  # watching goes on without
+            log.error("gpuwarden pause and resume do not work: %s", error.strerror or error)  # noqa: TRY400
+
+    async def _pause(self, argument: str) -> str:
+        try:
+            seconds = float(argument)
+        except ValueError:
+            raise RequestError("pause takes a number of seconds") from None
+        if not 0 < seconds <= LONGEST_PAUSE_SECONDS:
+            raise RequestError(f"a pause lasts at most {LONGEST_PAUSE_SECONDS / 3600:g} h")
+        async with self._turn:
+            try:
+                await self._poller.pause(seconds)
+            except StillUsedError as error:
+                raise RequestError(str(error)) from None
+            log.warning("paused for %g s: the driver is let go of, and no GPU is read", seconds)
+            await self.poll()
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+        return (
+            f"The driver is let go of until {until}, or until gpuwarden resume; then GPUs are read again by themselves."
+        )
+
+    async def _resume(self, _argument: str) -> str:
+        async with self._turn:
+            paused = self._poller.resume()
+            if paused:
+                log.warning("resumed: GPUs are read again")
+                await self.poll()
+        return f"{self.status}." if paused else f"There was no pause: {self.status}."
 
     async def _keep_polling(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         stopped = loop.create_task(stop.wait())
         due = loop.time()
         garbage = Garbage(due)
-        while not stop.is_set():
+        while not (stop.is_set() or self._poller.outdated):
             if self._state:
                 self._xids.events.follow(self._state.snapshot)
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
@@ -137,7 +186,8 @@ class Daemon:
     async def _poll_or_show_nothing(self) -> None:
         """Poll; should that fail by a fault of our own, take the old page away rather than serve it as new."""
         try:
-            await self.poll()
+            async with self._turn:
+                await self.poll()
         except Exception:  # the runs, the scrape and the next poll must not pay for it; the watchdog is not fed
             log.exception("a poll failed; there is no page until one succeeds")
             self._page = self._state = None
@@ -248,8 +298,18 @@ class Daemon:
         )
 
 
+def _opted_in(config: Config) -> frozenset[str]:
+    """Name the options of `gpus` that are on: rows of the table ask for them."""
+    return frozenset(f"gpus.{name}" for name in ("gpm", "pcie_throughput") if getattr(config.gpus, name))
+
+
 def _status(state: State) -> str:
     gpus = state.snapshot.gpus
     kind = {"nvml": "", "capture": "captured ", "simulated": "simulated "}[state.source]
     up, reporting = sum(gpu.up for gpu in gpus), sum(run.up for run in state.runs)
-    return f"{up} of {len(gpus)} {kind}GPUs answer, {reporting} runs report"
+    if state.snapshot.paused_until is not None:
+        until = time.strftime("%H:%M:%S", time.localtime(state.snapshot.paused_until))
+        return f"paused until {until}, {reporting} runs report"
+    left_alone = sum(not gpu.asked for gpu in gpus)
+    sleep = f", {left_alone} are left to sleep" if left_alone else ""
+    return f"{up} of {len(gpus)} {kind}GPUs answer{sleep}, {reporting} runs report"

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import HostReadings
 from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table
 from gpuwarden.runs.table import RunReadings
@@ -20,6 +20,7 @@ TABLES: tuple[type[Table[Any]], ...] = (
     HostReadings,
     GpuHealth,
     GpuReadings,
+    MigReadings,
     OwnerReadings,
     ProcessReadings,
     RunReadings,
@@ -70,6 +71,7 @@ def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
     yield HostReadings, [((), HostReadings.read(state.host))]
     yield GpuHealth, [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in gpus]
     yield GpuReadings, [((gpu.identity.uuid,), gpu.readings) for gpu in gpus]
+    yield MigReadings, [((mig.identity.uuid,), mig.readings) for gpu in gpus for mig in gpu.mig]
     yield OwnerReadings, [((), OwnerReadings.read(state))]
     yield ProcessReadings, [((), ProcessReadings.read(state))]
     yield RunReadings, [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
-Unit = Literal["", "bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"]
+Unit = Literal["", "bytes", "bytes_per_second", "celsius", "hertz", "joules", "ratio", "seconds", "watts"]
 # How often a reading is taken. poll: in every one; memory: likewise, of looks more frequent than polls; slow: every
 # poll.slow_interval; static: once after the driver was initialised.
 Tier = Literal["memory", "poll", "slow", "static"]

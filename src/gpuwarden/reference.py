@@ -22,6 +22,7 @@ def _metric_lines() -> Iterator[str]:
     yield ""
     yield "The tier is how often a reading is taken: poll, in every poll (`poll.interval`); memory, of looks that are"
     yield "more frequent (`poll.memory_interval`); slow, every `poll.slow_interval`; static, at the driver's start."
+    yield "A source of NVML that is called a field is one of nvmlDeviceGetFieldValues, by its number in nvml.h."
     for table in TABLES:
         yield ""
         yield f"## {table.prefix}…"

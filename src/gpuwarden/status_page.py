@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -43,11 +44,16 @@ def _page(state: State, socket: Path) -> Iterator[str]:
         yield f'<p class="warning">These are not this machine\'s GPUs: the source is <b>{escape(state.source)}</b>.</p>'
     if state.snapshot.fault is not None:
         yield f'<p class="warning">The driver does not answer: <b>{escape(state.snapshot.fault)}</b>.</p>'
+    if state.snapshot.paused_until is not None:
+        until = time.strftime("%H:%M:%S %Z", time.localtime(state.snapshot.paused_until))
+        yield f'<p class="warning">Paused until {escape(until)}: the driver is let go of, and no GPU is read.</p>'
     yield (
         '<p><a href="/metrics">metrics</a> for Prometheus · <a href="/-/healthy">healthy</a> · '
         '<a href="/-/ready">ready</a></p>'
     )
-    yield from _table("GPUs", _GPU_COLUMNS, [_gpu_row(gpu) for gpu in state.snapshot.gpus], "No GPU is known.")
+    asleep = state.snapshot.asleep
+    rows = [_gpu_row(gpu, asleep=asleep.get(gpu.identity.uuid, False)) for gpu in state.snapshot.gpus]
+    yield from _table("GPUs", _GPU_COLUMNS, rows, "No GPU is known.")
     yield from _table(
         "Training runs",
         _RUN_COLUMNS,
@@ -84,9 +90,12 @@ def _table(
     yield "</tbody></table></div>"
 
 
-def _gpu_row(gpu: Gpu) -> list[str]:
+def _gpu_row(gpu: Gpu, *, asleep: bool) -> list[str]:
     who = gpu.identity
     cells = [f'<td title="{escape(who.uuid)}">{who.index}</td>', f"<td>{escape(who.name)}</td>"]
+    if not gpu.asked:
+        state = "sleeps" if asleep else "is not asked"
+        return [*cells, f'<td colspan="6">{state}</td>']
     if gpu.fault is not None:
         return [*cells, f'<td class="down" colspan="6">does not answer: {escape(gpu.fault)}</td>']
     return [

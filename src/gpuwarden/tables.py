@@ -25,6 +25,13 @@ def _gpu_info(subject: GpuInPoll) -> Reading:
     return {(str(who.index), who.name, who.pci_bus_id, *versions, who.vbios_version): 1}
 
 
+def _hardware_info(subject: GpuInPoll) -> Reading:
+    who = subject.gpu.identity
+    kind = (who.brand, who.architecture, who.compute_capability)
+    board = (who.serial, who.board_part_number, who.minor_number)
+    return {(*kind, *board, who.gsp_firmware_version): 1}
+
+
 def _process_counts(subject: GpuInPoll) -> Reading:
     types = [process.type for process in subject.gpu.processes]
     return {(name,): types.count(name) for name in subject.gpu.process_lists}
@@ -51,14 +58,21 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         "gpuwarden_gpu_info", "info", "", "Identity of a GPU; join on uuid.", _gpu_info,
         labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
         source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+    hardware_info = Metric[GpuInPoll](
+        "gpuwarden_gpu_hardware_info", "info", "", "What kind of GPU it is, which piece of it, and the firmware of its own processor; the minor number is that of /dev/nvidiaN.", _hardware_info,
+        labels=("brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number", "gsp_firmware_version"),
+        source="nvmlDeviceGetBrand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, …GspFirmwareVersion")
     up = Metric[GpuInPoll](
-        "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll.",
-        lambda subject: float(subject.gpu.up), source="the poll")
+        "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll; nothing where it was not asked.",
+        lambda subject: float(subject.gpu.up) if subject.gpu.asked else None, source="the poll")
+    asleep = Metric[GpuInPoll](
+        "gpuwarden_gpu_asleep", "gauge", "", "Whether the GPU sleeps (runtime D3) and is left alone for that.",
+        lambda subject: subject.snapshot.asleep.get(subject.gpu.identity.uuid), source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep")
     last_success_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_last_success_timestamp_seconds", "gauge", "seconds", "When the GPU last answered, in Unix time.",
         lambda subject: subject.gpu.last_success, source="the poll")
     errors_total = Metric[GpuInPoll](
-        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung.",
+        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung, mig_reconfigured the end of a MIG instance.",
         _gpu_errors, labels=("error",), source="the poll")
     processes = Metric[GpuInPoll](
         "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",
@@ -131,12 +145,18 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     gpus = Metric[State](
         "gpuwarden_gpus", "gauge", "", "Number of GPUs the driver enumerates.",
         lambda state: state.snapshot.enumerated, source="nvmlDeviceGetCount")
+    gpus_asleep = Metric[State](
+        "gpuwarden_gpus_asleep", "gauge", "", "Number of the machine's GPUs that sleep, whether they have said who they are or not.",
+        lambda state: state.snapshot.asleep_count, source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep")
+    paused = Metric[State](
+        "gpuwarden_paused", "gauge", "", "Whether the driver is let go of on request (gpuwarden pause), so that no GPU is read.",
+        lambda state: float(state.snapshot.paused_until is not None))
     collector_success = Metric[State](
         "gpuwarden_collector_success", "gauge", "", "Whether the collector's last poll worked; each GPU's own health is gpuwarden_gpu_up.",
-        lambda state: {("nvml",): float(state.snapshot.fault is None)}, labels=("collector",))
+        lambda state: {("nvml",): float(state.snapshot.fault is None)} if state.snapshot.asked else None, labels=("collector",))
     collector_duration_seconds = Metric[State](
         "gpuwarden_collector_duration_seconds", "gauge", "seconds", "Duration of the collector's last poll.",
-        lambda state: {("nvml",): state.snapshot.duration}, labels=("collector",))
+        lambda state: {("nvml",): state.snapshot.duration} if state.snapshot.asked else None, labels=("collector",))
     collector_last_success_timestamp_seconds = Metric[State](
         "gpuwarden_collector_last_success_timestamp_seconds", "gauge", "seconds", "When the collector last worked, in Unix time.",
         lambda state: {("nvml",): state.snapshot.last_success} if state.snapshot.last_success else None, labels=("collector",))

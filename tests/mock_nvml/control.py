@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 Gpu = int | Literal["*"]
 Key = Literal[
-    "count", "ecc_dbe", "ecc_sbe", "energy", "free", "limit", "memused", "nvlink_down", "nvlink_errors",
+    "count", "ecc_dbe", "ecc_sbe", "energy", "free", "limit", "memused", "mig_hides", "nvlink_down", "nvlink_errors",
     "pcie_gen", "pcie_replay", "pcie_width", "power", "pstate", "recovery", "remap_cor", "remap_failed",
     "remap_pending", "remap_unc", "temp", "throttle", "util",
 ]  # fmt: skip
@@ -27,6 +27,7 @@ SETTINGS: Final = frozenset(
         "lock",
         "driver",
         "frozen",
+        "devices",
     }
 )
 COUNTER: Final = struct.Struct("<56sQ")  # the record of src/calls.c
@@ -98,10 +99,22 @@ class MockNvml:
         """Show these graphics processes; as `processes`."""
         self.control(f"graphics {gpu} {_process_list(memory)}")
 
+    def mig(self, gpu: Gpu, *profiles: str, generation: int = 0) -> None:
+        """Divide the GPU anew into instances of these profiles; another generation gives equal ones other UUIDs."""
+        self.control(f"mig {gpu} {','.join(profiles) or 'none'} {generation}")
+
+    def undivide(self, gpu: Gpu) -> None:
+        """Switch MIG off."""
+        self.control(f"mig {gpu} off")
+
     def xid(self, gpu: int, code: int) -> None:
         """Raise one critical Xid event in every event set that listens to the GPU."""
         self._last_xid += 1
         self.control(f"xid {self._last_xid} {gpu} {code}")
+
+    def driver(self, version: str) -> None:
+        """Be a driver of another version."""
+        self.control(f"driver {version}")
 
     def calls(self) -> dict[str, int]:
         """Count the calls so far, by function, over all processes; a call counts when it begins."""

@@ -201,6 +201,19 @@ except OSError as error:
     assert command(sys.executable, "-c", opening, check=False).returncode == refusal
 
 
+def test_root_alone_may_pause() -> None:
+    """`gpuwarden pause` is root's: the driver is let go of through the sandbox, and systemd's status says so."""
+    gpuwarden = PREFIX / "bin/gpuwarden"
+    refused = command(gpuwarden, "pause", check=False, user="nobody")
+    assert (refused.returncode, "try sudo" in refused.stderr) == (1, True)
+    assert gpus_up() == [1.0, 1.0]
+    command(gpuwarden, "pause", "--for", "10m")
+    assert gpus_up() == []
+    assert shown("StatusText").startswith("paused until ")
+    assert "2 of 2 GPUs answer" in command(gpuwarden, "resume").stdout
+    assert gpus_up() == [1.0, 1.0]
+
+
 def test_every_user_may_report() -> None:
     """A run of another user appears on the page under the kernel's word for that user."""
     uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_GPUS_OF_THE_KERNEL_MODULE = Path("/proc/driver/nvidia/gpus")
+GPUS_OF_THE_KERNEL_MODULE = Path("/proc/driver/nvidia/gpus")
 
 # By NVML's error name, as in gpu.nvml.error_name.
 _ADVICE = {
@@ -21,11 +21,13 @@ def advice(error: str) -> str:
     return _ADVICE.get(error, "")
 
 
-def hidden_gpus(enumerated: int, present: Path = _GPUS_OF_THE_KERNEL_MODULE) -> str | None:
+def hidden_gpus(enumerated: int, present: Path | None = None) -> str | None:
     """Say what to do where NVML enumerates no GPU though the kernel module has some; None where all is well.
 
-    NVML initialises without access to the device nodes and then counts 0, without an error.
+    NVML initialises without access to the device nodes and then counts 0, without an error. `present` is the kernel
+    module's folder, with an entry for each GPU.
     """
+    present = present or GPUS_OF_THE_KERNEL_MODULE
     if enumerated:
         return None
     try:

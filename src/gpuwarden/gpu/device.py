@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory
-from gpuwarden.gpu.nvml import UNSUPPORTED, Field, Handle, Nvml, NVMLError, code_of, field_value, nvml_error
+from gpuwarden.gpu.nvml import UNSUPPORTED, Field, Handle, Nvml, NVMLError, code_of, nvml_error
 from gpuwarden.gpu.peaks import Peaks
 
 P = ParamSpec("P")
@@ -20,24 +21,37 @@ class Device:
     asked for: the driver is entered once, and no list of fields has to be kept in step with the table.
     """
 
-    def __init__(self, nvml: Nvml, handle: Handle, host_memory: Callable[[], HostMemory], peaks: Peaks) -> None:
+    def __init__(
+        self, nvml: Nvml, handle: Handle, host_memory: Callable[[], HostMemory], peaks: Peaks, gpm: Gpm
+    ) -> None:
         self.nvml = nvml
         self.handle = handle
         self.host_memory = host_memory
         self.peaks = peaks
+        self.gpm = gpm
         self.elapsed = 0.0  # seconds since the last reading; 0 in the first, and after one that failed
+        self.failures: list[Exception] = []  # of this reading, that rows got over
         self._answers: dict[Any, Any] = {}
         self._lacks: set[Any] = set()  # questions that this device or driver does not support
-        self._fields: dict[Field, float | Exception] = {}
+        self._settled: dict[Any, Any] = {}  # what holds for as long as the handle does
+        self._fields: dict[Field, float | Exception | None] = {}
         self._batches: dict[str, dict[Field, None]] = {}
         self._batch: dict[Field, None] = {}
         self._integrals: dict[Any, float] = {}
 
+    def attach(self, handle: Handle) -> None:
+        """Go on with a new handle, after which nothing learnt of the device holds; what was added up stays."""
+        self.handle = handle
+        self._lacks.clear()
+        self._settled.clear()
+
     def begin(self, elapsed: float) -> None:
         """Begin a reading: what was answered before is old."""
         self.elapsed = elapsed
+        self.failures.clear()
         self._answers.clear()
         self._fields.clear()
+        self.gpm.begin()
 
     def enter(self, tier: str) -> None:
         """Go on to the rows of a tier, which learns a batch of fields of its own."""
@@ -46,6 +60,8 @@ class Device:
     def relearn(self) -> None:
         """Forget what the device lacks: a mode that was switched, MIG say, may have brought it."""
         self._lacks.clear()
+        self.gpm.relearn()
+        self._settled = {question: answer for question, answer in self._settled.items() if answer is not None}
 
     def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T:
         """Ask the driver. Blocks as long as the driver does; raises NVMLError; failures are not remembered."""
@@ -58,15 +74,43 @@ class Device:
     def supported(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
         """Ask the driver; None where this device or driver does not support the question."""
         key = (function, args)
+        if key in self._answers:
+            return self._answers[key]  # type: ignore[no-any-return] # as above
         if key in self._lacks:
             return None
         try:
-            return self.query(function, *args)  # type: ignore[call-arg] # as above
+            answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # as above
         except NVMLError as error:
             if code_of(error) not in UNSUPPORTED:
                 raise
             self._lacks.add(key)
             return None
+        return answer
+
+    def fixed(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
+        """Ask, once for as long as the handle lasts, what cannot change meanwhile; None where unsupported."""
+        return self.settled((function, args), lambda: self.supported(function, *args))  # type: ignore[call-arg] # as above
+
+    def attempt(self, ask: Callable[[], T]) -> T | None:
+        """Ask for a part of a row that must not cost the rest of it; None, with the failure kept, where it fails."""
+        try:
+            return ask()
+        except NVMLError as error:
+            self.failures.append(error)
+            return None
+
+    def settled(self, matter: Any, settle: Callable[[], T]) -> T:
+        """Return what was settled of a matter since the handle was attached; else settle it now, if that does not fail.
+
+        A counter whose source, or whose unit, changed in mid-life would jump: which one serves is settled once.
+        """
+        if matter not in self._settled:
+            self._settled[matter] = settle()
+        return self._settled[matter]  # type: ignore[no-any-return] # the matter names what settled it
+
+    def is_settled(self, matter: Any) -> bool:
+        """Tell whether a matter was settled since the handle was attached."""
+        return matter in self._settled
 
     @property
     def answered(self) -> bool:
@@ -80,31 +124,50 @@ class Device:
     def field(self, number: int, scope: int = 0) -> float | None:
         """Return a field value, in NVML's unit; None where unsupported. Raises NVMLError."""
         wanted = number, scope
-        if wanted in self._lacks:
+        if wanted not in self._fields and wanted not in self._lacks:
+            self._fetch([wanted])
+        return self._told(wanted)
+
+    def fields(self, wanted: Iterable[Field]) -> list[float | None]:
+        """Return field values, in NVML's units, with at most one call; None where unsupported. Raises NVMLError."""
+        wanted = list(wanted)
+        new = [field for field in wanted if field not in self._fields and field not in self._lacks]
+        if new:
+            self._fetch(new)
+        return [self._told(field) for field in wanted]
+
+    def _told(self, field: Field) -> float | None:
+        if field in self._lacks:
             return None
-        if wanted not in self._fields:
-            self._fetch(wanted)
-        value = self._fields[wanted]
+        value = self._fields[field]
         if isinstance(value, Exception):
             raise value
-        return value if wanted not in self._lacks else None
+        return value
 
-    def _fetch(self, wanted: Field) -> None:
-        self._batch[wanted] = None
+    def _fetch(self, wanted: list[Field]) -> None:
+        for field in wanted:
+            self._batch[field] = None
         fields = [field for field in self._batch if field not in self._fields and field not in self._lacks]
-        values = self.supported(self.nvml.nvmlDeviceGetFieldValues, tuple(fields))
-        if values is None:  # the whole function is missing
-            self._lacks.update(fields)
-            self._fields.update(dict.fromkeys(fields, 0.0))
+        ask = self.nvml.nvmlDeviceGetFieldValues
+        try:
+            answers = ask(self.handle, tuple(fields))
+        except NVMLError as error:
+            if code_of(error) not in UNSUPPORTED:
+                self._fields.update(dict.fromkeys(fields, error))  # the rows to come need not ask in vain
+                raise
+            self._lacks.update(fields)  # the whole function is missing
             return
-        for field, value in zip(fields, values, strict=True):
-            code = value.nvmlReturn
+        self._answers[ask] = True
+        for field, (code, value) in zip(fields, answers, strict=True):
             if code in UNSUPPORTED:
                 self._lacks.add(field)
-                del self._batch[field]
-            self._fields[field] = nvml_error(code) if code and code not in UNSUPPORTED else field_value(value)
+            self._fields[field] = nvml_error(code) if code else value
 
     def integral(self, of: Any, rate: float) -> float:
         """Add up a rate over the readings, as if it had held since the last one; a gap in them counts for nothing."""
         total = self._integrals[of] = self._integrals.get(of, 0.0) + rate * self.elapsed
         return total
+
+    def added_up(self, of: Any) -> float:
+        """Return what `integral` has added up of a rate so far."""
+        return self._integrals.get(of, 0.0)

@@ -6,7 +6,6 @@ On Linux NVML hands out each event of a set once, in order. What it leaves out s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -67,8 +66,10 @@ class _Targets:
 class XidEvents:
     """Listens to all GPUs that have events. One event loop uses it; there is a thread only while there are such GPUs.
 
-    Who wants the driver closed stops calling `follow`, awaits `release`, and may then call nvmlShutdown.
+    Who wants the driver closed calls `stop` and, until it is `idle`, waits.
     """
+
+    name = "the wait for the driver's events"
 
     def __init__(self, nvml: Nvml) -> None:
         self.unknown = 0  # events of a GPU that does not say who it is
@@ -90,7 +91,12 @@ class XidEvents:
         return heard is not None and time.monotonic() - heard < SILENT_SECONDS
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Listen to the GPUs that a poll found, and anew to those that came back; does not block."""
+        """Listen to the GPUs that a poll found, and anew to those that came back; does not block.
+
+        A poll that left the driver alone leaves it alone here too.
+        """
+        if not snapshot.asked:
+            return
         up = frozenset(gpu.identity.uuid for gpu in snapshot.gpus if gpu.up)
         if up != self._up:
             self._times_up.update(up - self._up)
@@ -100,7 +106,7 @@ class XidEvents:
         targets = _Targets(snapshot.driver, frozenset(self._times_up.items()))
         if not targets.same(self._targets):
             self._targets = targets
-        if self._targets is self._without_events or (self._thread and self._thread.is_alive()):
+        if self._targets is self._without_events or not self.idle:
             return
         self._stop = threading.Event()
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
@@ -111,16 +117,14 @@ class XidEvents:
         """Return the events since the last call, in their order."""
         return [self._taken.popleft() for _ in range(len(self._taken))]
 
-    async def release(self) -> bool:
-        """End the wait and free the event set, within about a second; False where a call of the driver hangs.
-
-        Events that were not taken are kept; `follow` begins anew.
-        """
+    def stop(self) -> None:
+        """End the wait and free the event set, within about a second; events that were not taken are kept."""
         self._stop.set()
-        end = time.monotonic() + WAIT_SECONDS + 1.0
-        while self._thread and self._thread.is_alive() and time.monotonic() < end:  # noqa: ASYNC110 - no event tells of a thread's end
-            await asyncio.sleep(0.02)
-        return not (self._thread and self._thread.is_alive())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and the set is freed, so that the driver may be shut down."""
+        return self._thread is None or not self._thread.is_alive()
 
     # On the thread.
 

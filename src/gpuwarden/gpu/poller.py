@@ -6,182 +6,62 @@ import asyncio
 import contextlib
 import logging
 import math
-import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Protocol
 
-from gpuwarden.gpu.advice import advice, hidden_gpus
+from gpuwarden.gpu.advice import advice
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import DRIVER_GONE, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
+from gpuwarden.gpu.identity import identify
+from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
 from gpuwarden.gpu.reader import DEFAULT_PLAN, Answers, GpuGoneError, GpuReader, Plan
 from gpuwarden.gpu.sampler import Look, Sampler
-from gpuwarden.gpu.snapshot import HUNG, Driver, Gpu, Identity, Snapshot
+from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session
+from gpuwarden.gpu.sleep import SleepWatch
+from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity, Snapshot
+from gpuwarden.gpu.threads import Line, Threads, all_of
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
-LATE = 3  # timeouts after which a call that has not come back hangs
 TELL_SECONDS = 60.0  # in which a GPU's changes are logged twice at most
-RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+_STEP_SECONDS = 0.01  # between looks whether calls have come back
+RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
+LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
 _PHASES = 8  # into which the GPUs' slow tiers are dealt
-PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
 
-class HiddenGpusError(Exception):
-    """The machine has GPUs that NVML does not list; the text says why."""
+class DriverUser(Protocol):
+    """Something beside the readers that calls the driver on a thread of its own."""
 
+    name: str  # what it does, for a message
 
-class _Threads:
-    """Threads that share blocking jobs: one does all, and another joins whenever none gets to the jobs that wait.
-
-    Not a thread for each GPU, and no word to the event loop after each job: threads that wake while others run fight
-    for the interpreter at every call, which doubles a poll's CPU time. There are never more than jobs under way.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[tuple[asyncio.Future[Any], Any]] = queue.SimpleQueue()
-        self._open: list[asyncio.Future[Any]] = []
-        self._workers: list[int] = []  # by the kernel's thread id
-        self._count = 0
-        self._watch: asyncio.TimerHandle | None = None  # set while jobs are under way
+    def stop(self) -> None:
+        """Begin no more calls until it is told of GPUs again, and give back what the driver holds. Does not block."""
 
     @property
-    def uninterruptible(self) -> bool:
-        """Whether a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
-        return any(map(_sleeps_uninterruptibly, self._workers))
-
-    def give(self, job: Callable[[], T]) -> asyncio.Future[T | Exception]:
-        """Have a job done as soon as a thread is free, on the running loop; what it raises is its result."""
-        future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
-        self._open.append(future)
-        self._jobs.put(lambda: self._outcomes.put((future, _outcome(job))))
-        if self._count == 0:
-            self._add()
-        if self._watch is None:
-            self._look_after()
-        return future
-
-    def _add(self) -> None:
-        self._count += 1
-        # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
-
-    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._workers.append(threading.get_native_id())
-        while True:
-            self._jobs.get()()
-            if self._jobs.empty():  # else the next job may hang, and the watch delivers
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        while not self._outcomes.empty():
-            future, outcome = self._outcomes.get()
-            if not future.done():  # a cancelled one
-                future.set_result(outcome)
-        self._open = [future for future in self._open if not future.done()]
-        if not self._open and self._watch:
-            self._watch.cancel()  # or it would wake the process once a poll for nothing
-            self._watch = None
-
-    def _look_after(self) -> None:
-        self._watch = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._check, self._jobs.qsize())
-
-    def _check(self, waiting: int) -> None:
-        self._watch = None
-        self._deliver()
-        if self._jobs.empty():
-            return
-        if self._jobs.qsize() >= waiting and self._count < len(self._open):
-            self._add()
-        self._look_after()
+    def idle(self) -> bool:
+        """Whether that is done: no call of it is under way, nor will one begin."""
 
 
-def _sleeps_uninterruptibly(thread: int) -> bool:
-    try:
-        return Path(f"/proc/self/task/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"D"
-    except OSError:
-        return False
-
-
-def _outcome(job: Callable[[], T]) -> T | Exception:
-    try:
-        return job()
-    except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
-        return error
-
-
-class _Line(Generic[T]):
-    """Has one blocking job done, again and again, one at a time: `begin` it, wait for `_all` that were, then `take`.
-
-    A slow driver's answer comes late, but it comes: the next `begin` goes on with it, and one that came between two of
-    them counts. A job under way for longer than LATE timeouts hangs: it is not waited for, and what it says in the end
-    is old and thrown away.
-    """
-
-    def __init__(self, threads: _Threads, job: Callable[[], T]) -> None:
-        self._threads = threads
-        self._job = job
-        self._current: asyncio.Future[T | Exception] | None = None
-        self._began = 0.0
-        self.awaited: asyncio.Future[T | Exception] | None = None
-
-    def begin(self, timeout: float) -> None:
-        """Begin the job, unless it is under way; `awaited` is then its end, or None where it hangs."""
-        now = time.monotonic()
-        old = now - self._began > LATE * timeout
-        if self._current is None or (old and self._current.done()):
-            self._current, self._began = self._threads.give(self._job), now
-        elif old:
-            self.awaited = None
-            return
-        self.awaited = self._current
-
-    def take(self) -> T:
-        """Return the answer, once; raises what the job raised, or TimeoutError while there is none."""
-        awaited, self.awaited = self.awaited, None
-        if awaited is None or not awaited.done():
-            raise TimeoutError
-        self._current = None
-        outcome = awaited.result()
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    async def run(self, timeout: float) -> T:
-        """Have it done alone: raises as `take` does."""
-        self.begin(timeout)
-        await _all([self], timeout)
-        return self.take()
-
-
-async def _all(lines: Iterable[_Line[Any]], timeout: float) -> None:
-    """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
-    futures = [line.awaited for line in lines if line.awaited]
-    if futures:
-        await asyncio.wait(futures, timeout=timeout)  # not wait_for: a job under way cannot be cancelled
+class StillUsedError(Exception):
+    """The driver cannot be let go of; the text says why, and what to do."""
 
 
 class _Gpu:
     """One GPU: how it is read, and its health so far. Known by its index until it is identified."""
 
-    def __init__(self, nvml: Nvml, index: int, threads: _Threads, new_reader: Callable[[Handle], GpuReader]) -> None:
+    def __init__(self, nvml: Nvml, index: int, threads: Threads, new_reader: Callable[[Handle], GpuReader]) -> None:
         self._nvml = nvml
         self._index = index
         self._new_reader = new_reader
         self._reader: GpuReader | None = None
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
-        self._identifying = _Line(threads, self._look_up)
-        self.reading = _Line(threads, self._read)
+        self._identifying = Line(threads, self._look_up)
+        self.reading = Line(threads, self._read)
         self._was_up = True
         self._told: list[float] = []  # when the last changes were logged
         self._identity: Identity | None = None
@@ -198,9 +78,30 @@ class _Gpu:
         """How its memory is looked at between polls; None where it cannot be, or did not answer."""
         return self._reader.look if self._reader and self._was_up else None
 
+    @property
+    def held(self) -> bool:
+        """Whether the driver has been asked for it, and has its device open."""
+        return self._handle is not None
+
+    @property
+    def under_way(self) -> str:
+        """Say which GPU this is if a call to it is under way, else nothing."""
+        looking = self._reader is not None and self._reader.look is not None and self._reader.look.asked is not None
+        if not (looking or self.reading.busy or self._identifying.busy):
+            return ""
+        return f"GPU {self._index}" + (f" ({self._identity.uuid})" if self._identity else "")
+
+    def release(self) -> None:
+        """Give back what the driver holds for it, and forget its handle; with no call under way."""
+        self._identifying.forget()
+        self.reading.forget()
+        self._handle = None
+        if self._reader:
+            self._reader.release()
+
     def met_again(self, stranger: _Gpu) -> None:
         """Take what the driver says of it now: its index may be another after GPUs came and went."""
-        self._handle, self._identity = stranger._handle, stranger._identity
+        self._handle, self._identity, self._index = stranger._handle, stranger._identity, stranger._index
 
     def complain(self, fault: str) -> None:
         """Say once that it does not tell who it is."""
@@ -216,7 +117,7 @@ class _Gpu:
 
     def _look_up(self) -> tuple[Handle, Identity]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
-        return handle, _identify(self._nvml, handle, self._index)
+        return handle, identify(self._nvml, handle, self._index)
 
     def result(self) -> Gpu:
         """Return what the `reading` begun has found; whatever happened is told in it."""
@@ -242,20 +143,32 @@ class _Gpu:
             last_success=self._last_success,
             errors=dict(self._errors),
             process_lists=answers.process_lists,
+            mig=answers.mig,
         )
+
+    def left_alone(self) -> Gpu:
+        """Tell what is known of it without asking."""
+        if self._reader:
+            self._reader.leave_gap()
+        return Gpu(self.identity, fault=None, asked=False, last_success=self._last_success, errors=dict(self._errors))
+
+    def lost_session(self) -> None:
+        """Forget the handle: those of another session are worth nothing."""
+        self._handle = None
 
     def _read(self) -> Answers:
         """Read, on a thread. After a failure the handle is looked up anew: a reset invalidates old ones."""
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             try:
-                self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.identity.uuid)
+                handle = self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.identity.uuid)
             except NVMLError as error:
                 raise GpuGoneError(error_name(error)) from None
         try:
             if self._reader is None:
-                self._reader = self._new_reader(self._handle)
-            elif self._reader.handle is not self._handle:
-                self._reader.attach(self._handle)
+                self._reader = self._new_reader(handle)
+            elif self._reader.handle is not handle:
+                self._reader.attach(handle)
             return self._reader.read()
         except Exception:
             self._handle = None
@@ -290,6 +203,7 @@ class Poller:
         memory_interval: float = math.inf,
         host_memory: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.monotonic,
+        sleep: SleepWatch | None = None,
     ) -> None:
         self._nvml = nvml
         self._plan = plan
@@ -297,57 +211,165 @@ class Poller:
         self._clock = clock
         self._timeout = min(interval, LONGEST_CALL_SECONDS)
         self._sampler = Sampler(memory_interval, self._timeout) if memory_interval < interval else None
-        self._threads = _Threads()
-        self._counting = _Line(self._threads, self._ask_driver)
+        self._users: list[DriverUser] = [self._sampler] if self._sampler else []
+        self._sleep = sleep
+        self._session = Session(nvml)
+        self._threads = Threads()
+        self._counting = Line(self._threads, self._session.count)
+        self._closing = Line(self._threads, self._close)
         self._gpus: dict[str, _Gpu] = {}  # by UUID
         self._strangers: dict[int, _Gpu] = {}  # by index: enumerated and not yet identified
-        self._driver: Driver | None = None
         self._errors: Counter[str] = Counter()
         self._last_success: float | None = None
-        self._initialised = False
-        self._enumerated: int | None = None  # None: every index is to be looked at anew
-        self._refused: Exception | None = None
-        self._retry_at = 0.0
+        self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
+        self._paused_until: float | None = None  # by the monotonic clock
+        self._let_sleep_at = 0.0
 
     @property
     def uninterruptible(self) -> bool:
         """Whether a call hangs beyond the reach of signals, so that this process could not be ended."""
         return self._threads.uninterruptible
 
+    @property
+    def outdated(self) -> bool:
+        """Whether the driver was updated, and refuses the library that this process has in its memory."""
+        return self._session.outdated
+
+    def register(self, user: DriverUser) -> None:
+        """Have a further user of the driver let go of it whenever the poller does."""
+        self._users.append(user)
+
+    async def pause(self, seconds: float) -> None:
+        """Let go of the driver; polls go on without it for so long. Raises StillUsedError within 20 s.
+
+        Not during a poll.
+        """
+        if self._paused_until is None:
+            await self._let_go(RELEASE_SECONDS)
+        self._paused_until = time.monotonic() + seconds
+
+    def resume(self) -> bool:
+        """Let the next poll use the driver again; tell whether that was paused."""
+        paused, self._paused_until = self._paused_until is not None, None
+        return paused
+
     async def poll(self) -> Snapshot:
         """Read everything; takes at most three intervals and 30 s, however the driver behaves."""
         began, started = time.time(), time.perf_counter()
-        known = list(self._gpus.values())
+        if self._paused_until is not None and time.monotonic() >= self._paused_until:
+            log.warning("the pause is over: GPUs are read again")
+            self.resume()
+        if self._sleep:
+            self._sleep.look()
+        if self._paused_until is not None:
+            return self._snapshot(began, started, None, asked=False)
+        if self._sleep:
+            await self._let_sleep()
+            if self._sleep.all_left_alone:
+                return self._snapshot(began, started, None, asked=False)
         self._counting.begin(self._timeout)
-        if self._initialised:
-            self._begin(known)  # together with the count: going round the threads twice costs half a poll's time
-        await _all([self._counting], self._timeout)
+        if self._session.open:
+            # Together with the count: going round the threads twice costs half a poll's time.
+            self._begin([gpu for gpu in self._wanted() if gpu.held or not self._sleep])
+        await all_of([self._counting], self._timeout)
         count = self._count(began)
         if count is not None:
             await self._meet(count)
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
-        self._begin([gpu for gpu in self._gpus.values() if not gpu.reading.awaited])
+        asked = self._wanted()
+        self._begin([gpu for gpu in asked if not gpu.reading.awaited])
+        await all_of([gpu.reading for gpu in asked], self._timeout)
+        return self._snapshot(began, started, count, asked=True)
+
+    def _snapshot(self, began: float, started: float, count: int | None, *, asked: bool) -> Snapshot:
         known = sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index)
-        await _all([gpu.reading for gpu in known], self._timeout)
-        gpus = tuple(gpu.result() for gpu in known)
-        if self._sampler:
-            self._sampler.watch(gpu.look for gpu in known if gpu.look)
+        wanted = set(self._wanted()) if asked else set()
+        gpus = tuple(gpu.result() if gpu in wanted else gpu.left_alone() for gpu in known)
+        if self._sampler and asked:
+            self._sampler.watch(gpu.look for gpu in known if gpu in wanted and gpu.look)
+        left = None if self._paused_until is None else self._paused_until - time.monotonic()
         return Snapshot(
             time=began,
             duration=time.perf_counter() - started,
-            fault=self._fault,
-            driver=self._driver,
+            fault=self._fault if asked else None,
+            driver=self._session.driver,
             enumerated=count,
             gpus=gpus,
             last_success=self._last_success,
             errors=dict(self._errors),
+            asked=asked,
+            paused_until=None if left is None else began + left,
+            asleep=self._note_sleep(gpus) if self._sleep else {},
+            asleep_count=self._sleep.asleep if self._sleep else None,
         )
 
+    def _note_sleep(self, gpus: Iterable[Gpu]) -> dict[str, bool]:
+        assert self._sleep is not None
+        for gpu in gpus:
+            if gpu.asked:
+                self._sleep.answered(gpu.identity.pci_bus_id, busy=bool(gpu.processes) or not gpu.up)
+        return {gpu.identity.uuid: self._sleep.sleeps(gpu.identity.pci_bus_id) for gpu in gpus}
+
+    def _wanted(self) -> list[_Gpu]:
+        """Return the known GPUs that are to be asked in this poll."""
+        if self._sleep is None:
+            return list(self._gpus.values())
+        return [gpu for gpu in self._gpus.values() if self._sleep.wants(gpu.identity.pci_bus_id)]
+
+    async def _let_sleep(self) -> None:
+        """Let go of the driver where it has a GPU open that may sleep: it closes none but in shutting down."""
+        wanted = self._wanted()
+        if time.monotonic() < self._let_sleep_at or not any(
+            gpu.held for gpu in self._gpus.values() if gpu not in wanted
+        ):
+            return
+        try:
+            await self._let_go(LET_SLEEP_SECONDS)
+        except StillUsedError as error:
+            log.warning("a GPU cannot be left to sleep: %s", error)
+            self._let_sleep_at = time.monotonic() + TELL_SECONDS
+
+    async def _let_go(self, patience: float) -> None:
+        """Have no device of the driver open any more. Raises StillUsedError after twice as many seconds."""
+        for user in self._users:
+            user.stop()
+        end = time.monotonic() + patience
+        while busy := self._busy():
+            if time.monotonic() > end:
+                raise StillUsedError(
+                    f"{busy} has not come back for {patience:g} s, and until then the driver cannot be let go of. "
+                    "Only a restart of gpuwarden ends that: stop it (systemctl stop gpuwarden), and start it afterwards"
+                )
+            await asyncio.sleep(_STEP_SECONDS)
+        self._counting.forget()
+        try:
+            await self._closing.run(patience)
+        except TimeoutError:
+            raise StillUsedError("the driver's nvmlShutdown hangs: stop gpuwarden, and start it afterwards") from None
+        except NVMLError as error:
+            raise StillUsedError(f"the driver refuses to be let go of: {error}") from None
+
+    def _busy(self) -> str:
+        """Name one that has a call under way; nothing where there is none."""
+        if self._counting.busy or self._closing.busy:
+            return "a call to the driver as a whole"
+        for gpu in (*self._gpus.values(), *self._strangers.values()):
+            if gpu.under_way:
+                return f"a call to {gpu.under_way}"
+        return next((user.name for user in self._users if not user.idle), "")
+
+    def _close(self) -> None:
+        """Give everything back and shut the driver down. Runs on a thread, while no other uses the driver."""
+        for gpu in (*self._gpus.values(), *self._strangers.values()):
+            with contextlib.suppress(NVMLError):  # of a GPU that is lost nothing can be given back
+                gpu.release()
+        self._session.close()
+
     def stop(self) -> None:
-        """Look at nothing any more; what is under way comes to its end by itself."""
-        if self._sampler:
-            self._sampler.stop()
+        """Begin nothing beside the polls any more; what is under way comes to its end by itself."""
+        for user in self._users:
+            user.stop()
 
     def _begin(self, gpus: Iterable[_Gpu]) -> None:
         for gpu in gpus:
@@ -378,45 +400,24 @@ class Poller:
             log.error("no GPU can be read: %s (%s); %s", text, name, what_to_do)
         self._fault = name
 
-    def _ask_driver(self) -> int:
-        """Initialise if need be, and count the GPUs. Runs on a thread; raises NVMLError."""
-        try:
-            self._initialise()
-            count = self._nvml.nvmlDeviceGetCount()
-        except NVMLError as error:
-            if code_of(error) in DRIVER_GONE:
-                self._initialised = False
-            raise
-        if hidden := hidden_gpus(count):
-            raise HiddenGpusError(hidden)
-        return count
-
-    def _initialise(self) -> None:
-        if self._initialised:
-            return
-        if self._refused and time.monotonic() < self._retry_at:
-            raise self._refused
-        try:
-            self._nvml.nvmlInit()
-            cuda = _if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
-            version = self._nvml.nvmlSystemGetDriverVersion()
-        except NVMLError as error:
-            self._refused, self._retry_at = error, time.monotonic() + RETRY_SECONDS
-            raise
-        self._driver = Driver(version, "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
-        self._initialised, self._refused, self._enumerated = True, None, None
-
     async def _meet(self, count: int) -> None:
         """Learn who the GPUs are: one that hangs at the start must not hide the others."""
-        if count != self._enumerated:
-            self._enumerated = count
+        if (self._session.number, count) != self._enumerated:
+            if self._session.number != self._enumerated[0]:
+                for gpu in self._gpus.values():
+                    gpu.lost_session()
+            self._enumerated = self._session.number, count
             if count == 0:
                 log.warning("the driver lists no GPU")
             for index in range(count):
                 self._strangers.setdefault(index, self._stranger(index))
         before = set(self._gpus)
         # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
-        listed = [stranger for stranger in self._strangers.items() if stranger[0] < count]
+        listed = [
+            stranger
+            for stranger in self._strangers.items()
+            if stranger[0] < count and (self._sleep is None or self._sleep.wants_index(stranger[0], count))
+        ]
         outcomes = await asyncio.gather(*map(self._greet, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
@@ -448,28 +449,3 @@ class Poller:
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
-
-
-def _if_supported(ask: Callable[[], T]) -> T | None:
-    try:
-        return ask()
-    except NVMLError as error:
-        if code_of(error) in UNSUPPORTED:
-            return None
-        raise
-
-
-def _identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
-    pci = _if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
-    bus = pci.busId if pci else ""
-    try:
-        vbios = nvml.nvmlDeviceGetVbiosVersion(handle)
-    except NVMLError:
-        vbios = ""
-    return Identity(
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        pci_bus_id=(bus.decode() if isinstance(bus, bytes) else bus).lower(),
-        vbios_version=vbios,
-    )

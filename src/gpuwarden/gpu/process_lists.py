@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeAlias
 
 from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.mig import Instance
 from gpuwarden.gpu.nvml import NVMLError, ProcessInfo
 from gpuwarden.gpu.snapshot import GpuProcess
 
 Lists: TypeAlias = tuple[tuple[GpuProcess, ...], tuple[str, ...]]
+Type: TypeAlias = Literal["compute", "graphics"]
+# MIG instances by the ids of their GPU and compute instance
+ByIds: TypeAlias = Mapping[tuple["int | None", "int | None"], Instance]
 
 
 class ProcessLists:
@@ -20,37 +24,68 @@ class ProcessLists:
 
     def __init__(self) -> None:
         self._used: float | None = None  # device memory in use when the compute processes were listed
-        self._listed: dict[str, Iterable[ProcessInfo]] = {}
+        self._instances: ByIds = {}  # at that time
+        self._listed: dict[str, list[GpuProcess]] = {}
 
-    def read(self, device: Device, used: float | None, note: Callable[[Exception], None], *, all_types: bool) -> Lists:
+    def read(
+        self,
+        device: Device,
+        used: float | None,
+        note: Callable[[Exception], None],
+        instances: ByIds,
+        *,
+        all_types: bool,
+    ) -> Lists:
         """Return the processes and the types listed; `note` takes errors of the driver's calls. Blocks like them."""
-        if all_types or used != self._used:
-            self._used = used
+        if all_types or used != self._used or instances != self._instances:
+            self._used, self._instances = used, instances
             self._ask(device, "compute", note)
         if all_types:
             self._ask(device, "graphics", note)
         return _each_once(self._listed), tuple(self._listed)
 
-    def _ask(self, device: Device, kind: str, note: Callable[[Exception], None]) -> None:
+    def _ask(self, device: Device, kind: Type, note: Callable[[Exception], None]) -> None:
         functions = {
             "compute": device.nvml.nvmlDeviceGetComputeRunningProcesses,
             "graphics": device.nvml.nvmlDeviceGetGraphicsRunningProcesses,
         }
         self._listed.pop(kind, None)  # whether it is told anew or not: an old list never stands in
         try:
-            self._listed[kind] = device.query(functions[kind])
+            listed = device.query(functions[kind])
         except NVMLError as error:
             self._used = None  # to be asked again at the next reading
             note(error)
+            return
+        found = self._listed[kind] = [
+            GpuProcess(process.pid, kind, process.usedGpuMemory, self._instance_of(process)) for process in listed
+        ]
+        untold = {process.instance for process in found if process.memory is None}
+        for instance in self._instances.values():
+            if (uuid := instance.identity.uuid) in untold:
+                try:
+                    own = functions[kind](instance.handle)
+                except NVMLError as error:
+                    note(error)
+                else:
+                    found += [GpuProcess(process.pid, kind, process.usedGpuMemory, uuid) for process in own]
+
+    def _instance_of(self, process: ProcessInfo) -> str | None:
+        if not self._instances:
+            return None
+        # Drivers before R450 have structs without the ids.
+        ids = getattr(process, "gpuInstanceId", None), getattr(process, "computeInstanceId", None)
+        instance = self._instances.get(ids)
+        return instance.identity.uuid if instance else None
 
 
-def _each_once(lists: dict[str, Iterable[ProcessInfo]]) -> tuple[GpuProcess, ...]:
+def _each_once(lists: Mapping[str, Iterable[GpuProcess]]) -> tuple[GpuProcess, ...]:
     """Take each pid once: the driver may list one as both types, or twice."""
     found: dict[int, GpuProcess] = {}
     for kind in sorted(lists):  # compute first
         for process in lists[kind]:
-            known = found.get(process.pid)
-            told = (process.usedGpuMemory, known.memory if known else None)
-            memory = max((size for size in told if size is not None), default=None)
-            found[process.pid] = GpuProcess(process.pid, known.type if known else kind, memory)
+            known = found.setdefault(process.pid, process)
+            if known is not process:
+                told = [size for size in (process.memory, known.memory) if size is not None]
+                instance = known.instance or process.instance
+                found[process.pid] = GpuProcess(process.pid, known.type, max(told, default=None), instance)
     return tuple(found.values())

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
+from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
+from gpuwarden.gpu.mig_reader import MigReader
 from gpuwarden.gpu.nvml import GPU_GONE, MEMORY_V2, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
 from gpuwarden.gpu.peaks import Peaks
 from gpuwarden.gpu.process_lists import ProcessLists
 from gpuwarden.gpu.sampler import Look
-from gpuwarden.gpu.snapshot import GpuProcess
+from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric, Reading, Tier
 
@@ -42,6 +45,7 @@ class Answers:
     processes: tuple[GpuProcess, ...] = ()
     process_lists: tuple[str, ...] = ()
     errors: Counter[str] = field(default_factory=Counter)
+    mig: tuple[MigInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Plan:
     """
 
     slow_interval: float = 10.0
-    opted_in: frozenset[str] = frozenset()
+    opted_in: frozenset[str] = frozenset({GPM_OPTION})
     phase: float = 0.0
 
 
@@ -70,20 +74,41 @@ class GpuReader:
         host_memory: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look = Look(self._memory_used)
-        self._device = Device(nvml, handle, host_memory, Peaks(clock))
+        self._look = Look(nvml.nvmlDeviceGetMemoryInfo)
+        self._device = Device(nvml, handle, host_memory, Peaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
         self._last: float | None = None  # when the last reading began, unless it failed
         self._lists = ProcessLists()
+        self._mig = MigReader(self._device, plan.opted_in)
         self.attach(handle)
 
     def attach(self, handle: Handle) -> None:
         """Go on with a new handle, after the driver was initialised anew or the GPU reset: nothing learnt holds."""
         self._device.handle = handle
+        self._device.gpm.release()
+        self._mig.forget()
+        self.ask_anew()
+
+    def ask_anew(self) -> None:
+        """Have the next reading take every tier and ask what was settled, as the first one did; samples stay."""
+        self._device.attach(self._device.handle)
         self._kept: dict[Tier, dict[Metric[Device], Reading]] = {}
         self._slow_due = self._static_due = -float("inf")
         self._relearn()
+
+    def leave_gap(self) -> None:
+        """Add no rate up over the time until the next reading: the GPU is left alone meanwhile."""
+        self._last = None
+
+    def release(self) -> bool:
+        """Give back what the driver holds for this reader, before it is shut down; `attach` begins anew.
+
+        Blocks like the driver's calls. From another thread than the reader's it may be called too: while a call that
+        uses what is to be given back is under way it returns False, and all stays.
+        """
+        self.leave_gap()
+        return self._device.gpm.release()
 
     @property
     def handle(self) -> Handle:
@@ -115,26 +140,25 @@ class GpuReader:
         if not self._device.answered:
             # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
             raise GpuGoneError(next(iter(answers.errors), "no_reading"))
+        mig = self._mig.read(answers.errors, slow=slow)
         used = answers.readings.get(GpuReadings.memory_used_bytes)
         lists = self._lists.read(
             self._device,
             used if isinstance(used, (int, float)) else None,
             lambda error: _note(error, answers.errors),
+            self._mig.by_ids,
             all_types=slow,
         )
+        # By the form of the question that the table's rows have found to work.
+        old = self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
+        self._look.aim(self._device.handle, *(() if old else (MEMORY_V2,)))
         self._last = now
-        return Answers(answers.time, answers.readings, *lists, answers.errors)
+        return Answers(answers.time, answers.readings, *lists, answers.errors, mig)
 
     @property
     def look(self) -> Look | None:
         """How memory is looked at between readings; None where the device has none of its own."""
         return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._look
-
-    def _memory_used(self) -> float:
-        """Ask for the bytes in use, by the form of the question that the table uses. Runs on a thread of its own."""
-        ask = self._device.nvml.nvmlDeviceGetMemoryInfo
-        version = () if self._device.lacks(ask, MEMORY_V2) else (MEMORY_V2,)
-        return ask(self._device.handle, *version).used
 
     def _take(self, tier: Tier, errors: Counter[str]) -> None:
         """Read the rows of a tier; what it had before is gone, whether they answer or not."""
@@ -148,6 +172,9 @@ class GpuReader:
                 _note(error, errors)
                 if code_of(error) in UNSUPPORTED:
                     self._rows[tier].remove(row)
+        for failure in self._device.failures:
+            _note(failure, errors)
+        self._device.failures.clear()
 
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS

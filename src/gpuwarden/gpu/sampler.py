@@ -7,30 +7,35 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from gpuwarden.gpu.nvml import NVMLError
+from gpuwarden.gpu.nvml import Memory, NVMLError
 
 log = logging.getLogger(__name__)
 
 
 class Look:
-    """How one GPU's memory is looked at: `read` asks the driver for the bytes in use.
+    """How one GPU's memory is looked at: `question` asks the driver for it, with these arguments.
 
     Taken ten times a second with cold caches, a look costs by what it touches: it keeps the highest and no more.
     """
 
-    __slots__ = ("_highest", "_lock", "_read", "asked")
+    __slots__ = ("_arguments", "_highest", "_lock", "_question", "asked")
 
-    def __init__(self, read: Callable[[], float]) -> None:
-        self._read = read
+    def __init__(self, question: Callable[..., Memory]) -> None:
+        self._question = question
+        self._arguments: tuple[object, ...] = ()
         self._lock = threading.Lock()
         self._highest = 0.0
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
+
+    def aim(self, *arguments: object) -> None:
+        """Ask with other arguments from now on."""
+        self._arguments = arguments
 
     def take(self, now: float) -> None:
         """Look once. Blocks as long as the driver does."""
         self.asked = now
         try:
-            used = self._read()
+            used = self._question(*self._arguments).used
         except NVMLError:
             return  # the next poll finds out what is wrong, and says so
         finally:
@@ -53,18 +58,25 @@ class Sampler:
     while there is something to look at.
     """
 
+    name = "a look at a GPU's memory"
+
     def __init__(self, interval: float, patience: float) -> None:
         self._interval = interval
         self._patience = patience
         self._looks: tuple[Look, ...] = ()
         self._thread: _Thread | None = None
+        self._ending: list[_Thread] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether no look is under way, nor will one begin before the next `watch`."""
+        return self._thread is None and not any(thread.is_alive() for thread in self._ending)
 
     def watch(self, looks: Iterable[Look]) -> None:
         """Look at these from now on, except for those under way for longer than `patience` seconds."""
         late = time.monotonic() - self._patience
         if self._thread and any(look.asked and look.asked < late for look in self._thread.looks):
-            self._thread.end()
-            self._thread = None
+            self.stop()
         self._looks = tuple(look for look in looks if look.asked is None or look.asked >= late)
         if self._thread:
             self._thread.looks = self._looks
@@ -78,6 +90,7 @@ class Sampler:
         """Look no more; a look under way comes to its end."""
         if self._thread:
             self._thread.end()
+            self._ending = [*(thread for thread in self._ending if thread.is_alive()), self._thread]
             self._thread = None
 
 
@@ -87,20 +100,21 @@ class _Thread(threading.Thread):
         super().__init__(name="memory", daemon=True)
         self.looks = looks
         self._interval = interval
-        self._ended = False
+        self._going = threading.Lock()  # held until the end: waiting for it is a sleep that can be cut short
+        self._going.acquire()
 
     def end(self) -> None:
-        self._ended = True
+        """Have it end now, or when the look under way comes back. Once."""
+        self._going.release()
 
     def run(self) -> None:
         due = time.monotonic()
         while True:
             now = time.monotonic()
             due = max(due + self._interval, now)  # after a slow look: no burst to catch up
-            time.sleep(due - now)
+            if self._going.acquire(timeout=due - now):
+                return
             for look in self.looks:
-                if self._ended:
+                if not self._going.locked():
                     return
                 look.take(due)
-            if self._ended:
-                return

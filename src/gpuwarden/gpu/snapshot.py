@@ -13,22 +13,58 @@ HUNG = "timeout"  # the fault of a call that did not come back in time
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a GPU is; read once. `index` is NVML's at that time and names nothing: the UUID does."""
+    """Who a GPU is; read once, empty where it does not say.
+
+    `index` is NVML's at that time and names nothing: the UUID does.
+    """
 
     uuid: str
     index: int
     name: str
     pci_bus_id: str
     vbios_version: str
+    brand: str = ""
+    architecture: str = ""
+    compute_capability: str = ""
+    serial: str = ""
+    board_part_number: str = ""
+    minor_number: str = ""  # of /dev/nvidiaN
+    gsp_firmware_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell."""
+    """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell.
+
+    `instance` is the UUID of the MIG instance it is on, None where it is on none.
+    """
 
     pid: int
     type: str  # "compute" or "graphics"; "compute" where the driver lists it as both
     memory: int | None
+    instance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigIdentity:
+    """Who a MIG instance is; `profile` is NVIDIA's name of its size, 1g.10gb say, empty where the driver has none."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG instance in one poll."""
+
+    identity: MigIdentity
+    readings: Readings = field(default_factory=dict)
+
+    def value(self, row: Metric[Any], *labels: str) -> float | None:
+        """Return one reading in base units; None where this poll does not have it."""
+        return _value(self.readings, row, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +79,7 @@ class XidCount:
 class Gpu:
     """One GPU in one poll. Did it not answer, `fault` names why and there are no readings: old ones never stand in.
 
+    Nor are there where it was left alone (`asked` is false), which is no fault.
     `process_lists` names the types of processes that the driver listed. `last_success` is Unix time, None before the
     first; `errors` counts failed calls by name since the daemon started. `xids` are those known so far, by code.
     """
@@ -54,23 +91,33 @@ class Gpu:
     last_success: float | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
     process_lists: tuple[str, ...] = ()
+    asked: bool = True
+    mig: tuple[MigInstance, ...] = ()
     xids: Mapping[int, XidCount] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
         """Whether the GPU answered in this poll."""
-        return self.fault is None
+        return self.asked and self.fault is None
 
     def value(self, row: Metric[Any], *labels: str) -> float | None:
         """Return one reading in base units; None where this poll does not have it."""
-        reading = self.readings.get(row)
-        if isinstance(reading, Mapping):
-            reading = reading.get(labels)
-        return reading if isinstance(reading, (int, float)) else None
+        return _value(self.readings, row, labels)
+
+    def instance(self, uuid: str) -> MigInstance | None:
+        """Return the MIG instance of that UUID."""
+        return next((instance for instance in self.mig if instance.identity.uuid == uuid), None)
 
     def memory_of(self, pid: int) -> int | None:
         """Return the device memory the process holds, in bytes; None where it has none here or the driver is silent."""
         return next((process.memory for process in self.processes if process.pid == pid), None)
+
+
+def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> float | None:
+    reading = readings.get(row)
+    if isinstance(reading, Mapping):
+        reading = reading.get(labels)
+    return reading if isinstance(reading, (int, float)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +133,10 @@ class Snapshot:
     """One poll. `fault` names why the driver as a whole did not answer; each GPU carries its own health beside that.
 
     `time` and `last_success` are Unix time, `duration` seconds; `enumerated` is the driver's count of GPUs, None
-    when it did not say; `errors` counts failures of the driver as a whole since the daemon started.
+    when it did not say; `errors` counts failures of the driver as a whole since the daemon started. `asked` is false
+    where the driver was left alone: during a pause, until `paused_until`, or for the sake of GPUs that sleep. `asleep`
+    says of each GPU whether it does, `asleep_count` counts those that have not said who they are as well; both are
+    known only where GPUs are let sleep.
     """
 
     time: float
@@ -97,6 +147,10 @@ class Snapshot:
     gpus: tuple[Gpu, ...] = ()
     last_success: float | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
+    asked: bool = True
+    paused_until: float | None = None
+    asleep: Mapping[str, bool] = field(default_factory=dict)
+    asleep_count: int | None = None
 
     @property
     def hung(self) -> bool:
@@ -111,3 +165,7 @@ class Snapshot:
     def gpu(self, uuid: str) -> Gpu | None:
         """Return the GPU of that UUID."""
         return next((gpu for gpu in self.gpus if gpu.identity.uuid == uuid), None)
+
+    def gpu_with(self, uuid: str) -> Gpu | None:
+        """Return the GPU of that UUID, or the one whose MIG instance has it."""
+        return self.gpu(uuid) or next((gpu for gpu in self.gpus if gpu.instance(uuid)), None)

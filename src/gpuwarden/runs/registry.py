@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import headroom
 from gpuwarden.protocol import DeviceMemory, End, Hello, Message, ProtocolError, Report
 from gpuwarden.runs.devices import resolve
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 class Run:
     """One run as it stands at a poll; what the metric table reads.
 
-    `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by
-    GPU UUID and hold only what is current: nothing once the process is gone, or the last report older than the expiry.
-    `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what its processes use
-    on the host, where that is known.
+    `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
+    of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
+    than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
+    its processes use on the host, where that is known.
     """
 
     peer: Peer
@@ -191,11 +191,14 @@ class RunRegistry:
     ) -> dict[str, float]:
         found: dict[str, float] = {}
         for uuid, device in memory.items():
-            gpu = snapshot.gpu(uuid)
+            gpu = snapshot.gpu_with(uuid)
             if gpu is None or not gpu.up:
                 continue  # nothing is known of the device now
+            instance = gpu.instance(uuid)
             left = headroom(
-                free=gpu.value(GpuReadings.memory_free_bytes),
+                free=instance.value(MigReadings.memory_free_bytes)
+                if instance
+                else gpu.value(GpuReadings.memory_free_bytes),
                 held=gpu.memory_of(record.peer.pid),
                 in_use=in_use(device),
                 limit=device.limit,

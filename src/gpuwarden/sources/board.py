@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 POWER_LIMIT = 700.0  # watts, as an H100 SXM's
 THRESHOLDS = {"shutdown": 92, "slowdown": 89, "max_operating": 87, "memory_max_operating": 95}  # celsius
+# What is left to slowdown at each of them, as T.Limit counts it.
+MARGINS = {name: THRESHOLDS["slowdown"] - celsius for name, celsius in THRESHOLDS.items()} | {"memory_max_operating": 0}
 MAX_CLOCK, IDLE_CLOCK, MEMORY_CLOCK, CLOCK_STEP = 1980, 345, 2619, 15  # megahertz
 
 _IDLE_WATTS = 69.0
@@ -24,6 +26,10 @@ _SLOWDOWN, _MAX_OPERATING = THRESHOLDS["slowdown"], THRESHOLDS["max_operating"]
 _HOT = _MAX_OPERATING - 1e-6  # held there, rounding must not let the temperature cross the limit again and again
 _THERMAL_SECONDS = 28.0  # time constant of die and heat sink
 _CELSIUS_A_WATT = 0.056
+_MEMORY_CELSIUS = -5.0  # of HBM against the die, which a busy memory catches up with:
+_MEMORY_BUSY_CELSIUS = 9.0
+PCIE_BYTES_A_SECOND = {"transmit": 0.3e9, "receive": 2.2e9}  # by a board that is busy all the time
+NVLINK_LINKS, NVLINK_LINK_SPEED = 18, 26562  # megabytes a second in each direction
 _INLET_CELSIUS, _MIDDLE_CELSIUS = 29.0, 6.0  # GPUs in the middle of the chassis breathe their neighbors' air
 
 
@@ -35,6 +41,7 @@ class Load:
     bandwidth: float = 0.0
     intensity: float = 0.0  # power of its kernels, compared with the hungriest ones
     context: bool = True
+    exchange: float = 0.0  # of NVLink's bandwidth, with other GPUs
 
 
 NO_LOAD = Load(context=False)
@@ -70,6 +77,9 @@ class Board:
         self._load = NO_LOAD
         self._time = now
         self.energy = rng.uniform(5e7, 4e8)  # joules: the driver has been loaded for some days
+        self.busy = rng.uniform(1e5, 4e5)  # seconds, as `utilization` adds up
+        self.exchanged = 0.0  # seconds, as `exchange` adds up
+        self.held: dict[str, float] = {}  # seconds that each reason has held the clock down
         self.pins = Pins()
 
     @property
@@ -85,6 +95,11 @@ class Board:
     def temperature(self) -> float:
         """Core temperature in celsius."""
         return self._temperature if self.pins.temperature is None else self.pins.temperature
+
+    @property
+    def memory_temperature(self) -> float:
+        """Temperature of the device memory in celsius."""
+        return self.temperature + _MEMORY_CELSIUS + _MEMORY_BUSY_CELSIUS * self.load.bandwidth
 
     @property
     def point(self) -> Point:
@@ -125,6 +140,9 @@ class Board:
             else:
                 seconds = until - self._time
                 self._spend(point.power, until)
+            self.busy += seconds * self.load.utilization
+            self.exchanged += seconds * self.load.exchange
+            self.held |= {reason: self.held.get(reason, 0.0) + seconds for reason in point.reasons}
             work += seconds * point.clock
         return work
 

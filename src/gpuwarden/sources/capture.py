@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,13 +18,15 @@ from gpuwarden.gpu.nvml import FUNCTIONS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
-MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 64 GPUs take 53 MB
+MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 8 GPUs with NVLink take 46 MB
 
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
 # number, a text, a struct's fields, a list of structs or of numbers, or {"error": NVML's return code}. Field values
-# are asked for many at a time and written down one by one: nvmlDeviceGetFieldValues(number,scope).
+# are asked for many at a time and written down one by one: nvmlDeviceGetFieldValues(number,scope); null: it has none
+# now. So are GPM metrics: nvmlGpmMetricsGet(number), or nvmlGpmMetricsGet(number,gpu_instance) on a divided GPU; a
+# sample that was taken is 0. A MIG instance is what its handle answers.
 Struct: TypeAlias = "Mapping[str, int | str | None]"
-Answer: TypeAlias = "float | str | Struct | Sequence[Struct | int]"
+Answer: TypeAlias = "float | str | Struct | Sequence[Struct | int] | Answers | None"
 Answers: TypeAlias = "Mapping[str, Answer]"
 
 # What of a struct is kept; all other answers are texts or whole numbers.
@@ -31,14 +34,66 @@ FIELDS = {
     "nvmlDeviceGetMemoryInfo": ("total", "free", "used", "reserved"),  # version 1 has no `reserved`
     "nvmlDeviceGetUtilizationRates": ("gpu", "memory"),
     "nvmlDeviceGetPciInfo": ("busId",),
-    "nvmlDeviceGetComputeRunningProcesses": ("pid", "usedGpuMemory"),
-    "nvmlDeviceGetGraphicsRunningProcesses": ("pid", "usedGpuMemory"),
+    "nvmlDeviceGetBAR1MemoryInfo": ("bar1Total", "bar1Free", "bar1Used"),
+    "nvmlDeviceGetSramEccErrorStatus": (
+        "volatileCor",
+        "volatileUncParity",
+        "volatileUncSecDed",
+        "aggregateCor",
+        "aggregateUncParity",
+        "aggregateUncSecDed",
+        "aggregateUncBucketL2",
+        "aggregateUncBucketSm",
+        "aggregateUncBucketPcie",
+        "aggregateUncBucketMcu",
+        "aggregateUncBucketOther",
+        "bThresholdExceeded",
+    ),
+    "nvmlDeviceGetRowRemapperHistogram": ("max", "high", "partial", "low", "none"),
+    "nvmlDeviceGetGpuFabricInfoV": ("status", "state", "cliqueId", "healthMask"),
+    "nvmlDeviceGetComputeRunningProcesses": ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"),
+    "nvmlDeviceGetGraphicsRunningProcesses": ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"),
+    "nvmlGpmQueryDeviceSupport": ("isSupportedDevice",),
+    "nvmlDeviceGetAttributes_v2": (
+        "multiprocessorCount",
+        "sharedCopyEngineCount",
+        "sharedDecoderCount",
+        "sharedEncoderCount",
+        "sharedJpegCount",
+        "sharedOfaCount",
+        "gpuInstanceSliceCount",
+        "computeInstanceSliceCount",
+    ),
 }
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
-NUMBERS = ()  # functions that answer with a list of whole numbers
-TEXTS = ("nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetVbiosVersion")
-_OPTIONAL = {"reserved", "usedGpuMemory"}
+GPM_METRICS = "nvmlGpmMetricsGet"
+GPM_SAMPLES = ("nvmlGpmSampleGet", "nvmlGpmMigSampleGet")  # by the number of arguments that name a GPU instance
+MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
+# Functions that answer with a list of whole numbers.
+NUMBERS = (
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetEncoderUtilization",
+    "nvmlDeviceGetDecoderUtilization",
+    "nvmlDeviceGetJpgUtilization",
+    "nvmlDeviceGetOfaUtilization",
+    "nvmlDeviceGetEncoderStats",
+    "nvmlDeviceGetPowerManagementLimitConstraints",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetRepairStatus",
+)
+TEXTS = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetVbiosVersion",
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetInforomImageVersion",
+    "nvmlDeviceGetInforomVersion",
+    "nvmlDeviceGetGspFirmwareVersion",
+)
+_OPTIONAL = {"reserved", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"}
 _TEXT_FIELDS = {"busId"}
 _QUESTION = re.compile(r"(nvml\w+)(\(\d+(,\d+)*\))?")
 _BEYOND = 1 << 64  # no number of NVML has more bits
@@ -72,12 +127,16 @@ def question(function: str, *arguments: int) -> str:
 
 
 def save(capture: Capture, path: Path) -> None:
-    """Write the file, compressed where its name ends in .gz. Raises OSError."""
+    """Write the file, compressed where its name ends in .gz. Raises OSError, also for what could not be replayed."""
     frames = [_written(frame) for frame in capture.frames]
     whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
     # A frame a line: a capture can be looked at, and compared with another one, by eye.
     lines = ",\n".join(json.dumps(frame, separators=(",", ":")) for frame in frames)
     text = f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'.encode()
+    if len(text) > MAX_BYTES:
+        raise OSError(
+            None, f"{path}: {len(text)} bytes, but no more than {MAX_BYTES} are replayed: record fewer frames"
+        )
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
@@ -156,15 +215,21 @@ def _answers(answers: Any) -> Answers:
 def _fits(function: str, answer: Any) -> bool:
     if isinstance(answer, dict) and answer.keys() == {"error"}:
         return _is_whole(answer["error"])
-    if function in LISTS:
-        return isinstance(answer, list) and all(_is_struct(function, entry) for entry in answer)
-    if function in NUMBERS:
-        return isinstance(answer, list) and all(_is_whole(entry) for entry in answer)
-    if function == FIELD_VALUES:
-        return _is_whole(answer) or (type(answer) is float and isfinite(answer))
+    if function in LISTS or function in NUMBERS:
+        fits = partial(_is_struct, function) if function in LISTS else _is_whole
+        return isinstance(answer, list) and all(map(fits, answer))
+    if function == MIG_HANDLE:
+        return isinstance(answer, dict) and not any(map(_is_instance, answer)) and bool(_answers(answer))
+    if function in (FIELD_VALUES, GPM_METRICS):
+        none = answer is None and function == FIELD_VALUES
+        return none or _is_whole(answer) or (type(answer) is float and isfinite(answer))
     if function in FIELDS:
         return _is_struct(function, answer)
     return type(answer) is str if function in TEXTS else _is_whole(answer)
+
+
+def _is_instance(asked: str) -> bool:
+    return asked.startswith(MIG_HANDLE)
 
 
 def _is_whole(value: Any) -> bool:

@@ -2,28 +2,138 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pynvml
 
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS, Nvml
+from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Handle, Nvml, nvml_error
+from gpuwarden.sources.older_forms import older_forms
 
-LEAST_VERSION = "12.570.86"  # the first nvidia-ml-py with nvmlDeviceGetMarginTemperature, our newest function
+LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
 PATIENCE_SECONDS = 10.0
+# Without these there is nothing to show: the module is too old, or another package's.
+REQUIRED = (
+    "nvmlInit",
+    "nvmlShutdown",
+    "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetHandleByUUID",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+)
 
 
-def binding(module: object = pynvml) -> Nvml:
-    """Return nvidia-ml-py's module. Raises ImportError where it lacks a function: too old, or another package's."""
-    missing = [name for name in FUNCTIONS if not hasattr(module, name)]
+def binding(module: Any = pynvml) -> Nvml:
+    """Return nvidia-ml-py's functions. One that this release lacks answers as a driver without it does.
+
+    Raises ImportError where the module lacks what everything rests on: too old, or another package's.
+    """
+    missing = [name for name in REQUIRED if not hasattr(module, name)]
     if missing:
         origin = getattr(module, "__file__", "of unknown origin")
         raise ImportError(
             f"the Python module pynvml ({origin}) lacks {', '.join(missing)}: "
             f"install nvidia-ml-py>={LEAST_VERSION}, and remove the deprecated package named pynvml if it is there"
         )
-    return cast("Nvml", module)
+    functions = {name: getattr(module, name, _missing) for name in FUNCTIONS}
+    functions["nvmlDeviceGetFieldValues"] = partial(_field_values, module)
+    functions["c_nvmlGpmMetricsGet_t"] = getattr(module, "c_nvmlGpmMetricsGet_t", _missing)
+    functions["nvmlDeviceGetGspFirmwareVersion"] = partial(_gsp_firmware_version, module)
+    for name, fills in _STRUCTS.items():
+        if hasattr(module, name) and hasattr(module, fills):
+            functions[name] = partial(_filled, getattr(module, name), getattr(module, fills))
+        else:
+            functions[name] = _missing
+    functions |= older_forms(module)
+    return cast("Nvml", SimpleNamespace(**functions))
+
+
+# The functions to which a struct is handed that they fill, and its class.
+_STRUCTS = {
+    "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v2_t",
+    "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
+}
+
+
+def _missing(*_arguments: object) -> Any:
+    raise nvml_error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+def _filled(ask: Callable[..., object], new: Callable[[], Any], handle: Handle) -> Any:
+    answer = new()
+    ask(handle, ctypes.byref(answer))
+    return answer
+
+
+def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:
+    """Ask as newer releases of nvidia-ml-py do: older ones want a buffer to fill, of this size."""
+    version = ctypes.create_string_buffer(64)
+    code = module._nvmlGetFunctionPointer("nvmlDeviceGetGspFirmwareVersion")(handle, version)  # noqa: SLF001 - see below
+    if code:
+        raise nvml_error(code)
+    return version.value
+
+
+# nvmlFieldValue_t: field, scope, time stamp, latency, type of the value, return code, value
+_FIELD = struct.Struct("=IIqqIIQ")
+_DOUBLE, _RAW = struct.Struct("=d"), struct.Struct("=Q")
+_SIGNED = {pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: 64, 5: 32}  # 5: signed int, which older nvidia-ml-py do not name
+# -1, in the value's own width, stands for 'not available': in a wider one it may be a counter's value.
+_UNSIGNED = {
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: 0xFFFFFFFF,
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: 0xFFFFFFFFFFFFFFFF,
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: 0xFFFFFFFFFFFFFFFF,
+    6: 0xFFFF,  # unsigned short
+}
+
+
+@lru_cache(maxsize=1024)  # a few batches a GPU, the same again and again
+def _request(fields: tuple[Field, ...]) -> bytes:
+    # An entry that the driver leaves untouched must not pass for a 0 that it gave.
+    untouched = 0, 0, 0, pynvml.NVML_ERROR_NOT_SUPPORTED, 0
+    return b"".join(_FIELD.pack(*field, *untouched) for field in fields)
+
+
+def _field_values(module: Any, handle: Handle, fields: Sequence[Field]) -> Iterable[FieldValue]:
+    """Ask for field values: as nvidia-ml-py does, but with room behind them, and without a Python object for each.
+
+    NVML may touch the entry after the last one in queries of NVLink (XuehaiPan/nvitop pads its array for that reason,
+    nvitop/api/libnvml.py), which would be the allocator's.
+    """
+    request = _request(tuple(fields))
+    buffer = ctypes.create_string_buffer(request, len(request) + _FIELD.size)
+    code = module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")(  # noqa: SLF001 - what its functions rest on
+        handle, ctypes.c_int(len(fields)), buffer
+    )
+    if code:
+        raise nvml_error(code)
+    filled = memoryview(buffer)[: len(request)]
+    entries = _FIELD.iter_unpack(filled)
+    return [(returned, None if returned else _value(kind, raw)) for *_, kind, returned, raw in entries]
+
+
+def _value(kind: int, raw: int) -> float | None:
+    """Take the number out of the union."""
+    if kind in _UNSIGNED:
+        number = raw & _UNSIGNED[kind]
+        return None if number == _UNSIGNED[kind] else number
+    if kind in _SIGNED:
+        number = raw & (1 << _SIGNED[kind]) - 1
+        return number - (1 << _SIGNED[kind]) if number >> _SIGNED[kind] - 1 else number
+    if kind == pynvml.NVML_VALUE_TYPE_DOUBLE:
+        return cast("float", _DOUBLE.unpack(_RAW.pack(raw))[0])
+    return None
 
 
 def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:
@@ -33,7 +143,10 @@ def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:
     def ask() -> None:
         try:
             nvml.nvmlInit()
-            count = nvml.nvmlDeviceGetCount()
+            try:
+                count = nvml.nvmlDeviceGetCount()
+            finally:
+                nvml.nvmlShutdown()  # as NVML counts, what is left initialised here could never be let go of
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in there is the answer
             reasons.append(str(error) or type(error).__name__)
         else:

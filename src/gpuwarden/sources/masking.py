@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from gpuwarden.sources.capture import LISTS, Answer, Answers, Capture, Struct
+from gpuwarden.sources.capture import LISTS, MIG_HANDLE, Answer, Answers, Capture, Struct
 
 
 def masked(capture: Capture) -> Capture:
-    """Replace UUIDs by made-up ones and number pids anew; the same one becomes the same throughout the capture."""
+    """Replace UUIDs and serial numbers by made-up ones and number pids anew, the same everywhere in the capture."""
     masks = _Masks()
     return replace(
         capture,
@@ -22,8 +22,12 @@ def masked(capture: Capture) -> Capture:
 
 class _Masks:
     def __init__(self) -> None:
-        uuids, pids = itertools.count(), itertools.count(1)
+        uuids, instances, serials, pids = itertools.count(), itertools.count(), itertools.count(), itertools.count(1)
         self._uuids: defaultdict[object, str] = defaultdict(lambda: f"GPU-00000000-0000-4000-8000-{next(uuids):012x}")
+        self._instances: defaultdict[object, str] = defaultdict(
+            lambda: f"MIG-00000000-0000-4000-9000-{next(instances):012x}"
+        )
+        self._serials: defaultdict[object, str] = defaultdict(lambda: f"{next(serials):013d}")
         self._pids: defaultdict[object, int] = defaultdict(lambda: next(pids))
 
     def gpu(self, answers: Answers) -> Answers:
@@ -31,7 +35,12 @@ class _Masks:
 
     def _answer(self, asked: str, answer: Answer) -> Answer:
         if asked == "nvmlDeviceGetUUID" and isinstance(answer, str):
-            return self._uuids[answer]
+            # The UUIDs of MIG instances on drivers before R470 hold their GPU's.
+            return (self._instances if answer.startswith("MIG-") else self._uuids)[answer]
+        if asked.startswith(MIG_HANDLE) and isinstance(answer, Mapping) and "error" not in answer:
+            return self.gpu(cast("Answers", answer))
+        if asked == "nvmlDeviceGetSerial" and isinstance(answer, str):
+            return self._serials[answer]
         if asked in LISTS and isinstance(answer, list):
             processes = cast("Sequence[Struct]", answer)
             return [{**process, "pid": self._pids[process["pid"]]} for process in processes]

@@ -6,16 +6,25 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import isfinite
 from typing import Any, cast
 
+from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
+
+from gpuwarden.gpu.gpm import LEAST_SECONDS
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import FUNCTIONS, Field, Handle, Nvml, NVMLError, code_of, field_value
+from gpuwarden.gpu.identity import identify
+from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, NVMLError, code_of
 from gpuwarden.gpu.reader import GpuGoneError, GpuReader
+from gpuwarden.sources import gpm
 from gpuwarden.sources.capture import (
     FIELD_VALUES,
     FIELDS,
+    GPM_METRICS,
+    GPM_SAMPLES,
     LISTS,
     MAX_FRAMES,
+    MIG_HANDLE,
     NUMBERS,
     Answer,
     Answers,
@@ -25,13 +34,8 @@ from gpuwarden.sources.capture import (
     question,
 )
 
+SAMPLE_SECONDS = 2 * LEAST_SECONDS  # that the samples of the first frame tell of
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")
-_OF_IDENTITY = (
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetPciInfo",
-    "nvmlDeviceGetVbiosVersion",
-)
 
 
 def record(
@@ -47,62 +51,182 @@ def record(
     if not 1 <= frames <= MAX_FRAMES or not 0 < interval < float("inf"):
         raise ValueError(f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, more than 0 s apart")
     nvml.nvmlInit()
+    box = _Box(nvml, host_memory, clock)
     try:
+        taken = [box.frame()]
+        if box.samples:  # they tell of the time between two: the first frame gave the first
+            sleep(SAMPLE_SECONDS)
+            taken = [box.frame()]
         began = clock()
-        taken = [_frame(nvml, host_memory)]
         while len(taken) < frames:
             sleep(max(0.0, began + len(taken) * interval - clock()))
-            taken.append(_frame(nvml, host_memory))
+            taken.append(box.frame())
     finally:
+        box.release()
         nvml.nvmlShutdown()
     return Capture(interval, tuple(taken))
 
 
-def _frame(nvml: Nvml, host_memory: Callable[[], HostMemory]) -> Frame:
-    driver: dict[str, Answer] = {}
-    for name in _OF_DRIVER:
-        with suppress(NVMLError):
-            _ask(nvml, driver, name)
-    count = driver["nvmlDeviceGetCount"]
-    indices = range(count if isinstance(count, int) else 0)
-    return Frame(driver, tuple(_gpu(nvml, index) for index in indices), host_memory())
+class _Box:
+    """Records all GPUs. Each keeps its reader from frame to frame, for the sake of its samples, and is asked anew."""
+
+    def __init__(self, nvml: Nvml, host_memory: Callable[[], HostMemory], clock: Callable[[], float]) -> None:
+        self._nvml = nvml
+        self._host_memory = host_memory
+        self._clock = clock
+        self._gpus: dict[int, _Gpu] = {}
+
+    @property
+    def samples(self) -> bool:
+        """Whether any GPU was sampled."""
+        return any(gpu.listening.samples for gpu in self._gpus.values())
+
+    def release(self) -> None:
+        """Give back what the driver holds."""
+        for gpu in self._gpus.values():
+            gpu.reader.release()
+
+    def frame(self) -> Frame:
+        """Ask everything."""
+        driver: dict[str, Answer] = {}
+        for name in _OF_DRIVER:
+            with suppress(NVMLError):
+                _written(driver, name, (), getattr(self._nvml, name))
+        count = driver["nvmlDeviceGetCount"]
+        indices = range(count if isinstance(count, int) else 0)
+        return Frame(driver, tuple(self._answers(index) for index in indices), self._host_memory())
+
+    def _answers(self, index: int) -> Answers:
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except NVMLError as error:
+            return {"nvmlDeviceGetHandleByIndex": {"error": code_of(error)}}
+        gpu = self._gpus.get(index) or _Gpu(self._nvml, handle, self._clock)
+        self._gpus[index] = gpu
+        try:
+            return gpu.answers(handle, index)
+        finally:
+            if gpu.gone:
+                del self._gpus[index]
 
 
-def _gpu(nvml: Nvml, index: int) -> Answers:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except NVMLError as error:
-        return {"nvmlDeviceGetHandleByIndex": {"error": code_of(error)}}
-    answers: dict[str, Answer] = {}
-    listening = _Listening(nvml, answers)
-    for name in _OF_IDENTITY:
+class _Gpu:
+    """One GPU, and the daemon's own reader of it, which asks through `listening`."""
+
+    def __init__(self, nvml: Nvml, handle: Handle, clock: Callable[[], float]) -> None:
+        self.listening = _Listening(nvml)
+        self.reader = GpuReader(cast("Nvml", self.listening), handle, clock=clock)
+        self.gone = False
+        self._uuid: Answer | None = None
+
+    def answers(self, handle: Handle, index: int) -> Answers:
+        """Ask all that the daemon asks."""
+        answers = self.listening.begin()
         with suppress(NVMLError):
-            getattr(listening, name)(handle)
-    with suppress(GpuGoneError):
-        GpuReader(cast("Nvml", listening), handle).read()
-    return answers
+            identify(cast("Nvml", self.listening), handle, index)
+        before, self._uuid = self._uuid, answers.get("nvmlDeviceGetUUID")
+        if before != self._uuid:  # another GPU has the index now
+            self.reader.attach(handle)
+        self.reader.ask_anew()
+        try:
+            self.reader.read()
+        except GpuGoneError:
+            self.gone = True
+            self.reader.release()
+        return answers
 
 
 class _Listening:
-    """Passes all functions on and writes down the answers."""
+    """Passes all functions on and writes down the answers: those of a MIG instance's handle as the instance's own."""
 
-    def __init__(self, nvml: Nvml, answers: dict[str, Answer]) -> None:
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._answers: dict[str, Answer] = {}
+        self._instances: dict[int, tuple[Handle, dict[str, Answer]]] = {}  # by id() of the handle: it has no hash
+        self._sampled: dict[int, tuple[int, ...]] = {}  # the GPU instance that a sample is of, by the sample's id()
+        self.samples = False
         for name in FUNCTIONS:
-            setattr(self, name, partial(_ask, nvml, answers, name))
+            setattr(self, name, partial(self._ask, name))
+        self.nvmlDeviceGetMigDeviceHandleByIndex = self._instance
+        self.nvmlGpmSampleAlloc = nvml.nvmlGpmSampleAlloc
+        self.nvmlGpmSampleFree = nvml.nvmlGpmSampleFree
+        self.nvmlGpmSampleGet = partial(self._sample, "nvmlGpmSampleGet")
+        self.nvmlGpmMigSampleGet = partial(self._sample, "nvmlGpmMigSampleGet")
+        self.nvmlGpmMetricsGet = self._metrics
+        self.c_nvmlGpmMetricsGet_t = gpm.Request
+
+    def begin(self) -> Answers:
+        """Begin a frame; return where its answers are written."""
+        self._answers = {}
+        # What the last frame's handles still say is not the GPU's, nor of an instance that was found in this one.
+        self._instances = {key: (handle, {}) for key, (handle, answers) in self._instances.items() if answers}
+        return self._answers
+
+    def _ask(self, name: str, handle: Handle, *arguments: Any) -> Any:
+        _, answers = self._instances.get(id(handle), (handle, self._answers))
+        return _written(answers, name, arguments, lambda: getattr(self._nvml, name)(handle, *arguments))
+
+    def _instance(self, handle: Handle, index: int) -> Handle:
+        asked = question(MIG_HANDLE, index)
+        try:
+            instance = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except NVMLError as error:
+            self._answers[asked] = {"error": code_of(error)}
+            raise
+        answers: dict[str, Answer] = {}
+        self._answers[asked] = answers
+        self._instances[id(instance)] = instance, answers
+        return instance
+
+    def _sample(self, name: str, handle: Handle, *arguments: Any) -> None:
+        *instance, sample = arguments
+        asked = question(name, *instance)
+        try:
+            getattr(self._nvml, name)(handle, *arguments)
+        except NVMLError as error:
+            self._answers[asked] = {"error": code_of(error)}
+            raise
+        self._answers[asked] = 0
+        self._sampled[id(sample)] = tuple(instance)
+        self.samples = True
+
+    def _metrics(self, request: gpm.Request) -> None:
+        wanted, instance = request.wanted(), self._sampled[id(request.sample2)]
+        # In frames that are close together the samples are of a frame before: a replay must be able to take them.
+        self._answers.setdefault(question(GPM_SAMPLES[len(instance)], *instance), 0)
+        real = self._nvml.c_nvmlGpmMetricsGet_t()
+        real.version, real.numMetrics = request.version, request.numMetrics
+        real.sample1, real.sample2 = request.sample1, request.sample2
+        answers = [real.metrics[position] for position in range(len(wanted))]
+        for metric, answer in zip(wanted, answers, strict=True):
+            answer.metricId = metric.metricId
+        try:
+            self._nvml.nvmlGpmMetricsGet(real)
+        except NVMLError as error:
+            for metric in wanted:
+                self._answers[question(GPM_METRICS, metric.metricId, *instance)] = {"error": code_of(error)}
+            raise
+        for metric, answer in zip(wanted, answers, strict=True):
+            metric.nvmlReturn, metric.value = answer.nvmlReturn, answer.value
+            asked = question(GPM_METRICS, metric.metricId, *instance)
+            if metric.nvmlReturn:
+                self._answers[asked] = {"error": metric.nvmlReturn}
+            elif isfinite(metric.value):  # JSON has no other numbers, and the daemon no use for them
+                self._answers[asked] = metric.value
 
 
-def _ask(
-    nvml: Nvml, answers: dict[str, Answer], name: str, handle: Handle | None = None, *arguments: int | Sequence[Field]
-) -> Any:
+def _written(answers: dict[str, Answer], name: str, arguments: Sequence[Any], ask: Callable[[], Any]) -> Any:
+    """Ask, and write the answer down, be it an error."""
     try:
-        answer = getattr(nvml, name)(*([] if handle is None else [handle]), *arguments)
+        answer = ask()
     except NVMLError as error:
         for asked in _questions(name, arguments):
             answers[asked] = {"error": code_of(error)}
         raise
     if name == FIELD_VALUES:
-        for asked, value in zip(_questions(name, arguments), answer, strict=True):
-            answers[asked] = {"error": value.nvmlReturn} if value.nvmlReturn else field_value(value)
+        for asked, (code, value) in zip(_questions(name, arguments), answer, strict=True):
+            if code != NVML_ERROR_NOT_SUPPORTED:  # hundreds of them; what is not written down is replayed as that
+                answers[asked] = {"error": code} if code else value
     else:
         (asked,) = _questions(name, arguments)
         answers[asked] = _plain(name, answer)
@@ -120,7 +244,9 @@ def _plain(function: str, answer: Any) -> Answer:
         return [_fields(function, entry) for entry in answer]
     if function in NUMBERS:
         return [int(entry) for entry in answer]
-    return _fields(function, answer) if function in FIELDS else cast("Answer", answer)
+    if function in FIELDS:
+        return _fields(function, answer)
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else cast("Answer", answer)
 
 
 def _fields(function: str, struct: Any) -> Struct:

@@ -6,23 +6,33 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_GPU_IS_LOST,
     NVML_ERROR_INVALID_ARGUMENT,
     NVML_ERROR_NOT_FOUND,
     NVML_ERROR_NOT_SUPPORTED,
-    NVML_VALUE_TYPE_DOUBLE,
-    NVML_VALUE_TYPE_SIGNED_LONG_LONG,
+    NVML_SUCCESS,
 )
 
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.nvml import FUNCTIONS, Field, Nvml, nvml_error
-from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, Answers, Capture, Frame, question
+from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
+from gpuwarden.sources import gpm
+from gpuwarden.sources.capture import (
+    FIELD_VALUES,
+    FIELDS,
+    GPM_METRICS,
+    LISTS,
+    MIG_HANDLE,
+    Answers,
+    Capture,
+    Frame,
+    question,
+)
 from gpuwarden.sources.eventless import EVENTLESS
 
-_WHOLE = NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal"
+Handle: TypeAlias = "int | tuple[int, int]"  # a GPU's index, or that and the index of a MIG instance
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
 
 
@@ -47,6 +57,14 @@ class CapturedNvml:
         answering |= EVENTLESS  # of the time of recording, none are told
         answering |= {
             "nvmlDeviceGetFieldValues": self._field_values,
+            MIG_HANDLE: self._instance,
+            "nvmlGpmQueryDeviceSupport": partial(self._of_device, "nvmlGpmQueryDeviceSupport"),
+            "nvmlGpmSampleAlloc": SimpleNamespace,
+            "nvmlGpmSampleFree": lambda _sample: None,
+            "nvmlGpmSampleGet": self._sample,
+            "nvmlGpmMigSampleGet": self._instance_sample,
+            GPM_METRICS: self._gpm_metrics,
+            "c_nvmlGpmMetricsGet_t": gpm.Request,
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": partial(self._of_driver, "nvmlDeviceGetCount"),
@@ -66,18 +84,42 @@ class CapturedNvml:
         """Return the recorded machine's memory; this one's where an older capture has none."""
         return self._frame().host or host_memory()
 
-    def _gpu(self, index: int) -> Answers:
+    def _gpu(self, handle: Handle) -> Answers:
+        index, *instance = (handle,) if isinstance(handle, int) else handle
         gpus = self._frame().gpus
         if index >= len(gpus):
             raise nvml_error(NVML_ERROR_GPU_IS_LOST)  # the driver did not count it any more
         _let_through(gpus[index].get("nvmlDeviceGetHandleByIndex"))
-        return gpus[index]
+        return _answer(gpus[index], MIG_HANDLE, *instance) if instance else gpus[index]
 
-    def _of_device(self, name: str, index: int, *arguments: int) -> Any:
-        return _answer(self._gpu(index), name, *arguments)
+    def _of_device(self, name: str, handle: Handle, *arguments: int) -> Any:
+        return _answer(self._gpu(handle), name, *arguments)
 
-    def _field_values(self, index: int, fields: Sequence[Field]) -> list[SimpleNamespace]:
-        gpu = self._gpu(index)
+    def _instance(self, index: int, number: int) -> Handle:
+        self._gpu((index, number))
+        return index, number
+
+    def _sample(self, index: int, sample: SimpleNamespace) -> None:
+        self._of_device("nvmlGpmSampleGet", index)
+        sample.gpu, sample.instance = index, ()
+
+    def _instance_sample(self, index: int, gpu_instance: int, sample: SimpleNamespace) -> None:
+        self._of_device("nvmlGpmMigSampleGet", index, gpu_instance)
+        sample.gpu, sample.instance = index, (gpu_instance,)
+
+    def _gpm_metrics(self, request: gpm.Request) -> None:
+        """Answer as recorded in this frame: there it was the difference of the recorder's samples."""
+        sample = request.sample2
+        gpu = self._gpu(sample.gpu)
+        for metric in request.wanted():
+            answer = gpu.get(question(GPM_METRICS, metric.metricId, *sample.instance))
+            if isinstance(answer, (int, float)):
+                metric.nvmlReturn, metric.value = 0, answer
+            else:
+                metric.nvmlReturn = _code(answer)
+
+    def _field_values(self, handle: Handle, fields: Sequence[Field]) -> list[FieldValue]:
+        gpu = self._gpu(handle)
         return [_field_value(gpu.get(question(FIELD_VALUES, *field))) for field in fields]
 
     def _by_index(self, index: int) -> int:
@@ -97,12 +139,13 @@ class CapturedNvml:
         return self._by_index(index)
 
 
-def _field_value(answer: object) -> SimpleNamespace:
-    if not isinstance(answer, (int, float)):
-        code = answer["error"] if isinstance(answer, Mapping) else NVML_ERROR_NOT_SUPPORTED
-        return SimpleNamespace(nvmlReturn=code)
-    kind, member = (NVML_VALUE_TYPE_DOUBLE, "dVal") if isinstance(answer, float) else _WHOLE
-    return SimpleNamespace(nvmlReturn=0, valueType=kind, value=SimpleNamespace(**{member: answer}))
+def _field_value(answer: object) -> FieldValue:
+    return (NVML_SUCCESS, answer) if isinstance(answer, (int, float)) else (_code(answer), None)
+
+
+def _code(answer: object) -> int:
+    """Return the code of an error; what was not recorded is not supported."""
+    return int(answer["error"]) if isinstance(answer, Mapping) else NVML_ERROR_NOT_SUPPORTED
 
 
 def _answer(answers: Answers, function: str, *arguments: int) -> Any:

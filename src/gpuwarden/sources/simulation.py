@@ -20,7 +20,8 @@ from gpuwarden.gpu.nvml import Nvml, nvml_error
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
-from gpuwarden.sources.answers import ANSWERS, Slot
+from gpuwarden.sources import gpm
+from gpuwarden.sources.answers import ANSWERS, Slot, gpm_metrics
 from gpuwarden.sources.board import Board
 from gpuwarden.sources.eventless import EVENTLESS
 from gpuwarden.sources.faults import Faults, SimulatedGpu
@@ -107,11 +108,15 @@ class Simulation:
             "nvmlDeviceGetCount": lambda: len(self._slots),
             "nvmlDeviceGetHandleByIndex": self._by_index,
             "nvmlDeviceGetHandleByUUID": self._by_uuid,
+            "nvmlGpmSampleAlloc": dict,
+            "nvmlGpmSampleFree": lambda _sample: None,
+            "nvmlGpmMetricsGet": gpm_metrics,
             **{name: partial(self._of_device, name) for name in ANSWERS},
             **EVENTLESS,
         }
         box = type("SimulatedNvml", (), {})()
         box.nvmlInit = self._initialise
+        box.c_nvmlGpmMetricsGet_t = gpm.Request
         for name, function in functions.items():
             setattr(box, name, partial(self._of_driver, name, function))
         return cast("Nvml", box)

@@ -94,7 +94,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
     Workload(
         name="vit-large-pretrain",
         framework=_TENSORFLOW,
-        load=Load(utilization=0.98, bandwidth=0.55, intensity=0.99),
+        load=Load(utilization=0.98, bandwidth=0.55, intensity=0.99, exchange=0.12),
         memory=Memory(weights=18 * GIB, activations=38 * GIB),
         step_seconds=0.74,
         epoch_seconds=420,

@@ -132,7 +132,9 @@ int enter_system(Call *call, const char *function) {
 
 int enter_device(Call *call, const char *function, const Device *d) {
     REQUIRE(is_device(d));
-    return enter_gpu(call, function, d->gpu);
+    TRY(enter_gpu(call, function, d->gpu));
+    REQUIRE(is_present(d));
+    return OK;
 }
 
 int copy_text(char *to, u32 size, const char *text) {

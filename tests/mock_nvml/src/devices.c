@@ -18,6 +18,10 @@ bool is_device(const void *handle) {
     return among_gpus || among_instances;
 }
 
+bool is_present(const Device *d) {
+    return d->mig == WHOLE || d->mig < layout_of(d->gpu)->count;
+}
+
 Device *whole_device(int gpu) {
     return &gpus[gpu];
 }
@@ -41,7 +45,7 @@ int whole(const Device *d) {
 
 /* Utilization has no meaning for a GPU that is divided into MIG instances, nor for one of them. */
 int undivided(const Device *d) {
-    return d->mig == WHOLE && !options.mig ? OK : NOT_SUPPORTED;
+    return d->mig == WHOLE && !layout_of(d->gpu)->enabled ? OK : NOT_SUPPORTED;
 }
 
 int datacenter(const Device *d) {

@@ -72,8 +72,9 @@ static int power_or_thermal_field(int gpu, FieldValue *f) {
     case 82: return give_u32(f, temperature(gpu) - 4.0); /* memory temperature */
     case 83:
     case 191: return give_u64(f, energy_mj(gpu));
-    case 185:
-    case 186: return give_u32(f, watts(gpu) * 1000); /* average, instant */
+    case 185: /* average, */
+    case 186: /* instant; of the GPU alone, not of a module or of its memory */
+        return f->scope ? NOT_SUPPORTED : give_u32(f, watts(gpu) * 1000);
     case 187: return give_u32(f, 200000);
     case 188:
     case 189: return give_u32(f, options.model->limit_mw);
@@ -103,29 +104,26 @@ static int link_field(int gpu, FieldValue *f) {
     case 91:
     case 147: return give_u32(f, options.model->nvlinks);
     case 94: return give_u32(f, setting(gpu, "pcie_replay", 0));
-    case 95: return give_u32(f, 0); /* replay counter's rollovers */
+    case 95: return give_u32(f, 0);  /* replay counter's rollovers */
+    case 170: return give_u32(f, 0); /* links to the CPU: a superchip's */
     case 138:
     case 139:
     case 140:
     case 141: return nvlink_throughput_field(gpu, f);
-    case 161:
+    case 161: /* replay, recovery, CRC */
     case 162:
-    case 163: return give_u64(f, setting(gpu, "nvlink_errors", 0)); /* replay, recovery, CRC */
+    case 163: REQUIRE(f->scope < options.model->nvlinks); return give_u64(f, setting(gpu, "nvlink_errors", 0));
     case 165:
         REQUIRE(f->scope < options.model->nvlinks);
         return give_u32(f, setting(gpu, "nvlink_down", -1) != f->scope);
     case 166: return give_u32(f, 7);                         /* NVLink version code */
     case 197: return give_u64(f, cumulated(gpu, 4.5e8, 20)); /* PCIe bytes sent and received */
     case 198: return give_u64(f, cumulated(gpu, 9e8, 20));
-    case 201:
-    case 203: return give_u64(f, cumulated(gpu, 8e6, 60)); /* NVLink packets */
-    case 202: return give_u64(f, 1024 * cumulated(gpu, 0.9e6, 60));
-    case 204: return give_u64(f, 1024 * cumulated(gpu, 1.1e6, 60));
-    default: break;
+    default: break; /* 201 to 222 are of NVLink 5 */
     }
     bool speed = between(f->field, 84, 90) || f->field == 164; /* MB/s a link */
     bool errors = between(f->field, 32, 73) || between(f->field, 96, 131) || between(f->field, 148, 160) ||
-                  between(f->field, 169, 183) || between(f->field, 206, 222);
+                  f->field == 169 || between(f->field, 173, 183);
     return speed ? give_u32(f, 26562) : errors ? give_u64(f, 0) : NOT_SUPPORTED;
 }
 

@@ -18,8 +18,12 @@ static int bus_of(const Device *d) {
 static void uuid(const Device *d, char *out) {
     if (d->mig == WHOLE)
         snprintf(out, TEXT_SIZE, "GPU-%08x-4d4f-434b-8000-%012x", 0xa0b1c2d0u + d->gpu, d->gpu);
-    else
-        snprintf(out, TEXT_SIZE, "MIG-%08x-4d4f-534b-9000-%012x", 0xa0b1c2d0u + d->gpu, d->gpu * 16 + d->mig);
+    else {
+        const MigLayout *layout = layout_of(d->gpu);
+        int ids = gpu_instance_of(layout, d->mig) * 16 + compute_instance_of(layout, d->mig);
+        snprintf(out, TEXT_SIZE, "MIG-%08x-4d4f-%04x-9000-%012x", 0xa0b1c2d0u + d->gpu,
+                 0x534b + layout->generation, ids);
+    }
 }
 
 static void bus_id(const Device *d, char *out) {
@@ -36,6 +40,7 @@ static int open_device(Call *call, const char *function, Device *found, int othe
     if (!found)
         return otherwise;
     REQUIRE(out);
+    hold_device(found->gpu);
     *out = found;
     return OK;
 }
@@ -53,7 +58,7 @@ static Device *search(void (*name)(const Device *, char *), const char *wanted, 
 static Device *search_instances(const char *wanted) {
     char text[TEXT_SIZE];
     for (int gpu = 0; wanted && gpu < live_gpus(); gpu++)
-        for (int mig = 0; mig < options.mig; mig++) {
+        for (int mig = 0; mig < layout_of(gpu)->count; mig++) {
             uuid(mig_device(gpu, mig), text);
             if (!strcasecmp(text, wanted))
                 return mig_device(gpu, mig);

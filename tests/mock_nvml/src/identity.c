@@ -6,7 +6,10 @@
 EXPORT int nvmlDeviceGetName(Device *d, char *out, u32 size) {
     DEVICE_CALL(d);
     char text[96];
-    snprintf(text, sizeof text, "%s%s", options.model->name, d->mig == WHOLE ? "" : " MIG 1g.10gb");
+    if (d->mig == WHOLE)
+        snprintf(text, sizeof text, "%s", options.model->name);
+    else
+        snprintf(text, sizeof text, "%s MIG %s", options.model->name, layout_of(d->gpu)->profile[d->mig]->name);
     return copy_text(out, size, text);
 }
 
@@ -37,7 +40,7 @@ EXPORT int nvmlDeviceGetInforomVersion(Device *d, u32 object, char *out, u32 siz
 EXPORT int nvmlDeviceGetGspFirmwareVersion(Device *d, char *out) {
     DEVICE_CALL(d);
     enum { GSP_FIRMWARE_VERSION_BUF_SIZE = 64 }; /* the function takes no size */
-    return copy_text(out, GSP_FIRMWARE_VERSION_BUF_SIZE, options.driver);
+    return copy_text(out, GSP_FIRMWARE_VERSION_BUF_SIZE, driver_version());
 }
 
 EXPORT int nvmlDeviceGetGspFirmwareMode(Device *d, u32 *enabled, u32 *by_default) {
@@ -73,8 +76,6 @@ GET_U32(nvmlDeviceGetAdaptiveClockInfoStatus, whole, 1)
 static int socket_of(const Device *d) {
     return d->gpu / 4 % 2;
 }
-
-GET_U32(nvmlDeviceGetNumaNodeId, whole, socket_of(d))
 
 static int fill_mask(u32 words, unsigned long *out, unsigned long first_word) {
     REQUIRE(out);

@@ -10,17 +10,24 @@ typedef struct {
 } MemoryV2;
 _Static_assert(sizeof(MemoryV2) == 40, "nvmlMemory_v2_t");
 
-/* An instance of profile 1g.10gb holds an eighth of the device. */
+/* An instance has as many eighths of the device as its profile says. */
 static u64 share(const Device *d, u64 bytes) {
-    return d->mig == WHOLE ? bytes : bytes / 8;
+    return d->mig == WHOLE ? bytes : bytes / 8 * layout_of(d->gpu)->profile[d->mig]->memory_eighths;
+}
+
+static u64 used_on(const Device *d) {
+    if (d->mig == WHOLE)
+        return memory_used(d->gpu);
+    Processes compute = processes_on(d, COMPUTE);
+    u64 used = (4ULL << 20) + memory_of(&compute), most = share(d, options.model->memory - memory_reserved());
+    return used > most ? most : used;
 }
 
 EXPORT int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
     DEVICE_CALL(d);
     REQUIRE(out);
     u64 total = share(d, options.model->memory);
-    u64 used =
-        share(d, memory_used(d->gpu)) + share(d, memory_reserved()); /* version 1 counts reserved as used */
+    u64 used = used_on(d) + share(d, memory_reserved()); /* version 1 counts reserved as used */
     *out = (Memory){total, total - used, used};
     return OK;
 }
@@ -30,7 +37,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(Device *d, MemoryV2 *out) {
     REQUIRE(out);
     if (out->version != (2u << 24 | sizeof *out))
         return ARGUMENT_VERSION_MISMATCH;
-    u64 total = share(d, options.model->memory), used = share(d, memory_used(d->gpu));
+    u64 total = share(d, options.model->memory), used = used_on(d);
     u64 reserved = share(d, memory_reserved());
     *out = (MemoryV2){out->version, total, reserved, total - used - reserved, used};
     return OK;

@@ -12,6 +12,24 @@
 
 enum { MAX_GPUS = 256, MAX_MIG = 8, MAX_PIDS = 512, MAX_PROCESSES = 64 };
 
+/* -- mig.c: how a GPU is divided now -- */
+typedef struct {
+    const char *name;
+    u32 compute_slices, gpu_slices, memory_eighths, multiprocessors, copy_engines, decoders, jpeg, ofa;
+    int first_id;    /* of its GPU instances */
+    int per_gpu_instance; /* compute instances */
+} MigProfile;
+typedef struct {
+    bool enabled;
+    int count, generation;
+    const MigProfile *profile[MAX_MIG];
+} MigLayout;
+MigLayout even_layout(int instances);
+bool parse_layout(char *profiles, MigLayout *out);
+const MigLayout *layout_of(int gpu);
+int gpu_instance_of(const MigLayout *layout, int position);
+int compute_instance_of(const MigLayout *layout, int position);
+
 /* -- options.c: what the environment asked for, fixed for the life of the process -- */
 typedef struct {
     const char *name;
@@ -22,11 +40,12 @@ typedef struct {
 } Model;
 typedef struct {
     const Model *model;
-    int gpus, mig, processes_per_gpu, pid_count, pids[MAX_PIDS];
+    int gpus, processes_per_gpu, pid_count, pids[MAX_PIDS];
+    MigLayout layout; /* of each GPU, until a rule says otherwise */
     long delay_us, field_delay_us;
     bool frozen, spin;
     enum { LOCK_NONE, LOCK_GPU, LOCK_GLOBAL } lock;
-    const char *driver, *control, *counters;
+    const char *driver, *control, *counters, *devices;
 } Options;
 extern Options options;
 void read_options(void);
@@ -42,6 +61,7 @@ typedef struct {
 enum { WHOLE = -1, NO_GPU = -1 };
 void make_devices(void);
 bool is_device(const void *handle);
+bool is_present(const Device *d); /* false: a MIG instance that was destroyed */
 Device *whole_device(int gpu);
 Device *mig_device(int gpu, int instance);
 int live_gpus(void);
@@ -75,7 +95,9 @@ typedef struct {
 void follow_control(void);
 double setting(int gpu, const char *key, double otherwise);
 Verdict verdict(int gpu, const char *function);
+const char *driver_version(void);
 Processes processes_of(int gpu, enum ProcessKind kind);
+const MigLayout *layout_told(int gpu); /* NULL: no rule */
 u64 latest_xid(void);
 bool next_xid(u64 after, bool (*wanted)(const void *listener, int gpu), const void *listener, Xid *out);
 
@@ -94,6 +116,7 @@ int enter_system(Call *call, const char *function);
 int enter_gpu(Call *call, const char *function, int gpu);
 int enter_device(Call *call, const char *function, const Device *d);
 bool is_initialized(void);
+void hold_device(int gpu);
 
 #define TRY(expression)                                                                                      \
     do {                                                                                                     \
@@ -132,6 +155,8 @@ double watts(int gpu);
 u32 temperature(int gpu);
 u32 clock_mhz(int gpu, enum ClockType type);
 u64 memory_used(int gpu);
+u64 memory_of(const Processes *list);
+Processes processes_on(const Device *d, enum ProcessKind kind);
 u64 memory_reserved(void);
 u64 ecc_errors(int gpu, bool uncorrected, bool aggregate);
 u64 energy_mj(int gpu);

@@ -120,7 +120,8 @@ void read_options(void) {
     static const char *const delay_modes[] = {"sleep", "spin", NULL};
     options.model = &MODELS[choice("MOCK_NVML_MODEL", models)];
     options.gpus = (int)number("MOCK_NVML_GPUS", options.gpus, 0, MAX_GPUS);
-    options.mig = (int)number("MOCK_NVML_MIG", 0, 0, MAX_MIG);
+    int instances = (int)number("MOCK_NVML_MIG", 0, 0, MAX_MIG);
+    options.layout = even_layout(options.model->datacenter ? instances : 0);
     options.processes_per_gpu =
         (int)number("MOCK_NVML_PROCS_PER_GPU", options.processes_per_gpu, 0, MAX_PROCESSES);
     options.delay_us = number("MOCK_NVML_DELAY_US", 0, 0, 60000000);
@@ -131,6 +132,7 @@ void read_options(void) {
     options.driver = text("MOCK_NVML_DRIVER", options.driver);
     options.control = text("MOCK_NVML_CONTROL", NULL);
     options.counters = text("MOCK_NVML_COUNTERS", NULL);
+    options.devices = text("MOCK_NVML_DEVICES", NULL);
     read_pids();
     read_named_delays();
 }

@@ -56,7 +56,7 @@ u64 memory_reserved(void) {
     return 479ULL << 20; /* what driver 590.48.01 reserves on an H100 */
 }
 
-static u64 memory_of(const Processes *list) {
+u64 memory_of(const Processes *list) {
     u64 sum = 0;
     for (int i = 0; i < list->count; i++)
         if (list->process[i].memory != VALUE_NOT_AVAILABLE)

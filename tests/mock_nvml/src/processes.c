@@ -14,13 +14,28 @@ typedef struct {
 
 /* With MIG a GPU's processes are dealt round-robin to its instances; the whole GPU shows all. */
 static bool shown_on(const Device *d, int position) {
-    return d->mig == WHOLE || position % options.mig == d->mig;
+    const MigLayout *layout = layout_of(d->gpu);
+    if (!layout->count)
+        return !layout->enabled;
+    return d->mig == WHOLE || position % layout->count == d->mig;
 }
 
-static ProcessV2 described(const Process *process, int position) {
-    if (!options.mig)
+Processes processes_on(const Device *d, enum ProcessKind kind) {
+    Processes all = processes_of(d->gpu, kind), out = {.count = 0};
+    for (int i = 0; i < all.count; i++)
+        if (shown_on(d, i))
+            out.process[out.count++] = all.process[i];
+    return out;
+}
+
+static ProcessV2 described(const Device *d, const Process *process, int position) {
+    const MigLayout *layout = layout_of(d->gpu);
+    if (!layout->count)
         return (ProcessV2){process->pid, process->memory, NO_INSTANCE, NO_INSTANCE};
-    return (ProcessV2){process->pid, process->memory, 7 + position % options.mig, 0};
+    int at = position % layout->count;
+    bool hidden = d->mig == WHOLE && setting(d->gpu, "mig_hides", 0);
+    return (ProcessV2){process->pid, hidden ? VALUE_NOT_AVAILABLE : process->memory,
+                       (u32)gpu_instance_of(layout, at), (u32)compute_instance_of(layout, at)};
 }
 
 /* The caller's buffer is of version 1 or 2; too small a one learns how many there are. */
@@ -35,7 +50,7 @@ static int list(const Device *d, enum ProcessKind kind, u32 *count, ProcessV1 *v
         if (*count < room && v1)
             v1[*count] = (ProcessV1){all.process[i].pid, all.process[i].memory};
         else if (*count < room)
-            v2[*count] = described(&all.process[i], i);
+            v2[*count] = described(d, &all.process[i], i);
         ++*count;
     }
     return *count > room ? INSUFFICIENT_SIZE : OK;

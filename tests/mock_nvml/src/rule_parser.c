@@ -6,7 +6,7 @@
 
 static const char *const SETTINGS[] = {
     "count",     "ecc_dbe",     "ecc_sbe",       "energy",    "free",         "limit",
-    "memused",   "nvlink_down", "nvlink_errors", "pcie_gen",  "pcie_replay",  "pcie_width",
+    "memused",   "mig_hides",   "nvlink_down", "nvlink_errors", "pcie_gen",  "pcie_replay",  "pcie_width",
     "power",     "pstate",      "recovery",      "remap_cor", "remap_failed", "remap_pending",
     "remap_unc", "temp",        "throttle",      "util",
 };
@@ -88,6 +88,18 @@ static bool parse_xid(char **words, UNUSED int count, Rule *rule) {
            parse_number(words[3], &rule->number);
 }
 
+static bool parse_driver(char **words, UNUSED int count, Rule *rule) {
+    return parse_function(words[1], rule);
+}
+
+static bool parse_mig(char **words, int count, Rule *rule) {
+    double generation = 0;
+    bool parsed = parse_gpu(words[1], &rule->gpu) && parse_layout(words[2], &rule->layout) &&
+                  (count < 4 || parse_number(words[3], &generation));
+    rule->layout.generation = (int)generation;
+    return parsed;
+}
+
 static const struct {
     const char *name;
     int kind, least, most; /* how many words the line may have */
@@ -100,6 +112,8 @@ static const struct {
     {"procs", PROCESSES, 3, 3, parse_processes},
     {"graphics", PROCESSES, 3, 3, parse_processes},
     {"xid", XID, 4, 4, parse_xid},
+    {"driver", DRIVER, 2, 2, parse_driver},
+    {"mig", MIG, 3, 4, parse_mig},
 };
 
 static bool parse_words(char **words, int count, Rule *rule) {

@@ -96,6 +96,14 @@ double setting(int gpu, const char *key, double otherwise) {
     return otherwise;
 }
 
+const char *driver_version(void) {
+    Rules *rules = in_force();
+    for (int i = rules->count - 1; i >= 0; i--)
+        if (rules->rule[i].kind == DRIVER)
+            return rules->rule[i].function;
+    return options.driver;
+}
+
 Verdict verdict(int gpu, const char *function) {
     Verdict out = {.delay_us = -1, .error = OK};
     Rules *rules = in_force();
@@ -130,6 +138,14 @@ Processes processes_of(int gpu, enum ProcessKind kind) {
             return rule->processes;
     }
     return kind == COMPUTE ? dealt_from_environment(gpu) : (Processes){.count = 0};
+}
+
+const MigLayout *layout_told(int gpu) {
+    Rules *rules = in_force();
+    for (int i = rules->count - 1; i >= 0; i--)
+        if (rules->rule[i].kind == MIG && concerns(&rules->rule[i], gpu))
+            return &rules->rule[i].layout;
+    return NULL;
 }
 
 u64 latest_xid(void) {

@@ -5,15 +5,16 @@
 #include "mock.h"
 
 typedef struct {
-    enum { ERROR, DELAY, HANG, SET, PROCESSES, XID } kind;
+    enum { ERROR, DELAY, HANG, SET, PROCESSES, XID, MIG, DRIVER } kind;
     int gpu;           /* NO_GPU: any GPU, and calls that concern none */
-    char function[64]; /* a trailing '*' matches any rest */
+    char function[64]; /* a trailing '*' matches any rest; of DRIVER the version */
     char key[24];
     double number;      /* the error code, the delay in microseconds, the setting or the Xid */
     double probability; /* of an error */
     u64 sequence;       /* of an Xid */
     enum ProcessKind process_kind;
     Processes processes;
+    MigLayout layout;
 } Rule;
 
 /* False for a blank line; a line that is no rule ends the process with a message. */

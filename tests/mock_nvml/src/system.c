@@ -1,10 +1,41 @@
 /* Loading the library, initialization, and what concerns no single GPU. */
 #include "mock.h"
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
 
 static atomic_int initializations;
+
+/* Files that stand for the driver's devices, open from the first use to the last shutdown; the last is nvidiactl. */
+static int devices[MAX_GPUS + 1];
+static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
+
+void hold_device(int gpu) {
+    if (!options.devices)
+        return;
+    char path[4096];
+    if (gpu == NO_GPU)
+        snprintf(path, sizeof path, "%s/nvidiactl", options.devices);
+    else
+        snprintf(path, sizeof path, "%s/nvidia%d", options.devices, gpu);
+    int *held = &devices[gpu == NO_GPU ? MAX_GPUS : gpu];
+    pthread_mutex_lock(&holding);
+    if (!*held && (*held = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644)) < 0)
+        refuse("MOCK_NVML_DEVICES", path);
+    pthread_mutex_unlock(&holding);
+}
+
+static void let_go_of_devices(void) {
+    pthread_mutex_lock(&holding);
+    for (int i = 0; i <= MAX_GPUS; i++)
+        if (devices[i]) {
+            close(devices[i]);
+            devices[i] = 0;
+        }
+    pthread_mutex_unlock(&holding);
+}
 
 __attribute__((constructor)) static void load(void) {
     read_options();
@@ -21,6 +52,7 @@ EXPORT int nvmlInit_v2(void) {
     static Call call;
     TRY(enter_before_init(&call, __func__));
     atomic_fetch_add(&initializations, 1);
+    hold_device(NO_GPU);
     return OK;
 }
 
@@ -34,19 +66,20 @@ EXPORT int nvmlInitWithFlags(UNUSED u32 flags) {
 
 EXPORT int nvmlShutdown(void) {
     SYSTEM_CALL();
-    atomic_fetch_sub(&initializations, 1);
+    if (atomic_fetch_sub(&initializations, 1) == 1)
+        let_go_of_devices();
     return OK;
 }
 
 EXPORT int nvmlSystemGetDriverVersion(char *out, u32 size) {
     SYSTEM_CALL();
-    return copy_text(out, size, options.driver);
+    return copy_text(out, size, driver_version());
 }
 
 EXPORT int nvmlSystemGetNVMLVersion(char *out, u32 size) {
     SYSTEM_CALL();
     char text[80];
-    snprintf(text, sizeof text, "13.%s", options.driver);
+    snprintf(text, sizeof text, "13.%s", driver_version());
     return copy_text(out, size, text);
 }
 

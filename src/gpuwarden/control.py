@@ -1,0 +1,133 @@
+"""The control socket: what an administrator tells the running daemon, one line of request and one of answer.
+
+The answer begins with `ok` or `failed`, and goes on with a sentence for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from gpuwarden.runs.listening import listen
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 1024
+MAX_CONNECTIONS = 8
+REQUEST_SECONDS = 5.0  # that a client may take to say what it wants
+ANSWER_SECONDS = 120.0  # that a client waits: a poll under way comes first, at most 30 s, and calls that do not end
+
+# What follows the command's name -> the sentence to answer. Raises RequestError.
+Command = Callable[[str], Awaitable[str]]
+
+
+class RequestError(Exception):
+    """What was asked for cannot be done; the text says why."""
+
+
+class ControlServer:
+    """Does commands for root and for the daemon's own user, by the kernel's word. Runs on one event loop."""
+
+    def __init__(self, commands: Mapping[str, Command], own_uid: int | None = None) -> None:
+        self._commands = commands
+        self._own_uid = os.geteuid() if own_uid is None else own_uid
+        self._server: asyncio.Server | None = None
+        self._path: Path | None = None
+        self._connections = 0
+
+    async def start(self, path: Path) -> None:
+        """Listen at `path`. Raises OSError with a text that says what to do."""
+        listener = listen(path, 0o600, socket.SOCK_STREAM, "control.socket")
+        self._path = path
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_LINE_BYTES)
+
+    def stop(self) -> None:
+        """Listen no more, and remove the socket."""
+        if self._server and self._path:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+        self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            answer = self._refusal(writer.get_extra_info("socket")) or await self._answer(reader)
+            # So short an answer is taken whole by the kernel: there is nobody to wait for.
+            writer.write(answer.replace("\n", " ").encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n")
+        except OSError:
+            pass  # the client went away
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    def _refusal(self, peer: socket.socket) -> str:
+        if self._connections > MAX_CONNECTIONS:
+            return "failed there are too many connections"
+        pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (0, self._own_uid):
+            return "failed only root and the daemon's own user may do this"
+        # The folder of runs.socket is handed to containers, whose root is not this machine's.
+        if pid == 0 or _is_contained(pid):
+            return "failed a process in a container may not do this"
+        return ""
+
+    async def _answer(self, reader: asyncio.StreamReader) -> str:
+        try:
+            line = await asyncio.wait_for(reader.readline(), REQUEST_SECONDS)
+        except asyncio.TimeoutError:
+            return f"failed no request came within {REQUEST_SECONDS:g} s"
+        except ValueError:
+            return f"failed a request is a line of at most {MAX_LINE_BYTES} bytes"
+        name, _, rest = line.decode(errors="replace").strip().partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            return f"failed no such command; there are {', '.join(self._commands)}"
+        try:
+            return f"ok {await command(rest)}"
+        except RequestError as error:
+            return f"failed {error}"
+        except Exception:
+            log.exception("the command %s failed", name)
+            return "failed by a fault of gpuwarden's own; its log says more"
+
+
+def _is_contained(pid: int) -> bool:
+    """Tell whether a process lives in a pid namespace below this one (proc(5), NSpid); False where that is hidden."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    pids = next((line for line in status.splitlines() if line.startswith("NSpid:")), "").split()
+    return len(pids) > 2  # noqa: PLR2004 - the name, and the pid here
+
+
+def ask(path: Path, request: str) -> tuple[bool, str]:
+    """Send a request to the daemon at `path`; return whether it was done, and what it says. Blocks; raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_SECONDS)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise OSError(
+                None,
+                f"no daemon listens on {path}; if it runs, name its configuration by --config, or its control.socket",
+            ) from None
+        except PermissionError:
+            raise OSError(None, f"{path} is for root and the daemon's own user: try sudo") from None
+        try:
+            connection.sendall(request.encode() + b"\n")
+            with connection.makefile("rb") as answers:
+                line = answers.readline(MAX_LINE_BYTES).decode(errors="replace").strip()
+        except TimeoutError:
+            raise OSError(None, f"the daemon at {path} has not answered for {ANSWER_SECONDS:g} s") from None
+        except ConnectionError:
+            line = ""
+    word, _, text = line.partition(" ")
+    if word not in ("ok", "failed"):
+        raise OSError(None, f"the daemon at {path} ended before it answered")
+    return word == "ok", text

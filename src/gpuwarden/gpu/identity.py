@@ -1,0 +1,48 @@
+"""Ask a GPU who it is: what its identity series says, and keeps saying when it does not answer any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpuwarden.gpu.nvml import ARCHITECTURES, BRANDS, GPU_GONE, Handle, Nvml, NVMLError, code_of
+from gpuwarden.gpu.session import if_supported
+from gpuwarden.gpu.snapshot import Identity
+
+T = TypeVar("T")
+
+
+def identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
+    """Ask who this is, which takes its UUID and name; the rest may be missing. Blocks; raises NVMLError."""
+    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+    pci = if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
+    capability = _told(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    minor = _told(lambda: nvml.nvmlDeviceGetMinorNumber(handle))
+    return Identity(
+        uuid=uuid,
+        index=index,
+        name=name,
+        pci_bus_id=_text(pci.busId).lower() if pci else "",
+        vbios_version=_text(_told(lambda: nvml.nvmlDeviceGetVbiosVersion(handle))),
+        brand=BRANDS.get(_told(lambda: nvml.nvmlDeviceGetBrand(handle)) or 0, ""),
+        architecture=ARCHITECTURES.get(_told(lambda: nvml.nvmlDeviceGetArchitecture(handle)) or 0, ""),
+        compute_capability=".".join(map(str, capability)) if capability else "",
+        serial=_text(_told(lambda: nvml.nvmlDeviceGetSerial(handle))),
+        board_part_number=_text(_told(lambda: nvml.nvmlDeviceGetBoardPartNumber(handle))),
+        minor_number="" if minor is None else str(minor),
+        gsp_firmware_version=_text(_told(lambda: nvml.nvmlDeviceGetGspFirmwareVersion(handle))),
+    )
+
+
+def _told(ask: Callable[[], T]) -> T | None:
+    """Ask what a GPU may fail to say and still be known by its UUID."""
+    try:
+        return ask()
+    except NVMLError as error:
+        if code_of(error) in GPU_GONE:
+            raise
+        return None
+
+
+def _text(answer: str | bytes | None) -> str:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer or ""

@@ -1,0 +1,160 @@
+"""The MIG instances of one GPU: found anew now and then, and at once when one does not answer as itself."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.nvml import (
+    MEMORY_V2,
+    MIG_ENABLED,
+    NO_MIG_DEVICE,
+    UNSUPPORTED,
+    Attributes,
+    Handle,
+    Memory,
+    NVMLError,
+    code_of,
+    error_name,
+)
+from gpuwarden.gpu.snapshot import MigIdentity
+
+MOST_INSTANCES = 64  # that are looked for on a GPU; today's hardware has 7
+RECONFIGURED = "mig_reconfigured"  # counted with the GPU's errors when an instance that had series is gone
+
+
+def mig_enabled(gpu: Device) -> bool:
+    """Tell whether the GPU is divided now. Raises NVMLError."""
+    mode = gpu.supported(gpu.nvml.nvmlDeviceGetMigMode)
+    return mode is not None and list(mode[:1]) == [MIG_ENABLED]
+
+
+@dataclass(eq=False, slots=True)
+class Instance:
+    """One MIG instance as the readers of its table see it; `memory` is of this reading, None where it did not tell."""
+
+    gpu: Device
+    gpu_uuid: str
+    handle: Handle
+    identity: MigIdentity
+    attributes: Attributes | None
+    memory: Memory | None = None
+
+    def share(self, metric: int) -> float | None:
+        """Return a GPM metric of its GPU instance, as Gpm.share does. Raises NVMLError."""
+        return self.gpu.gpm.share(self.gpu.handle, metric, self.identity.gpu_instance)
+
+
+class Instances:
+    """Finds the instances and reads their memory. Used by the GPU's one reader.
+
+    Each poll asks a handle who it is before its memory: after a reconfiguration a handle may fail, or stand for
+    another instance. Then all are looked up anew in the same reading.
+    """
+
+    def __init__(self, gpu: Device) -> None:
+        self._gpu = gpu
+        self._known: dict[str, Instance] = {}
+        self._unfinished = False  # the last search met an error that was not the instances' absence
+
+    @property
+    def present(self) -> Iterable[Instance]:
+        """The instances of the last reading."""
+        return self._known.values()
+
+    def forget(self) -> None:
+        """Forget all: their handles are of a driver that was initialised anew."""
+        self._known = {}
+
+    def read(self, errors: Counter[str], *, search: bool) -> None:
+        """Read the memory of all; `search` for others first. Blocks like the driver; failures are counted."""
+        if search or self._unfinished:
+            self._search(errors)
+            search = True
+        failures = self._look()
+        if failures and not search:
+            self._search(errors)
+            failures = self._look()
+        errors.update(failures)
+
+    def _look(self) -> list[str]:
+        """Read each instance's memory; return the names of what went wrong."""
+        ask = self._gpu.nvml.nvmlDeviceGetMemoryInfo
+        version = () if self._gpu.lacks(ask, MEMORY_V2) else (MEMORY_V2,)
+        failures: list[str] = []
+        for uuid, instance in self._known.items():
+            instance.memory = None
+            try:
+                if self._gpu.nvml.nvmlDeviceGetUUID(instance.handle) == uuid:
+                    instance.memory = ask(instance.handle, *version)
+                else:
+                    failures.append(RECONFIGURED)
+            except NVMLError as error:
+                failures.append(error_name(error))
+        return failures
+
+    def _search(self, errors: Counter[str]) -> None:
+        before, self._known = self._known, {}
+        self._unfinished = False
+        try:
+            for instance in self._found(errors):
+                self._known[instance.identity.uuid] = instance
+        except NVMLError as error:
+            self._fail(error, errors)
+        if self._unfinished:  # those not found may still be there: whether they are, their next answer shows
+            self._known = before | self._known
+        if any(_changed(old, self._known.get(uuid)) for uuid, old in before.items()):
+            errors[RECONFIGURED] += 1
+        old, new = _by_gpu_instance(before), _by_gpu_instance(self._known)
+        for gpu_instance in old:
+            if old[gpu_instance] != new.get(gpu_instance):
+                self._gpu.gpm.forget(gpu_instance)
+
+    def _found(self, errors: Counter[str]) -> Iterable[Instance]:
+        nvml, gpu = self._gpu.nvml, self._gpu
+        if not mig_enabled(gpu):
+            return
+        gpu_uuid = nvml.nvmlDeviceGetUUID(gpu.handle)
+        for index in range(min(gpu.supported(nvml.nvmlDeviceGetMaxMigDeviceCount) or 0, MOST_INSTANCES)):
+            try:
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
+                yield Instance(gpu, gpu_uuid, handle, self._identify(handle), self._attributes(handle))
+            except NVMLError as error:
+                if code_of(error) not in NO_MIG_DEVICE:
+                    self._fail(error, errors)
+
+    def _fail(self, error: Exception, errors: Counter[str]) -> None:
+        errors[error_name(error)] += 1
+        self._unfinished = True
+
+    def _identify(self, handle: Handle) -> MigIdentity:
+        nvml = self._gpu.nvml
+        _, _, profile = nvml.nvmlDeviceGetName(handle).partition(" MIG ")
+        return MigIdentity(
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            gpu_instance=nvml.nvmlDeviceGetGpuInstanceId(handle),
+            compute_instance=nvml.nvmlDeviceGetComputeInstanceId(handle),
+            profile=profile,
+        )
+
+    def _attributes(self, handle: Handle) -> Attributes | None:
+        try:
+            return self._gpu.nvml.nvmlDeviceGetAttributes_v2(handle)
+        except NVMLError as error:
+            if code_of(error) in UNSUPPORTED:
+                return None
+            raise
+
+
+def _changed(old: Instance, new: Instance | None) -> bool:
+    return new is None or new.identity != old.identity
+
+
+def _by_gpu_instance(instances: Mapping[str, Instance]) -> Mapping[int, set[MigIdentity]]:
+    """Group identities by GPU instance: its number alone does not tell one from its successor."""
+    found: defaultdict[int, set[MigIdentity]] = defaultdict(set)
+    for instance in instances.values():
+        found[instance.identity.gpu_instance].add(instance.identity)
+    return found

@@ -1,0 +1,93 @@
+"""Clocks, what holds them down, and for how long it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuwarden.gpu import fields
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN, Handle
+from gpuwarden.metric import Labels
+
+_MEGA = 1e6
+_CLOCKS: dict[Labels, int] = {(name,): number for name, number in CLOCKS.items()}
+# What is settled of clock events: the reasons there are, that they are told at all, those the driver counts.
+_REASONS, _TOLD, _COUNTED = "clock event reasons", "clock events told", "clock events counted"
+
+
+def current(gpu: Device) -> dict[Labels, float]:
+    """Hertz by clock."""
+    return _of_each(gpu, gpu.nvml.nvmlDeviceGetClockInfo)
+
+
+def highest(gpu: Device) -> dict[Labels, float]:
+    """Hertz that this device can reach, by clock."""
+    return _of_each(gpu, gpu.nvml.nvmlDeviceGetMaxClockInfo)
+
+
+def _of_each(gpu: Device, ask: Callable[[Handle, int], int]) -> dict[Labels, float]:
+    return {
+        labels: megahertz * _MEGA
+        for labels, number in _CLOCKS.items()
+        if (megahertz := gpu.supported(ask, number)) is not None
+    }
+
+
+def applications(gpu: Device) -> dict[Labels, float]:
+    """Hertz that applications are given, by clock and by setting; newer drivers have deprecated them."""
+    settings = {
+        "current": gpu.nvml.nvmlDeviceGetApplicationsClock,
+        "default": gpu.nvml.nvmlDeviceGetDefaultApplicationsClock,
+    }
+    return {
+        (clock, setting): megahertz * _MEGA
+        for clock in ("graphics", "memory")
+        for setting, ask in settings.items()
+        if (megahertz := gpu.supported(ask, CLOCKS[clock]))
+    }
+
+
+def _active(gpu: Device) -> int:
+    # Drivers before R535 know the same bits under the older name.
+    active = gpu.supported(gpu.nvml.nvmlDeviceGetCurrentClocksEventReasons)
+    return gpu.query(gpu.nvml.nvmlDeviceGetCurrentClocksThrottleReasons) if active is None else active
+
+
+def _known(gpu: Device) -> dict[str, int]:
+    """Return the bits of the reasons that this device can tell."""
+    bits = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksEventReasons)
+    if bits is None:
+        bits = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
+    return {name: bit for name, bit in CLOCK_EVENT_REASONS.items() if bits is None or bits & bit}
+
+
+def events(gpu: Device) -> dict[Labels, float]:
+    """Whether each clock event reason holds the clocks down. Adds up the time that it does, for `event_seconds`."""
+    active = _active(gpu)
+    known = gpu.settled(_REASONS, lambda: _known(gpu))
+    gpu.settled(_TOLD, lambda: True)
+    for name, bit in known.items() if active else ():
+        if active & bit:
+            gpu.integral(("clock event", name), 1.0)
+    return {(name,): float(bool(active & bit)) for name, bit in known.items()}
+
+
+def event_seconds(gpu: Device) -> dict[Labels, float]:
+    """Seconds that each reason has held the clocks down: the driver's own count where it has one, else ours.
+
+    The driver counts nanoseconds since it was loaded, ours begins with us and is as fine as the polls.
+    """
+    numbers = fields.CLOCK_EVENT_NANOSECONDS
+    counted = dict(zip(numbers, gpu.fields((number, 0) for number in numbers.values()), strict=True))
+    known = gpu.settled(_REASONS, lambda: _known(gpu))
+    by_driver = gpu.settled(_COUNTED, lambda: [name for name, value in counted.items() if value is not None])
+    seen = known if gpu.is_settled(_TOLD) else ()
+    ours = {name: gpu.added_up(("clock event", name)) for name in seen if name not in by_driver}
+    theirs = {name: nanoseconds / 1e9 for name in by_driver if (nanoseconds := counted[name]) is not None}
+    return {(name,): seconds for name, seconds in (ours | theirs).items()}
+
+
+def performance_state(gpu: Device) -> int | None:
+    """From 0, the fastest, to 15."""
+    state = gpu.query(gpu.nvml.nvmlDeviceGetPerformanceState)
+    return None if state == PERFORMANCE_STATE_UNKNOWN else state

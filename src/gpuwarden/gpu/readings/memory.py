@@ -1,0 +1,83 @@
+"""Device memory, and the window through which the CPU sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.nvml import MEMORY_V2, Bar1Memory, Memory
+from gpuwarden.metric import Labels
+
+
+def _memory(gpu: Device) -> Memory | None:
+    # Version 2 tells the driver's own share apart; drivers before R510 have version 1 alone.
+    ask = gpu.nvml.nvmlDeviceGetMemoryInfo
+    return gpu.supported(ask, MEMORY_V2) or gpu.supported(ask)
+
+
+def size(gpu: Device) -> float:
+    """Bytes installed; of a device without memory of its own, the machine's."""
+    memory = _memory(gpu)
+    return gpu.host_memory().size if memory is None else memory.total
+
+
+def used(gpu: Device) -> float:
+    """Bytes in use; of a device without memory of its own, by all of the machine's programs."""
+    memory = _memory(gpu)
+    if memory is not None:
+        return memory.used
+    host = gpu.host_memory()
+    return host.size - host.available
+
+
+def free(gpu: Device) -> float:
+    """Bytes that can be had; of a device without memory of its own, what Linux calls available."""
+    memory = _memory(gpu)
+    return gpu.host_memory().available if memory is None else memory.free
+
+
+def reserved(gpu: Device) -> float | None:
+    """Bytes the driver keeps for itself."""
+    memory = gpu.supported(gpu.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
+    return None if memory is None else memory.reserved
+
+
+def unified(gpu: Device) -> float:
+    """Whether the device has no memory of its own."""
+    return float(_memory(gpu) is None)
+
+
+def peaks(gpu: Device) -> Mapping[Labels, float]:
+    """Bytes in use at most, by window."""
+    gpu.peaks.look(used(gpu))
+    return gpu.peaks.highest()
+
+
+def bar1(gpu: Device) -> Bar1Memory | None:
+    """Return the window's bytes; none where it has no size."""
+    window = gpu.supported(gpu.nvml.nvmlDeviceGetBAR1MemoryInfo)
+    return window if window is not None and window.bar1Total else None
+
+
+def bar1_size(gpu: Device) -> float | None:
+    """Bytes that can be mapped at once."""
+    window = bar1(gpu)
+    return None if window is None else window.bar1Total
+
+
+def bar1_used(gpu: Device) -> float | None:
+    """Bytes that are mapped."""
+    window = bar1(gpu)
+    return None if window is None else window.bar1Used
+
+
+def bus_width(gpu: Device) -> float | None:
+    """Bytes that the bus to device memory moves at once."""
+    bits = gpu.supported(gpu.nvml.nvmlDeviceGetMemoryBusWidth)
+    return bits / 8 if bits else None
+
+
+def numa_node(gpu: Device) -> float | None:
+    """NUMA node that Linux has made of device memory, on machines that do so."""
+    node = gpu.supported(gpu.nvml.nvmlDeviceGetNumaNodeId)
+    return None if node is None or node < 0 else node

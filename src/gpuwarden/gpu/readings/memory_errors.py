@@ -1,0 +1,114 @@
+"""Errors of memory, and what the device has put out of use for them."""
+
+from __future__ import annotations
+
+from gpuwarden.gpu import fields
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.nvml import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
+from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.metric import Labels
+
+
+def ecc_mode(gpu: Device) -> dict[Labels, float]:
+    """Whether memory is checked, and whether it will be after the next reset."""
+    return present(("current", "pending"), gpu.fields([(fields.ECC_CURRENT, 0), (fields.ECC_PENDING, 0)]))
+
+
+def ecc_errors(gpu: Device) -> dict[Labels, float]:
+    """Errors by type, lifetime and location; where the device tells no location, the total stands for it."""
+    ask = gpu.nvml.nvmlDeviceGetMemoryErrorCounter
+    located = {
+        (kind, lifetime, location): count
+        for kind, kind_number in ECC_TYPES.items()
+        for lifetime, lifetime_number in ECC_LIFETIMES.items()
+        for location, number in MEMORY_LOCATIONS.items()
+        if (count := gpu.supported(ask, kind_number, lifetime_number, number)) is not None
+    }
+    if gpu.settled("ECC errors by location", lambda: bool(located)):
+        return {labels: float(count) for labels, count in located.items()}
+    totals = fields.ECC_TOTALS
+    found = gpu.fields((number, 0) for number in totals.values())
+    return {(*labels, "total"): count for labels, count in zip(totals, found, strict=True) if count is not None}
+
+
+def sram_errors(gpu: Device) -> dict[Labels, float]:
+    """Errors of the memory on the chip, by how they were found: uncorrected ones by parity or by a code."""
+    told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    if told is None:
+        return {}
+    return {
+        ("corrected", "volatile"): told.volatileCor,
+        ("parity", "volatile"): told.volatileUncParity,
+        ("secded", "volatile"): told.volatileUncSecDed,
+        ("corrected", "aggregate"): told.aggregateCor,
+        ("parity", "aggregate"): told.aggregateUncParity,
+        ("secded", "aggregate"): told.aggregateUncSecDed,
+    }
+
+
+def sram_unit_errors(gpu: Device) -> dict[Labels, float]:
+    """Uncorrected errors of the memory on the chip in the board's life, by the unit it belongs to."""
+    told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    if told is None:
+        return {}
+    return {
+        ("l2",): told.aggregateUncBucketL2,
+        ("sm",): told.aggregateUncBucketSm,
+        ("pcie",): told.aggregateUncBucketPcie,
+        ("microcontroller",): told.aggregateUncBucketMcu,
+        ("other",): told.aggregateUncBucketOther,
+    }
+
+
+def sram_threshold_exceeded(gpu: Device) -> float | None:
+    """Whether the errors on the chip are more than NVIDIA holds acceptable."""
+    told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
+    return None if told is None else float(bool(told.bThresholdExceeded))
+
+
+def remapped_rows(gpu: Device) -> dict[Labels, float]:
+    """Rows that a spare one stands in for, by the errors that led to it."""
+    causes = fields.REMAPPED_ROWS
+    return present(causes, gpu.fields((number, 0) for number in causes.values()))
+
+
+def remap_pending(gpu: Device) -> float | None:
+    """Whether a row waits for the next reset to be replaced."""
+    return gpu.field(fields.ROW_REMAP_PENDING)
+
+
+def remap_failed(gpu: Device) -> float | None:
+    """Whether a row could not be replaced."""
+    return gpu.field(fields.ROW_REMAP_FAILED)
+
+
+def spare_rows(gpu: Device) -> dict[Labels, float]:
+    """Banks by how many of their spare rows are left."""
+    banks = gpu.supported(gpu.nvml.nvmlDeviceGetRowRemapperHistogram)
+    if banks is None:
+        return {}
+    return present(
+        ("max", "high", "partial", "low", "none"), (banks.max, banks.high, banks.partial, banks.low, banks.none)
+    )
+
+
+def unrepairable(gpu: Device) -> float | None:
+    """Whether device memory has errors that no spare row can stand in for."""
+    flag = gpu.supported(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
+    return None if flag is None else float(bool(flag))
+
+
+def repairs_pending(gpu: Device) -> dict[Labels, float]:
+    """Whether a memory channel or a group of SMs (TPC) waits for the next reset to be repaired."""
+    return present(("channel", "tpc"), gpu.supported(gpu.nvml.nvmlDeviceGetRepairStatus) or (None, None))
+
+
+def retired_pages(gpu: Device) -> dict[Labels, float]:
+    """Pages taken out of use, by the errors that led to it: what GPUs before Ampere do in place of remapping rows."""
+    causes = fields.RETIRED_PAGES
+    return present(causes, gpu.fields((number, 0) for number in causes.values()))
+
+
+def retirement_pending(gpu: Device) -> float | None:
+    """Whether a page waits for the next reset to be taken out of use."""
+    return gpu.field(fields.RETIRED_PAGES_PENDING)

@@ -1,0 +1,110 @@
+"""NVLink, and the link between chips of a superchip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+
+from gpuwarden.gpu import fields
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.metric import Labels
+
+_KIBI = 1024
+_MEGA = 1e6
+_ERROR_TYPES = "NVLink error types"
+_UP = frozenset({1, 2})  # active, and asleep to save power: NVML_NVLINK_STATE_*
+
+
+def _links(gpu: Device, number: int = fields.NVLINK_COUNT) -> range:
+    return range(int(gpu.field(number) or 0))
+
+
+def states(gpu: Device) -> dict[Labels, float]:
+    """Whether each link is up."""
+    links = _links(gpu)
+    found = gpu.fields((fields.NVLINK_STATE, link) for link in links)
+    return {(str(link),): float(state in _UP) for link, state in zip(links, found, strict=True) if state is not None}
+
+
+def speed(gpu: Device) -> float | None:
+    """Bytes a second that the links which are up can move in each direction, together."""
+    found = [speed for speed in gpu.fields((fields.NVLINK_SPEED, link) for link in _links(gpu)) if speed is not None]
+    return sum(found) * _MEGA if found else None
+
+
+def transferred(gpu: Device) -> dict[Labels, float]:
+    """Bytes of data over all links since the driver loaded, by direction."""
+    if not _links(gpu):
+        return {}
+    per_link = gpu.settled("NVLink bytes per link", lambda: _all_links(gpu) is None)
+    return (_summed(gpu) if per_link else _all_links(gpu)) or {}
+
+
+def _all_links(gpu: Device) -> dict[Labels, float] | None:
+    numbers = fields.NVLINK_KIBIBYTES
+    found = gpu.fields((number, fields.ALL_LINKS) for number in numbers.values())
+    kibibytes = {(name,): value for name, value in zip(numbers, found, strict=True) if value is not None}
+    return {direction: value * _KIBI for direction, value in kibibytes.items()} or None
+
+
+def _summed(gpu: Device) -> dict[Labels, float]:
+    by_direction = _of_links(gpu, fields.NVLINK_BYTES)
+    return {(name,): sum(value or 0 for value in found) for name, found in by_direction if found != [None] * len(found)}
+
+
+def _of_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list[float | None]]]:
+    links = _links(gpu)
+    found = gpu.fields([(number, link) for number in numbers.values() for link in links])
+    return [
+        (name, found[first : first + len(links)]) for name, first in zip(numbers, count(0, len(links)), strict=False)
+    ]
+
+
+def _counted_errors(gpu: Device) -> list[tuple[str, list[float | None]]]:
+    """Return the errors of each link by type, of the types that these links count: a generation has a few of them."""
+    if gpu.is_settled(_ERROR_TYPES):
+        return _of_links(gpu, gpu.settled(_ERROR_TYPES, dict))
+    told = [(name, found) for name, found in _of_links(gpu, fields.NVLINK_ERRORS) if found != [None] * len(found)]
+    if told:
+        gpu.settled(_ERROR_TYPES, lambda: {name: fields.NVLINK_ERRORS[name] for name, _found in told})
+    return told
+
+
+def errors(gpu: Device) -> dict[Labels, float]:
+    """Errors over all links since the driver loaded, by type."""
+    if not _links(gpu):
+        return {}
+    totals = fields.NVLINK_ERROR_TOTALS
+    told = present(totals, gpu.fields((number, 0) for number in totals.values()))
+    return {(name,): sum(value or 0 for value in found) for name, found in _counted_errors(gpu)} | told
+
+
+def link_errors(gpu: Device) -> dict[Labels, float]:
+    """Errors of the links that have any: which one to look at, without a series for each of hundreds that are 0."""
+    counted = _counted_errors(gpu)
+    return {(str(link), name): value for name, found in counted for link, value in enumerate(found) if value}
+
+
+def _of_chip_links(gpu: Device, number: int) -> list[float | None]:
+    return gpu.fields((number, link) for link in _links(gpu, fields.C2C_COUNT))
+
+
+def chip_links(gpu: Device) -> dict[Labels, float]:
+    """Whether each link to the CPU of a superchip is up."""
+    found = enumerate(_of_chip_links(gpu, fields.C2C_STATUS))
+    return {(str(link),): float(state == 1) for link, state in found if state is not None}
+
+
+def chip_speed(gpu: Device) -> float | None:
+    """Bytes a second that the links to the CPU of a superchip can move, together."""
+    found = [speed for speed in _of_chip_links(gpu, fields.C2C_SPEED) if speed is not None]
+    return sum(found) * _MEGA if found else None
+
+
+def chip_errors(gpu: Device) -> dict[Labels, float]:
+    """Errors over all links to the CPU of a superchip, by type."""
+    found = {name: _of_chip_links(gpu, number) for name, number in fields.C2C_ERRORS.items()}
+    return {
+        (name,): sum(value or 0 for value in values) for name, values in found.items() if values != [None] * len(values)
+    }

@@ -1,0 +1,68 @@
+"""The PCI Express link of a GPU."""
+
+from __future__ import annotations
+
+from gpuwarden.gpu import fields
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.nvml import NOT_AVAILABLE, PCIE_DIRECTIONS
+from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.metric import Labels
+
+_BITS_32 = 1 << 32
+
+
+def generation(gpu: Device) -> float | None:
+    """Return the generation that the link runs at, which an idle GPU lowers."""
+    return _told(gpu.supported(gpu.nvml.nvmlDeviceGetCurrPcieLinkGeneration))
+
+
+def width(gpu: Device) -> float | None:
+    """Lanes in use."""
+    return _told(gpu.supported(gpu.nvml.nvmlDeviceGetCurrPcieLinkWidth))
+
+
+def highest_generation(gpu: Device) -> dict[Labels, float]:
+    """Highest generation of the GPU by itself, and of its link in this machine."""
+    own = _told(gpu.supported(gpu.nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration))
+    here = _told(gpu.supported(gpu.nvml.nvmlDeviceGetMaxPcieLinkGeneration))
+    return present(("gpu", "link"), (own, here))
+
+
+def highest_width(gpu: Device) -> float | None:
+    """Lanes of the link."""
+    return _told(gpu.supported(gpu.nvml.nvmlDeviceGetMaxPcieLinkWidth))
+
+
+def _told(answer: int | None) -> int | None:
+    return None if answer == NOT_AVAILABLE else answer or None  # a link has no 0 lanes
+
+
+def replays(gpu: Device) -> float | None:
+    """Packets that were sent again."""
+    return gpu.field(fields.PCIE_REPLAYS)
+
+
+def errors(gpu: Device) -> dict[Labels, float]:
+    """Errors by type, of the device's life since the driver loaded."""
+    numbers = fields.PCIE_ERRORS
+    return present(numbers, gpu.fields((number, 0) for number in numbers.values()))
+
+
+def transferred(gpu: Device) -> dict[Labels, float]:
+    """Bytes since the driver loaded, by direction, where the counter is wide enough to be one.
+
+    nvml.h says that it can wrap. One of 32 bits does so ten times a second on a busy link, and nothing tells how often.
+    So it counts once it has been seen beyond 32 bits, which a wider one passes in the first seconds of work.
+    """
+    directions = fields.PCIE_BYTES
+    counted = present(directions, gpu.fields((number, 0) for number in directions.values()))
+    for direction, value in counted.items():
+        if value >= _BITS_32:
+            gpu.settled(("wide counter", direction), lambda: True)
+    return {direction: value for direction, value in counted.items() if gpu.is_settled(("wide counter", direction))}
+
+
+def throughput(gpu: Device) -> dict[Labels, float]:
+    """Bytes a second by direction. Blocks in the driver for 20 ms each, in which it counts."""
+    ask = gpu.nvml.nvmlDeviceGetPcieThroughput
+    return present(PCIE_DIRECTIONS, (gpu.supported(ask, number) for number in PCIE_DIRECTIONS.values()), 1000)

@@ -1,0 +1,50 @@
+"""Temperatures, how far they are from what the device allows, and its fans."""
+
+from __future__ import annotations
+
+from gpuwarden.gpu import fields
+from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.nvml import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
+from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.metric import Labels
+
+
+def temperatures(gpu: Device) -> dict[Labels, float]:
+    """Degrees by sensor. Boards whose memory has none answer 0 for it (DCGM shows it so), which no chip is at."""
+    core = gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE)
+    memory = gpu.attempt(lambda: gpu.field(fields.MEMORY_TEMPERATURE))
+    return {("core",): core, ("memory",): memory} if memory else {("core",): core}
+
+
+def thresholds(gpu: Device) -> dict[Labels, float]:
+    """Degrees at which the device does something about its heat; 0 stands for one that is not set."""
+    return {(name,): celsius for name in TEMPERATURE_THRESHOLDS if (celsius := _threshold(gpu, name))}
+
+
+def _threshold(gpu: Device, name: str) -> int | None:
+    return gpu.fixed(gpu.nvml.nvmlDeviceGetTemperatureThreshold, TEMPERATURE_THRESHOLDS[name])
+
+
+def margin(gpu: Device) -> float | None:
+    """Degrees left before slowdown: the driver's own margin, else the distance to the slowdown threshold.
+
+    A margin of 0 or less is reported by healthy H100 boards (leptonai/gpud), so then the threshold decides.
+    """
+    own = gpu.supported(gpu.nvml.nvmlDeviceGetMarginTemperature)
+    if own is not None and own > 0:
+        return own
+    slowdown = _threshold(gpu, "slowdown")
+    return slowdown - gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE) if slowdown else None
+
+
+def margin_thresholds(gpu: Device) -> dict[Labels, float]:
+    """Margins at which the device does something about its heat: what newer ones tell in place of temperatures."""
+    numbers = fields.MARGIN_THRESHOLDS
+    return present(numbers, gpu.fields((number, 0) for number in numbers.values()))
+
+
+def fan_speeds(gpu: Device) -> dict[Labels, float]:
+    """Ratio of each fan's full speed that it is told to run at."""
+    fans = gpu.fixed(gpu.nvml.nvmlDeviceGetNumFans) or 0
+    speeds = [gpu.supported(gpu.nvml.nvmlDeviceGetFanSpeed_v2, fan) for fan in range(fans)]
+    return present(map(str, range(fans)), (None if speed == NOT_AVAILABLE else speed for speed in speeds), 0.01)

@@ -1,0 +1,50 @@
+"""How busy the units of a GPU are, as the driver samples it."""
+
+from __future__ import annotations
+
+from gpuwarden.gpu.device import Device
+from gpuwarden.metric import Labels
+
+
+def kernels(gpu: Device) -> float:
+    """Ratio of the sample period with a kernel running."""
+    return gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu / 100
+
+
+def busy_seconds(gpu: Device) -> float:
+    """Seconds with a kernel running, added up over the polls."""
+    return gpu.integral("busy", kernels(gpu))
+
+
+def bandwidth(gpu: Device) -> float:
+    """Ratio of the sample period with device memory being read or written."""
+    return gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).memory / 100
+
+
+def engines(gpu: Device) -> dict[Labels, float]:
+    """Ratio of each fixed-function engine's sample period that it was busy."""
+    asks = {
+        ("encoder",): gpu.nvml.nvmlDeviceGetEncoderUtilization,
+        ("decoder",): gpu.nvml.nvmlDeviceGetDecoderUtilization,
+        ("jpeg",): gpu.nvml.nvmlDeviceGetJpgUtilization,
+        ("ofa",): gpu.nvml.nvmlDeviceGetOfaUtilization,
+    }
+    return {labels: told[0] / 100 for labels, ask in asks.items() if (told := gpu.supported(ask)) is not None}
+
+
+def encoder_sessions(gpu: Device) -> float | None:
+    """Count the video encoding sessions."""
+    stats = gpu.supported(gpu.nvml.nvmlDeviceGetEncoderStats)
+    return None if stats is None else stats[0]
+
+
+def encoder_rate(gpu: Device) -> float | None:
+    """Frames a second of an encoding session, on average; none without a session."""
+    stats = gpu.supported(gpu.nvml.nvmlDeviceGetEncoderStats)
+    return stats[1] if stats and stats[0] else None
+
+
+def encoder_latency(gpu: Device) -> float | None:
+    """Seconds a frame takes to encode, on average; none without a session."""
+    stats = gpu.supported(gpu.nvml.nvmlDeviceGetEncoderStats)
+    return stats[2] / 1e6 if stats and stats[0] else None

@@ -1,0 +1,102 @@
+"""The driver as a whole: initialised once and kept so, anew where it went away, and let go of on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from gpuwarden.gpu import library
+from gpuwarden.gpu.advice import hidden_gpus
+from gpuwarden.gpu.nvml import DRIVER_GONE, LIBRARY_MISMATCH, UNSUPPORTED, Nvml, NVMLError, code_of
+from gpuwarden.gpu.snapshot import Driver
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+
+
+class HiddenGpusError(Exception):
+    """The machine has GPUs that NVML does not list; the text says why."""
+
+
+class Session:
+    """Counts how often NVML was initialised, as it counts too. Its methods block; one thread uses them at a time."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._initialised = 0
+        self._refused: Exception | None = None
+        self._retry_at = 0.0
+        self.driver: Driver | None = None
+        self.open = False
+        self._library: tuple[Path, library.Identity | None] | None = None  # its folder, and what lay there then
+        self.outdated = False  # whether the library was replaced, so that only a new process can load the driver's own
+        self.number = 0  # of this session: what was learnt in another one, handles above all, does not hold in it
+
+    def count(self) -> int:
+        """Initialise if need be, and count the GPUs. Raises NVMLError or HiddenGpusError."""
+        try:
+            if not self.open:
+                self._initialise()
+            count = self._nvml.nvmlDeviceGetCount()
+        except NVMLError as error:
+            if code_of(error) in DRIVER_GONE:
+                self.open = False
+            raise
+        if hidden := hidden_gpus(count):
+            raise HiddenGpusError(hidden)
+        return count
+
+    def close(self) -> None:
+        """Shut NVML down, so that it has no device open any more. Raises NVMLError where it refuses."""
+        self.open = False
+        self._refused = None
+        before = self._initialised
+        while self._initialised:
+            try:
+                self._nvml.nvmlShutdown()
+            except NVMLError as error:
+                if code_of(error) not in DRIVER_GONE:
+                    raise
+                if self._initialised < before:
+                    self._initialised = 0  # NVML has forgotten earlier ones: nothing is left to shut down
+                return  # else it may only be refusing now, and is asked again the next time
+            self._initialised -= 1
+
+    def _initialise(self) -> None:
+        if self._refused and time.monotonic() < self._retry_at:
+            raise self._refused
+        try:
+            self.close()  # while NVML counts an earlier initialisation, another one only adds to the count
+            self._nvml.nvmlInit()
+            self._initialised += 1
+            cuda = if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
+            version = self._nvml.nvmlSystemGetDriverVersion()
+        except NVMLError as error:
+            self._refused, self._retry_at = error, time.monotonic() + RETRY_SECONDS
+            self._remember_library()
+            self.outdated = code_of(error) == LIBRARY_MISMATCH and self._library_was_replaced()
+            raise
+        self._remember_library()
+        self.driver = Driver(version, "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
+        self.number += 1
+        self.open = True
+
+    def _remember_library(self) -> None:
+        if self._library is None and (folder := library.loaded_from()):
+            self._library = folder, library.on_disk(folder)
+
+    def _library_was_replaced(self) -> bool:
+        return self._library is not None and library.on_disk(self._library[0]) != self._library[1]
+
+
+def if_supported(ask: Callable[[], T]) -> T | None:
+    """Ask the driver; None where it does not support the question. Raises NVMLError."""
+    try:
+        return ask()
+    except NVMLError as error:
+        if code_of(error) in UNSUPPORTED:
+            return None
+        raise

@@ -1,0 +1,176 @@
+"""Blocking calls on threads that stand in for each other, so that one that hangs holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+LATE = 3  # timeouts after which a call that has not come back hangs
+PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
+
+
+class Threads:
+    """Threads that share blocking jobs: one does all, and another joins whenever none gets to the jobs that wait.
+
+    Not a thread for each GPU, and no word to the event loop after each job: threads that wake while others run fight
+    for the interpreter at every call, which doubles a poll's CPU time. So there are never more than jobs under way, and
+    one that finds no more to do while another waits already ends.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[asyncio.Future[Any], Any]] = queue.SimpleQueue()
+        self._open: list[asyncio.Future[Any]] = []
+        self._workers: list[int] = []  # by the kernel's thread id
+        self._count = 0
+        self._turn = threading.Lock()  # held by the one thread that waits for jobs with nothing else to do
+        self._watch: asyncio.TimerHandle | None = None  # set while jobs are under way
+
+    @property
+    def uninterruptible(self) -> bool:
+        """Whether a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
+        return any(map(_sleeps_uninterruptibly, self._workers))
+
+    def give(self, job: Callable[[], T]) -> asyncio.Future[T | Exception]:
+        """Have a job done as soon as a thread is free, on the running loop; what it raises is its result."""
+        future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
+        self._open.append(future)
+        self._jobs.put(lambda: self._outcomes.put((future, _outcome(job))))
+        if self._count == 0:
+            self._add()
+        if self._watch is None:
+            self._look_after()
+        return future
+
+    def _add(self) -> None:
+        self._count += 1
+        # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        own = threading.get_native_id()
+        self._workers.append(own)
+        while self._turn.acquire(blocking=False):
+            try:
+                job = self._jobs.get()
+            finally:
+                self._turn.release()
+            job()
+            if self._jobs.empty():  # else the next job may hang, and the watch delivers
+                self._call(loop, self._deliver)
+        self._workers.remove(own)
+        self._call(loop, self._gone)
+
+    @staticmethod
+    def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(function)
+
+    def _gone(self) -> None:
+        self._count -= 1
+
+    def _deliver(self) -> None:
+        while not self._outcomes.empty():
+            future, outcome = self._outcomes.get()
+            if not future.done():  # a cancelled one
+                future.set_result(outcome)
+        self._open = [future for future in self._open if not future.done()]
+        if not self._open and self._watch:
+            self._watch.cancel()  # or it would wake the process once a poll for nothing
+            self._watch = None
+
+    def _look_after(self) -> None:
+        self._watch = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._check, self._jobs.qsize())
+
+    def _check(self, waiting: int) -> None:
+        self._watch = None
+        self._deliver()
+        if self._jobs.empty():
+            return
+        if self._jobs.qsize() >= waiting and self._count < len(self._open):
+            self._add()
+        self._look_after()
+
+
+def _sleeps_uninterruptibly(thread: int) -> bool:
+    try:
+        return Path(f"/proc/self/task/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"D"
+    except OSError:
+        return False
+
+
+def _outcome(job: Callable[[], T]) -> T | Exception:
+    try:
+        return job()
+    except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
+        return error
+
+
+class Line(Generic[T]):
+    """Has one blocking job done, again and again, one at a time: `begin` it, wait for `all_of` them, then `take`.
+
+    A slow driver's answer comes late, but it comes: the next `begin` goes on with it, and one that came between two of
+    them counts. A job under way for longer than LATE timeouts hangs: it is not waited for, and what it says in the end
+    is old and thrown away.
+    """
+
+    def __init__(self, threads: Threads, job: Callable[[], T]) -> None:
+        self._threads = threads
+        self._job = job
+        self._current: asyncio.Future[T | Exception] | None = None
+        self._began = 0.0
+        self.awaited: asyncio.Future[T | Exception] | None = None
+
+    def begin(self, timeout: float) -> None:
+        """Begin the job, unless it is under way; `awaited` is then its end, or None where it hangs."""
+        now = time.monotonic()
+        old = now - self._began > LATE * timeout
+        if self._current is None or (old and self._current.done()):
+            self._current, self._began = self._threads.give(self._job), now
+        elif old:
+            self.awaited = None
+            return
+        self.awaited = self._current
+
+    def take(self) -> T:
+        """Return the answer, once; raises what the job raised, or TimeoutError while there is none."""
+        awaited, self.awaited = self.awaited, None
+        if awaited is None or not awaited.done():
+            raise TimeoutError
+        self._current = None
+        outcome = awaited.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    @property
+    def busy(self) -> bool:
+        """Whether the job is under way."""
+        return self._current is not None and not self._current.done()
+
+    def forget(self) -> None:
+        """Throw an answer away that nobody has taken."""
+        if not self.busy:
+            self._current = self.awaited = None
+
+    async def run(self, timeout: float) -> T:
+        """Have it done alone: raises as `take` does."""
+        self.begin(timeout)
+        await all_of([self], timeout)
+        return self.take()
+
+
+async def all_of(lines: Iterable[Line[Any]], timeout: float) -> None:
+    """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
+    futures = [line.awaited for line in lines if line.awaited]
+    if futures:
+        await asyncio.wait(futures, timeout=timeout)  # not wait_for: a job under way cannot be cancelled

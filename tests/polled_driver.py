@@ -1,0 +1,98 @@
+"""A process that polls the mock library through the real binding when a test says so, on a clock that it moves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from simulated_box import Clock
+
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import DEFAULT_PLAN, Plan
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.sources.driver import binding
+
+SLOW = DEFAULT_PLAN.slow_interval
+PATIENCE_SECONDS = 0.5  # that a call which hangs is waited for
+
+
+def written(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Write out each GPU as JSON can hold it; labels stand behind the metric's name."""
+    return [
+        {
+            "uuid": gpu.identity.uuid,
+            "fault": gpu.fault,
+            "errors": dict(gpu.errors),
+            "readings": _readings(gpu.readings),
+            "processes": [[p.pid, p.memory, p.instance] for p in gpu.processes],
+            "mig": {m.identity.uuid: _readings(m.readings) | {"profile": m.identity.profile} for m in gpu.mig},
+        }
+        for gpu in snapshot.gpus
+    ]
+
+
+def _readings(readings: Mapping[Any, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row, reading in readings.items():
+        for labels, value in reading.items() if isinstance(reading, Mapping) else (((), reading),):
+            if value is not None:
+                found[" ".join((row.name.removeprefix("gpuwarden_"), *labels))] = value
+    return found
+
+
+class PolledDriver:
+    """The process from outside."""
+
+    def __init__(self, env: Mapping[str, str], opted_in: frozenset[str]) -> None:
+        path = os.pathsep.join(sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *opted_in],
+            env={**os.environ, **env, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def poll(self, later: float = 0.0) -> list[SimpleNamespace]:
+        """Poll that many seconds after the last one; return the GPUs."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{later}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process has ended"
+        return [SimpleNamespace(**gpu) for gpu in json.loads(answer)]
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def polling(env: Mapping[str, str], *opted_in: str) -> Iterator[PolledDriver]:
+    """Start a process and end it."""
+    driver = PolledDriver(env, frozenset(opted_in) if opted_in else DEFAULT_PLAN.opted_in)
+    try:
+        yield driver
+    finally:
+        driver.end()
+
+
+async def _serve(opted_in: frozenset[str]) -> None:
+    clock = Clock()
+    poller = Poller(binding(), PATIENCE_SECONDS, plan=Plan(SLOW, opted_in), clock=clock)
+    while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
+        clock.sleep(float(line))
+        print(json.dumps(written(await poller.poll())), flush=True)  # noqa: T201 - the test reads it
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(frozenset(sys.argv[1:])))

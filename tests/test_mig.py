@@ -1,0 +1,368 @@
+"""MIG: each instance by its own UUID, through every reconfiguration, on the mock library."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pynvml
+import pytest
+from polled_driver import SLOW, polling
+from services import Daemon, ending, until
+
+from gpuwarden.gpu.mig import RECONFIGURED
+from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, nvml_error
+from gpuwarden.gpu.reader import GpuReader
+from gpuwarden.gpu.snapshot import MigInstance
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from mock_nvml import MockNvml
+
+SEVEN = ("1g.10gb",) * 7
+GIB = 2**30
+POWER = "gpu_power_usage_watts"
+
+
+def divided(gpu: SimpleNamespace) -> list[str]:
+    """Return the profiles of a GPU's instances."""
+    return [instance["profile"] for instance in gpu.mig.values()]
+
+
+def memory_adds_up(gpu: SimpleNamespace) -> bool:
+    """Tell whether each instance's memory was read, as a whole."""
+    return all(
+        instance["mig_memory_size_bytes"]
+        == sum(instance[f"mig_memory_{part}_bytes"] for part in ("used", "free", "reserved"))
+        for instance in gpu.mig.values()
+    )
+
+
+def test_seven_instances(mock_nvml: MockNvml) -> None:
+    """Each has identity, attributes, memory and, from the second slow reading on, activity; processes are on them."""
+    mock_nvml.mig(0, *SEVEN)
+    mock_nvml.set(0, "util", 50)
+    mock_nvml.processes(0, {pid: pid * GIB for pid in range(1, 9)})
+    with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
+        driver.poll()
+        gpu, other = driver.poll(SLOW)
+    assert divided(gpu) == list(SEVEN)
+    assert divided(other) == []
+    assert memory_adds_up(gpu)
+    assert [instance["mig_multiprocessors"] for instance in gpu.mig.values()] == [16] * 7
+    first = next(iter(gpu.mig.values()))
+    assert first[f"mig_info {gpu.uuid} 7 0 1g.10gb"] == 1
+    assert (first["mig_slices gpu"], first["mig_slices compute"], first["mig_engines copy"]) == (1, 1, 1)
+    assert first["mig_memory_used_bytes"] == 9 * GIB + (4 << 20)  # of processes 1 and 8
+    active = [instance["mig_sm_active_ratio"] for instance in gpu.mig.values()]
+    assert active == pytest.approx([0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2])
+    traffic = [first[f"mig_pcie_throughput_bytes_per_second {way}"] for way in ("transmit", "receive")]
+    assert traffic == [600 << 20, 600 << 20]
+    uuids = list(gpu.mig)
+    assert gpu.processes == [[pid, pid * GIB, uuids[(pid - 1) % 7]] for pid in range(1, 9)]
+    assert gpu.errors == {}
+    assert "gpu_sm_active_ratio" not in gpu.readings
+    assert other.readings["gpu_sm_active_ratio"] == 0.5
+    assert other.errors == {}
+
+
+def test_compute_instances_share_their_gpu_instance(mock_nvml: MockNvml) -> None:
+    """They are instances of their own with the activity of one GPU instance, which is sampled once."""
+    mock_nvml.mig(0, "1c.3g.40gb", "1c.3g.40gb", "2g.20gb")
+    with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+        driver.poll()
+        (gpu,) = driver.poll(SLOW)
+    assert divided(gpu) == ["1c.3g.40gb", "1c.3g.40gb", "2g.20gb"]
+    names = [name.split()[2:4] for each in gpu.mig.values() for name in each if name.startswith("mig_info")]
+    assert names == [["17", "0"], ["17", "1"], ["3", "0"]]
+    assert [each["mig_sm_active_ratio"] for each in gpu.mig.values()] == pytest.approx([0.5, 0.5, 0.4])
+    assert mock_nvml.calls()["nvmlGpmMigSampleGet"] == 4
+
+
+class TestReconfiguration:
+    """Instances that are gone take their series along at once; the rest of the GPU stays."""
+
+    def test_other_profiles(self, mock_nvml: MockNvml) -> None:
+        """The poll after it, be it no slow one, shows the new instances alone, and counts the change."""
+        mock_nvml.mig(0, *SEVEN)
+        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+            driver.poll()
+            (before,) = driver.poll(SLOW)
+            mock_nvml.mig(0, "3g.40gb", "2g.20gb")
+            (after,) = driver.poll(0.1)
+            assert divided(after) == ["3g.40gb", "2g.20gb"]
+            assert not before.mig.keys() & after.mig.keys()
+            assert after.errors == {RECONFIGURED: 1}
+            assert after.fault is None
+            assert after.readings[POWER] == before.readings[POWER]
+            assert memory_adds_up(after)
+            assert not [name for instance in after.mig.values() for name in instance if "active" in name]
+            driver.poll(SLOW)
+            (later,) = driver.poll(SLOW)
+            assert [instance["mig_sm_active_ratio"] for instance in later.mig.values()] == pytest.approx([0.5, 0.45])
+            assert later.errors == {RECONFIGURED: 1}
+        calls = mock_nvml.calls()
+        assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] == 4
+
+    def test_equal_profiles(self, mock_nvml: MockNvml) -> None:
+        """Handles that stand for other instances of the same kind now are not taken for the old ones."""
+        mock_nvml.mig(0, *SEVEN)
+        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+            driver.poll()
+            (before,) = driver.poll(SLOW)
+            mock_nvml.mig(0, *SEVEN, generation=1)
+            (after,) = driver.poll(0.1)
+            assert divided(after) == list(SEVEN)
+            assert not before.mig.keys() & after.mig.keys()
+            assert after.errors == {RECONFIGURED: 1}
+            # Samples of instances that had the same ids are of other hardware.
+            assert not [name for instance in after.mig.values() for name in instance if "active" in name]
+
+    def test_one_more(self, mock_nvml: MockNvml) -> None:
+        """One that is added comes with the next slow reading, and costs the others nothing."""
+        mock_nvml.mig(0, "3g.40gb")
+        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+            driver.poll()
+            (before,) = driver.poll(SLOW)
+            mock_nvml.mig(0, "3g.40gb", "2g.20gb")
+            assert divided(driver.poll(0.1)[0]) == ["3g.40gb"]
+            (after,) = driver.poll(SLOW)
+            assert divided(after) == ["3g.40gb", "2g.20gb"]
+            assert after.mig.keys() > before.mig.keys()
+            assert next(iter(after.mig.values()))["mig_sm_active_ratio"] == 0.5
+            assert after.errors == {}
+
+    def test_switched_off_and_on(self, mock_nvml: MockNvml) -> None:
+        """Undivided, the GPU has no instances and activity of its own; divided again, it has theirs."""
+        mock_nvml.mig(0, "3g.40gb")
+        mock_nvml.processes(0, {7: GIB})
+        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+            ((_, _, instance),) = driver.poll()[0].processes
+            assert instance is not None
+            mock_nvml.undivide(0)
+            (gpu,) = driver.poll(0.1)
+            assert (gpu.mig, gpu.errors) == ({}, {RECONFIGURED: 1})
+            assert gpu.processes == [[7, GIB, None]]
+            driver.poll(SLOW)
+            assert driver.poll(SLOW)[0].readings["gpu_sm_active_ratio"] == 0.5
+            mock_nvml.mig(0, "3g.40gb")
+            (gpu,) = driver.poll(SLOW)
+            assert gpu.mig.keys() == {instance}
+            assert "gpu_sm_active_ratio" not in gpu.readings
+            driver.poll(70.0)  # what an undivided GPU had is forgotten
+            assert next(iter(driver.poll(SLOW)[0].mig.values()))["mig_sm_active_ratio"] == 0.5
+
+    def test_driver_that_is_reloaded(self, mock_nvml: MockNvml) -> None:
+        """While it is away there are no instances; then they are back, and compare with no sample of before."""
+        mock_nvml.mig(0, "3g.40gb")
+        with polling(mock_nvml.env(gpus=1, frozen=1)) as driver:
+            driver.poll()
+            (before,) = driver.poll(SLOW)
+            mock_nvml.error("*", "*", "UNINITIALIZED")
+            assert driver.poll(SLOW)[0].mig == {}
+            mock_nvml.clear()
+            mock_nvml.mig(0, "3g.40gb", generation=1)
+            (after,) = driver.poll(SLOW)
+            assert divided(after) == ["3g.40gb"]
+            assert not before.mig.keys() & after.mig.keys()
+            (instance,) = after.mig.values()
+            assert "mig_sm_active_ratio" not in instance
+            assert next(iter(driver.poll(SLOW)[0].mig.values()))["mig_sm_active_ratio"] == 0.5
+
+
+def test_memory_of_processes_that_the_gpu_does_not_tell(mock_nvml: MockNvml) -> None:
+    """Then the instances' own lists are asked."""
+    mock_nvml.mig(0, "3g.40gb", "2g.20gb")
+    mock_nvml.processes(0, {1: GIB, 2: 2 * GIB})
+    mock_nvml.set(0, "mig_hides", 1)
+    with polling(mock_nvml.env(gpus=1)) as driver:
+        (gpu,) = driver.poll()
+    assert gpu.processes == [[pid, pid * GIB, uuid] for pid, uuid in enumerate(gpu.mig, start=1)]
+
+
+def test_hang_costs_its_gpu_alone(mock_nvml: MockNvml) -> None:
+    """An instance's sample that hangs takes its GPU with all instances down; those of another GPU stay fresh."""
+    mock_nvml.mig("*", *SEVEN)
+    with polling(mock_nvml.env(gpus=2, frozen=1)) as driver:
+        driver.poll()
+        mock_nvml.hang(1, "nvmlGpmMigSampleGet")
+        for _ in range(4):
+            fine, hung = driver.poll(SLOW)
+            assert (hung.fault, hung.mig) == ("timeout", {})
+            assert memory_adds_up(fine)
+            assert len(fine.mig) == 7
+        mock_nvml.clear()
+        mock_nvml.mig("*", *SEVEN)
+        while (hung := driver.poll()[1]).fault:
+            pass
+        assert len(hung.mig) == 7
+
+
+def test_page(tmp_path: Any, mock_nvml: MockNvml) -> None:
+    """The daemon's page has each instance's series by its UUID, and lets them go with it."""
+    mock_nvml.mig(0, "3g.40gb", "3g.40gb")
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
+    with ending(daemon):
+        page = until(daemon.page, "a page")
+        uuids = re.findall(r'gpuwarden_mig_info{[^}]*profile="3g.40gb"[^}]*uuid="(MIG-[^"]+)"', page)
+        assert len(set(uuids)) == 2
+        for uuid in uuids:
+            assert re.search(rf'gpuwarden_mig_memory_free_bytes{{uuid="{uuid}"}} \d', page)
+        mock_nvml.undivide(0)
+        until(lambda: "gpuwarden_mig" not in daemon.page(), "the end of the instances")
+        gone = daemon.page()
+        assert f'gpuwarden_gpu_errors_total{{error="{RECONFIGURED}",uuid="GPU' in gone
+        assert "gpuwarden_gpu_power_usage_watts" in gone
+
+
+class Card:
+    """A divided GPU as a driver has it, by hand: answers by handle, or an error's code."""
+
+    def __init__(self) -> None:
+        self.instances = {0: "MIG-a", 2: "MIG-b"}  # with a gap, as larger profiles leave
+        self.codes: dict[tuple[str, str], int] = {}  # by function and handle
+        self.without_reserved = False
+        for name in FUNCTIONS:
+            if not hasattr(self, name):
+                setattr(self, name, self._missing)
+
+    def _missing(self, *_: object) -> None:
+        raise nvml_error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def _check(self, function: str, handle: str) -> None:
+        if code := self.codes.get((function, handle)):
+            raise nvml_error(code)
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
+        """Say that it is divided."""
+        self._check("mode", handle)
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _handle: str) -> int:  # noqa: N802
+        """Say how many instances there can be."""
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, _handle: str, index: int) -> str:  # noqa: N802
+        """Look one up."""
+        self._check("handle", str(index))
+        if index not in self.instances:
+            raise nvml_error(pynvml.NVML_ERROR_NOT_FOUND)
+        return self.instances[index]
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
+        """Say who it is."""
+        self._check("uuid", handle)
+        return handle
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+        """Name the model, as drivers did before they told the profile."""
+        self._check("name", handle)
+        return "NVIDIA A100"
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: str) -> int:  # noqa: N802
+        """Tell the GPU instance."""
+        self._check("id", handle)
+        return ord(handle[-1])
+
+    def nvmlDeviceGetComputeInstanceId(self, _handle: str) -> int:  # noqa: N802
+        """Tell the compute instance."""
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> SimpleNamespace:  # noqa: N802
+        """Tell the memory."""
+        self._check("memory", handle)
+        if version and self.without_reserved:
+            raise nvml_error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        reserved = {} if self.without_reserved else {"reserved": 5}
+        return SimpleNamespace(total=100, used=30, free=65, **reserved)
+
+
+@pytest.fixture
+def card() -> Card:
+    """Make one."""
+    return Card()
+
+
+def read(card: Card) -> tuple[dict[str, MigInstance], Counter[str], GpuReader]:
+    """Read it once."""
+    reader = GpuReader(cast("Nvml", card), cast("Handle", "GPU-a"))
+    return *again(reader), reader
+
+
+def again(reader: GpuReader) -> tuple[dict[str, MigInstance], Counter[str]]:
+    """Read it once more; return the instances by UUID, and the errors."""
+    answers = reader.read()
+    assert answers.readings[GpuReadings.memory_used_bytes] == 30
+    return {instance.identity.uuid: instance for instance in answers.mig}, answers.errors
+
+
+def test_older_driver(card: Card) -> None:
+    """Without profile, attributes, GPM and the newer memory call an instance has what is left, and no error."""
+    card.without_reserved = True
+    found, errors, _ = read(card)
+    assert found.keys() == {"MIG-a", "MIG-b"}
+    instance = found["MIG-b"]
+    assert instance.identity.profile == ""
+    present = {row for row, reading in instance.readings.items() if reading not in (None, {})}
+    assert present == {
+        MigReadings.info,
+        MigReadings.memory_size_bytes,
+        MigReadings.memory_used_bytes,
+        MigReadings.memory_free_bytes,
+    }
+    assert not errors
+
+
+def test_memory_that_cannot_be_read(card: Card) -> None:
+    """It is that instance's alone: no reading, an error in each poll, and the rest of the instance stays."""
+    _, _, reader = read(card)
+    card.codes["memory", "MIG-a"] = pynvml.NVML_ERROR_UNKNOWN
+    for _ in range(2):
+        found, errors = again(reader)
+        assert errors == Counter(unknown=1)
+        assert found["MIG-a"].value(MigReadings.memory_used_bytes) is None
+        assert MigReadings.info in found["MIG-a"].readings
+        assert found["MIG-b"].value(MigReadings.memory_used_bytes) == 30
+    card.codes.clear()
+    found, errors = again(reader)
+    assert found["MIG-a"].value(MigReadings.memory_used_bytes) == 30
+    assert not errors
+
+
+@pytest.mark.parametrize(
+    ("function", "handle"), [("handle", "2"), ("uuid", "MIG-b"), ("name", "MIG-b"), ("id", "MIG-b"), ("mode", "GPU-a")]
+)
+def test_search_that_fails_is_taken_up_again(card: Card, function: str, handle: str) -> None:
+    """An instance that could not be identified is looked for in the next poll, be it no slow one."""
+    card.codes[function, handle] = pynvml.NVML_ERROR_UNKNOWN
+    found, errors, reader = read(card)
+    assert found.keys() == (set() if function == "mode" else {"MIG-a"})
+    assert errors["unknown"] == (3 if function == "mode" else 1)  # its row and the GPU's own activity ask for it too
+    card.codes.clear()
+    found, errors = again(reader)
+    assert found.keys() == {"MIG-a", "MIG-b"}
+    assert not errors
+
+
+def test_search_that_fails_costs_no_known_instance(card: Card) -> None:
+    """Those that answer as themselves are there, whatever the search has met."""
+    _, _, reader = read(card)
+    card.codes["mode", "GPU-a"] = pynvml.NVML_ERROR_UNKNOWN
+    del card.instances[2]
+    card.codes["uuid", "MIG-b"] = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    found, errors = again(reader)
+    assert found["MIG-a"].value(MigReadings.memory_used_bytes) == 30
+    assert found["MIG-b"].value(MigReadings.memory_used_bytes) is None
+    assert errors == Counter(unknown=1, invalid_argument=1)
+    card.codes = {("uuid", "MIG-b"): pynvml.NVML_ERROR_INVALID_ARGUMENT}
+    found, errors = again(reader)
+    assert found.keys() == {"MIG-a"}
+    assert errors == Counter({RECONFIGURED: 1})
+
+
+def test_driver_that_counts_without_end(card: Card) -> None:
+    """A number of instances that no hardware has is not believed."""
+    card.nvmlDeviceGetMaxMigDeviceCount = lambda _handle: 2**32 - 1  # type: ignore[method-assign]
+    found, errors, _ = read(card)
+    assert found.keys() == {"MIG-a", "MIG-b"}
+    assert not errors

@@ -1,0 +1,342 @@
+"""`gpuwarden pause` and `resume`: a real daemon lets go of the mock's devices, and takes them again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from services import Daemon, ending, fetch, until
+
+from gpuwarden import control
+from gpuwarden.control import ControlServer, ask
+from gpuwarden.gpu import poller
+from gpuwarden.gpu.nvml import NVMLError
+from gpuwarden.gpu.poller import Poller, StillUsedError
+from gpuwarden.sources.simulation import Simulation
+from mock_nvml import MockNvml
+
+FAST = "poll: {interval: 200ms, memory_interval: 20ms}\n"
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Path:
+    """Make a folder for the mock's devices."""
+    folder = tmp_path / "devices"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Write a configuration that polls often, and looks at memory in between."""
+    file = tmp_path / "config.yaml"
+    file.write_text(FAST)
+    return file
+
+
+def listens(daemon: Daemon) -> bool:
+    """Tell whether it waits for the driver's events."""
+    return daemon.samples().value("gpuwarden_access", source="nvml_events") == 1
+
+
+def test_pause_lets_go_and_resume_takes_again(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
+    """No device is open nor asked during a pause, GPUs are neither up nor down, and afterwards all is as before."""
+    env = mock_nvml.env(gpus=2, devices=str(devices))
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
+    with ending(daemon):
+        before = until(daemon.samples, "a page")
+        assert before.up() == [1, 1]
+        assert before.value("gpuwarden_paused") == 0
+        assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
+        until(lambda: listens(daemon), "a wait for events")
+
+        done = daemon.order("pause")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "until" in done.stdout
+        assert daemon.open_files(devices) == set()
+        asked = mock_nvml.calls()
+        paused = daemon.samples()
+        until(
+            lambda: (
+                (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0)
+                > (paused.value("gpuwarden_poll_timestamp_seconds") or 0) + 0.5
+            ),
+            "polls that go on",
+        )
+        paused = daemon.samples()
+        assert mock_nvml.calls() == asked
+        assert asked["nvmlEventSetCreate"] == 1
+        assert daemon.open_files(devices) == set()
+        assert paused.value("gpuwarden_paused") == 1
+        assert paused.up() == []
+        assert paused.all("gpuwarden_gpu_info") == before.all("gpuwarden_gpu_info")
+        for absent in ("gpuwarden_gpu_power_usage_watts", "gpuwarden_gpus", "gpuwarden_collector_success"):
+            assert not paused.all(absent), absent
+        assert len(paused.all("gpuwarden_gpu_last_success_timestamp_seconds")) == 2
+        assert re.search(r"Paused until \d\d:\d\d:\d\d", fetch(daemon.url))
+        assert fetch(f"{daemon.url}/-/ready")
+
+        done = daemon.order("resume")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "2 of 2 GPUs answer" in done.stdout
+        assert mock_nvml.calls()["nvmlEventSetFree"] == 1
+        until(lambda: listens(daemon), "a wait for events anew")
+        after = daemon.samples()
+        assert after.up() == [1, 1]
+        assert after.value("gpuwarden_paused") == 0
+        assert daemon.open_files(devices) == {"nvidiactl", "nvidia0", "nvidia1"}
+        for counter in ("gpuwarden_gpu_energy_joules_total", "gpuwarden_gpu_busy_seconds_total"):
+            was = before.all(counter)
+            assert len(was) == 2
+            assert all(after.all(counter)[labels] >= value for labels, value in was.items())
+        assert not after.all("gpuwarden_collector_errors_total")
+        assert "There was no pause" in daemon.order("resume").stdout
+
+
+def test_pause_ends_by_itself(tmp_path: Path, config: Path, devices: Path, mock_nvml: MockNvml) -> None:
+    """A pause that nobody ends is over when it said, and a second one before that takes the first one's place."""
+    env = mock_nvml.env(gpus=1, devices=str(devices))
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env)
+    with ending(daemon):
+        assert daemon.order("pause", "--for", "1h").returncode == 0
+        assert daemon.order("pause", "--for", "1s").returncode == 0
+        assert daemon.samples().value("gpuwarden_paused") == 1
+        until(lambda: daemon.samples().up() == [1], "the pause's end")
+        assert daemon.samples().value("gpuwarden_paused") == 0
+
+
+def test_pause_and_resume_where_the_driver_is_missing(tmp_path: Path, config: Path) -> None:
+    """With no driver to let go of a pause is one all the same, and what was missing is still told of afterwards."""
+    (tmp_path / "libnvidia-ml.so.1").touch()  # found before any driver of this machine, and not to be loaded
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env={"LD_LIBRARY_PATH": str(tmp_path)})
+    with ending(daemon):
+        assert daemon.samples().value("gpuwarden_collector_success") == 0
+        assert daemon.order("pause").returncode == 0
+        assert daemon.samples().value("gpuwarden_collector_success") is None
+        assert daemon.order("resume").returncode == 0
+        until(lambda: daemon.samples().value("gpuwarden_collector_success") == 0, "the fault again")
+
+
+def test_wrong_duration_is_refused(tmp_path: Path) -> None:
+    """A pause is neither endless nor nothing."""
+    for wrong in ("0s", "25h", "soon"):
+        command = [sys.executable, "-m", "gpuwarden", "pause", "--for", wrong, "--control", str(tmp_path / "none")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done.stderr
+        assert wrong in done.stderr
+
+
+def test_no_daemon(tmp_path: Path) -> None:
+    """Where nobody listens, the command says so and fails."""
+    command = [sys.executable, "-m", "gpuwarden", "resume", "--control", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "no daemon listens" in done.stderr
+
+
+@pytest.fixture
+def box() -> Iterator[Simulation]:
+    """Make a simulated box of two GPUs; let go of what hangs in the end."""
+    box = Simulation(gpus=2)
+    yield box
+    for faults in (box.driver, box.gpu(0), box.gpu(1)):
+        faults.restore()
+
+
+def test_gpu_that_hangs_is_named(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a call hangs the driver cannot be let go of; the answer names the GPU, and the others are read on."""
+    monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        warden = Poller(box.nvml, 0.2, memory_interval=0.02)
+        before = await warden.poll()
+        box.gpu(1).hang()
+        await warden.poll()
+        with pytest.raises(StillUsedError, match=rf"GPU 1 \({before.gpus[1].identity.uuid}\).*stop it"):
+            await warden.pause(60)
+        during = await warden.poll()
+        assert [gpu.up for gpu in during.gpus] == [True, False]
+        assert during.paused_until is None
+        box.gpu(1).restore()
+        await warden.pause(60)
+        assert (await warden.poll()).paused_until is not None
+        with pytest.raises(NVMLError):
+            box.nvml.nvmlDeviceGetCount()
+
+    asyncio.run(scenario())
+
+
+def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shutdown that hangs, or is refused, fails the pause in words and not the daemon."""
+    monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
+    going = threading.Event()
+    shutdown = box.nvml.nvmlShutdown
+
+    def slow() -> None:
+        going.wait(30)
+        shutdown()
+
+    monkeypatch.setattr(box.nvml, "nvmlShutdown", slow)
+
+    async def scenario() -> None:
+        warden = Poller(box.nvml, 0.2)
+        await warden.poll()
+        with pytest.raises(StillUsedError, match="nvmlShutdown hangs"):
+            await warden.pause(60)
+        going.set()
+        snapshot = await warden.poll()
+        while not all(gpu.up for gpu in snapshot.gpus):
+            snapshot = await warden.poll()
+        await warden.pause(60)
+
+    asyncio.run(scenario())
+
+
+def test_every_initialisation_is_shut_down(box: Simulation) -> None:
+    """A driver that went away and was initialised anew is let go of all the same."""
+
+    async def scenario() -> None:
+        warden = Poller(box.nvml, 0.2)
+        for _ in range(3):
+            await warden.poll()
+            box.driver.fail("nvmlDeviceGetCount", 1)  # NVML_ERROR_UNINITIALIZED
+            await warden.poll()
+            box.driver.restore()
+        assert (await warden.poll()).fault is None
+        assert box._users == 1  # NVML initialises nothing anew while it counts an earlier time
+        await warden.pause(60)
+        assert box._users == 0
+
+    asyncio.run(scenario())
+
+
+async def _echo(argument: str) -> str:
+    return f"<{argument}>"
+
+
+def served(path: Path, question: bytes, own_uid: int | None = None) -> bytes:
+    """Return the server's answer to raw bytes."""
+
+    async def main() -> bytes:
+        server = ControlServer({"echo": _echo}, own_uid)
+        await server.start(path)
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(question)
+            if not question.endswith(b"\n"):
+                writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            return answer
+        finally:
+            server.stop()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (b"echo 1 2\n", b"ok <1 2>\n"),
+        (b"echo\n", b"ok <>\n"),
+        (b"shutdown\n", b"failed no such command; there are echo\n"),
+        (b"\n", b"failed no such command; there are echo\n"),
+        (b"\xff\n", b"failed no such command; there are echo\n"),
+        (b"", b"failed no such command; there are echo\n"),
+        (b"x" * 5000 + b"\n", b"failed a request is a line of at most 1024 bytes\n"),
+    ],
+)
+def test_control_socket_answers_one_line(tmp_path: Path, question: bytes, answer: bytes) -> None:
+    """Whatever comes in, one line goes out."""
+    assert served(tmp_path / "control.sock", question) == answer
+    assert not (tmp_path / "control.sock").exists()
+
+
+def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing does not hold a connection for long."""
+    monkeypatch.setattr(control, "REQUEST_SECONDS", 0.05)
+
+    async def main() -> None:
+        server = ControlServer({"echo": _echo})
+        await server.start(tmp_path / "control.sock")
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "control.sock"))
+        assert b"no request came" in await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        server.stop()
+
+    asyncio.run(main())
+
+
+def test_connections_are_bounded(tmp_path: Path) -> None:
+    """Beyond a few silent connections a further one is refused at once."""
+
+    async def main() -> None:
+        server = ControlServer({"echo": _echo})
+        await server.start(tmp_path / "control.sock")
+        open_ones = [
+            await asyncio.open_unix_connection(str(tmp_path / "control.sock")) for _ in range(control.MAX_CONNECTIONS)
+        ]
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "control.sock"))
+        assert await asyncio.wait_for(reader.read(), 20) == b"failed there are too many connections\n"
+        for _reader, each in [*open_ones, (reader, writer)]:
+            each.close()
+        server.stop()
+
+    asyncio.run(main())
+
+
+def test_strangers_are_refused(tmp_path: Path) -> None:
+    """Only root and the daemon's own user are obeyed, whatever the socket's mode."""
+    path = tmp_path / "control.sock"
+    if os.geteuid():
+        assert served(path, b"echo\n", own_uid=os.geteuid() + 1).startswith(b"failed only root")
+        return
+
+    async def main() -> bytes:
+        server = ControlServer({"echo": _echo})
+        await server.start(path)
+        for place in (path, *path.parents[:3]):
+            place.chmod(0o777)
+        code = f"import socket as s; c=s.socket(s.AF_UNIX); c.connect({str(path)!r}); print(c.recv(99).decode())"
+        process = await asyncio.create_subprocess_exec("/usr/bin/python3", "-c", code, user=65534, stdout=-1)
+        output, _ = await process.communicate()
+        server.stop()
+        return output
+
+    assert asyncio.run(main()).startswith(b"failed only root")
+
+
+def test_a_process_in_a_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's root, to whom the folder of the run socket is mounted, is not this machine's."""
+    status = "Name:\tsh\nNSpid:\t4242\t7\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status)  # a pid namespace may need privileges
+    assert control._is_contained(4242)
+    monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: status.replace("\t7", ""))
+    assert not control._is_contained(4242)
+    monkeypatch.undo()
+    assert not control._is_contained(os.getpid())
+
+
+def test_client_says_what_is_wrong(tmp_path: Path) -> None:
+    """A daemon that ends before it answers is a failure, not an answer."""
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def hang_up() -> None:
+            listener.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(OSError, match="ended before it answered"):
+            ask(path, "resume")
+        thread.join()
