@@ -75,7 +75,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         utilization.bandwidth, source="nvmlDeviceGetUtilizationRates")
     engine_utilization_ratio = Metric[Device](
         "gpuwarden_gpu_engine_utilization_ratio", "gauge", "ratio", "Share of the driver's sample period that a fixed-function engine was busy.",
-        utilization.engines, labels=("engine",), source="nvmlDeviceGetEncoderUtilization, …DecoderUtilization, …JpgUtilization, …OfaUtilization")
+        utilization.engines, labels=("engine",), source="nvmlDeviceGetEncoderUtilization, …DecoderUtilization, …JpgUtilization, …OfaUtilization", tier="slow")
     encoder_sessions = Metric[Device](
         "gpuwarden_gpu_encoder_sessions", "gauge", "", "Video encoding sessions.",
         utilization.encoder_sessions, source="nvmlDeviceGetEncoderStats", tier="slow")
@@ -108,7 +108,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         power.usage, source="nvmlDeviceGetPowerUsage")
     power_instant_watts = Metric[Device](
         "gpuwarden_gpu_power_instant_watts", "gauge", "watts", "Power drawn at the moment, by the GPU, by its module with the CPU on it, and by its memory.",
-        power.instant, labels=("scope",), source="field 186")
+        power.instant, labels=("scope",), source="field 186", tier="slow")
     power_average_watts = Metric[Device](
         "gpuwarden_gpu_power_average_watts", "gauge", "watts", "Power drawn in the last second on average, by the GPU, by its module with the CPU on it, and by its memory.",
         power.average, labels=("scope",), source="field 185", tier="slow")
