@@ -44,6 +44,7 @@ docs: ## write the generated files anew: references, dashboard
 	$(BIN)/gpuwarden reference xid > docs/xid.md
 	$(BIN)/gpuwarden reference config > docs/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
+	$(BIN)/gpuwarden reference dcgm > docs/dcgm.md
 	$(BIN)/python grafana/dashboards.py
 
 history: ## an hour of the simulated box for Prometheus, in build/history

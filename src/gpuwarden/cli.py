@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check_config)
 
     reference = commands.add_parser("reference", help="print a reference made from the code")
-    reference.add_argument("what", choices=("metrics", "config", "example", "xid"))
+    reference.add_argument("what", choices=("metrics", "config", "example", "xid", "dcgm"))
     reference.set_defaults(command=_reference)
     return parser
 
@@ -235,6 +235,8 @@ def _reference(parsed: argparse.Namespace) -> int:
         from gpuwarden.reference import xid_markdown as written  # noqa: PLC0415 - as above
     elif parsed.what == "config":
         from gpuwarden.config_reference import reference_markdown as written  # noqa: PLC0415 - as above
+    elif parsed.what == "dcgm":
+        from gpuwarden.dcgm.reference import dcgm_markdown as written  # noqa: PLC0415 - as above
     else:
         from gpuwarden.config_reference import example_yaml as written  # noqa: PLC0415 - as above
     sys.stdout.write(written())

@@ -281,6 +281,12 @@ class Config:
         "Where GPU readings come from: nvml is the driver, simulated needs none, capture:FILE replays recorded "
         "answers, and auto is the driver if there is one, else simulated with a warning.",
     )
+    compat: str = option(
+        choice("set of names", "none", "dcgm"),
+        "none",
+        "Names that the page bears beside its own: dcgm is those of dcgm-exporter, for dashboards and alerts made for "
+        "it (docs/migration.md).",
+    )
     log: Log = Log()
     web: Web = Web()
     poll: Poll = Poll()
