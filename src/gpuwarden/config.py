@@ -153,6 +153,11 @@ class Gpus:
         "in their readings.",
     )
 
+    @property
+    def opted_in(self) -> frozenset[str]:
+        """The options that are on, by the names that rows of the tables ask for."""
+        return frozenset(f"gpus.{item.name}" for item in fields(self) if getattr(self, item.name))
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLog:

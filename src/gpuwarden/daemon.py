@@ -50,7 +50,7 @@ class Daemon:
         self._poller = Poller(
             source.nvml,
             config.poll.interval,
-            plan=Plan(slow_interval=config.poll.slow_interval, opted_in=_opted_in(config)),
+            plan=Plan(slow_interval=config.poll.slow_interval, opted_in=config.gpus.opted_in),
             memory_interval=config.poll.memory_interval,
             host_memory=source.host_memory,
             clock=source.clock,
@@ -299,11 +299,6 @@ class Daemon:
         return Response(
             200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers
         )
-
-
-def _opted_in(config: Config) -> frozenset[str]:
-    """Name the options of `gpus` that are on: rows of the table ask for them."""
-    return frozenset(f"gpus.{name}" for name in ("gpm", "pcie_throughput") if getattr(config.gpus, name))
 
 
 def _status(state: State) -> str:
