@@ -275,6 +275,29 @@ def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asyncio.run(main())
 
 
+def test_end_of_the_daemon_ends_a_command_quietly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pause that waits for a GPU is no fault to log when the daemon ends; its client sees the connection closed."""
+    begun = asyncio.Event()
+
+    async def wait(_argument: str) -> str:
+        begun.set()
+        await asyncio.sleep(600)
+        return ""
+
+    async def main() -> None:
+        server = ControlServer({"wait": wait})
+        await server.start(tmp_path / "control.sock")
+        client.connect(str(tmp_path / "control.sock"))
+        client.sendall(b"wait\n")
+        await begun.wait()
+        server.stop()
+
+    with socket.socket(socket.AF_UNIX) as client:
+        asyncio.run(main())
+        assert client.recv(100) == b""
+    assert caplog.records == []
+
+
 def test_connections_are_bounded(tmp_path: Path) -> None:
     """Beyond a few silent connections a further one is refused at once."""
 
