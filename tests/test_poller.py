@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 import pynvml
 import pytest
 
+from gpuwarden.gpu import poller as poller_module
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.sources.simulation import Simulation
@@ -47,6 +48,82 @@ def test_all_answer(box: Simulation) -> None:
         assert up(snapshot) == [0, 1, 2, 3]
         assert (snapshot.fault, snapshot.enumerated, snapshot.hung) == (None, 4, False)
         assert snapshot.driver is not None
+
+    polled(box, scenario)
+
+
+def test_garbled_texts_cost_no_gpu(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged InfoROM has any bytes for a serial number, which nvidia-ml-py cannot decode: the GPU goes without."""
+    for name in ("nvmlDeviceGetSerial", "nvmlDeviceGetName"):
+        monkeypatch.setattr(box.nvml, name, garbled)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 1, 2, 3]
+        assert {(gpu.identity.serial, gpu.identity.name) for gpu in snapshot.gpus} == {("", "")}
+
+    polled(box, scenario)
+
+
+def garbled(*_arguments: object) -> str:
+    """Answer as nvidia-ml-py does where the driver gives bytes that are no text."""
+    return b"\xff\xfe".decode()
+
+
+def test_gpu_that_cannot_be_identified_hides_no_other(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in asking one who it is, the others are read, and it is asked again."""
+    look_up, healed = box.nvml.nvmlDeviceGetHandleByIndex, threading.Event()
+    monkeypatch.setattr(
+        box.nvml,
+        "nvmlDeviceGetHandleByIndex",
+        lambda index: look_up(index) if index != 1 or healed.is_set() else garbled(),
+    )
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 2, 3]
+        assert snapshot.errors == {"internal": 1}
+        healed.set()
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+
+    polled(box, scenario)
+
+
+def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a count that no machine has, a bounded number is looked up, and the GPUs known go on."""
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetCount", lambda: 4_000_000_000)
+    monkeypatch.setattr(poller_module, "MOST_GPUS", 6)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 1, 2, 3]
+        assert snapshot.enumerated == 4_000_000_000
+        assert sum(snapshot.errors.values()) == 2
+
+    polled(box, scenario)
+
+
+def test_log_of_a_driver_that_comes_and_goes_is_bounded(
+    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two changes a minute are logged, and then the last one: a fault that stays must stand in the log."""
+    monkeypatch.setattr(poller_module, "RETRY_SECONDS", 0.0)
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        caplog.clear()
+        for _ in range(5):
+            box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
+            await poller.poll()
+            box.driver.restore()
+            await poller.poll()
+        box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_NO_PERMISSION)
+        await poller.poll()
+        assert len(caplog.records) == 2
+        monkeypatch.setattr(poller_module, "TELL_SECONDS", 0.0)
+        await poller.poll()
+        assert len(caplog.records) == 3
+        assert "no_permission" in caplog.records[-1].getMessage()
 
     polled(box, scenario)
 

@@ -16,7 +16,7 @@ from gpuwarden.gpu.advice import advice
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.identity import identify
 from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
-from gpuwarden.gpu.reader import DEFAULT_PLAN, Answers, GpuGoneError, GpuReader, Plan
+from gpuwarden.gpu.reader import DEFAULT_PLAN, INTERNAL, Answers, GpuGoneError, GpuReader, Plan
 from gpuwarden.gpu.sampler import Look, Sampler
 from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.gpu.sleep import SleepWatch
@@ -26,7 +26,8 @@ from gpuwarden.gpu.threads import Line, Threads, all_of
 log = logging.getLogger(__name__)
 
 LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
-TELL_SECONDS = 60.0  # in which a GPU's changes are logged twice at most
+TELL_SECONDS = 60.0  # in which the changes of a GPU, or of the driver as a whole, are logged twice at most
+MOST_GPUS = 1024  # that are looked up, whatever the driver says
 _STEP_SECONDS = 0.01  # between looks whether calls have come back
 RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
 LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
@@ -50,6 +51,34 @@ class StillUsedError(Exception):
     """The driver cannot be let go of; the text says why, and what to do."""
 
 
+class _Changes:
+    """Logs what changes; of something that comes and goes, a slow GPU say, two changes a minute.
+
+    The last change is told in the end, or a fault that stays after some that came and went would stand in no log.
+    """
+
+    def __init__(self) -> None:
+        self._told: list[float] = []  # when the last were logged
+        self._untold: tuple[int, str, Exception | None] | None = None
+
+    def tell(self, level: int, what: str, error: Exception | None = None) -> None:
+        """Log a change, with the place where the error was raised, if any."""
+        self._untold = level, what, error
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Log the last change if that has not been done and may be by now. To be called in each poll."""
+        if self._untold is None:
+            return
+        now = time.monotonic()
+        self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
+        if len(self._told) < 2:  # noqa: PLR2004 - away and back again
+            self._told.append(now)
+            level, what, error = self._untold
+            self._untold = None
+            log.log(level, "%s", what, exc_info=error)
+
+
 class _Gpu:
     """One GPU: how it is read, and its health so far. Known by its index until it is identified."""
 
@@ -63,7 +92,7 @@ class _Gpu:
         self._identifying = Line(threads, self._look_up)
         self.reading = Line(threads, self._read)
         self._was_up = True
-        self._told: list[float] = []  # when the last changes were logged
+        self._changes = _Changes()
         self._identity: Identity | None = None
         self._last_success: float | None = None
 
@@ -121,15 +150,15 @@ class _Gpu:
 
     def result(self) -> Gpu:
         """Return what the `reading` begun has found; whatever happened is told in it."""
+        self._changes.catch_up()
         try:
             answers = self.reading.take()
         except GpuGoneError as error:
             return self._down(error.name)
         except TimeoutError:
             return self._down(HUNG)
-        except Exception:
-            log.exception("gpu=%s could not be read", self.identity.uuid)
-            return self._down("internal")
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs this GPU, and is logged with its place
+            return self._down(INTERNAL, error)
         if answers.errors:
             self._errors += answers.errors
         self._last_success = answers.time
@@ -175,19 +204,14 @@ class _Gpu:
             self._handle = None
             raise
 
-    def _tell(self, level: int, what: str) -> None:
-        """Log a change; of a GPU that comes and goes, a slow one say, two changes a minute."""
-        now = time.monotonic()
-        self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
-        if len(self._told) < 2:  # noqa: PLR2004 - down and up again
-            self._told.append(now)
-            log.log(level, "gpu=%s index=%d %s", self.identity.uuid, self.identity.index, what)
+    def _tell(self, level: int, what: str, error: Exception | None = None) -> None:
+        self._changes.tell(level, f"gpu={self.identity.uuid} index={self.identity.index} {what}", error)
 
-    def _down(self, fault: str) -> Gpu:
+    def _down(self, fault: str, error: Exception | None = None) -> Gpu:
         self._errors[fault] += 1
         if self._was_up:
             hint = " (if it is only slow, raise poll.interval)" if fault == HUNG else ""
-            self._tell(logging.ERROR, f"does not answer: {fault}{hint}")
+            self._tell(logging.ERROR, f"does not answer: {fault}{hint}", error)
         self._was_up = False
         return Gpu(self.identity, fault=fault, last_success=self._last_success, errors=dict(self._errors))
 
@@ -225,6 +249,7 @@ class Poller:
         self._gpus: dict[str, _Gpu] = {}  # by UUID
         self._strangers: dict[int, _Gpu] = {}  # by index: enumerated and not yet identified
         self._errors: Counter[str] = Counter()
+        self._changes = _Changes()
         self._last_success: float | None = None
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
@@ -382,6 +407,7 @@ class Poller:
 
     def _count(self, now: float) -> int | None:
         """Take how many GPUs there are; None, with the error counted and told once, when the driver does not say."""
+        self._changes.catch_up()
         try:
             count = self._counting.take()
         except TimeoutError:
@@ -393,7 +419,7 @@ class Poller:
         else:
             self._last_success = now
             if self._fault:
-                log.warning("the driver answers again: %d GPUs", count)
+                self._changes.tell(logging.WARNING, f"the driver answers again: {count} GPUs")
             self._fault = None
             return count
         return None
@@ -401,8 +427,11 @@ class Poller:
     def _complain(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
-            what_to_do = "; ".join(filter(None, [advice(name), f"trying again every {RETRY_SECONDS:g} s"]))
-            log.error("no GPU can be read: %s (%s); %s", text, name, what_to_do)
+            again = (
+                "it is asked again with each poll" if self._session.open else f"trying again every {RETRY_SECONDS:g} s"
+            )
+            what_to_do = "; ".join(filter(None, [advice(name), again]))
+            self._changes.tell(logging.ERROR, f"no GPU can be read: {text} ({name}); {what_to_do}")
         self._fault = name
 
     async def _meet(self, count: int) -> None:
@@ -414,7 +443,7 @@ class Poller:
             self._enumerated = self._session.number, count
             if count == 0:
                 log.warning("the driver lists no GPU")
-            for index in range(count):
+            for index in range(min(count, MOST_GPUS)):
                 self._strangers.setdefault(index, self._stranger(index))
         before = set(self._gpus)
         # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
@@ -443,8 +472,8 @@ class Poller:
         index, gpu = stranger
         try:
             await gpu.identify(self._timeout)
-        except (NVMLError, TimeoutError) as error:
-            name = HUNG if isinstance(error, TimeoutError) else error_name(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the other GPUs
+            name = _fault_name(error)
             self._errors[name] += 1
             gpu.complain(name)
             return name
@@ -454,3 +483,9 @@ class Poller:
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
+
+
+def _fault_name(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return HUNG
+    return error_name(error) if isinstance(error, NVMLError) else INTERNAL
