@@ -20,6 +20,7 @@ from gpuwarden.control import ControlServer, ask
 from gpuwarden.gpu import poller
 from gpuwarden.gpu.nvml import NVMLError
 from gpuwarden.gpu.poller import Poller, StillUsedError
+from gpuwarden.gpu.snapshot import HUNG
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 
@@ -179,10 +180,14 @@ def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytes
     monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
     going = threading.Event()
     shutdown = box.nvml.nvmlShutdown
+    under_way: list[str] = []
 
     def slow() -> None:
+        under_way.append("nvmlShutdown")
+        assert len(under_way) == 1
         going.wait(30)
         shutdown()
+        under_way.pop()
 
     monkeypatch.setattr(box.nvml, "nvmlShutdown", slow)
 
@@ -191,11 +196,15 @@ def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytes
         await warden.poll()
         with pytest.raises(StillUsedError, match="nvmlShutdown hangs"):
             await warden.pause(60)
+        assert (await warden.poll()).fault == HUNG  # and does not initialise it meanwhile
+        assert under_way == ["nvmlShutdown"]
         going.set()
         snapshot = await warden.poll()
-        while not all(gpu.up for gpu in snapshot.gpus):
+        while snapshot.fault or not all(gpu.up for gpu in snapshot.gpus):
             snapshot = await warden.poll()
+        assert box._users == 1
         await warden.pause(60)
+        assert box._users == 0  # this pause's own shutdown, not the late end of the other
 
     asyncio.run(scenario())
 

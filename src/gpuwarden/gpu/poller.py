@@ -373,6 +373,7 @@ class Poller:
                 )
             await asyncio.sleep(_STEP_SECONDS)
         self._counting.forget()
+        self._closing.forget()  # one that hung and came back since: the driver was initialised anew after it
         try:
             await self._closing.run(patience)
         except TimeoutError:
