@@ -9,6 +9,7 @@ import pynvml
 import pytest
 
 from gpuwarden.gpu import poller as poller_module
+from gpuwarden.gpu.nvml import Handle, nvml_error
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.sources.simulation import Simulation
@@ -99,6 +100,37 @@ def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.Mon
         assert up(snapshot) == [0, 1, 2, 3]
         assert snapshot.enumerated == 4_000_000_000
         assert sum(snapshot.errors.values()) == 2
+
+    polled(box, scenario)
+
+
+def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every reset gives other UUIDs, those before are shown as down, the latest of them only."""
+    monkeypatch.setattr(poller_module, "MOST_GONE", 6)
+    monkeypatch.setattr("gpuwarden.gpu.session.RETRY_SECONDS", 0.0)
+    ask, look_up, resets = box.nvml.nvmlDeviceGetUUID, box.nvml.nvmlDeviceGetHandleByUUID, 0
+
+    def found(uuid: str) -> Handle:
+        before, _, reset = uuid.rpartition("/")
+        if int(reset) != resets:
+            raise nvml_error(pynvml.NVML_ERROR_NOT_FOUND)
+        return look_up(before)
+
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetUUID", lambda handle: f"{ask(handle)}/{resets}")
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetHandleByUUID", found)
+
+    async def scenario(poller: Poller) -> None:
+        nonlocal resets
+        for _ in range(5):
+            resets += 1
+            box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNINITIALIZED)
+            await poller.poll()
+            box.driver.restore()
+            await poller.poll()
+            snapshot = await poller.poll()
+            assert sum(gpu.up for gpu in snapshot.gpus) == 4
+        assert len(snapshot.gpus) == 10
+        assert {int(gpu.identity.uuid.rpartition("/")[2]) for gpu in snapshot.gpus if not gpu.up} == {3, 4}
 
     polled(box, scenario)
 

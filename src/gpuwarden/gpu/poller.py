@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
 TELL_SECONDS = 60.0  # in which the changes of a GPU, or of the driver as a whole, are logged twice at most
 MOST_GPUS = 1024  # that are looked up, whatever the driver says
+MOST_GONE = 256  # that are shown as down beside as many as the driver lists: some change their UUID with a reset
 _STEP_SECONDS = 0.01  # between looks whether calls have come back
 RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
 LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
@@ -111,6 +112,16 @@ class _Gpu:
     def held(self) -> bool:
         """Whether the driver has been asked for it, and has its device open."""
         return self._handle is not None
+
+    @property
+    def down(self) -> bool:
+        """Whether it did not answer when last asked."""
+        return not self._was_up
+
+    @property
+    def last_success(self) -> float:
+        """When it last answered, in Unix time; 0 for never."""
+        return self._last_success or 0.0
 
     @property
     def under_way(self) -> str:
@@ -457,8 +468,17 @@ class Poller:
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
             log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
+            self._forget_gone(count + MOST_GONE)
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
+
+    def _forget_gone(self, most: int) -> None:
+        """Forget those that are down for longest; but none with a call under way, for which a thread waits."""
+        gone = [gpu for gpu in self._gpus.values() if gpu.down and not gpu.under_way]
+        gone.sort(key=lambda gpu: gpu.last_success)
+        for gpu in gone[: max(0, len(self._gpus) - most)]:
+            self._threads.give(gpu.release)
+            del self._gpus[gpu.identity.uuid]
 
     def _stranger(self, index: int) -> _Gpu:
         plan = replace(self._plan, phase=index % _PHASES / _PHASES)
