@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 import pynvml
 import pytest
 
+from gpuwarden.gpu.nvml import Handle
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.sources.simulation import Simulation
@@ -147,6 +148,53 @@ def test_what_only_names_a_gpu_is_not_needed(box: Simulation) -> None:
         assert (snapshot.driver.cuda_version, snapshot.gpus[0].identity.pci_bus_id) == ("", "")
 
     polled(box, scenario)
+
+
+def test_answer_that_nobody_expects_costs_its_gpu_alone(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no error of NVML's, raised where a GPU is identified, hides no other GPU and ends with its cause."""
+    serial = box.nvml.nvmlDeviceGetSerial
+
+    def answer(handle: Handle) -> str:
+        if box.nvml.nvmlDeviceGetUUID(handle).endswith("1"):
+            raise ValueError("no serial number looks like this")
+        return serial(handle)
+
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetSerial", answer)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert (up(snapshot), snapshot.enumerated) == ([0, 2, 3], 4)
+        assert snapshot.errors == {"unknown": 1}
+        monkeypatch.undo()
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+
+    polled(box, scenario)
+
+
+def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
+    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU whose reading fails by no error of NVML's is down, the others are read, and the log stays short."""
+    usage = box.nvml.nvmlDeviceGetPowerUsage
+
+    def answer(handle: Handle) -> int:
+        if box.nvml.nvmlDeviceGetUUID(handle).endswith("1"):
+            raise ValueError("no power looks like this")
+        return usage(handle)
+
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetPowerUsage", answer)
+
+    async def scenario(poller: Poller) -> None:
+        for number in range(1, 4):
+            snapshot = await poller.poll()
+            assert up(snapshot) == [0, 2, 3]
+            assert snapshot.gpus[1].fault == "internal"
+            assert snapshot.gpus[1].errors == {"internal": number}
+
+    polled(box, scenario)
+    (told,) = [record for record in caplog.records if record.exc_info]
+    assert "does not answer: internal" in told.getMessage()
+    assert "no power looks like this" in caplog.text
 
 
 def test_everything_hangs(box: Simulation) -> None:

@@ -22,7 +22,7 @@ from gpuwarden.gpu.advice import hidden_gpus
 from gpuwarden.gpu.nvml import FUNCTIONS, Handle
 from gpuwarden.sources import open_source
 from gpuwarden.sources.capture import Capture, Frame, save
-from gpuwarden.sources.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
+from gpuwarden.sources.driver import _TEXTS, LEAST_VERSION, REQUIRED, _value, binding, why_unusable
 from gpuwarden.sources.older_forms import older_forms
 from gpuwarden.sources.recording import record
 from gpuwarden.sources.replay import CapturedNvml
@@ -55,6 +55,7 @@ def opened(name: str, env: dict[str, str] | None = None) -> tuple[list[str], str
 
 
 OWN = {  # what is asked otherwise than nvidia-ml-py asks
+    *_TEXTS,
     "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetGspFirmwareVersion",
     "nvmlDeviceGetGpuFabricInfoV",
@@ -161,6 +162,20 @@ class TestBinding:
                 ask(cast("Handle", None))
             assert caught.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
         assert binding(old).nvmlDeviceGetPowerUsage is pynvml.nvmlDeviceGetPowerUsage
+
+    @pytest.mark.parametrize("name", _TEXTS)
+    def test_text_that_is_none(self, name: str) -> None:
+        """What a driver writes otherwise than in UTF-8, where nvidia-ml-py gives up, is a text all the same."""
+        odd = types.ModuleType("pynvml")
+        vars(odd).update(vars(pynvml))
+        setattr(odd, name, pynvml.convertStrBytes(lambda _handle: b"\xf8NVIDIA"))
+        assert getattr(binding(odd), name)("a GPU") == "\ufffdNVIDIA"
+
+    def test_every_text_is_known(self) -> None:
+        """All functions that nvidia-ml-py decodes, and that answer with a text, are asked so."""
+        decoding = pynvml.nvmlDeviceGetName.__code__
+        decoded = {name for name in FUNCTIONS if getattr(getattr(pynvml, name), "__code__", None) is decoding}
+        assert decoded - {"nvmlDeviceGetHandleByUUID"} - OWN == set()
 
     @pytest.mark.parametrize("name", REQUIRED)
     def test_too_old(self, name: str) -> None:

@@ -189,7 +189,8 @@ class Daemon:
             async with self._turn:
                 await self.poll()
         except Exception:  # the runs, the scrape and the next poll must not pay for it; the watchdog is not fed
-            log.exception("a poll failed; there is no page until one succeeds")
+            if self._state:  # the next ones may all fail likewise
+                log.exception("a poll failed; there is no page until one succeeds")
             self._page = self._state = None
 
     async def poll(self) -> State:

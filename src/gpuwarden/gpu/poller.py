@@ -127,9 +127,8 @@ class _Gpu:
             return self._down(error.name)
         except TimeoutError:
             return self._down(HUNG)
-        except Exception:
-            log.exception("gpu=%s could not be read", self.identity.uuid)
-            return self._down("internal")
+        except Exception as error:  # noqa: BLE001 - a fault of our own, or of the binding's, costs this GPU alone
+            return self._down("internal", error)
         self._errors += answers.errors
         self._last_success = answers.time
         if not self._was_up:
@@ -174,19 +173,19 @@ class _Gpu:
             self._handle = None
             raise
 
-    def _tell(self, level: int, what: str) -> None:
+    def _tell(self, level: int, what: str, error: Exception | None = None) -> None:
         """Log a change; of a GPU that comes and goes, a slow one say, two changes a minute."""
         now = time.monotonic()
         self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
         if len(self._told) < 2:  # noqa: PLR2004 - down and up again
             self._told.append(now)
-            log.log(level, "gpu=%s index=%d %s", self.identity.uuid, self.identity.index, what)
+            log.log(level, "gpu=%s index=%d %s", self.identity.uuid, self.identity.index, what, exc_info=error)
 
-    def _down(self, fault: str) -> Gpu:
+    def _down(self, fault: str, error: Exception | None = None) -> Gpu:
         self._errors[fault] += 1
         if self._was_up:
             hint = " (if it is only slow, raise poll.interval)" if fault == HUNG else ""
-            self._tell(logging.ERROR, f"does not answer: {fault}{hint}")
+            self._tell(logging.ERROR, f"does not answer: {fault}{hint}", error)
         self._was_up = False
         return Gpu(self.identity, fault=fault, last_success=self._last_success, errors=dict(self._errors))
 
@@ -438,10 +437,10 @@ class Poller:
         index, gpu = stranger
         try:
             await gpu.identify(self._timeout)
-        except (NVMLError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
             name = HUNG if isinstance(error, TimeoutError) else error_name(error)
             self._errors[name] += 1
-            gpu.complain(name)
+            gpu.complain(f"{name}: {error}" if str(error) else name)
             return name
         del self._strangers[index]
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)

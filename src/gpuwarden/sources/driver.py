@@ -47,6 +47,7 @@ def binding(module: Any = pynvml) -> Nvml:
             f"install nvidia-ml-py>={LEAST_VERSION}, and remove the deprecated package named pynvml if it is there"
         )
     functions = {name: getattr(module, name, _missing) for name in FUNCTIONS}
+    functions |= {name: partial(_text, functions[name]) for name in _TEXTS}
     functions["nvmlDeviceGetFieldValues"] = partial(_field_values, module)
     functions["c_nvmlGpmMetricsGet_t"] = getattr(module, "c_nvmlGpmMetricsGet_t", _missing)
     functions["nvmlDeviceGetGspFirmwareVersion"] = partial(_gsp_firmware_version, module)
@@ -64,6 +65,27 @@ _STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v2_t",
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
 }
+
+
+# The functions that answer with a text.
+_TEXTS = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetVbiosVersion",
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetInforomImageVersion",
+    "nvmlDeviceGetInforomVersion",
+)
+
+
+def _text(ask: Callable[..., str], *arguments: object) -> str:
+    """Ask for a text, of which some drivers make no UTF-8 (gpuopenanalytics/pynvml#53): that must not cost the GPU."""
+    try:
+        return ask(*arguments)
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
 
 
 def _missing(*_arguments: object) -> Any:
