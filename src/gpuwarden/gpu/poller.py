@@ -129,7 +129,8 @@ class _Gpu:
             return self._down(HUNG)
         except Exception as error:  # noqa: BLE001 - a fault of our own, or of the binding's, costs this GPU alone
             return self._down("internal", error)
-        self._errors += answers.errors
+        if answers.errors:
+            self._errors += answers.errors
         self._last_success = answers.time
         if not self._was_up:
             self._tell(logging.WARNING, "answers again")
