@@ -207,11 +207,11 @@ def _utilization(percent: Callable[[Slot], int]) -> Callable[[Slot], list[int]]:
     return lambda slot: [percent(slot), _SAMPLE_MICROSECONDS]
 
 
-def _unsupported(code: int) -> Callable[..., Any]:
-    def answer(*_question: object) -> Any:
+def _refuse(code: int) -> Callable[..., NoReturn]:
+    def refuse(*_: object) -> NoReturn:
         raise nvml_error(code)
 
-    return answer
+    return refuse
 
 
 def _memory_errors(_slot: Slot, kind: int, lifetime: int, location: int) -> int:
@@ -286,13 +286,6 @@ def gpm_metrics(request: gpm.Request) -> None:
             metric.nvmlReturn = NVML_ERROR_NOT_SUPPORTED
 
 
-def _refuse(code: int) -> Callable[..., NoReturn]:
-    def refuse(*_: object) -> NoReturn:
-        raise nvml_error(code)
-
-    return refuse
-
-
 _THRESHOLDS = {TEMPERATURE_THRESHOLDS[name]: celsius for name, celsius in limits.THRESHOLDS.items()}
 _POWER_LIMIT = round(limits.POWER_LIMIT * 1000)
 _ALL_REASONS = 0x1FF  # all that driver 590 knows
@@ -339,7 +332,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetGspFirmwareVersion": lambda _: "590.48.01",
     "nvmlDeviceGetNumGpuCores": lambda _: 16896,
     "nvmlDeviceGetMemoryBusWidth": lambda _: 5120,
-    "nvmlDeviceGetNumaNodeId": _unsupported(NVML_ERROR_NOT_SUPPORTED),  # of superchips
+    "nvmlDeviceGetNumaNodeId": _refuse(NVML_ERROR_NOT_SUPPORTED),  # of superchips
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetBAR1MemoryInfo": lambda slot: Bar1(BAR1_SIZE, BAR1_SIZE - _bar1_used(slot), _bar1_used(slot)),
     "nvmlDeviceGetUtilizationRates": lambda slot: Utilization(*slot.board.utilization),
@@ -352,7 +345,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTemperatureThreshold": lambda _, threshold: _known(_THRESHOLDS, threshold),
     "nvmlDeviceGetMarginTemperature": lambda slot: limits.THRESHOLDS["slowdown"] - round(slot.board.temperature),
     "nvmlDeviceGetNumFans": lambda _: 0,
-    "nvmlDeviceGetFanSpeed_v2": _unsupported(NVML_ERROR_NOT_SUPPORTED),
+    "nvmlDeviceGetFanSpeed_v2": _refuse(NVML_ERROR_NOT_SUPPORTED),
     "nvmlDeviceGetPowerUsage": lambda slot: round(slot.board.power * 1000),
     "nvmlDeviceGetEnforcedPowerLimit": lambda _: _POWER_LIMIT,
     "nvmlDeviceGetPowerManagementLimit": lambda _: _POWER_LIMIT,
@@ -361,8 +354,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda slot: round(slot.board.energy * 1000),
     "nvmlDeviceGetClockInfo": lambda slot, clock: _clock(slot.board.clock, clock),
     "nvmlDeviceGetMaxClockInfo": lambda _, clock: _clock(limits.MAX_CLOCK, clock),
-    "nvmlDeviceGetApplicationsClock": _unsupported(NVML_ERROR_DEPRECATED),
-    "nvmlDeviceGetDefaultApplicationsClock": _unsupported(NVML_ERROR_DEPRECATED),
+    "nvmlDeviceGetApplicationsClock": _refuse(NVML_ERROR_DEPRECATED),
+    "nvmlDeviceGetDefaultApplicationsClock": _refuse(NVML_ERROR_DEPRECATED),
     "nvmlDeviceGetCurrentClocksEventReasons": _reasons,
     "nvmlDeviceGetSupportedClocksEventReasons": lambda _: _ALL_REASONS,
     "nvmlDeviceGetCurrentClocksThrottleReasons": _reasons,
