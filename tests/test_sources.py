@@ -331,6 +331,13 @@ class TestListing:
         assert len(library.listed()) == 1
         assert [form for form, _room in library.asked] == ["v2"]
 
+    @pytest.mark.parametrize(("functions", "form"), [((), "v2"), (("nvmlDeviceGetRunningProcessDetailList",), "v3")])
+    def test_driver_with_wider_entries(self, functions: tuple[str, ...], form: str) -> None:
+        """The first drivers of R535 are not asked in the newest form, whose entries have another size there."""
+        library = FakeLibrary(2, "v2", "v3", "nvmlDeviceGetConfComputeMemSizeInfo", *functions)
+        assert [process.pid for process in library.listed()] == [100, 101]
+        assert [asked for asked, _room in library.asked] == [form]
+
     def test_other_errors_are_the_answer(self) -> None:
         """Only a missing function is a reason to ask again."""
         library = FakeLibrary(1, "v2", "v3", code=pynvml.NVML_ERROR_UNKNOWN)
