@@ -151,8 +151,10 @@ def _text_header(row: Metric[Any]) -> str:
 
 @cache
 def _openmetrics_header(row: Metric[Any]) -> str:
-    name = row.name.removesuffix({"counter": "_total", "info": "_info"}.get(row.kind, ""))
-    return f"# HELP {name} {_escape(row.help)}\n# TYPE {name} {row.kind}\n"
+    ending = {"counter": "_total", "info": "_info"}.get(row.kind, "")
+    name = row.name.removesuffix(ending)
+    kind = row.kind if row.name.endswith(ending) else "unknown"  # other exporters' counters: theirs end otherwise
+    return f"# HELP {name} {_escape(row.help)}\n# TYPE {name} {kind}\n"
 
 
 def _label_text(names: Labels, values: Labels) -> str:

@@ -73,11 +73,14 @@ class GpuReader:
         plan: Plan = DEFAULT_PLAN,
         host_memory: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._look = Look(nvml.nvmlDeviceGetMemoryInfo)
         self._device = Device(nvml, handle, host_memory, Peaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
+        self._wall = wall
         self._last: float | None = None  # when the last reading began, unless it failed
         self._lists = ProcessLists()
         self._mig = MigReader(self._device, plan.opted_in)
@@ -124,7 +127,7 @@ class GpuReader:
         if now >= self._relearn_due:
             self._relearn()
         self._device.begin(0.0 if last is None else now - last)
-        began, errors = time.time(), Counter[str]()
+        began, errors = self._wall(), Counter[str]()
         self._device.peaks.look(self._look.highest())
         quick = {**self._taken("memory", errors), **self._taken("poll", errors)}
         slow = now >= self._slow_due
