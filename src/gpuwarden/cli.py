@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwarden import event_loop, logs
+from gpuwarden import event_loop, logs, malloc
 from gpuwarden._version import __version__
 from gpuwarden.config import Config, ConfigError, load
 
@@ -129,6 +129,7 @@ def _open(config: Config) -> Source:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
+    malloc.keep_small()
     from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
 
     config = _load(parsed)

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from gpuwarden import status_page, systemd
+from gpuwarden import systemd
 from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
@@ -296,6 +296,8 @@ class Daemon:
     def _serve_status_page(self, _request: Request) -> Response:
         if self._state is None:
             return Response(503, _NO_PAGE)
+        from gpuwarden import status_page  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
+
         headers = {"content-security-policy": status_page.CONTENT_SECURITY_POLICY}
         return Response(
             200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers
