@@ -246,6 +246,18 @@ class Nvml(Protocol):
 
 
 FUNCTIONS = tuple(name for name in vars(Nvml) if name.startswith("nvml"))
+# Those that answer with a text.
+TEXTS = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetVbiosVersion",
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetInforomImageVersion",
+    "nvmlDeviceGetInforomVersion",
+    "nvmlDeviceGetGspFirmwareVersion",
+)
 
 # label value -> NVML's number
 CLOCKS = {
