@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     capture.add_argument("file", type=Path, metavar="FILE", help="what to write; compressed if it ends in .gz")
     capture.add_argument("--frames", type=int, default=10, metavar="N", help="how often to ask (default 10)")
     capture.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between (default 1)")
-    capture.add_argument("--mask", action="store_true", help="replace UUIDs and pids, so that it can be shared")
+    capture.add_argument("--mask", action="store_true", help="replace UUIDs, serial numbers and pids, to share it")
     capture.set_defaults(command=_capture, listen=None, socket=None)
 
     pause = commands.add_parser("pause", help="have the daemon let go of the driver, so that a GPU can be reset")
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     resume = commands.add_parser("resume", help="end a pause")
     for parser_of, command in ((pause, _pause), (resume, _resume)):
         parser_of.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
-        parser_of.add_argument("--control", metavar="PATH", help="its control socket (/run/gpuwarden/control.sock)")
+        parser_of.add_argument("--control", metavar="PATH", help="its control socket (default: beside the runs' one)")
         parser_of.set_defaults(command=command)
 
     check = commands.add_parser("check-config", help="check a configuration file")
