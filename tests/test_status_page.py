@@ -98,6 +98,7 @@ def test_recent_xids_say_what_to_do() -> None:
         ["0", "63", "5 min ago", "1"],
         ["0", "13", "1 min ago", "7"],
     ]
+    assert b"needs a reset" in page(state, SOCKET)
     assert all(xid.XIDS[int(row[1])].action.value in row[4] for row in rows)
     later = replace(state, snapshot=replace(state.snapshot, time=now + 4000))
     assert b"XIDs of the last hour" not in page(later, SOCKET)

@@ -69,6 +69,8 @@ def _page(state: State, socket: Path) -> Iterator[str]:
     least = _least_headroom(state.runs)
     rows = [row for gpu in state.snapshot.gpus for row in _gpu_rows(state, gpu, least)]
     yield from _table("GPUs", _GPU_COLUMNS, rows, "No GPU is known.")
+    if any(gpu.fault for gpu in state.snapshot.gpus):
+        yield "<p>A GPU that does not answer needs a reset; if it is lost, restart the machine (docs/alerts.md).</p>"
     strangers = (state.snapshot.asleep_count or 0) - sum(state.snapshot.asleep.values())
     if strangers > 0:
         yield f"<p>Asleep since the start, so that their names are not known yet: {strangers}.</p>"
