@@ -1,6 +1,6 @@
 # The words to learn: run, test, check, fix, docs, demo, bench. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check lint fix docs history bench gpu-check clean
+.PHONY: help run demo test check lint fix docs goldens history bench gpu-check clean
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
@@ -44,7 +44,12 @@ docs: ## write the generated files anew: references, dashboard
 	$(BIN)/gpuwarden reference xid > docs/xid.md
 	$(BIN)/gpuwarden reference config > docs/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
+	$(BIN)/gpuwarden reference dcgm > docs/dcgm.md
 	$(BIN)/python grafana/dashboards.py
+
+goldens: ## write tests/goldens anew: the difference is there to be reviewed
+	@tools/environment.sh test
+	$(BIN)/python -m pytest -q tests/test_goldens.py --write-goldens
 
 history: ## an hour of the simulated box for Prometheus, in build/history
 	@tools/environment.sh test

@@ -216,7 +216,7 @@ def main() -> int:
     print("| minutes | hours by polls | resident MiB | anonymous MiB | open files | threads |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     wrong = soak(0.1, SMOKE_TOLERANCES) if chosen.quick else soak(chosen.minutes, TOLERANCES)
-    print("\n".join(wrong) or "Nothing grows.")
+    print("\n".join(wrong) or "Nothing grew by more than is tolerated.")
     return 1 if wrong else 0
 
 

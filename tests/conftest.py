@@ -7,6 +7,11 @@ import pytest
 pytest_plugins = ["mock_nvml.fixtures"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make goldens` write the files of tests/goldens."""
+    parser.addoption("--write-goldens", action="store_true", help="write tests/goldens anew instead of comparing")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the skipped tests that make a run in CI fail: only a missing GPU excuses one there."""
     if os.environ.get("CI"):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from golden_boxes import FOLDER, GOLDENS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
@@ -343,6 +344,34 @@ def processes(answers: Answers) -> list[Struct]:
     return found
 
 
+OF_THE_MODEL = {
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetVbiosVersion",
+    "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetInforomImageVersion",
+    "nvmlDeviceGetInforomVersion",
+    "nvmlDeviceGetGspFirmwareVersion",
+}
+
+
+def texts(answers: Answers) -> list[tuple[str, str]]:
+    """Return all texts among a GPU's answers and those of its instances, by the question."""
+    found = [(asked, answer) for asked, answer in answers.items() if isinstance(answer, str)]
+    for asked, answer in answers.items():
+        if isinstance(answer, dict):
+            own = [(asked, value) for value in answer.values() if isinstance(value, str)]
+            found += texts(answer) if asked.startswith(MIG_HANDLE) else own
+    return found
+
+
+def identifying(answers: Answers) -> list[str]:
+    """Return what names a GPU, its instances, its slot, or the processes on it; UUIDs without what all begin with."""
+    named = (text for asked, text in texts(answers) if asked.partition("(")[0] not in OF_THE_MODEL)
+    found = [text.partition("-")[2] or text for text in named]
+    lists = (answer for answer in answers.values() if isinstance(answer, list))
+    return found + [str(entry["pid"]) for each in lists for entry in each if isinstance(entry, dict)]
+
+
 class TestMasking:
     """A masked capture can be shared."""
 
@@ -355,6 +384,25 @@ class TestMasking:
             assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
             assert box.nvml.nvmlDeviceGetSerial(box.handle(index)) not in file.read_text()
             assert all(str(process.pid) not in file.read_text() for process in box.read(index).processes)
+
+    @pytest.mark.parametrize("name", GOLDENS)
+    def test_no_original_is_left(self, name: str, tmp_path: Path) -> None:
+        """Nothing that names a GPU, an instance, a slot or a process stands anywhere in the file, in no spelling."""
+        capture, file = load(FOLDER / f"{name}.json"), tmp_path / "shared.json"
+        save(masked(capture), file)
+        originals = {text for frame in capture.frames for gpu in frame.gpus for text in identifying(gpu)}
+        assert originals
+        text = file.read_text().lower()
+        assert [original for original in originals if original.lower() in text] == []
+
+    @pytest.mark.parametrize("name", GOLDENS)
+    def test_texts_that_stay_are_of_the_model(self, name: str) -> None:
+        """What is left of the texts is what every board of the model and driver says: a new one is masked, or named."""
+        capture = load(FOLDER / f"{name}.json")
+        for before, after in zip(capture.frames, masked(capture).frames, strict=True):
+            for old, new in zip(before.gpus, after.gpus, strict=True):
+                stays = {asked.partition("(")[0] for asked, answer in texts(old) if (asked, answer) in texts(new)}
+                assert stays <= OF_THE_MODEL
 
     def test_pseudonyms_are_stable(self) -> None:
         """The same GPU and process stay the same through all frames, and different ones different."""

@@ -88,7 +88,9 @@ def test_version() -> None:
     assert newest[1] == __version__
 
 
-@pytest.mark.parametrize(("what", "file"), [("metrics", "metrics"), ("config", "configuration"), ("xid", "xid")])
+@pytest.mark.parametrize(
+    ("what", "file"), [("metrics", "metrics"), ("config", "configuration"), ("xid", "xid"), ("dcgm", "dcgm")]
+)
 def test_reference_is_in_step(what: str, file: str) -> None:
     """The committed reference is what the code prints; `make docs` brings it up to date."""
     assert (ROOT / "docs" / f"{file}.md").read_text() == run("reference", what).stdout

@@ -536,6 +536,25 @@ def test_consumer_card_lacks_what_a_data_center_card_has(start: Start) -> None:
         assert nvml.error(call) == "NotSupported", call
 
 
+def test_gpu_in_a_chip_with_the_cpu_tells_nothing_of_memory(start: Start) -> None:
+    """The GB10 shares the machine's memory: no size, no use of it, no sensor; nor does it have power limits or fans."""
+    nvml = start(gpus=1, model="gb10", frozen=1)
+    assert nvml.ask("nvmlDeviceGetName(gpu(0))") == "NVIDIA GB10"
+    for call in (
+        "nvmlDeviceGetMemoryInfo(gpu(0))",
+        "nvmlDeviceGetMemoryInfo(gpu(0), nvmlMemory_v2)",
+        "nvmlDeviceGetBAR1MemoryInfo(gpu(0))",
+        "nvmlDeviceGetEnforcedPowerLimit(gpu(0))",
+        "nvmlDeviceGetPowerManagementLimitConstraints(gpu(0))",
+        "nvmlDeviceGetFanSpeed(gpu(0))",
+        "nvmlDeviceGetTotalEccErrors(gpu(0), 0, 0)",
+    ):
+        assert nvml.error(call) == "NotSupported", call
+    assert nvml.ask("fields(0, NVML_FI_DEV_MEMORY_TEMP)") == [0]
+    rates = "[nvmlDeviceGetUtilizationRates(gpu(0)).gpu, nvmlDeviceGetUtilizationRates(gpu(0)).memory]"
+    assert nvml.ask(rates) == [50, 0]
+
+
 def test_frozen_values_can_be_named(start: Start) -> None:
     """Frozen, waves stand at their middle and counters at one hour, on every GPU, at every reading."""
     nvml = start(gpus=2, frozen=1)

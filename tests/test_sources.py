@@ -10,8 +10,9 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pynvml
 import pytest
@@ -19,11 +20,11 @@ from simulated_box import Box
 
 from gpuwarden import config
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS, Handle
+from gpuwarden.gpu.nvml import FUNCTIONS, Handle, nvml_error
 from gpuwarden.sources import open_source
 from gpuwarden.sources.capture import Capture, Frame, save
 from gpuwarden.sources.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
-from gpuwarden.sources.older_forms import older_forms
+from gpuwarden.sources.listing import ListedProcess, listing_functions
 from gpuwarden.sources.recording import record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
@@ -59,7 +60,7 @@ OWN = {  # what is asked otherwise than nvidia-ml-py asks
     "nvmlDeviceGetGspFirmwareVersion",
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetSramEccErrorStatus",
-    *older_forms(pynvml),
+    *listing_functions(pynvml),
 }
 
 
@@ -89,7 +90,7 @@ class TestOpening:
 
     def test_driver_takes_no_simulation_along(self) -> None:
         """A service on the driver has neither simulation nor captures in its memory."""
-        assert opened("nvml")[0] == ["nvml", "gpuwarden.sources.driver", "gpuwarden.sources.older_forms"]
+        assert opened("nvml")[0] == ["nvml", "gpuwarden.sources.driver", "gpuwarden.sources.listing"]
 
     def test_driver_is_not_asked_when_opened(self) -> None:
         """The poller waits for a driver that is not there yet; opening it does not."""
@@ -105,7 +106,7 @@ class TestAuto:
     def test_driver_with_gpus(self, mock_nvml: MockNvml) -> None:
         """With a driver that lists GPUs, nothing is simulated and nothing warned of."""
         assert opened("auto", mock_nvml.env(gpus=1)) == (
-            ["1", "nvml", "gpuwarden.sources.driver", "gpuwarden.sources.older_forms"],
+            ["1", "nvml", "gpuwarden.sources.driver", "gpuwarden.sources.listing"],
             "",
         )
 
@@ -178,7 +179,7 @@ class TestBinding:
 
 
 FIELDS_OF_THE_MOCK = """
-import ctypes, json, pynvml
+import json, pynvml
 from gpuwarden.sources import driver
 
 nvml = driver.binding()
@@ -191,8 +192,8 @@ theirs = [
     for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted)
 ]
 made = []
-new = ctypes.create_string_buffer
-ctypes.create_string_buffer = lambda *args: made.append(args[1]) or new(*args)
+new = driver._array
+driver._array = lambda size: made.append(size) or new(size)
 print(json.dumps([theirs, nvml.nvmlDeviceGetFieldValues(handle, wanted), made, len(wanted)]))
 """
 
@@ -260,40 +261,69 @@ class TestHiddenGpus:
         assert hidden_gpus(0, tmp_path / "absent") is None
 
 
-class TestOlderForms:
-    """Questions in the form that the driver has."""
+class FakeLibrary:
+    """A driver's library that lists so many processes, in the forms it has; notes what it is asked."""
 
-    NAME = "nvmlDeviceGetComputeRunningProcesses"
+    def __init__(self, processes: int, *forms: str, code: int = 0) -> None:
+        self.processes = processes
+        self.forms = forms
+        self.code = code
+        self.asked: list[tuple[str, int]] = []
 
-    def answer(self, **forms: Callable[[Handle], object]) -> object:
-        """Ask for the processes of a module that has these forms."""
-        module = types.SimpleNamespace(**{f"{self.NAME}_{form}": function for form, function in forms.items()})
-        return older_forms(module)[self.NAME](cast("Handle", "a GPU"))
+    def _nvmlGetFunctionPointer(self, name: str) -> Callable[..., int]:  # noqa: N802 - nvidia-ml-py's name
+        form = name.rpartition("_")[2]
+        if form not in self.forms:
+            raise nvml_error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return partial(self._list, form)
 
-    def fails(self, code: int) -> Callable[[Handle], object]:
-        """Make a form that the driver answers with an error."""
+    def _list(self, form: str, _handle: Handle, count: Any, entries: Any) -> int:
+        room, count._obj.value = count._obj.value, self.processes
+        self.asked.append((form, room))
+        if self.code:
+            return self.code
+        if room < self.processes:
+            self.processes += 1  # another one comes meanwhile
+            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        for index in range(self.processes):
+            struct.pack_into("=IIQII", entries, 24 * index, 100 + index, 0, index or 2**64 - 1, 7, 3)
+        return 0
 
-        def function(_handle: Handle) -> object:
-            raise pynvml.NVMLError(code)
+    def listed(self) -> list[ListedProcess]:
+        """Ask for the compute processes."""
+        return listing_functions(self)["nvmlDeviceGetComputeRunningProcesses"](cast("Handle", "a GPU"))
 
-        return function
 
-    def test_newest_first(self) -> None:
-        """The newest form is the one asked, where the driver has it."""
-        assert self.answer(v2=lambda _handle: "old", v3=lambda _handle: "new") == "new"
+class TestListing:
+    """Lists of processes: in one call, and in the form that the driver has."""
+
+    def test_one_call(self) -> None:
+        """All processes come with the first call, the newest form's; memory that is not available is None."""
+        library = FakeLibrary(2, "v2", "v3")
+        assert library.listed() == [(100, None, 7, 3), (101, 1, 7, 3)]
+        assert [form for form, _room in library.asked] == ["v3"]
+
+    @pytest.mark.parametrize("processes", [0, 64, 65, 5000])
+    def test_any_number(self, processes: int) -> None:
+        """More processes than there was room for are asked for with more, though others come meanwhile."""
+        library = FakeLibrary(processes, "v3")
+        listed = library.listed()
+        assert [process.pid for process in listed] == list(range(100, 100 + library.processes))
+        assert len(library.asked) == (1 if processes <= 64 else 2)
 
     def test_older_driver(self) -> None:
-        """A driver, or a module, that lacks it is asked in the older form."""
-        assert self.answer(v2=lambda _handle: "old", v3=self.fails(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)) == "old"
-        assert self.answer(v2=lambda _handle: "old") == "old"
+        """A driver that lacks the newest form is asked in the older one."""
+        library = FakeLibrary(1, "v2")
+        assert len(library.listed()) == 1
+        assert [form for form, _room in library.asked] == ["v2"]
 
     def test_other_errors_are_the_answer(self) -> None:
         """Only a missing function is a reason to ask again."""
+        library = FakeLibrary(1, "v2", "v3", code=pynvml.NVML_ERROR_UNKNOWN)
         with pytest.raises(pynvml.NVMLError_Unknown):
-            self.answer(v2=lambda _handle: "old", v3=self.fails(pynvml.NVML_ERROR_UNKNOWN))
+            library.listed()
+        assert len(library.asked) == 1
 
     def test_none(self) -> None:
         """A driver without any form lacks the function, by NVML's own word."""
-        missing = self.fails(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         with pytest.raises(pynvml.NVMLError_FunctionNotFound):
-            self.answer(v2=missing, v3=missing)
+            FakeLibrary(1).listed()

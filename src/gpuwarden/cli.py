@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwarden import event_loop, logs
+from gpuwarden import event_loop, logs, malloc
 from gpuwarden._version import __version__
 from gpuwarden.config import Config, ConfigError, load
 
@@ -72,7 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     capture.add_argument("file", type=Path, metavar="FILE", help="what to write; compressed if it ends in .gz")
     capture.add_argument("--frames", type=int, default=10, metavar="N", help="how often to ask (default 10)")
     capture.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between (default 1)")
-    capture.add_argument("--mask", action="store_true", help="replace UUIDs, serial numbers and pids, to share it")
+    capture.add_argument(
+        "--mask",
+        action="store_true",
+        help="replace UUIDs, serial numbers, PCI addresses and pids, so that it can be shared",
+    )
     capture.set_defaults(command=_capture, listen=None, socket=None)
 
     pause = commands.add_parser("pause", help="have the daemon let go of the driver, so that a GPU can be reset")
@@ -91,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check_config)
 
     reference = commands.add_parser("reference", help="print a reference made from the code")
-    reference.add_argument("what", choices=("metrics", "config", "example", "xid"))
+    reference.add_argument("what", choices=("metrics", "config", "example", "xid", "dcgm"))
     reference.set_defaults(command=_reference)
     return parser
 
@@ -125,6 +129,7 @@ def _open(config: Config) -> Source:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
+    malloc.keep_small()
     from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
 
     config = _load(parsed)
@@ -175,6 +180,7 @@ def _demo(parsed: argparse.Namespace) -> int:
 def _capture(parsed: argparse.Namespace) -> int:
     from gpuwarden.gpu.advice import advice  # noqa: PLC0415 - as above
     from gpuwarden.gpu.nvml import NVMLError, error_name  # noqa: PLC0415 - as above
+    from gpuwarden.gpu.reader import Plan  # noqa: PLC0415 - as above
     from gpuwarden.sources.capture import save  # noqa: PLC0415 - as above
     from gpuwarden.sources.masking import masked  # noqa: PLC0415 - as above
     from gpuwarden.sources.recording import record  # noqa: PLC0415 - as above
@@ -184,7 +190,8 @@ def _capture(parsed: argparse.Namespace) -> int:
         raise OSError(None, f"{parsed.file} cannot be written: no such folder, or not yours to write to")
     try:
         source = _open(config)
-        recorded = record(source.nvml, parsed.frames, parsed.interval, host_memory=source.host_memory)
+        plan = Plan(opted_in=config.gpus.opted_in)
+        recorded = record(source.nvml, parsed.frames, parsed.interval, plan=plan, host_memory=source.host_memory)
     except NVMLError as error:
         what_to_do = "; ".join(filter(None, [str(error), advice(error_name(error))]))
         raise OSError(None, f"nothing can be recorded: {what_to_do}") from None
@@ -235,6 +242,8 @@ def _reference(parsed: argparse.Namespace) -> int:
         from gpuwarden.reference import xid_markdown as written  # noqa: PLC0415 - as above
     elif parsed.what == "config":
         from gpuwarden.config_reference import reference_markdown as written  # noqa: PLC0415 - as above
+    elif parsed.what == "dcgm":
+        from gpuwarden.dcgm.reference import dcgm_markdown as written  # noqa: PLC0415 - as above
     else:
         from gpuwarden.config_reference import example_yaml as written  # noqa: PLC0415 - as above
     sys.stdout.write(written())

@@ -153,6 +153,11 @@ class Gpus:
         "in their readings.",
     )
 
+    @property
+    def opted_in(self) -> frozenset[str]:
+        """The options that are on, by the names that rows of the tables ask for."""
+        return frozenset(f"gpus.{item.name}" for item in fields(self) if getattr(self, item.name))
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLog:
@@ -280,6 +285,12 @@ class Config:
         "nvml",
         "Where GPU readings come from: nvml is the driver, simulated needs none, capture:FILE replays recorded "
         "answers, and auto is the driver if there is one, else simulated with a warning.",
+    )
+    compat: str = option(
+        choice("set of names", "none", "dcgm"),
+        "none",
+        "Names that the page bears beside its own: dcgm is those of dcgm-exporter, for dashboards and alerts made for "
+        "it (docs/migration.md).",
     )
     log: Log = Log()
     web: Web = Web()

@@ -8,10 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from gpuwarden import status_page, systemd
+from gpuwarden import systemd
+from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
-from gpuwarden.exposition import OPENMETRICS, Exposition, Page, entries, negotiate
+from gpuwarden.exposition import OPENMETRICS, Exposition, Page, negotiate
 from gpuwarden.garbage import Garbage
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.kernel_log import KernelLog
@@ -49,7 +50,7 @@ class Daemon:
         self._poller = Poller(
             source.nvml,
             config.poll.interval,
-            plan=Plan(slow_interval=config.poll.slow_interval, opted_in=_opted_in(config)),
+            plan=Plan(slow_interval=config.poll.slow_interval, opted_in=config.gpus.opted_in),
             memory_interval=config.poll.memory_interval,
             host_memory=source.host_memory,
             clock=source.clock,
@@ -84,6 +85,7 @@ class Daemon:
         self._host = Host()
         self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
+        self._teller = teller(config)
         self._state: State | None = None
         self._page: Page | None = None
         self._dropped = {"processes": 0, "owners": 0}
@@ -209,6 +211,7 @@ class Daemon:
             self._host = self._host_reader.read()
             self._usages = self._trees.read(self._registry.peers())
         state = self._join(snapshot, now)
+        self._teller.see(state)
         self._state, self._page = state, None
         self._answered = self._answered or not snapshot.hung
         systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
@@ -273,7 +276,7 @@ class Daemon:
     def _rendered(self, state: State) -> Page:
         """Return the page of the last poll, rendered when first asked for: most polls are never scraped."""
         if self._page is None:
-            self._page = self._exposition.render(entries(state))
+            self._page = self._exposition.render(self._teller.entries(state))
         return self._page
 
     def _serve_metrics(self, request: Request) -> Response:
@@ -292,15 +295,12 @@ class Daemon:
     def _serve_status_page(self, _request: Request) -> Response:
         if self._state is None:
             return Response(503, _NO_PAGE)
+        from gpuwarden import status_page  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
+
         headers = {"content-security-policy": status_page.CONTENT_SECURITY_POLICY}
         return Response(
             200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers
         )
-
-
-def _opted_in(config: Config) -> frozenset[str]:
-    """Name the options of `gpus` that are on: rows of the table ask for them."""
-    return frozenset(f"gpus.{name}" for name in ("gpm", "pcie_throughput") if getattr(config.gpus, name))
 
 
 def _status(state: State) -> str:

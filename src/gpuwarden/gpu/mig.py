@@ -64,6 +64,11 @@ class Instances:
         """The instances of the last reading."""
         return self._known.values()
 
+    @property
+    def expected(self) -> bool:
+        """Whether there were any in the last reading, or it could not find out."""
+        return bool(self._known) or self._unfinished
+
     def forget(self) -> None:
         """Forget all: their handles are of a driver that was initialised anew."""
         self._known = {}

@@ -29,6 +29,11 @@ class MigReader:
         """The instances of the last reading by the ids of their GPU and compute instance."""
         return {(i.identity.gpu_instance, i.identity.compute_instance): i for i in self._instances.present}
 
+    @property
+    def divided(self) -> bool:
+        """Whether there were instances in the last reading, or it is not known."""
+        return self._instances.expected
+
     def forget(self) -> None:
         """Forget all instances: the driver was initialised anew, or the GPU reset."""
         self._instances.forget()

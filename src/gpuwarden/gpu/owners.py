@@ -184,6 +184,6 @@ def _sums(gpu: Gpu, holders: Mapping[int, Holder]) -> dict[Owner, int]:
     return sums
 
 
-@lru_cache(4096)  # few are new at a poll
+@lru_cache(512)  # few are new at a poll; the name of a run is part of each, so that most are soon of no use
 def _owners(holder: Holder) -> tuple[Owner, ...]:
     return tuple((kind, name) for kind, name in zip(KINDS, holder, strict=True) if name)

@@ -130,7 +130,8 @@ class _Gpu:
         except Exception:
             log.exception("gpu=%s could not be read", self.identity.uuid)
             return self._down("internal")
-        self._errors += answers.errors
+        if answers.errors:
+            self._errors += answers.errors
         self._last_success = answers.time
         if not self._was_up:
             self._tell(logging.WARNING, "answers again")
@@ -203,12 +204,16 @@ class Poller:
         memory_interval: float = math.inf,
         host_memory: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        stopwatch: Callable[[], float] = time.perf_counter,
         sleep: SleepWatch | None = None,
     ) -> None:
         self._nvml = nvml
         self._plan = plan
         self._host_memory = host_memory
         self._clock = clock
+        self._wall = wall
+        self._stopwatch = stopwatch
         self._timeout = min(interval, LONGEST_CALL_SECONDS)
         self._sampler = Sampler(memory_interval, self._timeout) if memory_interval < interval else None
         self._users: list[DriverUser] = [self._sampler] if self._sampler else []
@@ -256,7 +261,7 @@ class Poller:
 
     async def poll(self) -> Snapshot:
         """Read everything; takes at most three intervals and 30 s, however the driver behaves."""
-        began, started = time.time(), time.perf_counter()
+        began, started = self._wall(), self._stopwatch()
         if self._paused_until is not None and time.monotonic() >= self._paused_until:
             log.warning("the pause is over: GPUs are read again")
             self.resume()
@@ -291,7 +296,7 @@ class Poller:
         left = None if self._paused_until is None else self._paused_until - time.monotonic()
         return Snapshot(
             time=began,
-            duration=time.perf_counter() - started,
+            duration=self._stopwatch() - started,
             fault=self._fault if asked else None,
             driver=self._session.driver,
             enumerated=count,
@@ -430,7 +435,7 @@ class Poller:
         plan = replace(self._plan, phase=index % _PHASES / _PHASES)
 
         def new_reader(handle: Handle) -> GpuReader:
-            return GpuReader(self._nvml, handle, plan, self._host_memory, self._clock)
+            return GpuReader(self._nvml, handle, plan, self._host_memory, self._clock, wall=self._wall)
 
         return _Gpu(self._nvml, index, self._threads, new_reader)
 

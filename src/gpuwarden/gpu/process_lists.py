@@ -23,14 +23,15 @@ class ProcessLists:
     """
 
     def __init__(self) -> None:
-        self._used: float | None = None  # device memory in use when the compute processes were listed
+        self._used: object = None  # device memory in use when the compute processes were listed
         self._instances: ByIds = {}  # at that time
         self._listed: dict[str, list[GpuProcess]] = {}
+        self._known: Lists = (), ()
 
     def read(
         self,
         device: Device,
-        used: float | None,
+        used: object,
         note: Callable[[Exception], None],
         instances: ByIds,
         *,
@@ -40,9 +41,10 @@ class ProcessLists:
         if all_types or used != self._used or instances != self._instances:
             self._used, self._instances = used, instances
             self._ask(device, "compute", note)
-        if all_types:
-            self._ask(device, "graphics", note)
-        return _each_once(self._listed), tuple(self._listed)
+            if all_types:
+                self._ask(device, "graphics", note)
+            self._known = _each_once(self._listed), tuple(self._listed)
+        return self._known
 
     def _ask(self, device: Device, kind: Type, note: Callable[[Exception], None]) -> None:
         functions = {

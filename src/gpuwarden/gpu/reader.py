@@ -73,11 +73,14 @@ class GpuReader:
         plan: Plan = DEFAULT_PLAN,
         host_memory: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._look = Look(nvml.nvmlDeviceGetMemoryInfo)
         self._device = Device(nvml, handle, host_memory, Peaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
+        self._wall = wall
         self._last: float | None = None  # when the last reading began, unless it failed
         self._lists = ProcessLists()
         self._mig = MigReader(self._device, plan.opted_in)
@@ -93,8 +96,10 @@ class GpuReader:
     def ask_anew(self) -> None:
         """Have the next reading take every tier and ask what was settled, as the first one did; samples stay."""
         self._device.attach(self._device.handle)
-        self._kept: dict[Tier, dict[Metric[Device], Reading]] = {}
-        self._slow_due = self._static_due = -float("inf")
+        self._slow: dict[Metric[Device], Reading] = {}
+        self._static: dict[Metric[Device], Reading] = {}
+        self._static_known = False
+        self._slow_due = -float("inf")
         self._relearn()
 
     def leave_gap(self) -> None:
@@ -122,59 +127,63 @@ class GpuReader:
         if now >= self._relearn_due:
             self._relearn()
         self._device.begin(0.0 if last is None else now - last)
-        answers = Answers(time.time())
+        began, errors = self._wall(), Counter[str]()
         self._device.peaks.look(self._look.highest())
+        quick = {**self._taken("memory", errors), **self._taken("poll", errors)}
         slow = now >= self._slow_due
-        self._take("memory", answers.errors)
-        self._take("poll", answers.errors)
         if slow:
-            self._take("slow", answers.errors)
-            phase = self._plan.phase if self._slow_due < 0 else 0.0
-            self._slow_due = now + self._plan.slow_interval * (1 - phase)
-        if slow and now >= self._static_due:
-            before = answers.errors.total()
-            self._take("static", answers.errors)
-            self._static_due = now if answers.errors.total() > before else float("inf")
-        for readings in self._kept.values():
-            answers.readings.update(readings)
+            self._read_slowly(now, errors)
         if not self._device.answered:
             # An invalid handle gets the error that else stands for "not supported": it must not pass for a bare GPU.
-            raise GpuGoneError(next(iter(answers.errors), "no_reading"))
-        mig = self._mig.read(answers.errors, slow=slow)
-        used = answers.readings.get(GpuReadings.memory_used_bytes)
-        lists = self._lists.read(
+            raise GpuGoneError(next(iter(errors), "no_reading"))
+        mig = self._mig.read(errors, slow=slow) if slow or self._mig.divided else ()
+        processes, types = self._lists.read(
             self._device,
-            used if isinstance(used, (int, float)) else None,
-            lambda error: _note(error, answers.errors),
-            self._mig.by_ids,
+            quick.get(GpuReadings.memory_used_bytes),
+            lambda error: _note(error, errors),
+            self._mig.by_ids if mig else {},
             all_types=slow,
         )
         # By the form of the question that the table's rows have found to work.
         old = self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
         self._look.aim(self._device.handle, *(() if old else (MEMORY_V2,)))
         self._last = now
-        return Answers(answers.time, answers.readings, *lists, answers.errors, mig)
+        return Answers(began, {**self._static, **self._slow, **quick}, processes, types, errors, mig)
+
+    def _read_slowly(self, now: float, errors: Counter[str]) -> None:
+        self._slow = self._taken("slow", errors)
+        phase = self._plan.phase if self._slow_due < 0 else 0.0
+        self._slow_due = now + self._plan.slow_interval * (1 - phase)
+        if not self._static_known:
+            before = errors.total()
+            self._static = self._taken("static", errors)
+            self._static_known = errors.total() == before
 
     @property
     def look(self) -> Look | None:
         """How memory is looked at between readings; None where the device has none of its own."""
         return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._look
 
-    def _take(self, tier: Tier, errors: Counter[str]) -> None:
-        """Read the rows of a tier; what it had before is gone, whether they answer or not."""
+    def _taken(self, tier: Tier, errors: Counter[str]) -> dict[Metric[Device], Reading]:
+        """Read the rows of a tier, each fault kept to its row."""
         readings: dict[Metric[Device], Reading] = {}
-        self._kept[tier] = readings
-        self._device.enter(tier)
-        for row in tuple(self._rows[tier]):
+        device, rows = self._device, self._rows[tier]
+        device.enter(tier)
+        lacking: list[Metric[Device]] = []
+        for row in rows:
             try:
-                readings[row] = row.read(self._device)
+                readings[row] = row.read(device)
             except NVMLError as error:
                 _note(error, errors)
                 if code_of(error) in UNSUPPORTED:
-                    self._rows[tier].remove(row)
-        for failure in self._device.failures:
-            _note(failure, errors)
-        self._device.failures.clear()
+                    lacking.append(row)
+        for row in lacking:
+            rows.remove(row)
+        if device.failures:
+            for failure in device.failures:
+                _note(failure, errors)
+            device.failures.clear()
+        return readings
 
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS

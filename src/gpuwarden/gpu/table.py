@@ -117,7 +117,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         power.limits, labels=("limit",), source="nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementLimit, …DefaultLimit, …LimitConstraints", tier="slow")
     energy_joules_total = Metric[Device](
         "gpuwarden_gpu_energy_joules_total", "counter", "joules", "Energy drawn since the driver loaded.",
-        power.energy, source="nvmlDeviceGetTotalEnergyConsumption")
+        power.energy, source="nvmlDeviceGetTotalEnergyConsumption", tier="slow")
 
     clock_hertz = Metric[Device](
         "gpuwarden_gpu_clock_hertz", "gauge", "hertz", "Current clocks.",

@@ -130,8 +130,8 @@ def save(capture: Capture, path: Path) -> None:
     """Write the file, compressed where its name ends in .gz. Raises OSError, also for what could not be replayed."""
     frames = [_written(frame) for frame in capture.frames]
     whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
-    # A frame a line: a capture can be looked at, and compared with another one, by eye.
-    lines = ",\n".join(json.dumps(frame, separators=(",", ":")) for frame in frames)
+    # A frame a line, its questions in the order of their names: a capture can be looked at, and compared, by eye.
+    lines = ",\n".join(json.dumps(frame, separators=(",", ":"), sort_keys=True) for frame in frames)
     text = f'{json.dumps(whole)[:-1]}, "frames": [\n{lines}\n]}}\n'.encode()
     if len(text) > MAX_BYTES:
         raise OSError(

@@ -14,7 +14,7 @@ import pynvml
 
 from gpuwarden.gpu.advice import hidden_gpus
 from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Handle, Nvml, nvml_error
-from gpuwarden.sources.older_forms import older_forms
+from gpuwarden.sources.listing import listing_functions
 
 LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
 PATIENCE_SECONDS = 10.0
@@ -55,7 +55,7 @@ def binding(module: Any = pynvml) -> Nvml:
             functions[name] = partial(_filled, getattr(module, name), getattr(module, fills))
         else:
             functions[name] = _missing
-    functions |= older_forms(module)
+    functions |= listing_functions(module)
     return cast("Nvml", SimpleNamespace(**functions))
 
 
@@ -105,6 +105,11 @@ def _request(fields: tuple[Field, ...]) -> bytes:
     return b"".join(_FIELD.pack(*field, *untouched) for field in fields)
 
 
+@lru_cache(maxsize=128)  # ctypes itself forgets a type with its last object, and makes it anew for much
+def _array(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * size
+
+
 def _field_values(module: Any, handle: Handle, fields: Sequence[Field]) -> Iterable[FieldValue]:
     """Ask for field values: as nvidia-ml-py does, but with room behind them, and without a Python object for each.
 
@@ -112,7 +117,8 @@ def _field_values(module: Any, handle: Handle, fields: Sequence[Field]) -> Itera
     nvitop/api/libnvml.py), which would be the allocator's.
     """
     request = _request(tuple(fields))
-    buffer = ctypes.create_string_buffer(request, len(request) + _FIELD.size)
+    buffer = _array(len(request) + _FIELD.size)()
+    buffer.raw = request.ljust(len(buffer), b"\0")
     code = module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")(  # noqa: SLF001 - what its functions rest on
         handle, ctypes.c_int(len(fields)), buffer
     )

@@ -12,7 +12,10 @@ from gpuwarden.sources.capture import LISTS, MIG_HANDLE, Answer, Answers, Captur
 
 
 def masked(capture: Capture) -> Capture:
-    """Replace UUIDs and serial numbers by made-up ones and number pids anew, the same everywhere in the capture."""
+    """Replace UUIDs, serial numbers and PCI addresses by made-up ones and number pids anew.
+
+    The same one becomes the same throughout the capture, so that GPUs and processes can still be told apart.
+    """
     masks = _Masks()
     return replace(
         capture,
@@ -28,6 +31,8 @@ class _Masks:
             lambda: f"MIG-00000000-0000-4000-9000-{next(instances):012x}"
         )
         self._serials: defaultdict[object, str] = defaultdict(lambda: f"{next(serials):013d}")
+        addresses = itertools.count(1)
+        self._addresses: defaultdict[object, str] = defaultdict(lambda: _address(next(addresses)))
         self._pids: defaultdict[object, int] = defaultdict(lambda: next(pids))
 
     def gpu(self, answers: Answers) -> Answers:
@@ -41,7 +46,15 @@ class _Masks:
             return self.gpu(cast("Answers", answer))
         if asked == "nvmlDeviceGetSerial" and isinstance(answer, str):
             return self._serials[answer]
+        if asked == "nvmlDeviceGetPciInfo" and isinstance(answer, Mapping) and "busId" in answer:
+            pci = cast("Struct", answer)
+            return {**pci, "busId": self._addresses[pci["busId"]]}
         if asked in LISTS and isinstance(answer, list):
             processes = cast("Sequence[Struct]", answer)
             return [{**process, "pid": self._pids[process["pid"]]} for process in processes]
         return answer
+
+
+def _address(number: int) -> str:
+    """Make up a PCI address: as many buses as a domain has, then the next domain."""
+    return f"{number >> 8:08X}:{number & 0xFF:02X}:00.0"

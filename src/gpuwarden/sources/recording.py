@@ -15,7 +15,7 @@ from gpuwarden.gpu.gpm import LEAST_SECONDS
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.identity import identify
 from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, NVMLError, code_of
-from gpuwarden.gpu.reader import GpuGoneError, GpuReader
+from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader, Plan
 from gpuwarden.sources import gpm
 from gpuwarden.sources.capture import (
     FIELD_VALUES,
@@ -43,15 +43,19 @@ def record(
     frames: int,
     interval: float,
     *,
+    plan: Plan = DEFAULT_PLAN,
     host_memory: Callable[[], HostMemory] = host_memory,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Capture:
-    """Take that many frames, `interval` seconds apart. Blocks; raises NVMLError where the driver does not start."""
+    """Take that many frames, `interval` seconds apart, of what `plan` reads.
+
+    Blocks; raises NVMLError where the driver does not start.
+    """
     if not 1 <= frames <= MAX_FRAMES or not 0 < interval < float("inf"):
         raise ValueError(f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, more than 0 s apart")
     nvml.nvmlInit()
-    box = _Box(nvml, host_memory, clock)
+    box = _Box(nvml, plan, host_memory, clock)
     try:
         taken = [box.frame()]
         if box.samples:  # they tell of the time between two: the first frame gave the first
@@ -70,8 +74,11 @@ def record(
 class _Box:
     """Records all GPUs. Each keeps its reader from frame to frame, for the sake of its samples, and is asked anew."""
 
-    def __init__(self, nvml: Nvml, host_memory: Callable[[], HostMemory], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, nvml: Nvml, plan: Plan, host_memory: Callable[[], HostMemory], clock: Callable[[], float]
+    ) -> None:
         self._nvml = nvml
+        self._plan = plan
         self._host_memory = host_memory
         self._clock = clock
         self._gpus: dict[int, _Gpu] = {}
@@ -101,7 +108,7 @@ class _Box:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         except NVMLError as error:
             return {"nvmlDeviceGetHandleByIndex": {"error": code_of(error)}}
-        gpu = self._gpus.get(index) or _Gpu(self._nvml, handle, self._clock)
+        gpu = self._gpus.get(index) or _Gpu(self._nvml, handle, self._plan, self._clock)
         self._gpus[index] = gpu
         try:
             return gpu.answers(handle, index)
@@ -113,9 +120,9 @@ class _Box:
 class _Gpu:
     """One GPU, and the daemon's own reader of it, which asks through `listening`."""
 
-    def __init__(self, nvml: Nvml, handle: Handle, clock: Callable[[], float]) -> None:
+    def __init__(self, nvml: Nvml, handle: Handle, plan: Plan, clock: Callable[[], float]) -> None:
         self.listening = _Listening(nvml)
-        self.reader = GpuReader(cast("Nvml", self.listening), handle, clock=clock)
+        self.reader = GpuReader(cast("Nvml", self.listening), handle, plan, clock=clock)
         self.gone = False
         self._uuid: Answer | None = None
 

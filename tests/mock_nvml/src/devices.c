@@ -52,6 +52,14 @@ int datacenter(const Device *d) {
     return d->mig == WHOLE && options.model->datacenter ? OK : NOT_SUPPORTED;
 }
 
+int has_memory(UNUSED const Device *d) {
+    return options.model->memory ? OK : NOT_SUPPORTED;
+}
+
+int has_power_limit(const Device *d) {
+    return d->mig == WHOLE && options.model->limit_mw ? OK : NOT_SUPPORTED;
+}
+
 int has_fans(const Device *d) {
     return d->mig == WHOLE && options.model->fans ? OK : NOT_SUPPORTED;
 }

@@ -135,7 +135,11 @@ static bool datacenter_alone(u32 id) {
 }
 
 static int field(int gpu, FieldValue *f) {
+    if (f->field == 82 && !options.model->memory)
+        return give_u32(f, 0); /* what DCGM shows of a GB10, whose memory has no sensor (rwlove/home-ops 13238) */
     if (datacenter_alone(f->field) && !options.model->datacenter)
+        return NOT_SUPPORTED;
+    if (between(f->field, 187, 192) && f->field != 191 && !options.model->limit_mw)
         return NOT_SUPPORTED;
     int result = ecc_or_remapping_field(gpu, f);
     if (result == NOT_SUPPORTED)

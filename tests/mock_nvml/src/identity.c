@@ -68,7 +68,7 @@ GET_U32(nvmlDeviceGetModuleId, datacenter, d->gpu % 8 + 1)
 GET_U32(nvmlDeviceGetBusType, whole, 2) /* PCIe */
 GET_U32(nvmlDeviceGetIrqNum, whole, 100 + d->gpu)
 GET_U32(nvmlDeviceGetNumGpuCores, whole, 16896)
-GET_U32(nvmlDeviceGetMemoryBusWidth, whole, options.model->memory_bus_width)
+GET_U32(nvmlDeviceGetMemoryBusWidth, has_memory, options.model->memory_bus_width)
 GET_U32(nvmlDeviceGetPowerSource, whole, 0)
 GET_U32(nvmlDeviceGetAdaptiveClockInfoStatus, whole, 1)
 

@@ -5,10 +5,10 @@
 
 GET_U32(nvmlDeviceGetMaxPcieLinkGeneration, whole, options.model->pcie_generation)
 GET_U32(nvmlDeviceGetGpuMaxPcieLinkGeneration, whole, options.model->pcie_generation)
-GET_U32(nvmlDeviceGetMaxPcieLinkWidth, whole, 16)
+GET_U32(nvmlDeviceGetMaxPcieLinkWidth, whole, options.model->pcie_width)
 GET_U32(nvmlDeviceGetCurrPcieLinkGeneration, whole,
         setting(d->gpu, "pcie_gen", options.model->pcie_generation))
-GET_U32(nvmlDeviceGetCurrPcieLinkWidth, whole, setting(d->gpu, "pcie_width", 16))
+GET_U32(nvmlDeviceGetCurrPcieLinkWidth, whole, setting(d->gpu, "pcie_width", options.model->pcie_width))
 GET_U32(nvmlDeviceGetPcieReplayCounter, whole, setting(d->gpu, "pcie_replay", 0))
 GET_U32(nvmlDeviceGetPcieSpeed, whole, options.model->pcie_speed_mbps)
 GET_U32(nvmlDeviceGetPcieLinkMaxSpeed, whole, options.model->pcie_max_speed_code)

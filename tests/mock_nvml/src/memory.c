@@ -25,6 +25,7 @@ static u64 used_on(const Device *d) {
 
 EXPORT int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
     DEVICE_CALL(d);
+    TRY(has_memory(d));
     REQUIRE(out);
     u64 total = share(d, options.model->memory);
     u64 used = used_on(d) + share(d, memory_reserved()); /* version 1 counts reserved as used */
@@ -34,6 +35,7 @@ EXPORT int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
 
 EXPORT int nvmlDeviceGetMemoryInfo_v2(Device *d, MemoryV2 *out) {
     DEVICE_CALL(d);
+    TRY(has_memory(d));
     REQUIRE(out);
     if (out->version != (2u << 24 | sizeof *out))
         return ARGUMENT_VERSION_MISMATCH;
@@ -45,6 +47,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(Device *d, MemoryV2 *out) {
 
 EXPORT int nvmlDeviceGetBAR1MemoryInfo(Device *d, Memory *out) {
     DEVICE_CALL(d);
+    TRY(has_memory(d));
     REQUIRE(out);
     u64 used = 2ULL << 20;
     *out = (Memory){options.model->bar1, options.model->bar1 - used, used};
@@ -60,7 +63,7 @@ EXPORT int nvmlDeviceGetUtilizationRates(Device *d, Utilization *out) {
     TRY(undivided(d));
     REQUIRE(out);
     double busy = utilization(d->gpu);
-    *out = (Utilization){(u32)busy, (u32)(busy * 0.6)};
+    *out = (Utilization){(u32)busy, has_memory(d) == OK ? (u32)(busy * 0.6) : 0};
     return OK;
 }
 

@@ -34,9 +34,10 @@ int compute_instance_of(const MigLayout *layout, int position);
 typedef struct {
     const char *name;
     bool datacenter; /* ECC, row remapping, NVLink, a serial number, MIG and GPM; no fans */
-    u64 memory, bar1;
+    u64 memory, bar1; /* no memory: it is the machine's, of which the driver tells nothing */
     u32 brand, architecture, compute_major, compute_minor, memory_bus_width, pci_id;
-    u32 pcie_generation, pcie_speed_mbps, pcie_max_speed_code, nvlinks, fans, limit_mw;
+    u32 pcie_generation, pcie_width, pcie_speed_mbps, pcie_max_speed_code, nvlinks, fans;
+    u32 limit_mw; /* 0: no power limits */
 } Model;
 typedef struct {
     const Model *model;
@@ -71,6 +72,8 @@ int whole(const Device *d);
 int undivided(const Device *d);
 int datacenter(const Device *d);
 int has_fans(const Device *d);
+int has_memory(const Device *d);
+int has_power_limit(const Device *d);
 
 /* -- rules.c: the control file -- */
 typedef struct {

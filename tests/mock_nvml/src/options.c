@@ -6,7 +6,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-enum { H100, RTX4090 };
+enum { H100, RTX4090, GB10 };
 static const Model MODELS[] = {
     /* after recorded answers of an H100 SXM under driver 590.48.01 */
     [H100] =
@@ -22,6 +22,7 @@ static const Model MODELS[] = {
             .memory_bus_width = 5120,
             .pci_id = 0x233010DE,
             .pcie_generation = 5,
+            .pcie_width = 16,
             .pcie_speed_mbps = 32000,
             .pcie_max_speed_code = 6,
             .nvlinks = 18,
@@ -39,10 +40,26 @@ static const Model MODELS[] = {
             .memory_bus_width = 384,
             .pci_id = 0x268410DE,
             .pcie_generation = 4,
+            .pcie_width = 16,
             .pcie_speed_mbps = 16000,
             .pcie_max_speed_code = 5,
             .fans = 2,
             .limit_mw = 450000,
+        },
+    /* a GPU that shares the machine's memory and bears no power limit: as its owners describe it in
+     * XuehaiPan/nvitop pull request 208, Syllo/nvtop issue 426 and leptonai/gpud pull request 1170 */
+    [GB10] =
+        {
+            .name = "NVIDIA GB10",
+            .brand = 14,
+            .architecture = 10,
+            .compute_major = 12,
+            .compute_minor = 1,
+            .pci_id = 0x2E1210DE,
+            .pcie_generation = 1,
+            .pcie_width = 1,
+            .pcie_speed_mbps = 2500,
+            .pcie_max_speed_code = 1,
         },
 };
 
@@ -115,7 +132,7 @@ double named_delay_us(const char *function, double otherwise) {
 }
 
 void read_options(void) {
-    static const char *const models[] = {[H100] = "h100", [RTX4090] = "rtx4090", NULL};
+    static const char *const models[] = {[H100] = "h100", [RTX4090] = "rtx4090", [GB10] = "gb10", NULL};
     static const char *const locks[] = {"none", "gpu", "global", NULL};
     static const char *const delay_modes[] = {"sleep", "spin", NULL};
     options.model = &MODELS[choice("MOCK_NVML_MODEL", models)];

@@ -1,0 +1,38 @@
+"""The samples under DCGM's names, for the page."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpuwarden.dcgm.entity import entities, labels
+from gpuwarden.dcgm.rates import Rates
+from gpuwarden.dcgm.table import COUNTERS, DcgmReadings
+from gpuwarden.exposition import Entries
+from gpuwarden.metric import Table
+from gpuwarden.state import State
+
+
+def host_name() -> str:
+    """Return what dcgm-exporter names the host by: Kubernetes' name of the node where it is told, else the system's."""
+    return os.environ.get("NODE_NAME") or os.uname().nodename
+
+
+class DcgmPage:
+    """Says the readings of a poll again, under DCGM's names. `slow_interval` is that of the readings, in seconds."""
+
+    def __init__(self, hostname: str, slow_interval: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hostname = hostname
+        self._rates = Rates(COUNTERS, slow_interval)
+        self._clock = clock
+
+    def see(self, state: State) -> None:
+        """Take in a poll, whether it is scraped or not."""
+        self._rates.see(state.snapshot.gpus, self._clock())
+
+    def entries(self, state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
+        """Return what is exposed of the state last seen, as `exposition.entries` does."""
+        found = entities(state, self._rates)
+        yield DcgmReadings, [(labels(each, self._hostname), DcgmReadings.read(each)) for each in found]

@@ -1,0 +1,57 @@
+"""Rates of counters: DCGM shows traffic as bytes a second, where the driver and our page count bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.metric import Labels, Metric
+
+_LATE = 1.5  # times the interval between two reads of a counter, after which it stands still rather than not read again
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A counter's last change: `time` in seconds, `rate` since the change before, None for the first."""
+
+    time: float
+    value: float
+    rate: float | None = None
+
+    def then(self, time: float, value: float, interval: float) -> _Point:
+        elapsed = time - self.time
+        if value == self.value and elapsed <= _LATE * interval:
+            return self
+        forward = value >= self.value and elapsed > 0  # else the driver was loaded anew, and counts from 0
+        return _Point(time, value, (value - self.value) / elapsed if forward else None)
+
+
+class Rates:
+    """Watches counters over the polls: `interval` is the seconds between two reads of them, which polls may repeat.
+
+    A change dates from the poll that shows it, so a rate is exact to a poll's distance, whoever scrapes and when.
+    """
+
+    def __init__(self, counters: tuple[Metric[Any], ...], interval: float) -> None:
+        self._counters = counters
+        self._interval = interval
+        self._points: dict[tuple[str, Metric[Any], Labels], _Point] = {}
+
+    def see(self, gpus: tuple[Gpu, ...], now: float) -> None:
+        """Take in a poll; a counter that it does not show is forgotten. `now` is monotonic."""
+        old, self._points = self._points, {}
+        for gpu in gpus:
+            for counter in self._counters:
+                reading = gpu.readings.get(counter)
+                for labels, value in reading.items() if isinstance(reading, Mapping) else ():
+                    if isinstance(value, (int, float)):
+                        key = gpu.identity.uuid, counter, labels
+                        point = old.get(key)
+                        self._points[key] = point.then(now, value, self._interval) if point else _Point(now, value)
+
+    def rate(self, uuid: str, counter: Metric[Any], *labels: str) -> float | None:
+        """Return a counter's rate a second; None where it has not been read twice."""
+        point = self._points.get((uuid, counter, labels))
+        return point.rate if point else None

@@ -1,0 +1,28 @@
+"""docs/dcgm.md, written from the table of DCGM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuwarden.dcgm.table import DcgmReadings
+
+
+def dcgm_markdown() -> str:
+    """Return the reference of DCGM's names: what stands beside what."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Names of dcgm-exporter"
+    yield ""
+    yield "Written by `gpuwarden reference dcgm` from the table of names; `make docs` brings it up to date."
+    yield "With `compat: dcgm` the page bears these beside its own; [migration.md](migration.md) says how to come from"
+    yield "dcgm-exporter, and what is missing. A reading that a device does not have yields no sample."
+    yield ""
+    yield f"Each has the labels {', '.join(f'`{label}`' for label in DcgmReadings.key)}."
+    yield ""
+    yield "| name | type | meaning | from |"
+    yield "| --- | --- | --- | --- |"
+    for row in DcgmReadings.rows:
+        more = f" Also labelled {', '.join(f'`{label}`' for label in row.labels)}." if row.labels else ""
+        yield f"| `{row.name}` | {row.kind} | {row.help}{more} | `{row.source}` |"

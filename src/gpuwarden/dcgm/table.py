@@ -1,0 +1,266 @@
+"""Every DCGM name that the page can bear: which of our readings it shows, in which of DCGM's units.
+
+Names, kinds and units are those of dcgm-exporter's lists of counters (etc/*.csv) and of DCGM's dcgm_fields.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpuwarden.dcgm.entity import LABELS, Entity
+from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, COMPUTE_MODES
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.gpu.xid import explain
+from gpuwarden.metric import Kind, Metric, Reading, Table
+
+MIB, MHZ = 1 / 2**20, 1e-6
+PERCENT, MILLI, NANO = 100, 1e3, 1e9
+
+
+class DcgmMetric(Metric[Entity]):
+    """A row under a name that is DCGM's: without the project's prefix, and with no unit in it."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is none of DCGM's."""
+        if not self.name.startswith("DCGM_FI_") or self.unit:
+            raise ValueError(f"{self.name}: DCGM's fields are named DCGM_FI_…, and their unit stands in the help")
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    """Convert, without the digits that only binary fractions have."""
+    return None if value is None else round(value * scale, 6)
+
+
+def _whole(read: Callable[[Entity], Reading]) -> Callable[[Entity], Reading]:
+    """Read of whole GPUs only: what an instance has no part of its own in."""
+    return lambda entity: None if entity.instance else read(entity)
+
+
+def _of(name: str, kind: Kind, text: str, row: Metric[Any], *labels: str, scale: float = 1) -> DcgmMetric:
+    """Declare a field that is one of our readings in another unit."""
+    where = ",".join(f'{label}="{value}"' for label, value in zip(row.labels, labels, strict=True))
+    return DcgmMetric(
+        f"DCGM_FI_{name}", kind, "", text,
+        _whole(lambda entity: _scaled(entity.gpu.value(row, *labels), scale)),
+        source=f"{row.name}{{{where}}}" if where else row.name,
+    )  # fmt: skip
+
+
+def _from(name: str, kind: Kind, text: str, read: Callable[[Entity], Reading], *rows: Metric[Any]) -> DcgmMetric:
+    """Declare a field that is made of several readings."""
+    return DcgmMetric(f"DCGM_FI_{name}", kind, "", text, _whole(read), source=", ".join(row.name for row in rows))
+
+
+def _rate(name: str, text: str, counter: Metric[Any], label: str, scale: float = 1) -> DcgmMetric:
+    """Declare a field that is the rate of a counter of ours."""
+    return DcgmMetric(
+        f"DCGM_FI_{name}", "gauge", "", text,
+        _whole(lambda entity: _scaled(entity.rates.rate(entity.gpu.identity.uuid, counter, label), scale)),
+        source=f'{counter.name}{{{counter.labels[0]}="{label}"}}',
+    )  # fmt: skip
+
+
+def _value(entity: Entity, whole: Metric[Any], part: Metric[Any], *labels: str) -> float | None:
+    """Return the reading of an instance, or of a GPU that has none: both at once would count twice in a sum."""
+    if entity.instance:
+        return entity.instance.value(part, *labels)
+    return None if entity.gpu.mig else entity.gpu.value(whole, *labels)
+
+
+def _divided(name: str, text: str, whole: Metric[Any], part: Metric[Any], *labels: str, scale: float = 1) -> DcgmMetric:
+    """Declare a field that a divided GPU has by instance."""
+    where = ",".join(f'{label}="{value}"' for label, value in zip(whole.labels, labels, strict=True))
+    names = (f"{row.name}{{{where}}}" if where else row.name for row in (whole, part))
+    return DcgmMetric(
+        f"DCGM_FI_{name}", "gauge", "", text,
+        lambda entity: _scaled(_value(entity, whole, part, *labels), scale),
+        source=", ".join(names),
+    )  # fmt: skip
+
+
+def _used_share(entity: Entity) -> float | None:
+    used = _value(entity, GpuReadings.memory_used_bytes, MigReadings.memory_used_bytes)
+    size = _value(entity, GpuReadings.memory_size_bytes, MigReadings.memory_size_bytes)
+    if used is None or size is None:
+        return None
+    usable = size - (_value(entity, GpuReadings.memory_reserved_bytes, MigReadings.memory_reserved_bytes) or 0)
+    return _scaled(used / usable, 1) if usable > 0 else None
+
+
+def _engine_share(entity: Entity) -> float | None:
+    share = _value(entity, GpuReadings.graphics_engine_active_ratio, MigReadings.graphics_engine_active_ratio)
+    if share is None and not entity.instance:  # before Hopper: the driver's samples mean nearly the same
+        share = entity.gpu.value(GpuReadings.utilization_ratio)
+    return _scaled(share, 1)
+
+
+def _last_xid(entity: Entity) -> Reading:
+    """Return the code of the last XID, which DCGM has as a value; 0 for none, where XIDs can be seen at all."""
+    xids = entity.gpu.xids
+    if not xids and not any(entity.state.access.get(source) for source in ("nvml_events", "kernel_log")):
+        return None
+    code = max(xids, key=lambda code: xids[code].last, default=0)
+    return {(str(code), explain(code).meaning if code else "No Error"): code}
+
+
+def _bar1_free(entity: Entity) -> float | None:
+    size, used = entity.gpu.value(GpuReadings.bar1_size_bytes), entity.gpu.value(GpuReadings.bar1_used_bytes)
+    return None if size is None or used is None else _scaled(size - used, MIB)
+
+
+def _event_bits(entity: Entity) -> float | None:
+    active = entity.gpu.readings.get(GpuReadings.clock_event_active)
+    if not isinstance(active, Mapping):
+        return None
+    return int(sum(CLOCK_EVENT_REASONS[name] for (name,), holds in active.items() if holds))
+
+
+def _compute_mode(entity: Entity) -> float | None:
+    modes = entity.gpu.readings.get(GpuReadings.compute_mode)
+    shown = [name for (name,), holds in modes.items() if holds] if isinstance(modes, Mapping) else []
+    return COMPUTE_MODES.get(shown[0]) if shown else None
+
+
+def _ecc(kind: str, lifetime: str) -> Callable[[Entity], float | None]:
+    """Add up errors over the locations, which is how DCGM's totals are made."""
+
+    def total(entity: Entity) -> float | None:
+        errors = entity.gpu.readings.get(GpuReadings.ecc_errors_total)
+        if not isinstance(errors, Mapping):
+            return None
+        found = [value for labels, value in errors.items() if labels[:2] == (kind, lifetime)]
+        return sum(value for value in found if isinstance(value, (int, float))) if found else None
+
+    return total
+
+
+def _flit_errors(entity: Entity) -> float | None:
+    of_flits = entity.gpu.value(GpuReadings.nvlink_errors_total, "crc_flit")
+    # Drivers that do not tell the two apart have one count of CRC errors.
+    return entity.gpu.value(GpuReadings.nvlink_errors_total, "crc") if of_flits is None else of_flits
+
+
+def _nvlink_megabytes(entity: Entity) -> float | None:
+    rates = [
+        entity.rates.rate(entity.gpu.identity.uuid, GpuReadings.nvlink_bytes_total, direction)
+        for direction in ("transmit", "receive")
+    ]
+    known = [rate for rate in rates if rate is not None]
+    return _scaled(sum(known), 1e-6) if known else None
+
+
+# The counters that fields show as rates.
+COUNTERS = (GpuReadings.pcie_bytes_total, GpuReadings.nvlink_bytes_total)
+
+
+class DcgmReadings(Table[Entity], prefix="DCGM_FI_", key=LABELS):
+    """The readings of the GPUs under the names that dcgm-exporter gives them, with `compat: dcgm`."""
+
+    # fmt: off
+    DEV_SM_CLOCK = _of("DEV_SM_CLOCK", "gauge", "SM clock in MHz.", GpuReadings.clock_hertz, "sm", scale=MHZ)
+    DEV_MEM_CLOCK = _of("DEV_MEM_CLOCK", "gauge", "Memory clock in MHz.", GpuReadings.clock_hertz, "memory", scale=MHZ)
+    DEV_VIDEO_CLOCK = _of("DEV_VIDEO_CLOCK", "gauge", "Video clock in MHz.", GpuReadings.clock_hertz, "video", scale=MHZ)
+    DEV_MAX_SM_CLOCK = _of("DEV_MAX_SM_CLOCK", "gauge", "Highest SM clock in MHz.", GpuReadings.clock_max_hertz, "sm", scale=MHZ)
+    DEV_MAX_MEM_CLOCK = _of("DEV_MAX_MEM_CLOCK", "gauge", "Highest memory clock in MHz.", GpuReadings.clock_max_hertz, "memory", scale=MHZ)
+    DEV_MAX_VIDEO_CLOCK = _of("DEV_MAX_VIDEO_CLOCK", "gauge", "Highest video clock in MHz.", GpuReadings.clock_max_hertz, "video", scale=MHZ)
+    DEV_APP_SM_CLOCK = _of("DEV_APP_SM_CLOCK", "gauge", "Clock that applications are given in MHz.", GpuReadings.clock_application_hertz, "graphics", "current", scale=MHZ)
+    DEV_APP_MEM_CLOCK = _of("DEV_APP_MEM_CLOCK", "gauge", "Memory clock that applications are given in MHz.", GpuReadings.clock_application_hertz, "memory", "current", scale=MHZ)
+    DEV_CLOCKS_EVENT_REASONS = _from("DEV_CLOCKS_EVENT_REASONS", "gauge", "Clock event reasons as a mask of bits.", _event_bits, GpuReadings.clock_event_active)
+    DEV_CLOCK_THROTTLE_REASONS = _from("DEV_CLOCK_THROTTLE_REASONS", "gauge", "Clock event reasons as a mask of bits, by their older name.", _event_bits, GpuReadings.clock_event_active)
+    DEV_POWER_VIOLATION = _of("DEV_POWER_VIOLATION", "counter", "Time with clocks held down by power in ns.", GpuReadings.clock_event_seconds_total, "sw_power_cap", scale=NANO)
+    DEV_THERMAL_VIOLATION = _of("DEV_THERMAL_VIOLATION", "counter", "Time with clocks held down by heat in ns.", GpuReadings.clock_event_seconds_total, "sw_thermal_slowdown", scale=NANO)
+    DEV_SYNC_BOOST_VIOLATION = _of("DEV_SYNC_BOOST_VIOLATION", "counter", "Time with clocks held down by sync boost in ns.", GpuReadings.clock_event_seconds_total, "sync_boost", scale=NANO)
+    DEV_BOARD_LIMIT_VIOLATION = _of("DEV_BOARD_LIMIT_VIOLATION", "counter", "Time with clocks held down by the board's limit in ns.", GpuReadings.clock_event_seconds_total, "board_limit", scale=NANO)
+    DEV_RELIABILITY_VIOLATION = _of("DEV_RELIABILITY_VIOLATION", "counter", "Time with clocks held down for reliability in ns.", GpuReadings.clock_event_seconds_total, "reliability", scale=NANO)
+    DEV_PSTATE = _of("DEV_PSTATE", "gauge", "Performance state from 0, the fastest, to 15.", GpuReadings.performance_state)
+
+    DEV_GPU_TEMP = _of("DEV_GPU_TEMP", "gauge", "Core temperature in C.", GpuReadings.temperature_celsius, "core")
+    DEV_MEMORY_TEMP = _of("DEV_MEMORY_TEMP", "gauge", "Memory temperature in C.", GpuReadings.temperature_celsius, "memory")
+    DEV_GPU_TEMP_LIMIT = _of("DEV_GPU_TEMP_LIMIT", "gauge", "Degrees C left before slowdown.", GpuReadings.temperature_margin_celsius)
+    DEV_SLOWDOWN_TEMP = _of("DEV_SLOWDOWN_TEMP", "gauge", "Core temperature of slowdown in C.", GpuReadings.temperature_threshold_celsius, "slowdown")
+    DEV_SHUTDOWN_TEMP = _of("DEV_SHUTDOWN_TEMP", "gauge", "Core temperature of shutdown in C.", GpuReadings.temperature_threshold_celsius, "shutdown")
+    DEV_GPU_MAX_OP_TEMP = _of("DEV_GPU_MAX_OP_TEMP", "gauge", "Highest operating core temperature in C.", GpuReadings.temperature_threshold_celsius, "max_operating")
+    DEV_MEM_MAX_OP_TEMP = _of("DEV_MEM_MAX_OP_TEMP", "gauge", "Highest operating memory temperature in C.", GpuReadings.temperature_threshold_celsius, "memory_max_operating")
+    DEV_FAN_SPEED = _of("DEV_FAN_SPEED", "gauge", "Speed of the first fan in % of its full one.", GpuReadings.fan_speed_ratio, "0", scale=PERCENT)
+
+    DEV_POWER_USAGE = _of("DEV_POWER_USAGE", "gauge", "Power drawn in W.", GpuReadings.power_usage_watts)
+    DEV_POWER_USAGE_INSTANT = _of("DEV_POWER_USAGE_INSTANT", "gauge", "Power drawn at the moment in W.", GpuReadings.power_instant_watts, "gpu")
+    DEV_POWER_MGMT_LIMIT = _of("DEV_POWER_MGMT_LIMIT", "gauge", "Power limit asked for in W.", GpuReadings.power_limit_watts, "requested")
+    DEV_POWER_MGMT_LIMIT_MIN = _of("DEV_POWER_MGMT_LIMIT_MIN", "gauge", "Least power limit that can be asked for in W.", GpuReadings.power_limit_watts, "min")
+    DEV_POWER_MGMT_LIMIT_MAX = _of("DEV_POWER_MGMT_LIMIT_MAX", "gauge", "Highest power limit that can be asked for in W.", GpuReadings.power_limit_watts, "max")
+    DEV_POWER_MGMT_LIMIT_DEF = _of("DEV_POWER_MGMT_LIMIT_DEF", "gauge", "The board's default power limit in W.", GpuReadings.power_limit_watts, "default")
+    DEV_ENFORCED_POWER_LIMIT = _of("DEV_ENFORCED_POWER_LIMIT", "gauge", "Power limit enforced in W.", GpuReadings.power_limit_watts, "enforced")
+    DEV_TOTAL_ENERGY_CONSUMPTION = _of("DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "Energy drawn since the driver loaded in mJ.", GpuReadings.energy_joules_total, scale=MILLI)
+
+    DEV_GPU_UTIL = _of("DEV_GPU_UTIL", "gauge", "Share of the time with a kernel running in %.", GpuReadings.utilization_ratio, scale=PERCENT)
+    DEV_MEM_COPY_UTIL = _of("DEV_MEM_COPY_UTIL", "gauge", "Share of the time with memory being read or written in %.", GpuReadings.memory_bandwidth_utilization_ratio, scale=PERCENT)
+    DEV_ENC_UTIL = _of("DEV_ENC_UTIL", "gauge", "Share of the time with the encoder busy in %.", GpuReadings.engine_utilization_ratio, "encoder", scale=PERCENT)
+    DEV_DEC_UTIL = _of("DEV_DEC_UTIL", "gauge", "Share of the time with the decoder busy in %.", GpuReadings.engine_utilization_ratio, "decoder", scale=PERCENT)
+
+    DEV_FB_TOTAL = _divided("DEV_FB_TOTAL", "Device memory in MiB.", GpuReadings.memory_size_bytes, MigReadings.memory_size_bytes, scale=MIB)
+    DEV_FB_FREE = _divided("DEV_FB_FREE", "Free device memory in MiB.", GpuReadings.memory_free_bytes, MigReadings.memory_free_bytes, scale=MIB)
+    DEV_FB_USED = _divided("DEV_FB_USED", "Used device memory in MiB.", GpuReadings.memory_used_bytes, MigReadings.memory_used_bytes, scale=MIB)
+    DEV_FB_RESERVED = _divided("DEV_FB_RESERVED", "Device memory that the driver keeps in MiB.", GpuReadings.memory_reserved_bytes, MigReadings.memory_reserved_bytes, scale=MIB)
+    DEV_FB_USED_PERCENT = DcgmMetric("DCGM_FI_DEV_FB_USED_PERCENT", "gauge", "", "Used share of the memory that is not reserved, from 0 to 1.", _used_share, source="gpuwarden_gpu_memory_used_bytes, …_size_bytes, …_reserved_bytes, gpuwarden_mig_…")
+    DEV_BAR1_TOTAL = _of("DEV_BAR1_TOTAL", "gauge", "Memory that can be mapped at once in MiB.", GpuReadings.bar1_size_bytes, scale=MIB)
+    DEV_BAR1_USED = _of("DEV_BAR1_USED", "gauge", "Mapped memory in MiB.", GpuReadings.bar1_used_bytes, scale=MIB)
+    DEV_BAR1_FREE = _from("DEV_BAR1_FREE", "gauge", "Memory that can be mapped and is not in MiB.", _bar1_free, GpuReadings.bar1_size_bytes, GpuReadings.bar1_used_bytes)
+
+    DEV_ECC_CURRENT = _of("DEV_ECC_CURRENT", "gauge", "Whether memory is checked for errors.", GpuReadings.ecc_mode, "current")
+    DEV_ECC_PENDING = _of("DEV_ECC_PENDING", "gauge", "Whether memory will be checked for errors after the next reset.", GpuReadings.ecc_mode, "pending")
+    DEV_ECC_SBE_VOL_TOTAL = _from("DEV_ECC_SBE_VOL_TOTAL", "counter", "Corrected memory errors since the driver loaded.", _ecc("corrected", "volatile"), GpuReadings.ecc_errors_total)
+    DEV_ECC_DBE_VOL_TOTAL = _from("DEV_ECC_DBE_VOL_TOTAL", "counter", "Uncorrected memory errors since the driver loaded.", _ecc("uncorrected", "volatile"), GpuReadings.ecc_errors_total)
+    DEV_ECC_SBE_AGG_TOTAL = _from("DEV_ECC_SBE_AGG_TOTAL", "counter", "Corrected memory errors in the GPU's life.", _ecc("corrected", "aggregate"), GpuReadings.ecc_errors_total)
+    DEV_ECC_DBE_AGG_TOTAL = _from("DEV_ECC_DBE_AGG_TOTAL", "counter", "Uncorrected memory errors in the GPU's life.", _ecc("uncorrected", "aggregate"), GpuReadings.ecc_errors_total)
+    DEV_THRESHOLD_SRM = _of("DEV_THRESHOLD_SRM", "gauge", "Whether the errors of memory on the chip are too many.", GpuReadings.ecc_sram_threshold_exceeded)
+    DEV_RETIRED_SBE = _of("DEV_RETIRED_SBE", "counter", "Pages retired for single-bit errors.", GpuReadings.retired_pages, "single_bit")
+    DEV_RETIRED_DBE = _of("DEV_RETIRED_DBE", "counter", "Pages retired for double-bit errors.", GpuReadings.retired_pages, "double_bit")
+    DEV_RETIRED_PENDING = _of("DEV_RETIRED_PENDING", "gauge", "Whether a page waits to be retired.", GpuReadings.retired_pages_pending)
+    DEV_CORRECTABLE_REMAPPED_ROWS = _of("DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for corrected errors.", GpuReadings.remapped_rows, "correctable")
+    DEV_UNCORRECTABLE_REMAPPED_ROWS = _of("DEV_UNCORRECTABLE_REMAPPED_ROWS", "counter", "Rows remapped for uncorrected errors.", GpuReadings.remapped_rows, "uncorrectable")
+    DEV_ROW_REMAP_FAILURE = _of("DEV_ROW_REMAP_FAILURE", "gauge", "Whether a row could not be remapped.", GpuReadings.row_remap_failed)
+    DEV_ROW_REMAP_PENDING = _of("DEV_ROW_REMAP_PENDING", "gauge", "Whether a row waits to be remapped.", GpuReadings.row_remap_pending)
+    DEV_BANKS_REMAP_ROWS_AVAIL_MAX = _of("DEV_BANKS_REMAP_ROWS_AVAIL_MAX", "gauge", "Memory banks with all spare rows left.", GpuReadings.row_remap_banks, "max")
+    DEV_BANKS_REMAP_ROWS_AVAIL_HIGH = _of("DEV_BANKS_REMAP_ROWS_AVAIL_HIGH", "gauge", "Memory banks with many spare rows left.", GpuReadings.row_remap_banks, "high")
+    DEV_BANKS_REMAP_ROWS_AVAIL_PARTIAL = _of("DEV_BANKS_REMAP_ROWS_AVAIL_PARTIAL", "gauge", "Memory banks with some spare rows left.", GpuReadings.row_remap_banks, "partial")
+    DEV_BANKS_REMAP_ROWS_AVAIL_LOW = _of("DEV_BANKS_REMAP_ROWS_AVAIL_LOW", "gauge", "Memory banks with few spare rows left.", GpuReadings.row_remap_banks, "low")
+    DEV_BANKS_REMAP_ROWS_AVAIL_NONE = _of("DEV_BANKS_REMAP_ROWS_AVAIL_NONE", "gauge", "Memory banks with no spare row left.", GpuReadings.row_remap_banks, "none")
+
+    DEV_XID_ERRORS = DcgmMetric("DCGM_FI_DEV_XID_ERRORS", "gauge", "", "Code of the last XID, 0 for none.", _whole(_last_xid), labels=("err_code", "err_msg"), source="gpuwarden_gpu_xid_events_total, gpuwarden_gpu_xid_last_event_timestamp_seconds")
+
+    DEV_PCIE_REPLAY_COUNTER = _of("DEV_PCIE_REPLAY_COUNTER", "counter", "PCIe packets sent again.", GpuReadings.pcie_replays_total)
+    DEV_PCIE_LINK_GEN = _of("DEV_PCIE_LINK_GEN", "gauge", "PCIe generation of the link.", GpuReadings.pcie_link_generation)
+    DEV_PCIE_LINK_WIDTH = _of("DEV_PCIE_LINK_WIDTH", "gauge", "PCIe lanes in use.", GpuReadings.pcie_link_width)
+    DEV_PCIE_MAX_LINK_GEN = _of("DEV_PCIE_MAX_LINK_GEN", "gauge", "Highest PCIe generation of the link.", GpuReadings.pcie_link_max_generation, "link")
+    DEV_PCIE_MAX_LINK_WIDTH = _of("DEV_PCIE_MAX_LINK_WIDTH", "gauge", "PCIe lanes of the link.", GpuReadings.pcie_link_max_width)
+    DEV_PCIE_TX_THROUGHPUT = _rate("DEV_PCIE_TX_THROUGHPUT", "Rate of data sent over PCIe in KB/s.", GpuReadings.pcie_bytes_total, "transmit", scale=1e-3)
+    DEV_PCIE_RX_THROUGHPUT = _rate("DEV_PCIE_RX_THROUGHPUT", "Rate of data received over PCIe in KB/s.", GpuReadings.pcie_bytes_total, "receive", scale=1e-3)
+    PROF_PCIE_TX_BYTES = _rate("PROF_PCIE_TX_BYTES", "Rate of data sent over PCIe in B/s.", GpuReadings.pcie_bytes_total, "transmit")
+    PROF_PCIE_RX_BYTES = _rate("PROF_PCIE_RX_BYTES", "Rate of data received over PCIe in B/s.", GpuReadings.pcie_bytes_total, "receive")
+
+    DEV_NVLINK_BANDWIDTH_TOTAL = _from("DEV_NVLINK_BANDWIDTH_TOTAL", "gauge", "Rate of data over all NVLinks, both ways, in MB/s.", _nvlink_megabytes, GpuReadings.nvlink_bytes_total)
+    PROF_NVLINK_TX_BYTES = _rate("PROF_NVLINK_TX_BYTES", "Rate of data sent over NVLink in B/s.", GpuReadings.nvlink_bytes_total, "transmit")
+    PROF_NVLINK_RX_BYTES = _rate("PROF_NVLINK_RX_BYTES", "Rate of data received over NVLink in B/s.", GpuReadings.nvlink_bytes_total, "receive")
+    DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = _from("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "counter", "NVLink CRC errors of flow control.", _flit_errors, GpuReadings.nvlink_errors_total)
+    DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = _of("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "counter", "NVLink CRC errors of data.", GpuReadings.nvlink_errors_total, "crc_data")
+    DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL = _of("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "counter", "NVLink replays.", GpuReadings.nvlink_errors_total, "replay")
+    DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL = _of("DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "counter", "NVLink recoveries.", GpuReadings.nvlink_errors_total, "recovery")
+
+    DEV_PERSISTENCE_MODE = _of("DEV_PERSISTENCE_MODE", "gauge", "Whether the driver stays loaded for an idle GPU.", GpuReadings.persistence_mode)
+    DEV_COMPUTE_MODE = _from("DEV_COMPUTE_MODE", "gauge", "Who may open a context, by NVML's number.", _compute_mode, GpuReadings.compute_mode)
+    DEV_MIG_MODE = _of("DEV_MIG_MODE", "gauge", "Whether the GPU is divided into MIG instances.", GpuReadings.mig_mode, "current")
+
+    PROF_GR_ENGINE_ACTIVE = DcgmMetric("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "gauge", "", "Share of the time with any compute or graphics work, from 0 to 1.", _engine_share, source="gpuwarden_gpu_graphics_engine_active_ratio, gpuwarden_mig_graphics_engine_active_ratio, else gpuwarden_gpu_utilization_ratio")
+    PROF_SM_ACTIVE = _divided("PROF_SM_ACTIVE", "Share of the SMs that were busy, from 0 to 1.", GpuReadings.sm_active_ratio, MigReadings.sm_active_ratio)
+    PROF_SM_OCCUPANCY = _divided("PROF_SM_OCCUPANCY", "Active warps over the most that the SMs can hold, from 0 to 1.", GpuReadings.sm_occupancy_ratio, MigReadings.sm_occupancy_ratio)
+    PROF_DRAM_ACTIVE = _divided("PROF_DRAM_ACTIVE", "Device memory's bandwidth in use over its most, from 0 to 1.", GpuReadings.dram_active_ratio, MigReadings.dram_active_ratio)
+    PROF_PIPE_TENSOR_ACTIVE = _divided("PROF_PIPE_TENSOR_ACTIVE", "Share of the time that the tensor pipe was active, from 0 to 1.", GpuReadings.pipe_active_ratio, MigReadings.pipe_active_ratio, "tensor")
+    PROF_PIPE_FP64_ACTIVE = _divided("PROF_PIPE_FP64_ACTIVE", "Share of the time that the FP64 pipe was active, from 0 to 1.", GpuReadings.pipe_active_ratio, MigReadings.pipe_active_ratio, "fp64")
+    PROF_PIPE_FP32_ACTIVE = _divided("PROF_PIPE_FP32_ACTIVE", "Share of the time that the FP32 pipe was active, from 0 to 1.", GpuReadings.pipe_active_ratio, MigReadings.pipe_active_ratio, "fp32")
+    PROF_PIPE_FP16_ACTIVE = _divided("PROF_PIPE_FP16_ACTIVE", "Share of the time that the FP16 pipe was active, from 0 to 1.", GpuReadings.pipe_active_ratio, MigReadings.pipe_active_ratio, "fp16")
+    PROF_PIPE_INT_ACTIVE = _divided("PROF_PIPE_INT_ACTIVE", "Share of the time that the integer pipe was active, from 0 to 1.", GpuReadings.pipe_active_ratio, MigReadings.pipe_active_ratio, "integer")
+    PROF_PIPE_TENSOR_IMMA_ACTIVE = _of("PROF_PIPE_TENSOR_IMMA_ACTIVE", "gauge", "Share of the time that the tensor pipe did integer work, from 0 to 1.", GpuReadings.tensor_pipe_active_ratio, "imma")
+    PROF_PIPE_TENSOR_HMMA_ACTIVE = _of("PROF_PIPE_TENSOR_HMMA_ACTIVE", "gauge", "Share of the time that the tensor pipe did work in half precision, from 0 to 1.", GpuReadings.tensor_pipe_active_ratio, "hmma")
+    PROF_PIPE_TENSOR_DFMA_ACTIVE = _of("PROF_PIPE_TENSOR_DFMA_ACTIVE", "gauge", "Share of the time that the tensor pipe did work in double precision, from 0 to 1.", GpuReadings.tensor_pipe_active_ratio, "dfma")
+    # fmt: on

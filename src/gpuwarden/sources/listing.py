@@ -1,0 +1,74 @@
+"""The driver's lists of processes, asked for in one call and in the form that the driver has.
+
+nvidia-ml-py asks twice, for the length and for the list, and each question takes milliseconds (gpu/process_lists.py);
+makes a type for each length, which only Python's full collection frees; and knows only the newest form.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from pynvml import (  # noqa: TID251 - return codes; nothing is called
+    NVML_ERROR_FUNCTION_NOT_FOUND,
+    NVML_ERROR_INSUFFICIENT_SIZE,
+)
+
+from gpuwarden.gpu.nvml import Handle, NVMLError, code_of, nvml_error
+
+_FORMS = ("_v3", "_v2")  # of drivers since R510, and of those since R470; their structs are the same
+_ENTRY = struct.Struct("=I4xQII")  # nvmlProcessInfo_v2_t: pid, memory, GPU instance, compute instance
+_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+_ROOM = 64  # processes on one GPU, for which one call is enough
+_ATTEMPTS = 4  # while more come than room was made for
+
+
+class ListedProcess(NamedTuple):
+    """See nvml.ProcessInfo."""
+
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815 - the fields' names in nvidia-ml-py
+    gpuInstanceId: int  # noqa: N815
+    computeInstanceId: int  # noqa: N815
+
+
+def listing_functions(module: Any) -> dict[str, Callable[[Handle], list[ListedProcess]]]:
+    """Return the functions that list processes, by name; `module` is nvidia-ml-py."""
+    names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+    return {name: partial(_newest_form, module, name) for name in names}
+
+
+def _newest_form(module: Any, name: str, handle: Handle) -> list[ListedProcess]:
+    for form in _FORMS:
+        try:
+            return _listed(module._nvmlGetFunctionPointer(name + form), handle)  # noqa: SLF001 - its functions' ground
+        except NVMLError as error:
+            if code_of(error) != NVML_ERROR_FUNCTION_NOT_FOUND:
+                raise
+    raise nvml_error(NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+def _listed(ask: Callable[..., int], handle: Handle) -> list[ListedProcess]:
+    room = _ROOM
+    for _ in range(_ATTEMPTS):
+        count, entries = ctypes.c_uint(room), _array(room)()
+        code = ask(handle, ctypes.byref(count), entries)
+        if code == NVML_ERROR_INSUFFICIENT_SIZE:
+            room = 1 << max(count.value, room).bit_length()  # a power of two above it: few types, and room for more
+            continue
+        if code:
+            raise nvml_error(code)
+        filled = memoryview(entries)[: count.value * _ENTRY.size]
+        return [
+            ListedProcess(pid, None if memory == _NOT_AVAILABLE else memory, *instance)
+            for pid, memory, *instance in _ENTRY.iter_unpack(filled)
+        ]
+    raise nvml_error(NVML_ERROR_INSUFFICIENT_SIZE)
+
+
+@lru_cache(maxsize=32)  # ctypes itself forgets a type with its last object
+def _array(room: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * (room * _ENTRY.size)
