@@ -62,6 +62,11 @@ def test_gpu_that_is_left_alone_is_no_fault() -> None:
     shown = page(State(source="nvml", poll_interval=1.0, snapshot=seen), SOCKET)
     assert b"Paused until" in shown
     assert (shown.count(b"is not asked"), shown.count(b"sleeps")) == (1, 1)
+    assert b"gpuwarden resume" in shown
+    assert b"Not known: no GPU is read." in shown
+    assert b"No process is on a GPU." in page(
+        State(source="nvml", poll_interval=1.0, snapshot=snapshot(gpu(0))), SOCKET
+    )
     assert b"does not answer" not in shown
 
 

@@ -83,7 +83,8 @@ def _page(state: State, socket: Path) -> Iterator[str]:
     )
     found = _largest(state)
     rows = [_process_row(state, gpu, process) for gpu, process in found[:MOST_PROCESSES]]
-    yield from _table("Device memory", _PROCESS_COLUMNS, rows, "No process is on a GPU.")
+    nobody = "No process is on a GPU." if any(gpu.up for gpu in state.snapshot.gpus) else "Not known: no GPU is read."
+    yield from _table("Device memory", _PROCESS_COLUMNS, rows, nobody)
     if len(found) > MOST_PROCESSES:
         yield f"<p>and {len(found) - MOST_PROCESSES} more processes that hold less.</p>"
     where = escape(str(socket))
