@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpuwarden.gpu.events import XidEvents
 from gpuwarden.gpu.kernel_log import KernelLog, KernelXid, PciAddress, pci_address
 from gpuwarden.gpu.nvml import Nvml
-from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, Identity, Snapshot
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.gpu.xid_ledger import XidLedger, XidReport
 
@@ -33,6 +33,7 @@ class XidWatch:
         self._ledger = XidLedger()
         self._homeless: list[KernelXid] = []
         self._homeless_dropped = 0
+        self._gpus: list[tuple[Identity, bool]] = []  # when homes were last looked for
         self._told: dict[tuple[str, int], float] = {}  # when each was logged last
 
     @property
@@ -55,9 +56,9 @@ class XidWatch:
 
     def attach(self, snapshot: Snapshot) -> Snapshot:
         """Take what the sources tell, and add to each GPU the XIDs known of it. Does not block."""
-        if self._kernel_log:
-            self._homeless += self._kernel_log.read()
-        for report in (*self._at_home(snapshot), *self._of_events()):
+        news = self._kernel_log.read() if self._kernel_log else []
+        self._homeless += news
+        for report in (*self._at_home(snapshot, news=bool(news)), *self._of_events()):
             if self._ledger.add(report):
                 self._tell(report, snapshot.gpu(report.uuid))
         self._ledger.forget(time.monotonic() - REMEMBER_SECONDS)
@@ -72,10 +73,12 @@ class XidWatch:
             for each in self.events.take()
         ]
 
-    def _at_home(self, snapshot: Snapshot) -> list[XidReport]:
+    def _at_home(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
         """Return the kernel's XIDs of GPUs that are known; the others wait until theirs says who it is."""
-        if not self._homeless:
+        gpus = [(gpu.identity, gpu.up) for gpu in snapshot.gpus]
+        if not self._homeless or (not news and gpus == self._gpus):
             return []
+        self._gpus = gpus
         uuids = _uuids(snapshot)
         reports, homeless = [], list[KernelXid]()
         for each in self._homeless:
