@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     resume = commands.add_parser("resume", help="end a pause")
     for parser_of, command in ((pause, _pause), (resume, _resume)):
         parser_of.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
-        parser_of.add_argument("--control", metavar="PATH", help="its control socket (/run/gpuwarden/control.sock)")
+        parser_of.add_argument("--control", metavar="PATH", help="its control socket (default: beside the runs' one)")
         parser_of.set_defaults(command=command)
 
     check = commands.add_parser("check-config", help="check a configuration file")

@@ -260,8 +260,9 @@ class Poller:
     def _complain(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
-            what_to_do = "; ".join(filter(None, [advice(name), f"trying again every {RETRY_SECONDS:g} s"]))
-            log.error("no GPU can be read: %s (%s); %s", text, name, what_to_do)
+            log.error("%s", "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", advice(name)])))
+            # A line of its own, of a level that `gpuwarden once` does not show: it tries only once.
+            log.info("trying again every %g s", RETRY_SECONDS)
         self._fault = name
 
     async def _meet(self, count: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpuwarden.gpu.events import XidEvents
 from gpuwarden.gpu.kernel_log import KernelLog, KernelXid, PciAddress, pci_address
 from gpuwarden.gpu.nvml import Nvml
-from gpuwarden.gpu.snapshot import Identity, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, Identity, Snapshot
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.gpu.xid_ledger import XidLedger, XidReport
 
@@ -60,7 +60,7 @@ class XidWatch:
         self._homeless += news
         for report in (*self._at_home(snapshot, news=bool(news)), *self._of_events()):
             if self._ledger.add(report):
-                self._tell(report)
+                self._tell(report, snapshot.gpu(report.uuid))
         self._ledger.forget(time.monotonic() - REMEMBER_SECONDS)
         gpus = tuple(
             replace(gpu, xids=known) if (known := self._ledger.of(gpu.identity.uuid)) else gpu for gpu in snapshot.gpus
@@ -91,7 +91,7 @@ class XidWatch:
         self._homeless_dropped += len(homeless) - len(self._homeless)
         return reports
 
-    def _tell(self, report: XidReport) -> None:
+    def _tell(self, report: XidReport, gpu: Gpu | None) -> None:
         now = time.monotonic()
         self._told = {key: moment for key, moment in self._told.items() if now - moment < TELL_SECONDS}
         key = report.uuid, report.code
@@ -101,8 +101,9 @@ class XidWatch:
         xid = explain(report.code)
         log.log(
             _LEVELS[xid.severity],
-            "gpu=%s XID %d, %.0f s ago: %s %s",
+            "gpu=%s%s XID %d, %.0f s ago: %s %s",
             report.uuid,
+            f" index={gpu.identity.index}" if gpu else "",
             report.code,
             max(0.0, time.time() - report.time),
             xid.meaning,
