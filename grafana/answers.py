@@ -39,7 +39,7 @@ def answers(uid: str) -> list[Panel]:
             Query(f"sum(1 - {up})", "down", now=True),
             width=4,
             thresholds=bad_from(1),
-            empty="no GPU is known",
+            empty="no GPU is read; paused?",
             names=True,
             overrides=[override("up", color={"mode": "fixed", "fixedColor": NONE})],
         ),

@@ -7,7 +7,7 @@ from classic import Json, Panel, Query, Row, dashboard, source_variable, timeser
 from gpus import gpus
 from host import host
 from runs import runs
-from series import series, with_gpu
+from series import risen, series, with_gpu
 
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import DaemonReadings, GpuHealth
@@ -50,9 +50,9 @@ def _labelled(value: str) -> str:
 
 
 def _daemon() -> list[Panel]:
-    gpu_errors = with_gpu(f"increase({series(GpuHealth.errors_total)}[$__rate_interval])")
-    collector_errors = f"increase({series(DaemonReadings.collector_errors_total)}[$__rate_interval])"
-    rejected = f"increase({series(DaemonReadings.reports_rejected_total)}[$__rate_interval])"
+    gpu_errors = with_gpu(risen(GpuHealth.errors_total))
+    collector_errors = risen(DaemonReadings.collector_errors_total)
+    rejected = risen(DaemonReadings.reports_rejected_total)
     return [
         timeseries(
             51,
@@ -79,5 +79,6 @@ def _daemon() -> list[Panel]:
             Query(rejected, "{{reason}} on {{instance}}"),
             width=8,
             unit="short",
+            empty="no report was refused since gpuwarden started",
         ),
     ]

@@ -278,6 +278,8 @@ def table(
     """Show rows joined by the labels that all queries share; a column's title maps to a label or a query's legend."""
     values = {query.legend: f"Value #{name}" for name, query in zip(ascii_uppercase, queries, strict=False)}
     fields = {values.get(source, source): title for title, source in columns.items()}
+    if len(queries) == 1 and (title_of_value := fields.get("Value #A")):
+        fields["Value"] = title_of_value  # Grafana's versions differ in what they call the only query's
     transformations = [
         {"id": "merge", "options": {}},
         {"id": "filterFieldsByName", "options": {"include": {"names": list(fields)}}},

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from classic import NONE, WARN, Panel, Query, override, override_matching, states, timeline, timeseries
-from looks import LIMIT, NO_RUN, SIZE
-from series import series, with_gpu
+from classic import NONE, WARN, Panel, Query, override, override_matching, states, table, timeline, timeseries
+from looks import DASHED, LIMIT, NO_RUN, SIZE
+from series import rate, series, with_gpu
 
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.runs.table import RunReadings
-from gpuwarden.tables import OwnerReadings
+from gpuwarden.tables import GpuHealth, OwnerReadings
 
 GPU = "GPU {{gpu}}"
 
 
 def gpus() -> list[Panel]:
     """Return the panels of a box's GPUs: what is used beside what is needed, what limits them, what they do."""
-    return [*_memory(), *_limits(), *_work(), _owners()]
+    return [*_memory(), *_limits(), *_work(), _owners(), *_faster(), _xids()]
 
 
 def _memory() -> list[Panel]:
@@ -125,15 +125,69 @@ def _work() -> list[Panel]:
 
 
 def _owners() -> Panel:
-    owned = series(OwnerReadings.owner_gpu_memory_used_bytes, but={"owner_kind": "user"})
-    users = series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind="user")
+    held = OwnerReadings.owner_gpu_memory_used_bytes
+    users, further = (
+        f"sum by (job, instance, owner_kind, owner) ({chosen})"
+        # Runs have panels of their own.
+        for chosen in (series(held, owner_kind="user"), series(held, but={"owner_kind": "user|run"}))
+    )
     return timeseries(
         19,
         "Memory by owner",
-        "Device memory by user; and by container, pod, Slurm job, systemd unit or run, where a process is in one.",
-        Query(with_gpu(users), "{{owner}} on GPU {{gpu}}"),
-        Query(with_gpu(owned), "{{owner_kind}} {{owner}} on GPU {{gpu}}"),
+        "Device memory by user; and by container, pod, Slurm job or systemd unit, where a process is in one.",
+        Query(users, "{{owner}}"),
+        Query(further, "{{owner_kind}} {{owner}}"),
         width=8,
         unit="bytes",
         empty="no process is on a GPU",
+        overrides=[override_matching("^(container|pod|slurm_job|systemd_unit) ", **DASHED)],
+    )
+
+
+def _faster() -> list[Panel]:
+    nvlink, pcie = (
+        with_gpu(f"sum by (job, instance, uuid) ({rate(row)})")
+        for row in (GpuReadings.nvlink_bytes_total, GpuReadings.pcie_bytes_total)
+    )
+    return [
+        timeseries(
+            20,
+            "SMs busy",
+            "Share of the streaming multiprocessors that work, which tells how much of a GPU its kernels fill.",
+            Query(with_gpu(series(GpuReadings.sm_active_ratio)), GPU),
+            width=8,
+            unit="percentunit",
+            max=1,
+            empty="only Hopper and newer tell: docs/operations.md",
+        ),
+        timeseries(
+            21,
+            "NVLink and PCIe",
+            "Bytes a second in both directions, over all links.",
+            Query(nvlink, f"{GPU} NVLink"),
+            Query(pcie, f"{GPU} PCIe"),
+            width=8,
+            unit="Bps",
+            overrides=[override_matching("PCIe$", **DASHED)],
+            empty="no GPU tells",
+        ),
+    ]
+
+
+def _xids() -> Panel:
+    last = with_gpu(series(GpuHealth.xid_last_event_timestamp_seconds))
+    return table(
+        22,
+        "XIDs",
+        "Faults that the driver told of, and when last; docs/xid.md says what each means and what to do.",
+        Query(f"max by (job, instance, uuid, gpu, xid) (time() - ({last}))", "ago", now=True),
+        columns={"GPU": "gpu", "XID": "xid", "Last one ago": "ago"},
+        width=8,
+        height=8,
+        empty="no XID is known",
+        sort="GPU",
+        overrides=[
+            override("Last one ago", unit="s", decimals=0),
+            *(override(name, custom__width=70) for name in ("GPU", "XID")),
+        ],
     )

@@ -30,11 +30,13 @@ from gpuwarden import thresholds
 from gpuwarden.config import Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition, entries
+from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.host import Host, Space
 from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
+from gpuwarden.sources.workloads import USERS
 from gpuwarden.state import State
 
 BEGIN = 1_763_600_000.0  # Unix time; any will do, a constant one makes the same history every time
@@ -48,6 +50,7 @@ FLAGS = (
 TARGET = 'job="gpuwarden",instance="gpu-box-1:9846"'
 # Faults, so that the panels of errors have something to show: from and to, as parts of the history.
 LOST_GPU, GPU_LOST, DRIVER_LOST = 5, (0.5, 0.55), (0.7, 0.705)
+PROGRAM_GPU, PROGRAM_FAULT, OLD_CLIENT = 6, 0.3, (0.2, 0.4)
 _GIB, _CPUS = 2**30, 128
 RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"
@@ -77,13 +80,21 @@ def record(directory: Path, seconds: float) -> tuple[float, float]:
 async def _record(directory: Path, seconds: float) -> float:
     clock = _Clock()
     simulation = Simulation(clock=lambda: clock.now)
-    daemon = Daemon(Config(), Source("simulated", simulation.nvml, reports=simulation.reports, clock=lambda: clock.now))
+    source = Source(
+        "simulated",
+        simulation.nvml,
+        reports=simulation.reports,
+        identify=simulation.identify,
+        user_name=USERS.__getitem__,
+        clock=lambda: clock.now,
+    )
+    daemon = Daemon(Config(), source)
     page = Exposition()
     lines: list[str] = []
     with mock.patch("time.time", clock.time):  # the daemon's own clock runs fast as well
         while True:
             _break(simulation, clock.now / seconds)
-            state = _hosted(await daemon.poll(), clock.now)
+            state = _refusing(_faulty(_hosted(await daemon.poll(), clock.now), clock.now, seconds), clock.now / seconds)
             lines += _samples(page.render(entries(state)).text.decode(), clock.time())
             if clock.now >= seconds and _least_headroom(state) < thresholds.NEAR_OUT_OF_MEMORY / 2:
                 break
@@ -112,8 +123,29 @@ def _hosted(state: State, now: float) -> State:
         oom_kills=0,
         stalled_seconds={("io", "some"): 0.05 * now},
     )
-    runs = tuple(replace(run, usage=_usage(number, now)) for number, run in enumerate(state.runs, start=1))
+    names = sorted({run.hello.name for run in state.runs})
+    runs = tuple(
+        replace(run, usage=_usage(1 + names.index(run.hello.name), now)) if run.up else run for run in state.runs
+    )
     return replace(state, host=host, runs=runs)
+
+
+def _faulty(state: State, now: float, seconds: float) -> State:
+    """Add the XIDs that a driver tells of: why the GPU was lost, and a fault of a program on another one."""
+    told = ((LOST_GPU, 79, GPU_LOST[0] * seconds), (PROGRAM_GPU, 31, PROGRAM_FAULT * seconds))
+    gpus = tuple(
+        replace(gpu, xids={code: XidCount(1, BEGIN + at) for index, code, at in told if index == n and at <= now})
+        for n, gpu in enumerate(state.snapshot.gpus)
+    )
+    return replace(state, snapshot=replace(state.snapshot, gpus=gpus))
+
+
+def _refusing(state: State, progress: float) -> State:
+    """Count the reports of an old client, which came for a while."""
+    begin, end = OLD_CLIENT
+    refused = round(100 * (min(max(progress, begin), end) - begin))
+    rejected = {**state.counts.reports_rejected, "unknown_version": refused}
+    return replace(state, counts=replace(state.counts, reports_rejected=rejected))
 
 
 def _usage(number: int, now: float) -> Usage:

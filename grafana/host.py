@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from classic import Panel, Query, override, override_matching, timeseries
+from classic import BAD, GOOD, PLAIN, WARN, Panel, Query, override, override_matching, timeseries
 from looks import DASHED, LIMIT, NO_RUN, SIZE
 from series import rate, series, with_run
 
@@ -11,6 +11,17 @@ from gpuwarden.host import HostReadings
 from gpuwarden.runs.table import RunReadings
 
 RUN = "{{run_name}}"
+_COLORS = {
+    "GPU utilization, mean": GOOD,
+    "CPUs busy": PLAIN,
+    "CPUs in iowait": WARN,
+    "some process stalled on I/O": BAD,
+}
+
+
+def _by_name(expression: str, add: str = "sum") -> str:
+    """Take runs of one name together: ranks of a job, and one run after the other."""
+    return f"{add} by (job, instance, run_name) ({with_run(expression)})"
 
 
 def host() -> list[Panel]:
@@ -37,13 +48,14 @@ def _feeding() -> list[Panel]:
             width=8,
             unit="percentunit",
             max=1,
+            overrides=[override(name, color={"mode": "fixed", "fixedColor": color}) for name, color in _COLORS.items()],
         ),
         timeseries(
             42,
             "CPUs of runs",
             "CPUs that each run keeps busy with its data loader workers, and how many it may use.",
-            Query(with_run(rate(RunReadings.cpu_seconds_total)), RUN),
-            Query(with_run(series(RunReadings.cpus)), f"{RUN} may use"),
+            Query(_by_name(rate(RunReadings.cpu_seconds_total)), RUN),
+            Query(_by_name(series(RunReadings.cpus), "max"), f"{RUN} may use"),
             width=8,
             unit="short",
             empty=NO_RUN,
@@ -53,8 +65,8 @@ def _feeding() -> list[Panel]:
             43,
             "Storage I/O of runs",
             "Bytes a second that each run has fetched from storage and sent there, past the page cache.",
-            Query(with_run(rate(RunReadings.read_bytes_total)), f"{RUN} reads"),
-            Query(with_run(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
+            Query(_by_name(rate(RunReadings.read_bytes_total)), f"{RUN} reads"),
+            Query(_by_name(rate(RunReadings.written_bytes_total)), f"{RUN} writes"),
             width=8,
             unit="Bps",
             empty=f"{NO_RUN}; for other users' runs see docs/host.md",
@@ -80,9 +92,9 @@ def _memory() -> list[Panel]:
             45,
             "Host memory of runs",
             "Memory resident in each run's processes, and where its container or job has a limit what that holds.",
-            Query(with_run(series(RunReadings.host_memory_bytes)), RUN),
-            Query(with_run(series(RunReadings.cgroup_memory_used_bytes)), f"{RUN} with its container or job"),
-            Query(with_run(series(RunReadings.cgroup_memory_limit_bytes)), f"{RUN} limit"),
+            Query(_by_name(series(RunReadings.host_memory_bytes)), RUN),
+            Query(_by_name(series(RunReadings.cgroup_memory_used_bytes), "max"), f"{RUN} with its container or job"),
+            Query(_by_name(series(RunReadings.cgroup_memory_limit_bytes), "max"), f"{RUN} limit"),
             width=8,
             unit="bytes",
             empty=NO_RUN,

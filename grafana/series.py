@@ -18,14 +18,14 @@ _VARIABLES = {"instance": "$instance", "uuid": "$gpu", "run_id": "$run"}
 def series(row: Metric[Any], but: Mapping[str, str] = MappingProxyType({}), **only: str) -> str:
     """Select a metric's series among the chosen boxes, GPUs and runs; `only` fixes further labels, `but` leaves out.
 
-    Raises ValueError for a label that the metric does not have.
+    What `but` names is a pattern. Raises ValueError for a label that the metric does not have.
     """
     labels = ("instance", *_LABELS[row])
     if wrong := (but.keys() | only.keys()) - set(labels):
         raise ValueError(f"{row.name} has no label {', '.join(sorted(wrong))}")
     matchers = [f'{label}=~"{_VARIABLES[label]}"' for label in labels if label in _VARIABLES]
     matchers += [f'{label}="{value}"' for label, value in only.items()]
-    matchers += [f'{label}!="{value}"' for label, value in but.items()]
+    matchers += [f'{label}!~"{value}"' for label, value in but.items()]
     name = f"{row.name}_bucket" if row.kind == "histogram" else row.name
     return f"{name}{{{','.join(matchers)}}}"
 
@@ -33,6 +33,15 @@ def series(row: Metric[Any], but: Mapping[str, str] = MappingProxyType({}), **on
 def rate(row: Metric[Any], **only: str) -> str:
     """Return a counter's increase a second; `only` as in `series`."""
     return f"rate({series(row, {}, **only)}[$__rate_interval])"
+
+
+def risen(row: Metric[Any]) -> str:
+    """Return a counter's increase, of the series alone that are not 0: legends of zeros say nothing.
+
+    Not of those that rose: one that begins at 1 has never risen to Prometheus' eyes.
+    """
+    counter = series(row)
+    return f"increase({counter}[$__rate_interval]) and max_over_time({counter}[$__range] @ end()) > 0"
 
 
 def with_gpu(expression: str, *more: str) -> str:

@@ -38,6 +38,7 @@ def test_once_without_a_driver_fails_and_says_what_to_do() -> None:
     done = run("once", env=NO_DRIVER)
     assert done.returncode == 1
     assert "install the NVIDIA driver" in done.stderr
+    assert "trying again" not in done.stderr
     assert 'gpuwarden_collector_success{collector="nvml"} 0.0' in done.stdout
     assert "gpuwarden_gpus " not in done.stdout  # not 0: the number is unknown
 
@@ -142,6 +143,14 @@ def test_driver_without_gpus(tmp_path: Path, mock_nvml: MockNvml) -> None:
         assert "\ngpuwarden_gpus 0.0" in page
         assert "gpuwarden_gpu_up{" not in page
         assert "the driver lists no GPU" in daemon.output()
+
+
+def test_serve_without_a_driver_says_that_it_tries_again(tmp_path: Path) -> None:
+    """Who sees a driver missed in the daemon's log need not restart it."""
+    daemon = Daemon(tmp_path, "--source", "nvml", env=NO_DRIVER)
+    with ending(daemon):
+        assert "install the NVIDIA driver" in daemon.output()
+        assert "trying again every 5 s" in daemon.output()
 
 
 def test_auto_without_driver_simulates_and_says_so(tmp_path: Path) -> None:

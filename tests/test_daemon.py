@@ -50,15 +50,19 @@ def test_opted_in_rows_are_read(wanted: str, tmp_path: Path) -> None:
     assert (b"gpuwarden_gpu_pcie_throughput_bytes_per_second{" in asyncio.run(scenario())) == (wanted == "true")
 
 
-def test_failed_poll_leaves_no_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a poll that fails by a fault of our own nothing is served, rather than the page of before."""
+def test_failed_poll_leaves_no_old_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a poll that fails by a fault of our own nothing is served, rather than the page of before; said once."""
     warden = daemon(tmp_path)
 
     async def scenario() -> None:
         await warden.poll()
         assert warden._serve_metrics(METRICS).status == 200
         monkeypatch.setattr(RunRegistry, "runs", fails)
-        await warden._poll_or_show_nothing()
+        for _ in range(3):
+            await warden._poll_or_show_nothing()
+        assert len([record for record in caplog.records if record.exc_info]) == 1
         assert warden._serve_metrics(METRICS).status == 503
         assert warden._serve_ready(METRICS).status == 503
         monkeypatch.undo()

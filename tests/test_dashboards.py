@@ -151,6 +151,13 @@ def test_colors_change_where_alerts_fire() -> None:
     assert set(_steps(DASHBOARD["panels"])) == allowed
 
 
+def test_column_of_an_only_query_has_its_title_in_every_grafana() -> None:
+    """Grafana's versions call the value of a table's only query by one of two names: both are renamed."""
+    (xids,) = (panel for panel in PANELS if panel["title"] == "XIDs")
+    named = {step["id"]: step["options"] for step in xids["transformations"]}["organize"]["renameByName"]
+    assert named["Value"] == named["Value #A"] == "Last one ago"
+
+
 def test_panels_of_runs_say_how_to_get_a_run() -> None:
     """Without any run, the panels that need one say what to add to the training."""
     runs = [panel for panel in PANELS if panel["type"] != "stat" and _needs_run(panel)]

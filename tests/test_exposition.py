@@ -142,6 +142,30 @@ def test_kept_names_do_not_leak_between_pages() -> None:
     assert page._lines[Sample.used_bytes].keys() == {("two",)}
 
 
+few = st.sampled_from(("one", "a b", 'c"\\\n} 1 '))  # so that pages have series in common
+# What equals the old reading is not written anew: neither a negative zero, nor the same labels in another order.
+changing = st.fixed_dictionaries(
+    {},
+    optional={
+        Sample.used_bytes: st.floats().map(lambda value: value + 0.0),
+        Sample.clock_hertz: st.dictionaries(st.tuples(few, few), st.integers(0, 3), max_size=3).map(
+            lambda reading: dict(sorted(reading.items()))
+        ),
+        Sample.step_seconds: st.builds(
+            Histogram, st.just((0.5,)), st.tuples(st.integers(0, 3), st.integers(0, 3)), st.integers(0, 3)
+        ),
+    },
+)
+
+
+@given(st.lists(st.dictionaries(st.tuples(few), changing, max_size=2), min_size=2, max_size=5))
+def test_pages_after_each_other_equal_prometheus_client(pages: list[dict[tuple[str], Any]]) -> None:
+    """Whatever comes, goes, changes its value or its labels from page to page, no page shows what another one had."""
+    page = Exposition()
+    for subjects in pages:
+        compare(list(subjects.items()), page)
+
+
 @given(st.floats())
 def test_number_is_written_as_prometheus_client_does(value: float) -> None:
     """Every float reads the same as in prometheus-client."""

@@ -141,6 +141,7 @@ def test_no_daemon(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "no daemon listens" in done.stderr
+    assert "--control" in done.stderr
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Polling all GPUs: one that is lost or hangs costs its own readings, whenever it happens."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -8,8 +9,9 @@ from collections.abc import Callable, Coroutine, Iterator
 import pynvml
 import pytest
 
+from gpuwarden.gpu import changes
 from gpuwarden.gpu import poller as poller_module
-from gpuwarden.gpu.nvml import Handle, nvml_error
+from gpuwarden.gpu.nvml import Handle, ProcessInfo, nvml_error
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.sources.simulation import Simulation
@@ -53,43 +55,6 @@ def test_all_answer(box: Simulation) -> None:
     polled(box, scenario)
 
 
-def test_garbled_texts_cost_no_gpu(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged InfoROM has any bytes for a serial number, which nvidia-ml-py cannot decode: the GPU goes without."""
-    for name in ("nvmlDeviceGetSerial", "nvmlDeviceGetName"):
-        monkeypatch.setattr(box.nvml, name, garbled)
-
-    async def scenario(poller: Poller) -> None:
-        snapshot = await poller.poll()
-        assert up(snapshot) == [0, 1, 2, 3]
-        assert {(gpu.identity.serial, gpu.identity.name) for gpu in snapshot.gpus} == {("", "")}
-
-    polled(box, scenario)
-
-
-def garbled(*_arguments: object) -> str:
-    """Answer as nvidia-ml-py does where the driver gives bytes that are no text."""
-    return b"\xff\xfe".decode()
-
-
-def test_gpu_that_cannot_be_identified_hides_no_other(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong in asking one who it is, the others are read, and it is asked again."""
-    look_up, healed = box.nvml.nvmlDeviceGetHandleByIndex, threading.Event()
-    monkeypatch.setattr(
-        box.nvml,
-        "nvmlDeviceGetHandleByIndex",
-        lambda index: look_up(index) if index != 1 or healed.is_set() else garbled(),
-    )
-
-    async def scenario(poller: Poller) -> None:
-        snapshot = await poller.poll()
-        assert up(snapshot) == [0, 2, 3]
-        assert snapshot.errors == {"internal": 1}
-        healed.set()
-        assert up(await poller.poll()) == [0, 1, 2, 3]
-
-    polled(box, scenario)
-
-
 def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a count that no machine has, a bounded number is looked up, and the GPUs known go on."""
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetCount", lambda: 4_000_000_000)
@@ -102,6 +67,11 @@ def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.Mon
         assert sum(snapshot.errors.values()) == 2
 
     polled(box, scenario)
+
+
+def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged as more than information."""
+    return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,11 +121,11 @@ def test_log_of_a_driver_that_comes_and_goes_is_bounded(
             await poller.poll()
         box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_NO_PERMISSION)
         await poller.poll()
-        assert len(caplog.records) == 2
-        monkeypatch.setattr(poller_module, "TELL_SECONDS", 0.0)
+        assert len(problems(caplog)) == 2
+        monkeypatch.setattr(changes, "TELL_SECONDS", 0.0)
         await poller.poll()
-        assert len(caplog.records) == 3
-        assert "no_permission" in caplog.records[-1].getMessage()
+        assert len(problems(caplog)) == 3
+        assert "no_permission" in problems(caplog)[-1]
 
     polled(box, scenario)
 
@@ -256,6 +226,53 @@ def test_what_only_names_a_gpu_is_not_needed(box: Simulation) -> None:
         assert (snapshot.driver.cuda_version, snapshot.gpus[0].identity.pci_bus_id) == ("", "")
 
     polled(box, scenario)
+
+
+def test_answer_that_nobody_expects_costs_its_gpu_alone(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no error of NVML's, raised where a GPU is identified, hides no other GPU and ends with its cause."""
+    serial = box.nvml.nvmlDeviceGetSerial
+
+    def answer(handle: Handle) -> str:
+        if box.nvml.nvmlDeviceGetUUID(handle).endswith("1"):
+            raise ValueError("no serial number looks like this")
+        return serial(handle)
+
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetSerial", answer)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert (up(snapshot), snapshot.enumerated) == ([0, 2, 3], 4)
+        assert snapshot.errors == {"unknown": 1}
+        monkeypatch.undo()
+        assert up(await poller.poll()) == [0, 1, 2, 3]
+
+    polled(box, scenario)
+
+
+def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
+    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU whose reading fails by no error of NVML's is down, the others are read, and the log stays short."""
+    listed = box.nvml.nvmlDeviceGetComputeRunningProcesses
+
+    def answer(handle: Handle) -> list[ProcessInfo]:
+        if box.nvml.nvmlDeviceGetUUID(handle).endswith("1"):
+            raise ValueError("no process looks like this")
+        return listed(handle)
+
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetComputeRunningProcesses", answer)
+
+    async def scenario(poller: Poller) -> None:
+        for number in range(1, 4):
+            snapshot = await poller.poll()
+            assert up(snapshot) == [0, 2, 3]
+            assert snapshot.gpus[1].fault == "internal"
+            assert snapshot.gpus[1].errors == {"internal": number}
+
+    polled(box, scenario)
+    (told,) = [record for record in caplog.records if record.exc_info]
+    assert "does not answer: internal" in told.getMessage()
+    assert "no process looks like this" in caplog.text
 
 
 def test_everything_hangs(box: Simulation) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from services import until
 
-from gpuwarden.runs import process_tree
+from gpuwarden.runs import proc, process_tree
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Present, ProcessTrees, Usage, _Known
+from gpuwarden.runs.process_tree import Present, ProcessTrees, Usage
 
 MIB = 2**20
 TICKS = 4 / os.sysconf("SC_CLK_TCK")  # the kernel rounds each of four figures down
@@ -113,7 +113,7 @@ class Program:
 
 def peer(pid: int) -> Peer:
     """Return a living process as the kernel would name it at the end of a connection."""
-    stat = process_tree._stat(pid)
+    stat = proc.stat(pid)
     assert stat
     return Peer(pid, os.getuid(), int(stat[19]))
 
@@ -180,15 +180,15 @@ def test_worker_that_ends_in_mid_look_counts_once(program: Program, monkeypatch:
     before = trees.read([program.peer])[program.peer].cpu_seconds
     worker = program.do("fork burn 0.5")
     trees.read([program.peer])
-    read = process_tree._figures
+    read = proc.read
 
-    def ending(pid: int, start: int, before: process_tree._Figures | None) -> process_tree._Figures | None:
+    def ending(pid: int, start: int, before: proc.Figures | None) -> proc.Figures | None:
         if pid == worker and Path(f"/proc/{pid}").exists():
             program.do("end")
             program.do("wait")
         return read(pid, start, before)
 
-    monkeypatch.setattr(process_tree, "_figures", ending)
+    monkeypatch.setattr(proc, "read", ending)
     for _ in range(3):
         assert before + 0.5 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.9
 
@@ -199,7 +199,7 @@ def test_zombie_has_used_what_it_used_and_is_no_process_any_more(program: Progra
     worker = program.do("fork burn 0.3")
     before = trees.read([program.peer])[program.peer]
     program.do("end")
-    until(lambda: (process_tree._stat(worker) or [b""])[0] == b"Z", "the worker is a zombie")
+    until(lambda: (proc.stat(worker) or [b""])[0] == b"Z", "the worker is a zombie")
     after = trees.read([program.peer])[program.peer]
     assert after.cpu_seconds >= before.cpu_seconds
     assert (present(before).processes, present(after).processes) == (2, 1)
@@ -214,7 +214,7 @@ def test_orphan_stays_its_runs(program: Program) -> None:
     (_, upper, orphan, last) = tree.members
     assert tree.members[orphan].parent == upper
     os.kill(upper, 9)
-    until(lambda: (process_tree._stat(orphan) or [b"", b"0"])[1] != str(upper).encode(), "the orphan is adopted")
+    until(lambda: (proc.stat(orphan) or [b"", b"0"])[1] != str(upper).encode(), "the orphan is adopted")
     program.do("wait")
     for _ in range(3):
         after = trees.read([program.peer])[program.peer]
@@ -267,8 +267,8 @@ if not os.getuid():
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     other = Peer(int(sys.argv[1]), 0, int(sys.argv[2]))
 else:
-    from gpuwarden.runs.process_tree import _stat
-    other = Peer(1, 0, int(_stat(1)[19]))
+    from gpuwarden.runs.proc import stat
+    other = Peer(1, 0, int(stat(1)[19]))
 trees = ProcessTrees()
 usage = trees.read([other])[other]
 now = usage.present
@@ -292,7 +292,7 @@ def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
     child = peer(program.do("fork fork burn 0.3"))
     before = trees.read([program.peer])[program.peer]
     assert present(before).processes == 3
-    parent = int((process_tree._stat(child.pid) or [])[1])
+    parent = int((proc.stat(child.pid) or [])[1])
     for _ in range(2):
         usages = trees.read([program.peer, child])
         assert present(usages[program.peer]).processes == 2
@@ -329,17 +329,17 @@ def test_pid_of_a_dead_parent_makes_nobody_a_child(program: Program) -> None:
     trees = ProcessTrees()
     trees.read([program.peer])
     pid, start = program.peer.pid, program.peer.start
-    trees._known = {pid: _Known(1, 1, start), 7: _Known(2, pid, start - 1), 8: _Known(3, pid, start)}
+    trees._known = {pid: proc.Known(1, 1, start), 7: proc.Known(2, pid, start - 1), 8: proc.Known(3, pid, start)}
     assert trees._assign({pid: program.peer}) == {program.peer: [pid, 8]}
 
 
 def test_folder_of_another_process_is_read_anew(program: Program) -> None:
     """A pid whose folder in /proc is another one than before is another process, which is looked at."""
-    known = dict(process_tree._processes({}))
+    known = dict(proc.listed({}))
     real = known[program.peer.pid]
     assert real.inode == Path(f"/proc/{program.peer.pid}").stat().st_ino
-    stale = known | {program.peer.pid: _Known(real.inode + 1, 1, 2)}
-    assert dict(process_tree._processes(stale))[program.peer.pid] == real
+    stale = known | {program.peer.pid: proc.Known(real.inode + 1, 1, 2)}
+    assert dict(proc.listed(stale))[program.peer.pid] == real
 
 
 @pytest.mark.parametrize(("signal", "state"), [(None, "sleeping"), (19, "stopped")], ids=["sleeping", "stopped"])
@@ -374,6 +374,6 @@ def test_name_of_a_process_cannot_confuse() -> None:
     try:
         Path("/proc/self/comm").write_text("a) R 1 (b")
         assert peer(os.getpid()).start > 1
-        assert (process_tree._stat(os.getpid()) or [])[1] == str(os.getppid()).encode()
+        assert (proc.stat(os.getpid()) or [])[1] == str(os.getppid()).encode()
     finally:
         Path("/proc/self/comm").write_text(name)

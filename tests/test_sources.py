@@ -20,7 +20,7 @@ from simulated_box import Box
 
 from gpuwarden import config
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS, Handle, nvml_error
+from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Handle, nvml_error
 from gpuwarden.sources import open_source
 from gpuwarden.sources.capture import Capture, Frame, save
 from gpuwarden.sources.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
@@ -56,8 +56,8 @@ def opened(name: str, env: dict[str, str] | None = None) -> tuple[list[str], str
 
 
 OWN = {  # what is asked otherwise than nvidia-ml-py asks
+    *TEXTS,
     "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetGspFirmwareVersion",
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetSramEccErrorStatus",
     *listing_functions(pynvml),
@@ -162,6 +162,20 @@ class TestBinding:
                 ask(cast("Handle", None))
             assert caught.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
         assert binding(old).nvmlDeviceGetPowerUsage is pynvml.nvmlDeviceGetPowerUsage
+
+    @pytest.mark.parametrize("name", sorted(set(TEXTS) - {"nvmlDeviceGetGspFirmwareVersion"}))
+    def test_text_that_is_none(self, name: str) -> None:
+        """What a driver writes otherwise than in UTF-8, where nvidia-ml-py gives up, is a text all the same."""
+        odd = types.ModuleType("pynvml")
+        vars(odd).update(vars(pynvml))
+        setattr(odd, name, pynvml.convertStrBytes(lambda _handle: b"\xf8NVIDIA"))
+        assert getattr(binding(odd), name)("a GPU") == "\ufffdNVIDIA"
+
+    def test_every_text_is_known(self) -> None:
+        """All functions that nvidia-ml-py decodes, and that answer with a text, are asked so."""
+        decoding = pynvml.nvmlDeviceGetName.__code__
+        decoded = {name for name in FUNCTIONS if getattr(getattr(pynvml, name), "__code__", None) is decoding}
+        assert decoded - {"nvmlDeviceGetHandleByUUID"} - OWN == set()
 
     @pytest.mark.parametrize("name", REQUIRED)
     def test_too_old(self, name: str) -> None:
@@ -315,6 +329,13 @@ class TestListing:
         library = FakeLibrary(1, "v2")
         assert len(library.listed()) == 1
         assert [form for form, _room in library.asked] == ["v2"]
+
+    @pytest.mark.parametrize(("functions", "form"), [((), "v2"), (("nvmlDeviceGetRunningProcessDetailList",), "v3")])
+    def test_driver_with_wider_entries(self, functions: tuple[str, ...], form: str) -> None:
+        """The first drivers of R535 are not asked in the newest form, whose entries have another size there."""
+        library = FakeLibrary(2, "v2", "v3", "nvmlDeviceGetConfComputeMemSizeInfo", *functions)
+        assert [process.pid for process in library.listed()] == [100, 101]
+        assert [asked for asked, _room in library.asked] == [form]
 
     def test_other_errors_are_the_answer(self) -> None:
         """Only a missing function is a reason to ask again."""

@@ -10,13 +10,19 @@ from pathlib import Path
 
 from services import Daemon, ending, until
 
+from gpuwarden import thresholds
+from gpuwarden.gpu import xid
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.processes import ProcessIdentity
-from gpuwarden.protocol import Hello, encode
+from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.protocol import DeviceMemory, Hello, encode
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.registry import Run
 from gpuwarden.state import State
-from gpuwarden.status_page import MOST_PROCESSES, page
+from gpuwarden.status_page import MOST_PROCESSES, MOST_XIDS, page
 from mock_nvml import MockNvml
-from snapshots import GIB, gpu, snapshot
+from snapshots import GIB, divided, gpu, snapshot
 from system_parts import needs
 
 SOCKET = Path("/run/gpuwarden/run.sock")
@@ -56,7 +62,99 @@ def test_gpu_that_is_left_alone_is_no_fault() -> None:
     shown = page(State(source="nvml", poll_interval=1.0, snapshot=seen), SOCKET)
     assert b"Paused until" in shown
     assert (shown.count(b"is not asked"), shown.count(b"sleeps")) == (1, 1)
+    assert b"gpuwarden resume" in shown
+    assert b"Not known: no GPU is read." in shown
+    assert b"No process is on a GPU." in page(
+        State(source="nvml", poll_interval=1.0, snapshot=snapshot(gpu(0))), SOCKET
+    )
     assert b"does not answer" not in shown
+
+
+def test_sleeping_gpus_without_a_name_are_told_of() -> None:
+    """A GPU that sleeps since the start has not said who it is; the page counts it beside the known ones."""
+    known = replace(gpu(0), readings={}, asked=False)
+    seen = replace(snapshot(known), asleep={"GPU-0": True}, asleep_count=3)
+    state = State(source="nvml", poll_interval=1.0, snapshot=seen)
+    assert b"their names are not known yet: 2." in page(state, SOCKET)
+    assert b"not known yet" not in page(replace(state, snapshot=replace(seen, asleep_count=1)), SOCKET)
+
+
+def test_advice_stands_beside_the_drivers_fault() -> None:
+    """Who reads that the driver is gone reads what to do as well."""
+    gone = replace(snapshot(), fault="driver_not_loaded")
+    assert b"load the kernel module" in page(State(source="nvml", poll_interval=1.0, snapshot=gone), SOCKET)
+
+
+def _rows(state: State, title: str) -> list[list[str]]:
+    """Take the cells of a table's rows."""
+    table = page(state, SOCKET).decode().partition(f"<h2>{title}</h2>")[2].partition("</table>")[0]
+    return [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", table)[1:]]
+
+
+def test_recent_xids_say_what_to_do() -> None:
+    """XIDs of the last hour stand there with their action, the gravest first; older ones do not."""
+    now = 10_000.0
+    ill = replace(gpu(0), xids={13: XidCount(7, now - 60), 63: XidCount(1, now - 300), 48: XidCount(1, now - 3601)})
+    lost = replace(gpu(1), fault="gpu_is_lost", readings={}, xids={79: XidCount(1, now - 600)})
+    state = State(source="nvml", poll_interval=1.0, snapshot=replace(snapshot(ill, lost), time=now))
+    rows = _rows(state, "XIDs of the last hour")
+    assert [row[:4] for row in rows] == [
+        ["1", "79", "10 min ago", "1"],
+        ["0", "63", "5 min ago", "1"],
+        ["0", "13", "1 min ago", "7"],
+    ]
+    assert b"needs a reset" in page(state, SOCKET)
+    assert all(xid.XIDS[int(row[1])].action.value in row[4] for row in rows)
+    later = replace(state, snapshot=replace(state.snapshot, time=now + 4000))
+    assert b"XIDs of the last hour" not in page(later, SOCKET)
+
+
+def test_xids_without_end_are_cut() -> None:
+    """The page stays short on a box where everything breaks."""
+    xids = {code: XidCount(1, 1.0) for code in range(MOST_XIDS + 2)}
+    state = State(source="nvml", poll_interval=1.0, snapshot=snapshot(replace(gpu(0), xids=xids)))
+    assert len(_rows(state, "XIDs of the last hour")) == MOST_XIDS
+    assert b"and 2 more." in page(state, SOCKET)
+
+
+def _run(number: int, uuid: str, *, in_use: int, left: int) -> Run:
+    memory = {uuid: DeviceMemory(in_use, in_use)}
+    peer = Peer(number, 1000, 1)
+    return Run(peer, Hello(f"run-{number}", "none", {}), None, None, True, True, memory, {uuid: left})
+
+
+def test_gpu_shows_the_run_that_is_closest_to_out_of_memory() -> None:
+    """A GPU's headroom is that of the run with the smallest share left, red where the alert fires."""
+    near = _run(1, "GPU-0", in_use=60 * GIB, left=3 * GIB)
+    small = _run(2, "GPU-0", in_use=GIB, left=2 * GIB)
+    state = State(source="nvml", poll_interval=1.0, snapshot=snapshot(gpu(0), gpu(1)), runs=(near, small))
+    assert [row[4] for row in _rows(state, "GPUs")] == ["3.0 GiB", "-"]
+    assert page(state, SOCKET).decode().count('down">3.0 GiB') == 2  # at the GPU and at the run
+    assert b'down">2.0 GiB' not in page(state, SOCKET)
+
+
+def test_hot_gpu_is_red() -> None:
+    """A margin at which the alert fires is marked, one above is not."""
+    row = GpuReadings.temperature_margin_celsius
+    hot, cool = (replace(gpu(n), readings={row: thresholds.NEAR_SLOWDOWN + n}) for n in (0, 1))
+    shown = page(State(source="nvml", poll_interval=1.0, snapshot=snapshot(hot, cool)), SOCKET).decode()
+    assert 'down">5 °C' in shown
+    assert 'number">6 °C' in shown
+
+
+def test_mig_instances_stand_below_their_gpu() -> None:
+    """Each instance of a divided GPU shows its memory, and the headroom of a run on it."""
+    whole = divided(0, free=[GIB, 2 * GIB])
+    sized = tuple(
+        replace(each, readings={MigReadings.memory_used_bytes: 3 * GIB, MigReadings.memory_size_bytes: 4 * GIB})
+        for each in whole.mig
+    )
+    run = _run(1, "MIG-0-1", in_use=GIB, left=2 * GIB)
+    state = State(source="nvml", poll_interval=1.0, snapshot=snapshot(replace(whole, mig=sized)), runs=(run,))
+    assert [row[:5] + row[-1:] for row in _rows(state, "GPUs")[1:]] == [
+        ["· 0/0", "75 %", "3.0 GiB", "4.0 GiB", "-", "MIG 1g.10gb"],
+        ["· 1/0", "75 %", "3.0 GiB", "4.0 GiB", "2.0 GiB", "MIG 1g.10gb"],
+    ]
 
 
 def test_processes_are_shown_with_their_owners() -> None:
@@ -74,9 +172,9 @@ def test_processes_are_shown_with_their_owners() -> None:
     rows = re.findall("<tr>(.*?)</tr>", text.partition("Device memory")[2])[1:]
     cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in rows]
     assert cells[:3] == [
-        ["0", "&lt;b&gt; 52", "ada", "job 4711 · &lt;i&gt; · run 52-9", "52.0 GiB"],
-        ["0", "python 51", "grace", "a.service", "51.0 GiB"],
-        ["0", " 50", "unknown", "-", "50.0 GiB"],
+        ["0", "52.0 GiB", "ada", "&lt;b&gt; 52", "job 4711 · &lt;i&gt; · run 52-9"],
+        ["0", "51.0 GiB", "grace", "python 51", "a.service"],
+        ["0", "50.0 GiB", "unknown", " 50", "-"],
     ]
     assert len(cells) == MOST_PROCESSES
     assert "and 2 more processes" in text

@@ -82,7 +82,7 @@ def test_first_xid_is_seen(box: Box, mock_nvml: MockNvml) -> None:
     mock_nvml.xid(1, 48)
     until(lambda: box.count(1, 48) == "1.0", "the XID")
     assert before <= box.time(1, 48) <= time.time()
-    assert re.search(r"ERROR gpu=GPU-\S+1 XID 48, 0 s ago: A memory error .* reset it", box.daemon.output())
+    assert re.search(r"ERROR gpu=GPU-\S+1 index=1 XID 48, 0 s ago: A memory error .* reset it", box.daemon.output())
 
 
 def test_xids_are_counted_by_gpu_and_code(box: Box, mock_nvml: MockNvml) -> None:

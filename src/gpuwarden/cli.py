@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwarden import event_loop, logs
+from gpuwarden import event_loop, logs, malloc
 from gpuwarden._version import __version__
 from gpuwarden.config import Config, ConfigError, load
 
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     resume = commands.add_parser("resume", help="end a pause")
     for parser_of, command in ((pause, _pause), (resume, _resume)):
         parser_of.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
-        parser_of.add_argument("--control", metavar="PATH", help="its control socket (/run/gpuwarden/control.sock)")
+        parser_of.add_argument("--control", metavar="PATH", help="its control socket (default: beside the runs' one)")
         parser_of.set_defaults(command=command)
 
     check = commands.add_parser("check-config", help="check a configuration file")
@@ -131,6 +131,7 @@ def _open(config: Config) -> Source:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
+    malloc.keep_small()
     from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
 
     config = _load(parsed)

@@ -7,7 +7,6 @@ cannot make the file larger than it is.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, cast
 
 from gpuwarden.config_values import shown
@@ -191,6 +190,8 @@ class _Reader:
             self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
 
     def _unknown(self, word: str, prefix: str) -> str:
+        from difflib import get_close_matches  # noqa: PLC0415 - only a wrong file has need of it
+
         near = get_close_matches(word, self._siblings(prefix), n=1) or [
             key for key in sorted(self._keys) if key == word or key.endswith(f".{word}")
         ]

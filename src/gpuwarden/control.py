@@ -117,7 +117,7 @@ def ask(path: Path, request: str) -> tuple[bool, str]:
         except (FileNotFoundError, ConnectionRefusedError):
             raise OSError(
                 None,
-                f"no daemon listens on {path}; if it runs, name its configuration by --config, or its control.socket",
+                f"no daemon listens on {path}; if it runs, name its configuration (--config) or its socket (--control)",
             ) from None
         except PermissionError:
             raise OSError(None, f"{path} is for root and the daemon's own user: try sudo") from None

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from gpuwarden import status_page, systemd
+from gpuwarden import systemd
 from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
@@ -191,7 +191,8 @@ class Daemon:
             async with self._turn:
                 await self.poll()
         except Exception:  # the runs, the scrape and the next poll must not pay for it; the watchdog is not fed
-            log.exception("a poll failed; there is no page until one succeeds")
+            if self._state:  # the next ones may all fail likewise
+                log.exception("a poll failed; there is no page until one succeeds")
             self._page = self._state = None
 
     async def poll(self) -> State:
@@ -295,6 +296,8 @@ class Daemon:
     def _serve_status_page(self, _request: Request) -> Response:
         if self._state is None:
             return Response(503, _NO_PAGE)
+        from gpuwarden import status_page  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
+
         headers = {"content-security-policy": status_page.CONTENT_SECURITY_POLICY}
         return Response(
             200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers

@@ -31,6 +31,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _GO_DIGITS = 6  # Go's %g leaves the plain form for a longer whole part, client_python follows
 
+_Series: TypeAlias = tuple[str, Labels, Labels]  # suffix of the name, the row's labels, the bucket of a histogram
 # Readings of one table: for each subject, the values of the table's key labels and what was read.
 Entries: TypeAlias = "Sequence[tuple[Labels, Readings]]"
 
@@ -54,14 +55,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The samples of one row about one subject: what was read, its text, and the start of each line by its labels."""
+    """The samples of one row about one subject: what was read, and its text."""
 
     reading: Reading
     text: str
-    starts: Mapping[tuple[str, Labels], str]
 
 
-_NO_LINES = _Lines(None, "", {})
+_NO_LINES = _Lines(None, "")
 
 
 def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
@@ -108,34 +108,38 @@ def _row(names: Labels, row: Metric[Any], subjects: Entries, old: Mapping[Labels
             continue
         lines = old.get(key, _NO_LINES)
         if lines.reading != reading:
-            lines = _written(names, key, row, reading, lines.starts)
+            lines = _written(names, key, row, reading, lines)
         if lines.text:
             found[key] = lines
     return found
 
 
-def _written(
-    names: Labels, key: Labels, row: Metric[Any], reading: Reading, old: Mapping[tuple[str, Labels], str]
-) -> _Lines:
-    starts: dict[tuple[str, Labels], str] = {}
-    text: list[str] = []
-    for suffix, bucket, labels, value in _samples(reading):
-        start = old.get((suffix, labels + bucket))
-        if start is None:
-            bucket_name = ("le",) if bucket else ()
-            start = f"{row.name}{suffix}{_label_text(names + bucket_name, key + labels + bucket)} "
-        starts[suffix, labels + bucket] = start
-        text.append(f"{start}{number(value)}\n")
-    return _Lines(reading, "".join(text), starts)
+def _written(names: Labels, key: Labels, row: Metric[Any], reading: Reading, old: _Lines) -> _Lines:
+    """Write the lines anew; their names and labels are those of the old ones, where the labels are the same."""
+    samples = list(_samples(reading))
+    if [series for series, _value in samples] == [series for series, _value in _samples(old.reading)]:
+        starts = [line.rpartition(" ")[0] for line in old.text.split("\n")]
+    else:
+        starts = [_start(row, names, key, series) for series, _value in samples]
+    text = "".join([f"{start} {number(value)}\n" for start, (_series, value) in zip(starts, samples, strict=False)])
+    return _Lines(reading, text)
 
 
-def _samples(reading: Reading) -> Iterator[tuple[str, Labels, Labels, float]]:
-    """Return suffix, bucket label, the row's labels and value of each sample."""
+def _start(row: Metric[Any], names: Labels, key: Labels, series: _Series) -> str:
+    suffix, labels, bucket = series
+    bucket_name = ("le",) if bucket else ()
+    return f"{row.name}{suffix}{_label_text(names + bucket_name, key + labels + bucket)}"
+
+
+def _samples(reading: Reading) -> Iterator[tuple[_Series, float]]:
+    """Return suffix, the row's labels and bucket label, and the value of each sample."""
+    if reading is None:
+        return
     for labels, value in reading.items() if isinstance(reading, Mapping) else (((), reading),):
         if isinstance(value, Histogram):
-            yield from ((suffix, bucket, labels, count) for suffix, bucket, count in _histogram(value))
+            yield from (((suffix, labels, bucket), count) for suffix, bucket, count in _histogram(value))
         elif value is not None:
-            yield "", (), labels, value
+            yield ("", labels, ()), value
 
 
 def _bytes(parts: Iterable[str]) -> bytes:

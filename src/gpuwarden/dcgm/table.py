@@ -172,6 +172,7 @@ class DcgmReadings(Table[Entity], prefix="DCGM_FI_", key=LABELS):
     DEV_THERMAL_VIOLATION = _of("DEV_THERMAL_VIOLATION", "counter", "Time with clocks held down by heat in ns.", GpuReadings.clock_event_seconds_total, "sw_thermal_slowdown", scale=NANO)
     DEV_SYNC_BOOST_VIOLATION = _of("DEV_SYNC_BOOST_VIOLATION", "counter", "Time with clocks held down by sync boost in ns.", GpuReadings.clock_event_seconds_total, "sync_boost", scale=NANO)
     DEV_BOARD_LIMIT_VIOLATION = _of("DEV_BOARD_LIMIT_VIOLATION", "counter", "Time with clocks held down by the board's limit in ns.", GpuReadings.clock_event_seconds_total, "board_limit", scale=NANO)
+    DEV_LOW_UTIL_VIOLATION = _of("DEV_LOW_UTIL_VIOLATION", "counter", "Time with clocks held down by low utilization in ns.", GpuReadings.clock_event_seconds_total, "low_utilization", scale=NANO)
     DEV_RELIABILITY_VIOLATION = _of("DEV_RELIABILITY_VIOLATION", "counter", "Time with clocks held down for reliability in ns.", GpuReadings.clock_event_seconds_total, "reliability", scale=NANO)
     DEV_PSTATE = _of("DEV_PSTATE", "gauge", "Performance state from 0, the fastest, to 15.", GpuReadings.performance_state)
 

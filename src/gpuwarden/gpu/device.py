@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory
@@ -58,6 +58,7 @@ class Device:
         self._lacks: set[Any] = set()  # questions that this device or driver does not support
         self._settled: dict[Any, Any] = {}  # what holds for as long as the handle does
         self._fields: dict[Field, float | Exception | None] = {}
+        self._lacking_fields: set[Field] = set()
         self._batches: dict[str, dict[Field, None]] = {}
         self._batch: dict[Field, None] = {}
         self._integrals: dict[Any, float] = {}
@@ -66,6 +67,7 @@ class Device:
         """Go on with a new handle, after which nothing learnt of the device holds; what was added up stays."""
         self.handle = handle
         self._lacks.clear()
+        self._lacking_fields.clear()
         self._settled.clear()
 
     def begin(self, elapsed: float) -> None:
@@ -83,6 +85,7 @@ class Device:
     def relearn(self) -> None:
         """Forget what the device lacks: a mode that was switched, MIG say, may have brought it."""
         self._lacks.clear()
+        self._lacking_fields.clear()
         self.gpm.relearn()
         self._settled = {question: answer for question, answer in self._settled.items() if answer is not None}
 
@@ -150,45 +153,39 @@ class Device:
 
     def field(self, number: int, scope: int = 0) -> float | None:
         """Return a field value, in NVML's unit; None where unsupported. Raises NVMLError."""
-        wanted = number, scope
-        if wanted not in self._fields and wanted not in self._lacks:
-            self._fetch([wanted])
-        return self._told(wanted)
+        return self.fields([(number, scope)])[0]
 
     def fields(self, wanted: Iterable[Field]) -> list[float | None]:
         """Return field values, in NVML's units, with at most one call; None where unsupported. Raises NVMLError."""
-        wanted = list(wanted)
-        new = [field for field in wanted if field not in self._fields and field not in self._lacks]
+        wanted, known, lacking = list(wanted), self._fields, self._lacking_fields
+        new = [field for field in wanted if field not in known and field not in lacking]
         if new:
             self._fetch(new)
-        return [self._told(field) for field in wanted]
-
-    def _told(self, field: Field) -> float | None:
-        if field in self._lacks:
-            return None
-        value = self._fields[field]
-        if isinstance(value, Exception):
-            raise value
-        return value
+        values = [known.get(field) for field in wanted]
+        for value in values:
+            if isinstance(value, Exception):
+                raise value
+        return cast("list[float | None]", values)
 
     def _fetch(self, wanted: list[Field]) -> None:
-        for field in wanted:
-            self._batch[field] = None
-        fields = [field for field in self._batch if field not in self._fields and field not in self._lacks]
+        known, lacking = self._fields, self._lacking_fields
+        self._batch.update(dict.fromkeys(wanted))
+        fields = [field for field in self._batch if field not in known and field not in lacking]
         ask = self.nvml.nvmlDeviceGetFieldValues
         try:
             answers = ask(self.handle, tuple(fields))
         except NVMLError as error:
             if code_of(error) not in UNSUPPORTED:
-                self._fields.update(dict.fromkeys(fields, error))  # the rows to come need not ask in vain
+                known.update(dict.fromkeys(fields, error))  # the rows to come need not ask in vain
                 raise
-            self._lacks.update(fields)  # the whole function is missing
+            lacking.update(fields)  # the whole function is missing
             return
         self._answers[ask] = True
         for field, (code, value) in zip(fields, answers, strict=True):
             if code in UNSUPPORTED:
-                self._lacks.add(field)
-            self._fields[field] = nvml_error(code) if code else value
+                lacking.add(field)
+            else:
+                known[field] = nvml_error(code) if code else value
 
     def integral(self, of: Any, rate: float) -> float:
         """Add up a rate over the readings, as if it had held since the last one; a gap in them counts for nothing."""

@@ -61,7 +61,6 @@ PCIE_ERRORS: Final = {
 NVLINK_COUNT = 91
 NVLINK_SPEED = 164  # MB/s, of a link
 NVLINK_STATE = 165
-NVLINK_VERSION = 166
 NVLINK_KIBIBYTES: Final = {"transmit": 138, "receive": 139}
 NVLINK_BYTES: Final = {"transmit": 202, "receive": 204}  # of a link; Blackwell and newer
 NVLINK_ERRORS: Final = {

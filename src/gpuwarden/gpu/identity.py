@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 def identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
     """Ask who this is, which takes its UUID and name; the rest may be missing. Blocks; raises NVMLError."""
-    uuid = nvml.nvmlDeviceGetUUID(handle)
+    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     pci = if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
     capability = _told(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
     minor = _told(lambda: nvml.nvmlDeviceGetMinorNumber(handle))
     return Identity(
         uuid=uuid,
         index=index,
-        name=_legible(lambda: nvml.nvmlDeviceGetName(handle)) or "",
+        name=name,
         pci_bus_id=_text(pci.busId).lower() if pci else "",
         vbios_version=_text(_told(lambda: nvml.nvmlDeviceGetVbiosVersion(handle))),
         brand=BRANDS.get(_told(lambda: nvml.nvmlDeviceGetBrand(handle)) or 0, ""),
@@ -37,18 +37,10 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
 def _told(ask: Callable[[], T]) -> T | None:
     """Ask what a GPU may fail to say and still be known by its UUID."""
     try:
-        return _legible(ask)
+        return ask()
     except NVMLError as error:
         if code_of(error) in GPU_GONE:
             raise
-        return None
-
-
-def _legible(ask: Callable[[], T]) -> T | None:
-    """Ask for a text, which nvidia-ml-py decodes; None where it is none: a damaged InfoROM has any bytes for it."""
-    try:
-        return ask()
-    except UnicodeDecodeError:
         return None
 
 

@@ -1,7 +1,7 @@
 """The seam to the driver: the functions of NVML that gpuwarden calls, by nvidia-ml-py's names.
 
 The driver's binding (module pynvml), a capture and the simulation all answer to `Nvml`; nothing above knows which.
-Every call may block in the driver and is made on a thread of its own (gpu/poller.py), never on the event loop.
+Every call may block in the driver and is made on a thread of its own (gpu/threads.py), never on the event loop.
 """
 
 from __future__ import annotations
@@ -246,6 +246,18 @@ class Nvml(Protocol):
 
 
 FUNCTIONS = tuple(name for name in vars(Nvml) if name.startswith("nvml"))
+# Those that answer with a text.
+TEXTS = (
+    "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetVbiosVersion",
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetInforomImageVersion",
+    "nvmlDeviceGetInforomVersion",
+    "nvmlDeviceGetGspFirmwareVersion",
+)
 
 # label value -> NVML's number
 CLOCKS = {

@@ -13,26 +13,27 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpuwarden.gpu.advice import advice
+from gpuwarden.gpu.changes import Changes
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
-from gpuwarden.gpu.identity import identify
 from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
-from gpuwarden.gpu.reader import DEFAULT_PLAN, INTERNAL, Answers, GpuGoneError, GpuReader, Plan
-from gpuwarden.gpu.sampler import Look, Sampler
+from gpuwarden.gpu.polled_gpu import PolledGpu
+from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
+from gpuwarden.gpu.sampler import Sampler
 from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.gpu.sleep import SleepWatch
-from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity, Snapshot
+from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.threads import Line, Threads, all_of
 
 log = logging.getLogger(__name__)
 
 LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
-TELL_SECONDS = 60.0  # in which the changes of a GPU, or of the driver as a whole, are logged twice at most
 MOST_GPUS = 1024  # that are looked up, whatever the driver says
 MOST_GONE = 256  # that are shown as down beside as many as the driver lists: some change their UUID with a reset
 _STEP_SECONDS = 0.01  # between looks whether calls have come back
 RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
 LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
-_PHASES = 8  # into which the GPUs' slow tiers are dealt
+LET_SLEEP_AGAIN_SECONDS = 60.0  # after an attempt at that which failed
+_TOGETHER = 4  # GPUs whose slow tiers share a poll: one alone costs half as much again, as nothing is in the caches
 
 
 class DriverUser(Protocol):
@@ -50,181 +51,6 @@ class DriverUser(Protocol):
 
 class StillUsedError(Exception):
     """The driver cannot be let go of; the text says why, and what to do."""
-
-
-class _Changes:
-    """Logs what changes; of something that comes and goes, a slow GPU say, two changes a minute.
-
-    The last change is told in the end, or a fault that stays after some that came and went would stand in no log.
-    """
-
-    def __init__(self) -> None:
-        self._told: list[float] = []  # when the last were logged
-        self._untold: tuple[int, str, Exception | None] | None = None
-
-    def tell(self, level: int, what: str, error: Exception | None = None) -> None:
-        """Log a change, with the place where the error was raised, if any."""
-        self._untold = level, what, error
-        self.catch_up()
-
-    def catch_up(self) -> None:
-        """Log the last change if that has not been done and may be by now. To be called in each poll."""
-        if self._untold is None:
-            return
-        now = time.monotonic()
-        self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
-        if len(self._told) < 2:  # noqa: PLR2004 - away and back again
-            self._told.append(now)
-            level, what, error = self._untold
-            self._untold = None
-            log.log(level, "%s", what, exc_info=error)
-
-
-class _Gpu:
-    """One GPU: how it is read, and its health so far. Known by its index until it is identified."""
-
-    def __init__(self, nvml: Nvml, index: int, threads: Threads, new_reader: Callable[[Handle], GpuReader]) -> None:
-        self._nvml = nvml
-        self._index = index
-        self._new_reader = new_reader
-        self._reader: GpuReader | None = None
-        self._handle: Handle | None = None
-        self._errors: Counter[str] = Counter()
-        self._identifying = Line(threads, self._look_up)
-        self.reading = Line(threads, self._read)
-        self._was_up = True
-        self._changes = _Changes()
-        self._identity: Identity | None = None
-        self._last_success: float | None = None
-
-    @property
-    def identity(self) -> Identity:
-        """Who this is; known once `identify` has come back."""
-        assert self._identity is not None
-        return self._identity
-
-    @property
-    def look(self) -> Look | None:
-        """How its memory is looked at between polls; None where it cannot be, or did not answer."""
-        return self._reader.look if self._reader and self._was_up else None
-
-    @property
-    def held(self) -> bool:
-        """Whether the driver has been asked for it, and has its device open."""
-        return self._handle is not None
-
-    @property
-    def down(self) -> bool:
-        """Whether it did not answer when last asked."""
-        return not self._was_up
-
-    @property
-    def last_success(self) -> float:
-        """When it last answered, in Unix time; 0 for never."""
-        return self._last_success or 0.0
-
-    @property
-    def under_way(self) -> str:
-        """Say which GPU this is if a call to it is under way, else nothing."""
-        looking = self._reader is not None and self._reader.look is not None and self._reader.look.asked is not None
-        if not (looking or self.reading.busy or self._identifying.busy):
-            return ""
-        return f"GPU {self._index}" + (f" ({self._identity.uuid})" if self._identity else "")
-
-    def release(self) -> None:
-        """Give back what the driver holds for it, and forget its handle; with no call under way."""
-        self._identifying.forget()
-        self.reading.forget()
-        self._handle = None
-        if self._reader:
-            self._reader.release()
-
-    def met_again(self, stranger: _Gpu) -> None:
-        """Take what the driver says of it now: its index may be another after GPUs came and went."""
-        self._handle, self._identity, self._index = stranger._handle, stranger._identity, stranger._index
-
-    def complain(self, fault: str) -> None:
-        """Say once that it does not tell who it is."""
-        if self._was_up:
-            log.error(
-                "the GPU of index %d does not say who it is: %s; it has no series until it does", self._index, fault
-            )
-        self._was_up = False
-
-    async def identify(self, timeout: float) -> None:
-        """Ask who this is. Raises NVMLError or TimeoutError."""
-        self._handle, self._identity = await self._identifying.run(timeout)
-
-    def _look_up(self) -> tuple[Handle, Identity]:
-        handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
-        return handle, identify(self._nvml, handle, self._index)
-
-    def result(self) -> Gpu:
-        """Return what the `reading` begun has found; whatever happened is told in it."""
-        self._changes.catch_up()
-        try:
-            answers = self.reading.take()
-        except GpuGoneError as error:
-            return self._down(error.name)
-        except TimeoutError:
-            return self._down(HUNG)
-        except Exception as error:  # noqa: BLE001 - a fault of ours costs this GPU, and is logged with its place
-            return self._down(INTERNAL, error)
-        if answers.errors:
-            self._errors += answers.errors
-        self._last_success = answers.time
-        if not self._was_up:
-            self._tell(logging.WARNING, "answers again")
-        self._was_up = True
-        return Gpu(
-            identity=self.identity,
-            fault=None,
-            readings=answers.readings,
-            processes=answers.processes,
-            last_success=self._last_success,
-            errors=dict(self._errors),
-            process_lists=answers.process_lists,
-            mig=answers.mig,
-        )
-
-    def left_alone(self) -> Gpu:
-        """Tell what is known of it without asking."""
-        if self._reader:
-            self._reader.leave_gap()
-        return Gpu(self.identity, fault=None, asked=False, last_success=self._last_success, errors=dict(self._errors))
-
-    def lost_session(self) -> None:
-        """Forget the handle: those of another session are worth nothing."""
-        self._handle = None
-
-    def _read(self) -> Answers:
-        """Read, on a thread. After a failure the handle is looked up anew: a reset invalidates old ones."""
-        handle = self._handle
-        if handle is None:
-            try:
-                handle = self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.identity.uuid)
-            except NVMLError as error:
-                raise GpuGoneError(error_name(error)) from None
-        try:
-            if self._reader is None:
-                self._reader = self._new_reader(handle)
-            elif self._reader.handle is not handle:
-                self._reader.attach(handle)
-            return self._reader.read()
-        except Exception:
-            self._handle = None
-            raise
-
-    def _tell(self, level: int, what: str, error: Exception | None = None) -> None:
-        self._changes.tell(level, f"gpu={self.identity.uuid} index={self.identity.index} {what}", error)
-
-    def _down(self, fault: str, error: Exception | None = None) -> Gpu:
-        self._errors[fault] += 1
-        if self._was_up:
-            hint = " (if it is only slow, raise poll.interval)" if fault == HUNG else ""
-            self._tell(logging.ERROR, f"does not answer: {fault}{hint}", error)
-        self._was_up = False
-        return Gpu(self.identity, fault=fault, last_success=self._last_success, errors=dict(self._errors))
 
 
 class Poller:
@@ -245,6 +71,7 @@ class Poller:
     ) -> None:
         self._nvml = nvml
         self._plan = plan
+        self._slots = max(1, int(plan.slow_interval / interval))  # polls among which the slow tiers are dealt
         self._host_memory = host_memory
         self._clock = clock
         self._wall = wall
@@ -257,10 +84,10 @@ class Poller:
         self._threads = Threads()
         self._counting = Line(self._threads, self._session.count)
         self._closing = Line(self._threads, self._close)
-        self._gpus: dict[str, _Gpu] = {}  # by UUID
-        self._strangers: dict[int, _Gpu] = {}  # by index: enumerated and not yet identified
+        self._gpus: dict[str, PolledGpu] = {}  # by UUID
+        self._strangers: dict[int, PolledGpu] = {}  # by index: enumerated and not yet identified
         self._errors: Counter[str] = Counter()
-        self._changes = _Changes()
+        self._changes = Changes()
         self._last_success: float | None = None
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
@@ -352,7 +179,7 @@ class Poller:
                 self._sleep.answered(gpu.identity.pci_bus_id, busy=bool(gpu.processes) or not gpu.up)
         return {gpu.identity.uuid: self._sleep.sleeps(gpu.identity.pci_bus_id) for gpu in gpus}
 
-    def _wanted(self) -> list[_Gpu]:
+    def _wanted(self) -> list[PolledGpu]:
         """Return the known GPUs that are to be asked in this poll."""
         if self._sleep is None:
             return list(self._gpus.values())
@@ -369,7 +196,7 @@ class Poller:
             await self._let_go(LET_SLEEP_SECONDS)
         except StillUsedError as error:
             log.warning("a GPU cannot be left to sleep: %s", error)
-            self._let_sleep_at = time.monotonic() + TELL_SECONDS
+            self._let_sleep_at = time.monotonic() + LET_SLEEP_AGAIN_SECONDS
 
     async def _let_go(self, patience: float) -> None:
         """Have no device of the driver open any more. Raises StillUsedError after twice as many seconds."""
@@ -413,7 +240,7 @@ class Poller:
         for user in self._users:
             user.stop()
 
-    def _begin(self, gpus: Iterable[_Gpu]) -> None:
+    def _begin(self, gpus: Iterable[PolledGpu]) -> None:
         for gpu in gpus:
             gpu.reading.begin(self._timeout)
 
@@ -439,11 +266,10 @@ class Poller:
     def _complain(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
-            again = (
-                "it is asked again with each poll" if self._session.open else f"trying again every {RETRY_SECONDS:g} s"
-            )
-            what_to_do = "; ".join(filter(None, [advice(name), again]))
-            self._changes.tell(logging.ERROR, f"no GPU can be read: {text} ({name}); {what_to_do}")
+            what = "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", advice(name)]))
+            if self._changes.tell(logging.ERROR, what):
+                # A line of its own, of a level that `gpuwarden once` does not show: it tries only once.
+                log.info("trying again every %g s", RETRY_SECONDS)
         self._fault = name
 
     async def _meet(self, count: int) -> None:
@@ -467,8 +293,8 @@ class Poller:
         outcomes = await asyncio.gather(*map(self._greet, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
-            log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
             self._forget_gone(count + MOST_GONE)
+            log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
 
@@ -480,23 +306,23 @@ class Poller:
             self._threads.give(gpu.release)
             del self._gpus[gpu.identity.uuid]
 
-    def _stranger(self, index: int) -> _Gpu:
-        plan = replace(self._plan, phase=index % _PHASES / _PHASES)
+    def _stranger(self, index: int) -> PolledGpu:
+        plan = replace(self._plan, phase=index // _TOGETHER % self._slots / self._slots)
 
         def new_reader(handle: Handle) -> GpuReader:
             return GpuReader(self._nvml, handle, plan, self._host_memory, self._clock, wall=self._wall)
 
-        return _Gpu(self._nvml, index, self._threads, new_reader)
+        return PolledGpu(self._nvml, index, self._threads, new_reader)
 
-    async def _greet(self, stranger: tuple[int, _Gpu]) -> str | None:
+    async def _greet(self, stranger: tuple[int, PolledGpu]) -> str | None:
         """Identify one GPU; return the error's name when it does not say who it is, to be asked again."""
         index, gpu = stranger
         try:
             await gpu.identify(self._timeout)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the other GPUs
-            name = _fault_name(error)
+        except Exception as error:  # noqa: BLE001 - the driver's own errors, and a binding that misbehaves
+            name = HUNG if isinstance(error, TimeoutError) else error_name(error)
             self._errors[name] += 1
-            gpu.complain(name)
+            gpu.complain(f"{name}: {error}" if str(error) else name)
             return name
         del self._strangers[index]
         known = self._gpus.setdefault(gpu.identity.uuid, gpu)
@@ -504,9 +330,3 @@ class Poller:
         if known is gpu:
             log.debug("gpu=%s index=%d name=%r found", gpu.identity.uuid, index, gpu.identity.name)
         return None
-
-
-def _fault_name(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return HUNG
-    return error_name(error) if isinstance(error, NVMLError) else INTERNAL

@@ -1,7 +1,8 @@
 """Every reading of a GPU, declared once; the page, docs, rules and dashboards follow this table.
 
-How each is taken stands in `readings`, by subject. Tiers: what explains a second is read in every poll; error counters,
-links, limits and modes are slow; what cannot change while the driver is loaded is static.
+How each is taken stands in `readings`, by subject. Tiers: what explains a second is read in every poll; counters of the
+driver's own, which miss nothing between two readings, links, limits, modes, and what one who trains seldom asks for are
+slow; what cannot change while the driver is loaded is static.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gpuwarden.gpu.readings import (
 )
 from gpuwarden.metric import Metric, Table
 
+_MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"
 _GPM = "nvmlGpmSampleGet, nvmlGpmMetricsGet:"
 _MIG_GPM = "nvmlGpmMigSampleGet, nvmlGpmMetricsGet:"
 
@@ -34,13 +36,13 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: off
     memory_size_bytes = Metric[Device](
         "gpuwarden_gpu_memory_size_bytes", "gauge", "bytes", "Device memory installed.",
-        memory.size, source="nvmlDeviceGetMemoryInfo_v2")
+        memory.size, source=_MEMORY)
     memory_used_bytes = Metric[Device](
-        "gpuwarden_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by all processes, frameworks' pools included.",
-        memory.used, source="nvmlDeviceGetMemoryInfo_v2")
+        "gpuwarden_gpu_memory_used_bytes", "gauge", "bytes", "Device memory allocated by all processes, frameworks' pools included; drivers before R510 count what is reserved too.",
+        memory.used, source=_MEMORY)
     memory_free_bytes = Metric[Device](
         "gpuwarden_gpu_memory_free_bytes", "gauge", "bytes", "Device memory that no process has allocated.",
-        memory.free, source="nvmlDeviceGetMemoryInfo_v2")
+        memory.free, source=_MEMORY)
     memory_reserved_bytes = Metric[Device](
         "gpuwarden_gpu_memory_reserved_bytes", "gauge", "bytes", "Device memory the driver keeps for itself.",
         memory.reserved, source="nvmlDeviceGetMemoryInfo_v2")
@@ -49,7 +51,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         memory.unified, source="nvmlDeviceGetMemoryInfo unsupported; /proc/meminfo", tier="slow")
     memory_used_peak_bytes = Metric[Device](
         "gpuwarden_gpu_memory_used_peak_bytes", "gauge", "bytes", "Most device memory in use at any look in the window that ends now.",
-        memory.peaks, labels=("window",), source="nvmlDeviceGetMemoryInfo_v2, every poll.memory_interval", tier="memory")
+        memory.peaks, labels=("window",), source="nvmlDeviceGetMemoryInfo_v2, every poll.memory_interval; /proc/meminfo, every poll", tier="memory")
     memory_bus_width_bytes = Metric[Device](
         "gpuwarden_gpu_memory_bus_width_bytes", "gauge", "bytes", "Bytes that the bus to device memory moves at once.",
         memory.bus_width, source="nvmlDeviceGetMemoryBusWidth", tier="static")
@@ -134,7 +136,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     clock_event_seconds_total = Metric[Device](
         "gpuwarden_gpu_clock_event_seconds_total", "counter", "seconds",
         "Time that a clock event reason has held the clocks down: since the driver loaded where it counts that itself, else added up over the polls.",
-        clocks.event_seconds, labels=("reason",), source="fields 74, 75 and 76, else nvmlDeviceGetCurrentClocksEventReasons", tier="slow")
+        clocks.event_seconds, labels=("reason",), source="fields 74 to 79, else nvmlDeviceGetCurrentClocksEventReasons in every poll", tier="slow")
     performance_state = Metric[Device](
         "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
         clocks.performance_state, source="nvmlDeviceGetPerformanceState")

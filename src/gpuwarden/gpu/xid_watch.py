@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpuwarden.gpu.events import XidEvents
 from gpuwarden.gpu.kernel_log import KernelLog, KernelXid, PciAddress, pci_address
 from gpuwarden.gpu.nvml import Nvml
-from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.snapshot import Gpu, Identity, Snapshot
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.gpu.xid_ledger import XidLedger, XidReport
 
@@ -33,6 +33,7 @@ class XidWatch:
         self._ledger = XidLedger()
         self._homeless: list[KernelXid] = []
         self._homeless_dropped = 0
+        self._gpus: list[tuple[Identity, bool]] = []  # when homes were last looked for
         self._told: dict[tuple[str, int], float] = {}  # when each was logged last
 
     @property
@@ -55,11 +56,11 @@ class XidWatch:
 
     def attach(self, snapshot: Snapshot) -> Snapshot:
         """Take what the sources tell, and add to each GPU the XIDs known of it. Does not block."""
-        if self._kernel_log:
-            self._homeless += self._kernel_log.read()
-        for report in (*self._at_home(snapshot), *self._of_events()):
+        news = self._kernel_log.read() if self._kernel_log else []
+        self._homeless += news
+        for report in (*self._at_home(snapshot, news=bool(news)), *self._of_events()):
             if self._ledger.add(report):
-                self._tell(report)
+                self._tell(report, snapshot.gpu(report.uuid))
         self._ledger.forget(time.monotonic() - REMEMBER_SECONDS)
         gpus = tuple(
             replace(gpu, xids=known) if (known := self._ledger.of(gpu.identity.uuid)) else gpu for gpu in snapshot.gpus
@@ -72,10 +73,12 @@ class XidWatch:
             for each in self.events.take()
         ]
 
-    def _at_home(self, snapshot: Snapshot) -> list[XidReport]:
+    def _at_home(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
         """Return the kernel's XIDs of GPUs that are known; the others wait until theirs says who it is."""
-        if not self._homeless:
+        gpus = [(gpu.identity, gpu.up) for gpu in snapshot.gpus]
+        if not self._homeless or (not news and gpus == self._gpus):
             return []
+        self._gpus = gpus
         uuids = _uuids(snapshot)
         reports, homeless = [], list[KernelXid]()
         for each in self._homeless:
@@ -88,7 +91,7 @@ class XidWatch:
         self._homeless_dropped += len(homeless) - len(self._homeless)
         return reports
 
-    def _tell(self, report: XidReport) -> None:
+    def _tell(self, report: XidReport, gpu: Gpu | None) -> None:
         now = time.monotonic()
         self._told = {key: moment for key, moment in self._told.items() if now - moment < TELL_SECONDS}
         key = report.uuid, report.code
@@ -98,8 +101,9 @@ class XidWatch:
         xid = explain(report.code)
         log.log(
             _LEVELS[xid.severity],
-            "gpu=%s XID %d, %.0f s ago: %s %s",
+            "gpu=%s%s XID %d, %.0f s ago: %s %s",
             report.uuid,
+            f" index={gpu.identity.index}" if gpu else "",
             report.code,
             max(0.0, time.time() - report.time),
             xid.meaning,

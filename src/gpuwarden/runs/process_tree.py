@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from gpuwarden.runs import proc
 from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits
 from gpuwarden.runs.peer import Peer
 
@@ -48,52 +48,12 @@ class Usage:
     present: Present | None
 
 
-class _Amounts(NamedTuple):
-    """Counters of processes: CPU in clock ticks, bytes from and to storage."""
-
-    cpu: int = 0
-    read: int = 0
-    written: int = 0
-
-    def plus(self, other: _Amounts) -> _Amounts:
-        return _Amounts(self.cpu + other.cpu, self.read + other.read, self.written + other.written)
-
-    def beyond(self, other: _Amounts) -> _Amounts:
-        """Return by how much each is more than the other's."""
-        return _Amounts(
-            max(self.cpu - other.cpu, 0), max(self.read - other.read, 0), max(self.written - other.written, 0)
-        )
-
-
-class _Known(NamedTuple):
-    """A process of the box: its folder's inode in /proc, parent, and start in clock ticks since boot."""
-
-    inode: int
-    parent: int
-    start: int
-
-
-class _Figures(NamedTuple):
-    """A process as last seen. `total` is its own and that of the children it has waited for.
-
-    `inherited` is the part of it that may have come from them: the kernel tells CPU apart, but not bytes.
-    """
-
-    start: int
-    parent: int
-    state: bytes
-    pages: int
-    total: _Amounts
-    inherited: _Amounts
-    io_seen: bool
-
-
 @dataclass(slots=True)
 class _Tree:
     """One run's processes, parents before their children; `kept` is what others had used that ended."""
 
-    members: dict[int, _Figures] = field(default_factory=dict)
-    kept: _Amounts = field(default_factory=_Amounts)
+    members: dict[int, proc.Figures] = field(default_factory=dict)
+    kept: proc.Amounts = field(default_factory=proc.Amounts)
     seen: bool = False
     io_seen: bool = False
 
@@ -102,7 +62,7 @@ class ProcessTrees:
     """Looks at the processes of all runs at once. `dropped` counts processes left out for their number."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, proc.Known] = {}
         self._trees: dict[Peer, _Tree] = {}
         self._cgroups = Cgroups()
         self.dropped = 0
@@ -114,7 +74,7 @@ class ProcessTrees:
         A process counts to the nearest run above it, and stays that run's when its parent ends before it.
         """
         peers = [peer for peer in peers if peer.pid and peer.start]
-        self._known = dict(_processes(self._known)) if peers else {}
+        self._known = dict(proc.listed(self._known)) if peers else {}
         self._trees = {peer: self._trees.get(peer) or _Tree() for peer in peers}
         self._cgroups.begin()
         found = self._assign({peer.pid: peer for peer in peers if self._is(peer.pid, peer.start)})
@@ -163,7 +123,7 @@ class ProcessTrees:
         main = tree.members.get(peer.pid)
         if main:
             tree.seen, tree.io_seen = True, main.io_seen
-        total = _sum([tree.kept, *(figures.total for figures in tree.members.values())])
+        total = proc.total([tree.kept, *(figures.total for figures in tree.members.values())])
         return Usage(
             cpu_seconds=total.cpu * _TICK,
             read_bytes=total.read if tree.io_seen else None,
@@ -177,9 +137,9 @@ class ProcessTrees:
         if left_out:
             pids = sorted(pids, key=lambda pid: pid not in tree.members)[:MAX_PROCESSES]
             self.dropped += left_out
-        now: dict[int, _Figures] = {}
+        now: dict[int, proc.Figures] = {}
         for _ in range(_LOOKS):
-            read = ((pid, _figures(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
+            read = ((pid, proc.read(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
             now = {pid: figures for pid, figures in read if figures}
             # One that has ended may have been waited for since its parent was read, which then lacks what it used.
             if len(now) == len(pids):
@@ -192,24 +152,24 @@ class ProcessTrees:
         return left_out
 
 
-def _lost(before: Mapping[int, _Figures], now: Mapping[int, _Figures]) -> _Amounts:
+def _lost(before: Mapping[int, proc.Figures], now: Mapping[int, proc.Figures]) -> proc.Amounts:
     """Return what ended processes had used and no living one has inherited by waiting for them."""
-    left: defaultdict[int | None, list[_Amounts]] = defaultdict(list)
+    left: defaultdict[int | None, list[proc.Amounts]] = defaultdict(list)
     for pid, figures in before.items():
         if not _lives_on(pid, before, now):
             left[_heir(figures, before, now)].append(figures.total)
-    lost = _Amounts()
+    lost = proc.Amounts()
     for heir, estates in left.items():
-        inherited = _Amounts() if heir is None else now[heir].inherited.beyond(before[heir].inherited)
-        lost = lost.plus(_sum(estates).beyond(inherited))
+        inherited = proc.Amounts() if heir is None else now[heir].inherited.beyond(before[heir].inherited)
+        lost = lost.plus(proc.total(estates).beyond(inherited))
     return lost
 
 
-def _lives_on(pid: int, before: Mapping[int, _Figures], now: Mapping[int, _Figures]) -> bool:
+def _lives_on(pid: int, before: Mapping[int, proc.Figures], now: Mapping[int, proc.Figures]) -> bool:
     return pid in now and now[pid].start == before[pid].start
 
 
-def _heir(figures: _Figures, before: Mapping[int, _Figures], now: Mapping[int, _Figures]) -> int | None:
+def _heir(figures: proc.Figures, before: Mapping[int, proc.Figures], now: Mapping[int, proc.Figures]) -> int | None:
     """Return the nearest process above that lives on: whoever waits for a process inherits all that it had."""
     for _ in before:  # pids that were reused could lead round in a circle
         pid = figures.parent
@@ -221,7 +181,7 @@ def _heir(figures: _Figures, before: Mapping[int, _Figures], now: Mapping[int, _
     return None
 
 
-def _present(main: _Figures, tree: _Tree, left_out: int, cpus: int | None, limits: Limits) -> Present:
+def _present(main: proc.Figures, tree: _Tree, left_out: int, cpus: int | None, limits: Limits) -> Present:
     members = tree.members.values()
     quota = [float(each) for each in (cpus, limits.cpus) if each is not None]
     return Present(
@@ -231,83 +191,6 @@ def _present(main: _Figures, tree: _Tree, left_out: int, cpus: int | None, limit
         cpus=min(quota, default=None),
         cgroup_memory=limits.memory,
     )
-
-
-def _sum(amounts: Iterable[_Amounts]) -> _Amounts:
-    total = _Amounts()
-    for each in amounts:
-        total = total.plus(each)
-    return total
-
-
-def _processes(known: Mapping[int, _Known]) -> Iterator[tuple[int, _Known]]:
-    """Return all processes of the box. Only new ones are read: /proc makes a folder anew for each process.
-
-    A parent that changes is of no account here, as a process cannot get into another run's tree by it.
-    """
-    try:
-        with os.scandir("/proc") as entries:
-            for entry in entries:
-                if not entry.name.isdecimal():
-                    continue
-                pid, inode = int(entry.name), entry.inode()
-                found = known.get(pid)
-                if found is None or found.inode != inode:
-                    stat = _stat(pid)
-                    found = _Known(inode, int(stat[1]), int(stat[19])) if stat else None
-                if found:
-                    yield pid, found
-    except OSError:
-        return  # no file descriptor is left
-
-
-def _figures(pid: int, start: int, before: _Figures | None) -> _Figures | None:
-    """Read one process; None when it is not the one that began at `start`, or none is there."""
-    io = _io(pid)  # first, as what follows proves whose it is
-    stat = _stat(pid)
-    if stat is None or int(stat[19]) != start:
-        return None
-    user, system, children_user, children_system = map(int, stat[11:15])
-    read, written = io or ((before.total.read, before.total.written) if before else (0, 0))
-    inherited = children_user + children_system
-    return _Figures(
-        start=start,
-        parent=int(stat[1]),
-        state=stat[0],
-        pages=int(stat[21]),
-        total=_Amounts(user + system + inherited, read, written),
-        inherited=_Amounts(inherited, read, written),
-        io_seen=io is not None,
-    )
-
-
-def _stat(pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/PID/stat from the third on; a process may bear any name, brackets included."""
-    fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return fields if len(fields) > 21 else None  # noqa: PLR2004 - the last one that is used
-
-
-def _io(pid: int) -> tuple[int, int] | None:
-    """Return the bytes read from and written to storage; that file is its owner's, and takes the right to trace too."""
-    words = _content(f"/proc/{pid}/io").split()
-    counts = dict(zip(words[::2], words[1::2], strict=False))
-    try:
-        return int(counts[b"read_bytes:"]), int(counts[b"write_bytes:"])
-    except KeyError:
-        return None
-
-
-def _content(path: str) -> bytes:
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, 4096)  # more than either file has
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
 
 
 def _affinity(pid: int) -> int | None:

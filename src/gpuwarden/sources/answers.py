@@ -20,7 +20,6 @@ from gpuwarden.gpu.nvml import (
     CLOCKS,
     ECC_LIFETIMES,
     ECC_TYPES,
-    FABRIC_STATES,
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
     GPM_PIPES,
@@ -29,7 +28,6 @@ from gpuwarden.gpu.nvml import (
     GPM_TENSOR_OPERATIONS,
     MEMORY_LOCATIONS,
     MEMORY_V2,
-    NO_INSTANCE,
     PCIE_DIRECTIONS,
     RECOVERY_ACTIONS,
     TEMPERATURE_CORE,
@@ -38,7 +36,7 @@ from gpuwarden.gpu.nvml import (
     nvml_error,
 )
 from gpuwarden.sources import board as limits
-from gpuwarden.sources import gpm
+from gpuwarden.sources import gpm, structs
 from gpuwarden.sources.board import NO_LOAD, Board
 from gpuwarden.sources.faults import SimulatedGpu
 from gpuwarden.sources.occupancy import Occupancy
@@ -49,96 +47,6 @@ T = TypeVar("T")
 BAR1_SIZE = 128 << 30
 NAME = "NVIDIA H100 80GB HBM3 (simulated)"
 _VIDEO_RATIO = 0.9  # of the graphics clock
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """See nvml.Memory."""
-
-    total: int
-    reserved: int
-    free: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """See nvml.Utilization."""
-
-    gpu: int
-    memory: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bar1:
-    """See nvml.Bar1Memory."""
-
-    bar1Total: int  # noqa: N815 - the fields' names in nvidia-ml-py
-    bar1Free: int  # noqa: N815
-    bar1Used: int  # noqa: N815
-
-
-@dataclass(frozen=True, slots=True)
-class SramErrors:
-    """See nvml.SramErrors."""
-
-    volatileCor: int = 0  # noqa: N815 - the fields' names in nvidia-ml-py
-    volatileUncParity: int = 0  # noqa: N815
-    volatileUncSecDed: int = 0  # noqa: N815
-    aggregateCor: int = 0  # noqa: N815
-    aggregateUncParity: int = 0  # noqa: N815
-    aggregateUncSecDed: int = 0  # noqa: N815
-    aggregateUncBucketL2: int = 0  # noqa: N815
-    aggregateUncBucketSm: int = 0  # noqa: N815
-    aggregateUncBucketPcie: int = 0  # noqa: N815
-    aggregateUncBucketMcu: int = 0  # noqa: N815
-    aggregateUncBucketOther: int = 0  # noqa: N815
-    bThresholdExceeded: int = 0  # noqa: N815
-
-
-@dataclass(frozen=True, slots=True)
-class SpareRows:
-    """See nvml.SpareRows."""
-
-    max: int = 2560
-    high: int = 0
-    partial: int = 0
-    low: int = 0
-    none: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FabricInfo:
-    """See nvml.FabricInfo: joined, and not a fault in sight."""
-
-    status: int = 0
-    state: int = FABRIC_STATES["completed"]
-    cliqueId: int = 0  # noqa: N815 - the fields' names in nvidia-ml-py
-    healthMask: int = 0b10101010  # noqa: N815
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """See nvml.ProcessInfo."""
-
-    pid: int
-    usedGpuMemory: int  # noqa: N815 - the fields' names in nvidia-ml-py
-    gpuInstanceId: int = NO_INSTANCE  # noqa: N815
-    computeInstanceId: int = NO_INSTANCE  # noqa: N815
-
-
-@dataclass(frozen=True, slots=True)
-class Pci:
-    """See nvml.PciInfo."""
-
-    busId: str  # noqa: N815 - the field's name in nvidia-ml-py
-
-
-@dataclass(frozen=True, slots=True)
-class GpmSupport:
-    """See nvml.GpmSupport."""
-
-    isSupportedDevice: int  # noqa: N815 - the field's name in nvidia-ml-py
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +67,18 @@ class Slot:
             self.board.advance(now, NO_LOAD)
 
 
-def _processes(slot: Slot) -> list[Process]:
+def _processes(slot: Slot) -> list[structs.Process]:
     process = slot.occupancy.process() if slot.occupancy else None
-    return [Process(*process)] if process else []
+    return [structs.Process(*process)] if process else []
 
 
-def _memory(slot: Slot, version: int | None = None) -> Memory:
+def _memory(slot: Slot, version: int | None = None) -> structs.Memory:
     used = UNOWNED + sum(process.usedGpuMemory for process in _processes(slot))
     used = min(max(used, slot.board.pins.memory_used or 0), SIZE - RESERVED)
     free = SIZE - RESERVED - used
     if version == MEMORY_V2:
-        return Memory(SIZE, RESERVED, free, used)
-    return Memory(SIZE, 0, free, used + RESERVED)  # version 1 counts what is reserved as used
+        return structs.Memory(SIZE, RESERVED, free, used)
+    return structs.Memory(SIZE, 0, free, used + RESERVED)  # version 1 counts what is reserved as used
 
 
 def _bar1_used(slot: Slot) -> int:
@@ -207,11 +115,11 @@ def _utilization(percent: Callable[[Slot], int]) -> Callable[[Slot], list[int]]:
     return lambda slot: [percent(slot), _SAMPLE_MICROSECONDS]
 
 
-def _unsupported(code: int) -> Callable[..., Any]:
-    def answer(*_question: object) -> Any:
+def _refuse(code: int) -> Callable[..., NoReturn]:
+    def refuse(*_: object) -> NoReturn:
         raise nvml_error(code)
 
-    return answer
+    return refuse
 
 
 def _memory_errors(_slot: Slot, kind: int, lifetime: int, location: int) -> int:
@@ -286,13 +194,6 @@ def gpm_metrics(request: gpm.Request) -> None:
             metric.nvmlReturn = NVML_ERROR_NOT_SUPPORTED
 
 
-def _refuse(code: int) -> Callable[..., NoReturn]:
-    def refuse(*_: object) -> NoReturn:
-        raise nvml_error(code)
-
-    return refuse
-
-
 _THRESHOLDS = {TEMPERATURE_THRESHOLDS[name]: celsius for name, celsius in limits.THRESHOLDS.items()}
 _POWER_LIMIT = round(limits.POWER_LIMIT * 1000)
 _ALL_REASONS = 0x1FF  # all that driver 590 knows
@@ -326,7 +227,7 @@ FIELDS: dict[int, Callable[[Slot, int], float | None]] = {
 ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda slot: slot.uuid,
     "nvmlDeviceGetName": lambda _: NAME,
-    "nvmlDeviceGetPciInfo": lambda slot: Pci(f"00000000:{0x10 + slot.index:02X}:00.0"),
+    "nvmlDeviceGetPciInfo": lambda slot: structs.Pci(f"00000000:{0x10 + slot.index:02X}:00.0"),
     "nvmlDeviceGetVbiosVersion": lambda _: "96.00.A5.00.01",
     "nvmlDeviceGetBrand": lambda _: 14,
     "nvmlDeviceGetArchitecture": lambda _: 9,
@@ -339,10 +240,10 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetGspFirmwareVersion": lambda _: "590.48.01",
     "nvmlDeviceGetNumGpuCores": lambda _: 16896,
     "nvmlDeviceGetMemoryBusWidth": lambda _: 5120,
-    "nvmlDeviceGetNumaNodeId": _unsupported(NVML_ERROR_NOT_SUPPORTED),  # of superchips
+    "nvmlDeviceGetNumaNodeId": _refuse(NVML_ERROR_NOT_SUPPORTED),  # of superchips
     "nvmlDeviceGetMemoryInfo": _memory,
-    "nvmlDeviceGetBAR1MemoryInfo": lambda slot: Bar1(BAR1_SIZE, BAR1_SIZE - _bar1_used(slot), _bar1_used(slot)),
-    "nvmlDeviceGetUtilizationRates": lambda slot: Utilization(*slot.board.utilization),
+    "nvmlDeviceGetBAR1MemoryInfo": lambda slot: structs.Bar1(BAR1_SIZE, BAR1_SIZE - _bar1_used(slot), _bar1_used(slot)),
+    "nvmlDeviceGetUtilizationRates": lambda slot: structs.Utilization(*slot.board.utilization),
     "nvmlDeviceGetEncoderUtilization": _utilization(lambda _: 0),
     "nvmlDeviceGetDecoderUtilization": _utilization(lambda _: 0),
     "nvmlDeviceGetJpgUtilization": _utilization(lambda slot: round(3 * slot.board.load.utilization)),
@@ -352,7 +253,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTemperatureThreshold": lambda _, threshold: _known(_THRESHOLDS, threshold),
     "nvmlDeviceGetMarginTemperature": lambda slot: limits.THRESHOLDS["slowdown"] - round(slot.board.temperature),
     "nvmlDeviceGetNumFans": lambda _: 0,
-    "nvmlDeviceGetFanSpeed_v2": _unsupported(NVML_ERROR_NOT_SUPPORTED),
+    "nvmlDeviceGetFanSpeed_v2": _refuse(NVML_ERROR_NOT_SUPPORTED),
     "nvmlDeviceGetPowerUsage": lambda slot: round(slot.board.power * 1000),
     "nvmlDeviceGetEnforcedPowerLimit": lambda _: _POWER_LIMIT,
     "nvmlDeviceGetPowerManagementLimit": lambda _: _POWER_LIMIT,
@@ -361,8 +262,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda slot: round(slot.board.energy * 1000),
     "nvmlDeviceGetClockInfo": lambda slot, clock: _clock(slot.board.clock, clock),
     "nvmlDeviceGetMaxClockInfo": lambda _, clock: _clock(limits.MAX_CLOCK, clock),
-    "nvmlDeviceGetApplicationsClock": _unsupported(NVML_ERROR_DEPRECATED),
-    "nvmlDeviceGetDefaultApplicationsClock": _unsupported(NVML_ERROR_DEPRECATED),
+    "nvmlDeviceGetApplicationsClock": _refuse(NVML_ERROR_DEPRECATED),
+    "nvmlDeviceGetDefaultApplicationsClock": _refuse(NVML_ERROR_DEPRECATED),
     "nvmlDeviceGetCurrentClocksEventReasons": _reasons,
     "nvmlDeviceGetSupportedClocksEventReasons": lambda _: _ALL_REASONS,
     "nvmlDeviceGetCurrentClocksThrottleReasons": _reasons,
@@ -375,9 +276,9 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
     "nvmlDeviceGetPcieThroughput": _pcie_throughput,
     "nvmlDeviceGetMemoryErrorCounter": _memory_errors,
-    "nvmlDeviceGetSramEccErrorStatus": lambda _: SramErrors(),
-    "nvmlDeviceGetRowRemapperHistogram": lambda _: SpareRows(),
-    "nvmlDeviceGetGpuFabricInfoV": lambda _: FabricInfo(),
+    "nvmlDeviceGetSramEccErrorStatus": lambda _: structs.SramErrors(),
+    "nvmlDeviceGetRowRemapperHistogram": lambda _: structs.SpareRows(),
+    "nvmlDeviceGetGpuFabricInfoV": lambda _: structs.FabricInfo(),
     "nvmlDeviceGetPersistenceMode": lambda _: 1,
     "nvmlDeviceGetComputeMode": lambda _: 0,
     "nvmlDeviceGetAccountingMode": lambda _: 0,
@@ -389,7 +290,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetFieldValues": lambda slot, fields: [_field(slot, *field) for field in fields],
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],
-    "nvmlGpmQueryDeviceSupport": lambda _: GpmSupport(1),
+    "nvmlGpmQueryDeviceSupport": lambda _: structs.GpmSupport(1),
     "nvmlGpmSampleGet": _sample,
     "nvmlGpmMigSampleGet": _refuse(NVML_ERROR_INVALID_ARGUMENT),
     "nvmlDeviceGetMigMode": lambda _: [0, 0],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpuwarden.gpu.host_memory import HostMemory
-from gpuwarden.gpu.nvml import FUNCTIONS
+from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
@@ -81,17 +81,6 @@ NUMBERS = (
     "nvmlDeviceGetPowerManagementLimitConstraints",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetRepairStatus",
-)
-TEXTS = (
-    "nvmlSystemGetDriverVersion",
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetVbiosVersion",
-    "nvmlDeviceGetSerial",
-    "nvmlDeviceGetBoardPartNumber",
-    "nvmlDeviceGetInforomImageVersion",
-    "nvmlDeviceGetInforomVersion",
-    "nvmlDeviceGetGspFirmwareVersion",
 )
 _OPTIONAL = {"reserved", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"}
 _TEXT_FIELDS = {"busId"}

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pynvml
 
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Handle, Nvml, nvml_error
+from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml, nvml_error
 from gpuwarden.sources.listing import listing_functions
 
 LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
@@ -48,6 +48,7 @@ def binding(module: Any = pynvml) -> Nvml:
             f"install nvidia-ml-py>={LEAST_VERSION}, and remove the deprecated package named pynvml if it is there"
         )
     functions = {name: getattr(module, name, _missing) for name in FUNCTIONS}
+    functions |= {name: partial(_text, functions[name]) for name in TEXTS}
     functions["nvmlDeviceGetFieldValues"] = partial(_field_values, module)
     functions["c_nvmlGpmMetricsGet_t"] = getattr(module, "c_nvmlGpmMetricsGet_t", _missing)
     functions["nvmlDeviceGetGspFirmwareVersion"] = partial(_gsp_firmware_version, module)
@@ -65,6 +66,14 @@ _STRUCTS = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v2_t",
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
 }
+
+
+def _text(ask: Callable[..., str], *arguments: object) -> str:
+    """Ask for a text, of which some drivers make no UTF-8 (gpuopenanalytics/pynvml#53): that must not cost the GPU."""
+    try:
+        return ask(*arguments)
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
 
 
 def _missing(*_arguments: object) -> Any:

@@ -42,13 +42,36 @@ def listing_functions(module: Any) -> dict[str, Callable[[Handle], list[ListedPr
 
 
 def _newest_form(module: Any, name: str, handle: Handle) -> list[ListedProcess]:
-    for form in _FORMS:
+    for form in _forms(module):
         try:
             return _listed(module._nvmlGetFunctionPointer(name + form), handle)  # noqa: SLF001 - its functions' ground
         except NVMLError as error:
             if code_of(error) != NVML_ERROR_FUNCTION_NOT_FOUND:
                 raise
     raise nvml_error(NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+@lru_cache(maxsize=1)  # the library stays the same for as long as the process lives
+def _forms(module: Any) -> tuple[str, ...]:
+    """Return the forms whose entries are _ENTRY.
+
+    Drivers 535.43 to 535.86 write 8 bytes more in the newest form, which 535.98 took back: pids would be
+    scrambled, and memory overwritten. What came and went with that tells them (XuehaiPan/nvitop, pulls 79 and 89).
+    """
+    wide = _has(module, "nvmlDeviceGetConfComputeMemSizeInfo") and not _has(
+        module, "nvmlDeviceGetRunningProcessDetailList"
+    )
+    return _FORMS[1:] if wide else _FORMS
+
+
+def _has(module: Any, function: str) -> bool:
+    try:
+        module._nvmlGetFunctionPointer(function)  # noqa: SLF001 - as above
+    except NVMLError as error:
+        if code_of(error) != NVML_ERROR_FUNCTION_NOT_FOUND:
+            raise
+        return False
+    return True
 
 
 def _listed(ask: Callable[..., int], handle: Handle) -> list[ListedProcess]:
