@@ -7,17 +7,17 @@ import time
 
 log = logging.getLogger(__name__)
 
-TELL_SECONDS = 60.0  # in which the changes of one thing are logged twice at most
+TELL_SECONDS = 60.0  # in which the same change of one thing is logged once
 
 
 class Changes:
-    """Logs the changes of one thing, a GPU that is slow or lost now and then say: two a minute.
+    """Logs the changes of one thing, a GPU that is slow or lost now and then say: each once a minute.
 
     The last change is told in the end, or a fault that stays after some that came and went would stand in no log.
     """
 
     def __init__(self) -> None:
-        self._told: list[float] = []  # when the last were logged
+        self._told: dict[str, float] = {}  # when each was logged
         self._untold: tuple[int, str, Exception | None] | None = None
 
     def tell(self, level: int, what: str, error: Exception | None = None) -> bool:
@@ -31,9 +31,9 @@ class Changes:
         if self._untold is None:
             return
         now = time.monotonic()
-        self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
-        if len(self._told) < 2:  # noqa: PLR2004 - away and back again
-            self._told.append(now)
-            level, what, error = self._untold
+        self._told = {what: moment for what, moment in self._told.items() if now - moment < TELL_SECONDS}
+        level, what, error = self._untold
+        if what not in self._told:
+            self._told[what] = now
             self._untold = None
             log.log(level, "%s", what, exc_info=error)
