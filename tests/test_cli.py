@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from services import ROOT, Daemon, ending, until
+from services import ROOT, Daemon, Process, ending, until
 
 from gpuwarden._version import __version__
 from mock_nvml import MockNvml
@@ -180,6 +180,30 @@ def test_capture_names_the_file_it_cannot_write(tmp_path: Path) -> None:
         1,
         f"gpuwarden: {file} cannot be written: no such folder, or not yours to write to\n",
     )
+
+
+def test_capture_into_a_folder(tmp_path: Path) -> None:
+    """A folder in the place of the file is told before the first frame, not after the last one."""
+    done = run("capture", "--source", "simulated", "--frames", "600", str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, f"gpuwarden: {tmp_path} is a folder: name a file in it\n")
+
+
+@pytest.mark.parametrize("wrong", [["--frames", "0"], ["--interval", "-1"], ["--interval", "nan"]])
+def test_wrong_use_of_capture_is_status_2(tmp_path: Path, wrong: list[str]) -> None:
+    """Numbers that make no capture are wrong use, in one line."""
+    done = run("capture", "--source", "simulated", *wrong, str(tmp_path / "box.json"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_capture_of_a_driver_that_hangs_can_be_interrupted(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Ctrl-C ends it even in a call that never comes back."""
+    mock_nvml.hang("*")
+    command = [sys.executable, "-m", "gpuwarden", "capture", str(tmp_path / "box.json")]
+    process = Process(command, tmp_path / "log", mock_nvml.env(gpus=2))
+    with ending(process):
+        until(lambda: mock_nvml.calls().get("nvmlInit_v2"), "the call that hangs")
+        process.popen.send_signal(signal.SIGINT)
+        assert process.popen.wait(20) != 0
 
 
 def _gpu_lines(page: str) -> list[str]:

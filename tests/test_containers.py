@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from container_runtime import Runtime
 
-from gpuwarden.gpu import containers
+from gpuwarden.gpu import containers, unix_http
 from gpuwarden.gpu.containers import SHORT_ID, ContainerNames
 from gpuwarden.gpu.place import Container, Place
 from gpuwarden.labels import LONGEST
@@ -163,6 +163,29 @@ def test_answers_that_are_none(raw: bytes, tmp_path: Path, monkeypatch: pytest.M
             assert names.container(DOCKER) == ID[:SHORT_ID]
 
     asyncio.run(scenario())
+
+
+def test_a_flood_of_an_answer_is_bounded_and_holds_nobody_up(tmp_path: Path) -> None:
+    """A user's own runtime may answer as it likes: the loop has its turns meanwhile, and it is not read for ever."""
+    chunks = 400_000
+    flood = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * chunks
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        async with Runtime(tmp_path / "docker.sock", {}, flood) as docker:
+            beside = asyncio.create_task(others())
+            with pytest.raises(OSError, match=f"over {unix_http.LARGEST_ANSWER} bytes"):
+                await unix_http.get(docker.socket, f"/containers/{ID}/json", 60)
+            beside.cancel()
+
+    asyncio.run(scenario())
+    assert turns > 200
 
 
 def test_names_are_bounded(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kernel_log_fifo import Fifo
 
-from gpuwarden.gpu.kernel_log import KMSG, MAX_RECORDS, KernelLog, KernelXid, pci_address
+from gpuwarden.gpu.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog, KernelXid, pci_address
 
 GPU = (0, 0x3B, 0)
 
@@ -182,6 +182,17 @@ def test_one_read_is_bounded(fifo: Fifo) -> None:
     assert len(log.read()) == MAX_RECORDS
     assert len(log.read()) == MAX_RECORDS
     assert log.lost == 0
+
+
+def test_file_that_gives_many_records_at_once_is_bounded_too(tmp_path: Path) -> None:
+    """No kernel log, but something with its lines: a poll must not wait for all of it either."""
+    lines = "".join(f"4,{number},1,-;NVRM: Xid (PCI:0000:3b:00): 31\n" for number in range(100_000))
+    file = tmp_path / "log"
+    file.write_text(lines)
+    assert len(lines) > 4 * MAX_BYTES
+    log = KernelLog(file)
+    assert 0 < len(log.read()) <= len(lines) / 4
+    assert log.readable
 
 
 @pytest.mark.parametrize("address", ["0000:3b:00", "00000000:3b:00.0", "00000000:3B:00.0", "0000:3b:00.1"])

@@ -20,6 +20,7 @@ from gpuwarden.control import ControlServer, ask
 from gpuwarden.gpu import poller
 from gpuwarden.gpu.nvml import NVMLError
 from gpuwarden.gpu.poller import Poller, StillUsedError
+from gpuwarden.gpu.snapshot import HUNG
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 
@@ -180,10 +181,14 @@ def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytes
     monkeypatch.setattr(poller, "RELEASE_SECONDS", 0.2)
     going = threading.Event()
     shutdown = box.nvml.nvmlShutdown
+    under_way: list[str] = []
 
     def slow() -> None:
+        under_way.append("nvmlShutdown")
+        assert len(under_way) == 1
         going.wait(30)
         shutdown()
+        under_way.pop()
 
     monkeypatch.setattr(box.nvml, "nvmlShutdown", slow)
 
@@ -192,11 +197,15 @@ def test_driver_that_does_not_let_go_is_told(box: Simulation, monkeypatch: pytes
         await warden.poll()
         with pytest.raises(StillUsedError, match="nvmlShutdown hangs"):
             await warden.pause(60)
+        assert (await warden.poll()).fault == HUNG  # and does not initialise it meanwhile
+        assert under_way == ["nvmlShutdown"]
         going.set()
         snapshot = await warden.poll()
-        while not all(gpu.up for gpu in snapshot.gpus):
+        while snapshot.fault or not all(gpu.up for gpu in snapshot.gpus):
             snapshot = await warden.poll()
+        assert box._users == 1
         await warden.pause(60)
+        assert box._users == 0  # this pause's own shutdown, not the late end of the other
 
     asyncio.run(scenario())
 
@@ -274,6 +283,29 @@ def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         server.stop()
 
     asyncio.run(main())
+
+
+def test_end_of_the_daemon_ends_a_command_quietly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pause that waits for a GPU is no fault to log when the daemon ends; its client sees the connection closed."""
+    begun = asyncio.Event()
+
+    async def wait(_argument: str) -> str:
+        begun.set()
+        await asyncio.sleep(600)
+        return ""
+
+    async def main() -> None:
+        server = ControlServer({"wait": wait})
+        await server.start(tmp_path / "control.sock")
+        client.connect(str(tmp_path / "control.sock"))
+        client.sendall(b"wait\n")
+        await begun.wait()
+        server.stop()
+
+    with socket.socket(socket.AF_UNIX) as client:
+        asyncio.run(main())
+        assert client.recv(100) == b""
+    assert caplog.records == []
 
 
 def test_connections_are_bounded(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Polling all GPUs: one that is lost or hangs costs its own readings, whenever it happens."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -8,7 +9,9 @@ from collections.abc import Callable, Coroutine, Iterator
 import pynvml
 import pytest
 
-from gpuwarden.gpu.nvml import Handle
+from gpuwarden.gpu import changes
+from gpuwarden.gpu import poller as poller_module
+from gpuwarden.gpu.nvml import Handle, ProcessInfo, nvml_error
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.sources.simulation import Simulation
@@ -48,6 +51,81 @@ def test_all_answer(box: Simulation) -> None:
         assert up(snapshot) == [0, 1, 2, 3]
         assert (snapshot.fault, snapshot.enumerated, snapshot.hung) == (None, 4, False)
         assert snapshot.driver is not None
+
+    polled(box, scenario)
+
+
+def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a count that no machine has, a bounded number is looked up, and the GPUs known go on."""
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetCount", lambda: 4_000_000_000)
+    monkeypatch.setattr(poller_module, "MOST_GPUS", 6)
+
+    async def scenario(poller: Poller) -> None:
+        snapshot = await poller.poll()
+        assert up(snapshot) == [0, 1, 2, 3]
+        assert snapshot.enumerated == 4_000_000_000
+        assert sum(snapshot.errors.values()) == 2
+
+    polled(box, scenario)
+
+
+def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged as more than information."""
+    return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every reset gives other UUIDs, those before are shown as down, the latest of them only."""
+    monkeypatch.setattr(poller_module, "MOST_GONE", 6)
+    monkeypatch.setattr("gpuwarden.gpu.session.RETRY_SECONDS", 0.0)
+    ask, look_up, resets = box.nvml.nvmlDeviceGetUUID, box.nvml.nvmlDeviceGetHandleByUUID, 0
+
+    def found(uuid: str) -> Handle:
+        before, _, reset = uuid.rpartition("/")
+        if int(reset) != resets:
+            raise nvml_error(pynvml.NVML_ERROR_NOT_FOUND)
+        return look_up(before)
+
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetUUID", lambda handle: f"{ask(handle)}/{resets}")
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetHandleByUUID", found)
+
+    async def scenario(poller: Poller) -> None:
+        nonlocal resets
+        for _ in range(5):
+            resets += 1
+            box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNINITIALIZED)
+            await poller.poll()
+            box.driver.restore()
+            await poller.poll()
+            snapshot = await poller.poll()
+            assert sum(gpu.up for gpu in snapshot.gpus) == 4
+        assert len(snapshot.gpus) == 10
+        assert {int(gpu.identity.uuid.rpartition("/")[2]) for gpu in snapshot.gpus if not gpu.up} == {3, 4}
+
+    polled(box, scenario)
+
+
+def test_log_of_a_driver_that_comes_and_goes_is_bounded(
+    box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two changes a minute are logged, and then the last one: a fault that stays must stand in the log."""
+    monkeypatch.setattr(poller_module, "RETRY_SECONDS", 0.0)
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        caplog.clear()
+        for _ in range(5):
+            box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
+            await poller.poll()
+            box.driver.restore()
+            await poller.poll()
+        box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_NO_PERMISSION)
+        await poller.poll()
+        assert len(problems(caplog)) == 2
+        monkeypatch.setattr(changes, "TELL_SECONDS", 0.0)
+        await poller.poll()
+        assert len(problems(caplog)) == 3
+        assert "no_permission" in problems(caplog)[-1]
 
     polled(box, scenario)
 
@@ -175,14 +253,14 @@ def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
     box: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A GPU whose reading fails by no error of NVML's is down, the others are read, and the log stays short."""
-    usage = box.nvml.nvmlDeviceGetPowerUsage
+    listed = box.nvml.nvmlDeviceGetComputeRunningProcesses
 
-    def answer(handle: Handle) -> int:
+    def answer(handle: Handle) -> list[ProcessInfo]:
         if box.nvml.nvmlDeviceGetUUID(handle).endswith("1"):
-            raise ValueError("no power looks like this")
-        return usage(handle)
+            raise ValueError("no process looks like this")
+        return listed(handle)
 
-    monkeypatch.setattr(box.nvml, "nvmlDeviceGetPowerUsage", answer)
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetComputeRunningProcesses", answer)
 
     async def scenario(poller: Poller) -> None:
         for number in range(1, 4):
@@ -194,7 +272,7 @@ def test_fault_of_our_own_is_told_with_its_cause_and_not_in_every_poll(
     polled(box, scenario)
     (told,) = [record for record in caplog.records if record.exc_info]
     assert "does not answer: internal" in told.getMessage()
-    assert "no power looks like this" in caplog.text
+    assert "no process looks like this" in caplog.text
 
 
 def test_everything_hangs(box: Simulation) -> None:

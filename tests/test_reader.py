@@ -7,9 +7,10 @@ import pynvml
 import pytest
 from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, read, scalars
 
+from gpuwarden.gpu import fields
 from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.nvml import FUNCTIONS, Nvml
-from gpuwarden.gpu.reader import GpuGoneError, GpuReader
+from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric
 
@@ -23,6 +24,66 @@ def test_units_are_base_units() -> None:
     assert readings[GpuReadings.clock_hertz] == dict.fromkeys([("graphics",), ("sm",), ("memory",), ("video",)], 1.98e9)
     active = cast("dict[tuple[str], float]", readings[GpuReadings.clock_event_active])
     assert {name for (name,), value in active.items() if value} == {"sw_power_cap"}
+
+
+@pytest.mark.parametrize("nothing", [0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF])
+def test_value_that_stands_for_none_is_none(nothing: int) -> None:
+    """NVML's -1 for 'not available' is no reading and no error, is not added up, and the next answer counts again."""
+    changes: dict[str, Any] = dict.fromkeys(NUMBERS, nothing)
+    changes["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=nothing, memory=nothing)
+    gpu = Gpu(**changes)
+    gpu.read()
+    answers = gpu.read(1.0)
+    spoilt = [row.name for row in scalars(answers) for value in values(answers, row) if abs(value) > 1e15]
+    assert spoilt == []
+    assert answers.readings.get(GpuReadings.power_usage_watts) is None
+    assert answers.readings.get(GpuReadings.busy_seconds_total) is None
+    assert not answers.errors
+    gpu.nvml.nvmlDeviceGetPowerUsage = lambda _handle: 1000  # type: ignore[attr-defined] # made from a table
+    assert gpu.read(1.0).readings[GpuReadings.power_usage_watts] == 1.0
+
+
+NUMBERS = [name for name, answer in ANSWERS.items() if isinstance(answer, int)]
+
+
+def values(answers: Answers, row: Metric[Any]) -> list[float]:
+    """Return all values of a row."""
+    found = answers.readings[row]
+    return list(cast("dict[Any, float]", found).values()) if isinstance(found, dict) else [cast("float", found)]
+
+
+def test_memory_that_is_not_told_is_no_peak() -> None:
+    """Memory in use of -1 would stand for minutes as the highest."""
+    memory = SimpleNamespace(total=2**64 - 1, used=2**64 - 1, free=2**64 - 1, reserved=0)
+    answers = read(nvmlDeviceGetMemoryInfo=memory)
+    for row in (GpuReadings.memory_used_bytes, GpuReadings.memory_size_bytes, GpuReadings.memory_used_peak_bytes):
+        assert row not in answers.readings
+    assert GpuReadings.power_usage_watts in answers.readings
+
+
+def test_answer_of_no_shape_costs_its_row(caplog: pytest.LogCaptureFixture) -> None:
+    """What no NVML answers, a text that is none say, is counted, costs that row alone and is logged once."""
+
+    def garbled() -> str:
+        return b"\xff\xfe".decode()
+
+    gpu = Gpu(nvmlDeviceGetInforomImageVersion=garbled, nvmlDeviceGetPowerUsage=None)
+    for reading in (1, 2, 3):
+        answers = gpu.read(60.0)
+        assert answers.errors[INTERNAL] == 2, reading
+        assert set(scalars(answers)) == ROWS - {GpuReadings.inforom_info, GpuReadings.power_usage_watts}
+    assert sorted(record.getMessage().split()[0] for record in caplog.records) == [
+        GpuReadings.inforom_info.name,
+        GpuReadings.power_usage_watts.name,
+    ]
+
+
+def test_counts_that_the_driver_makes_up_are_bounded() -> None:
+    """Numbers of fans and links that no hardware has are not asked for one by one: that would take all memory."""
+    gpu = Gpu({fields.NVLINK_COUNT: 3_000_000_000}, nvmlDeviceGetNumFans=3_000_000_000)
+    answers = gpu.read()
+    assert len(cast("dict[Any, float]", answers.readings[GpuReadings.nvlink_up])) <= 64
+    assert len(cast("dict[Any, float]", answers.readings[GpuReadings.fan_speed_ratio])) <= 32
 
 
 def test_every_row_reads_a_full_device() -> None:

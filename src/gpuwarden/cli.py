@@ -6,8 +6,10 @@ import argparse
 import logging
 import os
 import resource
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,19 +190,33 @@ def _capture(parsed: argparse.Namespace) -> int:
     config = _load(parsed)
     if not os.access(parsed.file.parent, os.W_OK):  # not only after the last frame
         raise OSError(None, f"{parsed.file} cannot be written: no such folder, or not yours to write to")
+    if parsed.file.is_dir():
+        raise OSError(None, f"{parsed.file} is a folder: name a file in it")
     try:
         source = _open(config)
         plan = Plan(opted_in=config.gpus.opted_in)
-        recorded = record(source.nvml, parsed.frames, parsed.interval, plan=plan, host_memory=source.host_memory)
+        with _interruptible():
+            recorded = record(source.nvml, parsed.frames, parsed.interval, plan=plan, host_memory=source.host_memory)
     except NVMLError as error:
         what_to_do = "; ".join(filter(None, [str(error), advice(error_name(error))]))
         raise OSError(None, f"nothing can be recorded: {what_to_do}") from None
     except ValueError as error:
-        raise OSError(None, f"nothing can be recorded: {error}") from None
+        print(f"gpuwarden: nothing can be recorded: {error}", file=sys.stderr)  # noqa: T201 - meant for a person
+        return WRONG_USE
     save(masked(recorded) if parsed.mask else recorded, parsed.file)
     gpus = len(recorded.frames[-1].gpus)
     print(f"{parsed.file}: {len(recorded.frames)} frames of {gpus} GPUs; replay with --source capture:{parsed.file}")  # noqa: T201 - the command's answer
     return 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: Python would wait for the end of a call, and a driver's may hang."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _duration(text: str) -> float:

@@ -61,6 +61,8 @@ class ControlServer:
             writer.write(answer.replace("\n", " ").encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n")
         except OSError:
             pass  # the client went away
+        except asyncio.CancelledError:
+            pass  # the daemon ends, which the client sees; asyncio would log it as a fault
         finally:
             self._connections -= 1
             writer.close()

@@ -7,11 +7,34 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory
-from gpuwarden.gpu.nvml import UNSUPPORTED, Field, Handle, Nvml, NVMLError, code_of, nvml_error
+from gpuwarden.gpu.nvml import (
+    NOT_AVAILABLE,
+    NOT_AVAILABLE_LONG,
+    UNSUPPORTED,
+    Field,
+    Handle,
+    Nvml,
+    NVMLError,
+    code_of,
+    nvml_error,
+)
 from gpuwarden.gpu.peaks import Peaks
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_NOT_AVAILABLE = frozenset({NOT_AVAILABLE, NOT_AVAILABLE_LONG})
+
+
+class NotToldError(Exception):
+    """The driver answers that it has no value now: no sample, no error, and to be asked again."""
+
+
+def told(answer: T) -> T:
+    """Return a number that the driver gave. Raises NotToldError for the one that stands for none."""
+    if type(answer) is int and answer in _NOT_AVAILABLE:
+        raise NotToldError
+    return answer
 
 
 class Device:
@@ -67,28 +90,32 @@ class Device:
         self._settled = {question: answer for question, answer in self._settled.items() if answer is not None}
 
     def query(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T:
-        """Ask the driver. Blocks as long as the driver does; raises NVMLError; failures are not remembered."""
+        """Ask the driver. Blocks as long as the driver does; raises NVMLError, not remembered, or NotToldError."""
         key = (function, args)
         if key in self._answers:
-            return self._answers[key]  # type: ignore[no-any-return] # the key names the function that made it
-        answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # NVML takes no keywords
-        return answer
+            answer = self._answers[key]
+        else:
+            answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # NVML takes no keywords
+        if type(answer) is int and answer in _NOT_AVAILABLE:  # `told` without the cost of a call
+            raise NotToldError
+        return answer  # type: ignore[no-any-return] # the key names the function that made it
 
     def supported(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
-        """Ask the driver; None where this device or driver does not support the question."""
+        """Ask the driver; None where this device or driver does not support the question, or has no value now."""
         key = (function, args)
-        if key in self._answers:
-            return self._answers[key]  # type: ignore[no-any-return] # as above
         if key in self._lacks:
             return None
-        try:
-            answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # as above
-        except NVMLError as error:
-            if code_of(error) not in UNSUPPORTED:
-                raise
-            self._lacks.add(key)
-            return None
-        return answer
+        if key in self._answers:
+            answer = self._answers[key]
+        else:
+            try:
+                answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # as above
+            except NVMLError as error:
+                if code_of(error) not in UNSUPPORTED:
+                    raise
+                self._lacks.add(key)
+                return None
+        return None if type(answer) is int and answer in _NOT_AVAILABLE else answer
 
     def fixed(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
         """Ask, once for as long as the handle lasts, what cannot change meanwhile; None where unsupported."""

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 KMSG = Path("/dev/kmsg")
 MAX_RECORDS = 5000  # in one `read`: some 15 ms where none is an XID
 MAX_RECORD_BYTES = 8192  # the kernel's own limit
+MAX_BYTES = 2**20  # in one `read`, about twice what so many records take: another file may give a hundred in one go
 RETRY_SECONDS = 60.0  # between attempts to open a log that may not be read
 
 # What the driver prints (open-gpu-kernel-modules, kernel_rc.c): the address without its function, on a MIG GPU the
@@ -76,11 +77,17 @@ class KernelLog:
         return self._file is not None
 
     def read(self) -> list[KernelXid]:
-        """Return the XIDs logged since the last call, of MAX_RECORDS records at most; the next call goes on there."""
+        """Return the XIDs logged since the last call, of MAX_RECORDS records at most; the next call goes on there.
+
+        Of a file that gives many records at once, they are those of MAX_BYTES.
+        """
         if self._file is None and not self._open():
             return []
         found: list[KernelXid] = []
+        left = MAX_BYTES
         for _ in range(MAX_RECORDS):
+            if left <= 0:
+                break
             try:
                 text = self._read_some(self._file or 0, MAX_RECORD_BYTES)
             except BlockingIOError:
@@ -93,6 +100,7 @@ class KernelLog:
             if not text:
                 self._caught_up = time.monotonic()
                 break
+            left -= len(text)
             for record in text.split(b"\n"):
                 found += self._parse(record)
         return found

@@ -357,6 +357,7 @@ TEMPERATURE_CORE: int = pynvml.NVML_TEMPERATURE_GPU
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 PERFORMANCE_STATE_UNKNOWN: int = pynvml.NVML_PSTATE_UNKNOWN
 NOT_AVAILABLE = 0xFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE, -1, as an unsigned int
+NOT_AVAILABLE_LONG = 0xFFFFFFFFFFFFFFFF  # likewise, as an unsigned long long
 
 _ERROR_NAMES: dict[int, str] = {
     number: name.removeprefix("NVML_ERROR_").lower()

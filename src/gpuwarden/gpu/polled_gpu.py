@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 
+from gpuwarden.gpu.changes import Changes
 from gpuwarden.gpu.identity import identify
 from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
-from gpuwarden.gpu.reader import Answers, GpuGoneError, GpuReader
+from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.sampler import Look
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity
 from gpuwarden.gpu.threads import Line, Threads
 
 log = logging.getLogger(__name__)
-
-TELL_SECONDS = 60.0  # in which a GPU's changes are logged twice at most
 
 
 class PolledGpu:
@@ -32,7 +30,7 @@ class PolledGpu:
         self._identifying = Line(threads, self._look_up)
         self.reading = Line(threads, self._read)
         self._was_up = True
-        self._told: list[float] = []  # when the last changes were logged
+        self._changes = Changes()
         self._identity: Identity | None = None
         self._last_success: float | None = None
 
@@ -51,6 +49,16 @@ class PolledGpu:
     def held(self) -> bool:
         """Whether the driver has been asked for it, and has its device open."""
         return self._handle is not None
+
+    @property
+    def down(self) -> bool:
+        """Whether it did not answer when last asked."""
+        return not self._was_up
+
+    @property
+    def last_success(self) -> float:
+        """When it last answered, in Unix time; 0 for never."""
+        return self._last_success or 0.0
 
     @property
     def under_way(self) -> str:
@@ -90,6 +98,7 @@ class PolledGpu:
 
     def result(self) -> Gpu:
         """Return what the `reading` begun has found; whatever happened is told in it."""
+        self._changes.catch_up()
         try:
             answers = self.reading.take()
         except GpuGoneError as error:
@@ -97,7 +106,7 @@ class PolledGpu:
         except TimeoutError:
             return self._down(HUNG)
         except Exception as error:  # noqa: BLE001 - a fault of our own, or of the binding's, costs this GPU alone
-            return self._down("internal", error)
+            return self._down(INTERNAL, error)
         if answers.errors:
             self._errors += answers.errors
         self._last_success = answers.time
@@ -144,12 +153,7 @@ class PolledGpu:
             raise
 
     def _tell(self, level: int, what: str, error: Exception | None = None) -> None:
-        """Log a change; of a GPU that comes and goes, a slow one say, two changes a minute."""
-        now = time.monotonic()
-        self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
-        if len(self._told) < 2:  # noqa: PLR2004 - down and up again
-            self._told.append(now)
-            log.log(level, "gpu=%s index=%d %s", self.identity.uuid, self.identity.index, what, exc_info=error)
+        self._changes.tell(level, f"gpu={self.identity.uuid} index={self.identity.index} {what}", error)
 
     def _down(self, fault: str, error: Exception | None = None) -> Gpu:
         self._errors[fault] += 1

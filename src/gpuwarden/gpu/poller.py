@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpuwarden.gpu.advice import advice
+from gpuwarden.gpu.changes import Changes
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
 from gpuwarden.gpu.polled_gpu import PolledGpu
@@ -26,6 +27,8 @@ from gpuwarden.gpu.threads import Line, Threads, all_of
 log = logging.getLogger(__name__)
 
 LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
+MOST_GPUS = 1024  # that are looked up, whatever the driver says
+MOST_GONE = 256  # that are shown as down beside as many as the driver lists: some change their UUID with a reset
 _STEP_SECONDS = 0.01  # between looks whether calls have come back
 RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
 LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
@@ -84,6 +87,7 @@ class Poller:
         self._gpus: dict[str, PolledGpu] = {}  # by UUID
         self._strangers: dict[int, PolledGpu] = {}  # by index: enumerated and not yet identified
         self._errors: Counter[str] = Counter()
+        self._changes = Changes()
         self._last_success: float | None = None
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
@@ -207,6 +211,7 @@ class Poller:
                 )
             await asyncio.sleep(_STEP_SECONDS)
         self._counting.forget()
+        self._closing.forget()  # one that hung and came back since: the driver was initialised anew after it
         try:
             await self._closing.run(patience)
         except TimeoutError:
@@ -241,6 +246,7 @@ class Poller:
 
     def _count(self, now: float) -> int | None:
         """Take how many GPUs there are; None, with the error counted and told once, when the driver does not say."""
+        self._changes.catch_up()
         try:
             count = self._counting.take()
         except TimeoutError:
@@ -252,7 +258,7 @@ class Poller:
         else:
             self._last_success = now
             if self._fault:
-                log.warning("the driver answers again: %d GPUs", count)
+                self._changes.tell(logging.WARNING, f"the driver answers again: {count} GPUs")
             self._fault = None
             return count
         return None
@@ -260,9 +266,10 @@ class Poller:
     def _complain(self, name: str, text: str) -> None:
         self._errors[name] += 1
         if self._fault != name:
-            log.error("%s", "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", advice(name)])))
-            # A line of its own, of a level that `gpuwarden once` does not show: it tries only once.
-            log.info("trying again every %g s", RETRY_SECONDS)
+            what = "; ".join(filter(None, [f"no GPU can be read: {text} ({name})", advice(name)]))
+            if self._changes.tell(logging.ERROR, what):
+                # A line of its own, of a level that `gpuwarden once` does not show: it tries only once.
+                log.info("trying again every %g s", RETRY_SECONDS)
         self._fault = name
 
     async def _meet(self, count: int) -> None:
@@ -274,7 +281,7 @@ class Poller:
             self._enumerated = self._session.number, count
             if count == 0:
                 log.warning("the driver lists no GPU")
-            for index in range(count):
+            for index in range(min(count, MOST_GPUS)):
                 self._strangers.setdefault(index, self._stranger(index))
         before = set(self._gpus)
         # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
@@ -286,9 +293,18 @@ class Poller:
         outcomes = await asyncio.gather(*map(self._greet, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
+            self._forget_gone(count + MOST_GONE)
             log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
+
+    def _forget_gone(self, most: int) -> None:
+        """Forget those that are down for longest; but none with a call under way, for which a thread waits."""
+        gone = [gpu for gpu in self._gpus.values() if gpu.down and not gpu.under_way]
+        gone.sort(key=lambda gpu: gpu.last_success)
+        for gpu in gone[: max(0, len(self._gpus) - most)]:
+            self._threads.give(gpu.release)
+            del self._gpus[gpu.identity.uuid]
 
     def _stranger(self, index: int) -> PolledGpu:
         plan = replace(self._plan, phase=index // _TOGETHER % self._slots / self._slots)

@@ -39,14 +39,15 @@ class ProcessLists:
     ) -> Lists:
         """Return the processes and the types listed; `note` takes errors of the driver's calls. Blocks like them."""
         if all_types or used != self._used or instances != self._instances:
-            self._used, self._instances = used, instances
-            self._ask(device, "compute", note)
+            self._used, self._instances = None, instances  # whatever fails below: to be asked again at the next reading
+            told = self._ask(device, "compute", note)
             if all_types:
-                self._ask(device, "graphics", note)
+                told &= self._ask(device, "graphics", note)
+            self._used = used if told else None
             self._known = _each_once(self._listed), tuple(self._listed)
         return self._known
 
-    def _ask(self, device: Device, kind: Type, note: Callable[[Exception], None]) -> None:
+    def _ask(self, device: Device, kind: Type, note: Callable[[Exception], None]) -> bool:
         functions = {
             "compute": device.nvml.nvmlDeviceGetComputeRunningProcesses,
             "graphics": device.nvml.nvmlDeviceGetGraphicsRunningProcesses,
@@ -55,9 +56,8 @@ class ProcessLists:
         try:
             listed = device.query(functions[kind])
         except NVMLError as error:
-            self._used = None  # to be asked again at the next reading
             note(error)
-            return
+            return False
         found = self._listed[kind] = [
             GpuProcess(process.pid, kind, process.usedGpuMemory, self._instance_of(process)) for process in listed
         ]
@@ -70,6 +70,7 @@ class ProcessLists:
                     note(error)
                 else:
                     found += [GpuProcess(process.pid, kind, process.usedGpuMemory, uuid) for process in own]
+        return True
 
     def _instance_of(self, process: ProcessInfo) -> str | None:
         if not self._instances:

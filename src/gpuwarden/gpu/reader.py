@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.device import Device, NotToldError
 from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
@@ -21,6 +22,9 @@ from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric, Reading, Tier
 
+log = logging.getLogger(__name__)
+
+INTERNAL = "internal"  # counted with NVML's errors: a fault of ours, or an answer that NVML does not have
 RELEARN_SECONDS = 60.0  # after which a row that the device lacks is tried again
 
 
@@ -84,6 +88,7 @@ class GpuReader:
         self._last: float | None = None  # when the last reading began, unless it failed
         self._lists = ProcessLists()
         self._mig = MigReader(self._device, plan.opted_in)
+        self._reported: set[Metric[Device]] = set()  # rows that failed by no error of NVML's
         self.attach(handle)
 
     def attach(self, handle: Handle) -> None:
@@ -173,10 +178,15 @@ class GpuReader:
         for row in rows:
             try:
                 readings[row] = row.read(device)
+            except NotToldError:
+                continue
             except NVMLError as error:
                 _note(error, errors)
                 if code_of(error) in UNSUPPORTED:
                     lacking.append(row)
+            except Exception as error:  # noqa: BLE001 - an answer of a shape that NVML does not have costs its own row
+                errors[INTERNAL] += 1
+                self._report(row, error)
         for row in lacking:
             rows.remove(row)
         if device.failures:
@@ -184,6 +194,11 @@ class GpuReader:
                 _note(failure, errors)
             device.failures.clear()
         return readings
+
+    def _report(self, row: Metric[Device], error: Exception) -> None:
+        if row not in self._reported:
+            self._reported.add(row)
+            log.error("%s could not be read; it is counted, and not logged again", row.name, exc_info=error)
 
     def _relearn(self) -> None:
         self._relearn_due = self._clock() + RELEARN_SECONDS

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from gpuwarden.gpu.nvml import Memory, NVMLError
+from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Memory
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ class Look:
         """Look once. Blocks as long as the driver does."""
         self.asked = now
         try:
-            used = self._question(*self._arguments).used
-        except NVMLError:
-            return  # the next poll finds out what is wrong, and says so
+            used = int(self._question(*self._arguments).used)
+        except Exception:  # noqa: BLE001 - the next poll finds out what is wrong, and says so; the other GPUs go on
+            return
         finally:
             self.asked = None
-        if used > self._highest:
+        if used > self._highest and used != NOT_AVAILABLE_LONG:
             with self._lock:
                 self._highest = max(used, self._highest)
 

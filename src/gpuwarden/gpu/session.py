@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,14 @@ class HiddenGpusError(Exception):
 
 
 class Session:
-    """Counts how often NVML was initialised, as it counts too. Its methods block; one thread uses them at a time."""
+    """Counts how often NVML was initialised, as it counts too.
+
+    Its methods block, on each other too: a shutdown that hangs must not meet an initialisation.
+    """
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
+        self._turn = threading.Lock()
         self._initialised = 0
         self._refused: Exception | None = None
         self._retry_at = 0.0
@@ -37,20 +42,25 @@ class Session:
 
     def count(self) -> int:
         """Initialise if need be, and count the GPUs. Raises NVMLError or HiddenGpusError."""
-        try:
-            if not self.open:
-                self._initialise()
-            count = self._nvml.nvmlDeviceGetCount()
-        except NVMLError as error:
-            if code_of(error) in DRIVER_GONE:
-                self.open = False
-            raise
+        with self._turn:
+            try:
+                if not self.open:
+                    self._initialise()
+                count = self._nvml.nvmlDeviceGetCount()
+            except NVMLError as error:
+                if code_of(error) in DRIVER_GONE:
+                    self.open = False
+                raise
         if hidden := hidden_gpus(count):
             raise HiddenGpusError(hidden)
         return count
 
     def close(self) -> None:
         """Shut NVML down, so that it has no device open any more. Raises NVMLError where it refuses."""
+        with self._turn:
+            self._close()
+
+    def _close(self) -> None:
         self.open = False
         self._refused = None
         before = self._initialised
@@ -69,7 +79,7 @@ class Session:
         if self._refused and time.monotonic() < self._retry_at:
             raise self._refused
         try:
-            self.close()  # while NVML counts an earlier initialisation, another one only adds to the count
+            self._close()  # while NVML counts an earlier initialisation, another one only adds to the count
             self._nvml.nvmlInit()
             self._initialised += 1
             cuda = if_supported(self._nvml.nvmlSystemGetCudaDriverVersion_v2)

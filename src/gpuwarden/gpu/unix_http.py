@@ -9,7 +9,8 @@ import h11
 
 LARGEST_HEAD = 16 * 1024
 LARGEST_BODY = 512 * 1024  # a container with a thousand mounts says less
-READ_BYTES = 64 * 1024
+LARGEST_ANSWER = 2 * LARGEST_BODY  # with what frames the body
+READ_BYTES = 4096  # so small that what is made of it holds nobody up
 
 
 async def get(socket: Path, target: str, timeout: float) -> tuple[int, bytes]:
@@ -35,11 +36,16 @@ async def _get(socket: Path, target: str) -> tuple[int, bytes]:
 
 
 async def _answer(http: h11.Connection, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    status, body = 0, bytearray()
+    status, body, taken = 0, bytearray(), 0
     while True:
         event = http.next_event()
         if event is h11.NEED_DATA:
-            http.receive_data(await reader.read(READ_BYTES))
+            await asyncio.sleep(0)  # what has come already is read without waiting: others must have their turn
+            data = await reader.read(READ_BYTES)
+            taken += len(data)
+            if taken > LARGEST_ANSWER:
+                raise OSError(f"an answer of over {LARGEST_ANSWER} bytes")
+            http.receive_data(data)
         elif isinstance(event, h11.Response):
             status = event.status_code
         elif isinstance(event, h11.Data):

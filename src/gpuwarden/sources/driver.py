@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -147,7 +148,8 @@ def _value(kind: int, raw: int) -> float | None:
         number = raw & (1 << _SIGNED[kind]) - 1
         return number - (1 << _SIGNED[kind]) if number >> _SIGNED[kind] - 1 else number
     if kind == pynvml.NVML_VALUE_TYPE_DOUBLE:
-        return cast("float", _DOUBLE.unpack(_RAW.pack(raw))[0])
+        double = cast("float", _DOUBLE.unpack(_RAW.pack(raw))[0])
+        return double if math.isfinite(double) else None
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.device import Device, told
 from gpuwarden.gpu.nvml import MEMORY_V2, Bar1Memory, Memory
 from gpuwarden.metric import Labels
 
@@ -12,7 +12,10 @@ from gpuwarden.metric import Labels
 def _memory(gpu: Device) -> Memory | None:
     # Version 2 tells the driver's own share apart; drivers before R510 have version 1 alone.
     ask = gpu.nvml.nvmlDeviceGetMemoryInfo
-    return gpu.supported(ask, MEMORY_V2) or gpu.supported(ask)
+    memory = gpu.supported(ask, MEMORY_V2) or gpu.supported(ask)
+    if memory is not None:
+        told(memory.used)  # a peak of it would last for minutes, and the others are of the same answer
+    return memory
 
 
 def size(gpu: Device) -> float:

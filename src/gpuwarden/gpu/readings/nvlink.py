@@ -12,12 +12,13 @@ from gpuwarden.metric import Labels
 
 _KIBI = 1024
 _MEGA = 1e6
+_MOST_LINKS = 64  # that are asked for, whatever the driver says; NVML has room for 36
 _ERROR_TYPES = "NVLink error types"
 _UP = frozenset({1, 2})  # active, and asleep to save power: NVML_NVLINK_STATE_*
 
 
 def _links(gpu: Device, number: int = fields.NVLINK_COUNT) -> range:
-    return range(int(gpu.field(number) or 0))
+    return range(min(int(gpu.field(number) or 0), _MOST_LINKS))
 
 
 def states(gpu: Device) -> dict[Labels, float]:

@@ -8,6 +8,8 @@ from gpuwarden.gpu.nvml import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRE
 from gpuwarden.gpu.readings.shapes import present
 from gpuwarden.metric import Labels
 
+_MOST_FANS = 32  # that are asked for, whatever the driver says
+
 
 def temperatures(gpu: Device) -> dict[Labels, float]:
     """Degrees by sensor. Boards whose memory has none answer 0 for it (DCGM shows it so), which no chip is at."""
@@ -45,6 +47,6 @@ def margin_thresholds(gpu: Device) -> dict[Labels, float]:
 
 def fan_speeds(gpu: Device) -> dict[Labels, float]:
     """Ratio of each fan's full speed that it is told to run at."""
-    fans = gpu.fixed(gpu.nvml.nvmlDeviceGetNumFans) or 0
+    fans = min(gpu.fixed(gpu.nvml.nvmlDeviceGetNumFans) or 0, _MOST_FANS)
     speeds = [gpu.supported(gpu.nvml.nvmlDeviceGetFanSpeed_v2, fan) for fan in range(fans)]
     return present(map(str, range(fans)), (None if speed == NOT_AVAILABLE else speed for speed in speeds), 0.01)

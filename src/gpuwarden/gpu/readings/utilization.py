@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.device import Device, told
+from gpuwarden.gpu.nvml import NOT_AVAILABLE
 from gpuwarden.metric import Labels
 
 
 def kernels(gpu: Device) -> float:
     """Ratio of the sample period with a kernel running."""
-    return gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu / 100
+    return told(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu) / 100
 
 
 def busy_seconds(gpu: Device) -> float:
@@ -18,7 +19,7 @@ def busy_seconds(gpu: Device) -> float:
 
 def bandwidth(gpu: Device) -> float:
     """Ratio of the sample period with device memory being read or written."""
-    return gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).memory / 100
+    return told(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).memory) / 100
 
 
 def engines(gpu: Device) -> dict[Labels, float]:
@@ -29,7 +30,11 @@ def engines(gpu: Device) -> dict[Labels, float]:
         ("jpeg",): gpu.nvml.nvmlDeviceGetJpgUtilization,
         ("ofa",): gpu.nvml.nvmlDeviceGetOfaUtilization,
     }
-    return {labels: told[0] / 100 for labels, ask in asks.items() if (told := gpu.supported(ask)) is not None}
+    return {
+        labels: found[0] / 100
+        for labels, ask in asks.items()
+        if (found := gpu.supported(ask)) is not None and found[0] != NOT_AVAILABLE
+    }
 
 
 def encoder_sessions(gpu: Device) -> float | None:

@@ -1,0 +1,39 @@
+"""Log what comes and goes, so that something which does so all day does not fill the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+log = logging.getLogger(__name__)
+
+TELL_SECONDS = 60.0  # in which the changes of one thing are logged twice at most
+
+
+class Changes:
+    """Logs the changes of one thing, a GPU that is slow or lost now and then say: two a minute.
+
+    The last change is told in the end, or a fault that stays after some that came and went would stand in no log.
+    """
+
+    def __init__(self) -> None:
+        self._told: list[float] = []  # when the last were logged
+        self._untold: tuple[int, str, Exception | None] | None = None
+
+    def tell(self, level: int, what: str, error: Exception | None = None) -> bool:
+        """Log a change, with the place where the error was raised, if any; tell whether that was done."""
+        self._untold = level, what, error
+        self.catch_up()
+        return self._untold is None
+
+    def catch_up(self) -> None:
+        """Log the last change if that has not been done and may be by now. To be called in each poll."""
+        if self._untold is None:
+            return
+        now = time.monotonic()
+        self._told = [moment for moment in self._told if now - moment < TELL_SECONDS]
+        if len(self._told) < 2:  # noqa: PLR2004 - away and back again
+            self._told.append(now)
+            level, what, error = self._untold
+            self._untold = None
+            log.log(level, "%s", what, exc_info=error)
