@@ -37,6 +37,10 @@ def _process_counts(subject: GpuInPoll) -> Reading:
     return {(name,): types.count(name) for name in subject.gpu.process_lists}
 
 
+# Errors of the driver as a whole that are there from the start: increase() does not see a counter's first value.
+_GRAVE = (HUNG, "driver_not_loaded", "uninitialized", "lib_rm_version_mismatch")
+
+
 def _gpu_errors(subject: GpuInPoll) -> Reading:
     # The gravest are there from the start: increase() does not see a counter's first value.
     return {(name,): count for name, count in ({HUNG: 0, "gpu_is_lost": 0} | dict(subject.gpu.errors)).items()}
@@ -84,6 +88,11 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
         "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "When the GPU last had that XID, in Unix time.",
         _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg")
     # fmt: on
+
+
+def _collector_errors(state: State) -> Reading:
+    counts = dict.fromkeys(_GRAVE, 0) | dict(state.snapshot.errors)
+    return {("nvml", name): count for name, count in counts.items()}
 
 
 def _process_memory(state: State) -> Reading:
@@ -162,7 +171,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         lambda state: {("nvml",): state.snapshot.last_success} if state.snapshot.last_success else None, labels=("collector",))
     collector_errors_total = Metric[State](
         "gpuwarden_collector_errors_total", "counter", "", "Failures of the driver as a whole, and of GPUs that have not said yet who they are, by NVML's error.",
-        lambda state: {("nvml", name): count for name, count in state.snapshot.errors.items()}, labels=("collector", "error"))
+        _collector_errors, labels=("collector", "error"))
     poll_timestamp_seconds = Metric[State](
         "gpuwarden_poll_timestamp_seconds", "gauge", "seconds", "When the poll that this page shows began, in Unix time.",
         lambda state: state.snapshot.time)
