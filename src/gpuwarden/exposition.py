@@ -39,18 +39,20 @@ Entries: TypeAlias = "Sequence[tuple[Labels, Readings]]"
 class Page:
     """One poll, ready to send in either format."""
 
-    def __init__(self, families: Sequence[tuple[Metric[Any], str]]) -> None:
+    def __init__(self, families: Sequence[tuple[Metric[Any], Sequence[str]]]) -> None:
         self._families = families
 
     @cached_property
     def text(self) -> bytes:
         """In format 0.0.4."""
-        return _bytes(_text_header(row) + samples for row, samples in self._families)
+        return _bytes(part for row, lines in self._families for part in (_text_header(row), *lines))
 
     @cached_property
     def openmetrics(self) -> bytes:
         """In OpenMetrics 1.0."""
-        return _bytes([*(_openmetrics_header(row) + samples for row, samples in self._families), "# EOF\n"])
+        return _bytes(
+            [part for row, lines in self._families for part in (_openmetrics_header(row), *lines)] + ["# EOF\n"]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,13 @@ class Exposition:
     def render(self, tables: Iterable[tuple[type[Table[Any]], Entries]]) -> Page:
         """Write one page. Families without samples are left out."""
         old, self._lines = self._lines, {}
-        families: list[tuple[Metric[Any], str]] = []
+        families: list[tuple[Metric[Any], Sequence[str]]] = []
         for table, subjects in tables:
             for row in table.rows:
                 lines = _row(table.key + row.labels, row, subjects, old.get(row, {}))
                 if lines:
                     self._lines[row] = lines
-                    families.append((row, "".join([each.text for each in lines.values()])))
+                    families.append((row, [each.text for each in lines.values()]))
         return Page(families)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 
+from gpuwarden import malloc
+
 
 class Garbage:
     """Has Python collect everything once in a while. Used by one thread; a collection takes about half a millisecond.
@@ -20,6 +22,7 @@ class Garbage:
     def __init__(self, now: float) -> None:
         gc.collect()
         gc.freeze()
+        malloc.trim()
         self._due = now + self.interval
 
     def collect(self, now: float) -> None:
@@ -27,3 +30,4 @@ class Garbage:
         if now >= self._due:
             self._due = now + self.interval
             gc.collect()
+            malloc.trim()
