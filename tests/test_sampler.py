@@ -4,8 +4,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
@@ -23,14 +21,15 @@ class Memory:
         self.running = threading.Event()
         self.running.set()
         self.fails = False
-        self.look = Look(self._read)
+        self.look = Look()
+        self.look.aim(self._read)
 
-    def _read(self) -> Any:
+    def _read(self) -> int:
         self.running.wait()
         if self.fails:
             raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
         self.looks.append(float(len(self.looks)))
-        return SimpleNamespace(used=self.looks[-1])
+        return int(self.looks[-1])
 
     def seen_more(self) -> Callable[[], bool]:
         """Return the question whether it was looked at since."""
@@ -112,13 +111,8 @@ def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
 def test_the_highest_is_told_once() -> None:
     """A peak between two readings is told in the second, and not again."""
     values = iter([5, 9, 4, 3])
-
-    def memory(handle: str) -> Any:
-        assert handle == "a GPU"
-        return SimpleNamespace(used=next(values))
-
-    look = Look(memory)
-    look.aim("a GPU")
+    look = Look()
+    look.aim(lambda: next(values))
     for _ in range(3):
         look.take(0.0)
     assert look.highest() == 9

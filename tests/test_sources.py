@@ -348,3 +348,39 @@ class TestListing:
         """A driver without any form lacks the function, by NVML's own word."""
         with pytest.raises(pynvml.NVMLError_FunctionNotFound):
             FakeLibrary(1).listed()
+
+
+METERED = """
+import json, pynvml
+from gpuwarden.gpu.nvml import MEMORY_V2, NVMLError, memory_meter
+from gpuwarden.sources import driver
+
+nvml = driver.binding()
+nvml.nvmlInit()
+handle = nvml.nvmlDeviceGetHandleByIndex(0)
+meters = [memory_meter(nvml, handle, version) for version in (None, MEMORY_V2)]
+told = [meter() for meter in meters]
+plain = [pynvml.nvmlDeviceGetMemoryInfo(handle, version).used for version in (None, MEMORY_V2)]
+try:
+    memory_meter(nvml, nvml.nvmlDeviceGetHandleByIndex(1), MEMORY_V2)()
+except NVMLError as error:
+    failed = error.value
+print(json.dumps([told, plain, failed]))
+"""
+
+
+def test_memory_meter(mock_nvml: MockNvml) -> None:
+    """The driver's own meter tells what nvidia-ml-py does, in both forms of the question, and fails as it does."""
+    mock_nvml.processes(0, {4242: 3 << 30})
+    mock_nvml.error(1, "nvmlDeviceGetMemoryInfo_v2", "UNKNOWN")
+    done = subprocess.run(
+        [sys.executable, "-c", METERED],
+        env={**os.environ, **mock_nvml.env(gpus=2, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told, plain, failed = json.loads(done.stdout)
+    assert told == plain
+    assert told[1] > 3 << 30
+    assert failed == pynvml.NVML_ERROR_UNKNOWN

@@ -7,7 +7,7 @@ Every call may block in the driver and is made on a thread of its own (gpu/threa
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NewType, Protocol, TypeAlias
 
 import pynvml
@@ -416,3 +416,15 @@ def nvml_error(code: int) -> Exception:
 def handle_key(handle: Handle) -> Hashable:
     """Return what is equal for two handles of the same GPU: nvidia-ml-py's, being pointers, are not."""
     return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle  # noqa: SLF001 - the class has no public name
+
+
+def memory_meter(nvml: Nvml, handle: Handle, version: int | None) -> Callable[[], int]:
+    """Return a question for the bytes of device memory in use, to be asked often and by one thread at a time.
+
+    The driver's binding has one of its own that keeps its buffer. Blocks as long as the driver does; raises NVMLError.
+    """
+    own: Callable[[Handle, int | None], Callable[[], int]] | None = getattr(nvml, "memory_meter", None)
+    if own is not None:
+        return own(handle, version)
+    form = () if version is None else (version,)
+    return lambda: nvml.nvmlDeviceGetMemoryInfo(handle, *form).used

@@ -14,7 +14,17 @@ from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.mig_reader import MigReader
-from gpuwarden.gpu.nvml import GPU_GONE, MEMORY_V2, UNSUPPORTED, Handle, Nvml, NVMLError, code_of, error_name
+from gpuwarden.gpu.nvml import (
+    GPU_GONE,
+    MEMORY_V2,
+    UNSUPPORTED,
+    Handle,
+    Nvml,
+    NVMLError,
+    code_of,
+    error_name,
+    memory_meter,
+)
 from gpuwarden.gpu.peaks import Peaks
 from gpuwarden.gpu.process_lists import ProcessLists
 from gpuwarden.gpu.sampler import Look
@@ -80,7 +90,8 @@ class GpuReader:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._look = Look(nvml.nvmlDeviceGetMemoryInfo)
+        self._look = Look()
+        self._aimed: tuple[Handle, bool] | None = None  # the handle, and whether its driver is an old one
         self._device = Device(nvml, handle, host_memory, Peaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
@@ -149,9 +160,7 @@ class GpuReader:
             self._mig.by_ids if mig else {},
             all_types=slow,
         )
-        # By the form of the question that the table's rows have found to work.
-        old = self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
-        self._look.aim(self._device.handle, *(() if old else (MEMORY_V2,)))
+        self._aim()
         self._last = now
         return Answers(began, {**self._static, **self._slow, **quick}, processes, types, errors, mig)
 
@@ -163,6 +172,14 @@ class GpuReader:
             before = errors.total()
             self._static = self._taken("static", errors)
             self._static_known = errors.total() == before
+
+    def _aim(self) -> None:
+        """Have memory looked at by the form of the question that the table's rows have found to work."""
+        device = self._device
+        old = device.lacks(device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
+        if self._aimed != (device.handle, old):
+            self._aimed = device.handle, old
+            self._look.aim(memory_meter(device.nvml, device.handle, None if old else MEMORY_V2))
 
     @property
     def look(self) -> Look | None:

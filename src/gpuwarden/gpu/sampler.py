@@ -7,39 +7,41 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Memory
+from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG
 
 log = logging.getLogger(__name__)
 
 
+def _nothing() -> int:
+    return 0
+
+
 class Look:
-    """How one GPU's memory is looked at: `question` asks the driver for it, with these arguments.
+    """How one GPU's memory is looked at; before the first `aim` there is nothing to see.
 
     Taken ten times a second with cold caches, a look costs by what it touches: it keeps the highest and no more.
     """
 
-    __slots__ = ("_arguments", "_highest", "_lock", "_question", "asked")
+    __slots__ = ("_highest", "_lock", "_meter", "asked")
 
-    def __init__(self, question: Callable[..., Memory]) -> None:
-        self._question = question
-        self._arguments: tuple[object, ...] = ()
+    def __init__(self) -> None:
+        self._meter: Callable[[], int] = _nothing
         self._lock = threading.Lock()
         self._highest = 0.0
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
 
-    def aim(self, *arguments: object) -> None:
-        """Ask with other arguments from now on."""
-        self._arguments = arguments
+    def aim(self, meter: Callable[[], int]) -> None:
+        """Ask `meter` for the bytes in use from now on (nvml.memory_meter)."""
+        self._meter = meter
 
     def take(self, now: float) -> None:
         """Look once. Blocks as long as the driver does."""
         self.asked = now
         try:
-            used = int(self._question(*self._arguments).used)
+            used = self._meter()
         except Exception:  # noqa: BLE001 - the next poll finds out what is wrong, and says so; the other GPUs go on
-            return
-        finally:
-            self.asked = None
+            used = 0
+        self.asked = None
         if used > self._highest and used != NOT_AVAILABLE_LONG:
             with self._lock:
                 self._highest = max(used, self._highest)
