@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG
-
-log = logging.getLogger(__name__)
 
 
 def _nothing() -> int:
