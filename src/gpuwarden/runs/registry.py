@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -15,12 +15,24 @@ from types import MappingProxyType
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import headroom
-from gpuwarden.protocol import DeviceMemory, End, Hello, Message, ProtocolError, Report
+from gpuwarden.protocol import DeviceMemory, End, Error, Hello, Message, ProtocolError, Report
 from gpuwarden.runs.devices import resolve
+from gpuwarden.runs.ending import Ending, Outcome, conclude
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Usage
 
 log = logging.getLogger(__name__)
+
+KEPT_ERRORS = 8  # of a run
+
+
+@dataclass(frozen=True, slots=True)
+class SeenError:
+    """An error that a run told, when (Unix time), and the headroom by UUID that the daemon had known before it."""
+
+    error: Error
+    at: float
+    headroom: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,8 @@ class Run:
     `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
     than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
-    its processes use on the host, where that is known.
+    its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
+    the last that it told; the report counts them all. `ending` is there once the run is not up.
     """
 
     peer: Peer
@@ -44,6 +57,9 @@ class Run:
     headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
     unresolved: int = 0
     usage: Usage | None = None
+    began: float = 0.0
+    errors: tuple[SeenError, ...] = ()
+    ending: Ending | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +75,11 @@ class _Record:
     ended: float | None = None
     end_told: bool = False  # in the log
     connected: bool = True
+    began: float = 0.0  # Unix time, to show
+    headroom: Mapping[str, float] = field(default_factory=dict)  # at the last poll, by UUID
+    errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
+    farewell: End | None = None
+    ending: Ending | None = None
 
 
 class RunRegistry:
@@ -84,11 +105,14 @@ class RunRegistry:
             record = known
             if record.wish is not None:
                 self._rename(record, record.wish, now)
-        record.seen, record.connected, record.ended = now, True, None
-        if isinstance(message, Report):
+        record.seen, record.connected, record.ended, record.ending = now, True, None, None
+        if isinstance(message, Error):
+            self._note(record, message)
+        elif isinstance(message, Report):
             record.report, record.last_report, record.last_report_time = message, now, self._wall()
         elif isinstance(message, End):
-            self._end(record, now, message.reason)
+            record.farewell = message
+            self._end(record, now, conclude(message))
         self.received += 1
 
     def _greet(self, peer: Peer, hello: Hello, now: float) -> _Record:
@@ -98,7 +122,7 @@ class RunRegistry:
             return record
         if len(self._records) >= self._limit and not self._make_room(now):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
-        record = self._records[peer.run_id] = _Record(peer, hello, seen=now, named=now)
+        record = self._records[peer.run_id] = _Record(peer, hello, seen=now, named=now, began=self._wall())
         log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
         return record
 
@@ -130,13 +154,17 @@ class RunRegistry:
         """Note that the process is gone: its memory is free again, its totals stay until their expiry."""
         record = self._records.get(peer.run_id)
         if record is not None and record.ended is None:
-            self._end(record, now, "its process is gone")
+            self._end(record, now, conclude(record.farewell))
 
-    def _end(self, record: _Record, now: float, why: str) -> None:
+    def _end(self, record: _Record, now: float, conclusion: tuple[Outcome, str]) -> None:
         record.ended = now
+        record.ending = Ending(*conclusion, at=self._wall())
         if not record.end_told:  # once a run: one that says its end again and again must not fill the log
-            log.info("run=%s name=%r ended: %s", record.peer.run_id, record.hello.name, why)
+            log.info("run=%s name=%r ended: %s (%s)", record.peer.run_id, record.hello.name, *conclusion)
         record.end_told = True
+
+    def _note(self, record: _Record, error: Error) -> None:
+        record.errors.append(SeenError(error, self._wall(), record.headroom))
 
     def disconnected(self, peer: Peer, now: float) -> None:
         """Note that the run has no connection left; unless it comes back it is forgotten in an expiry."""
@@ -168,6 +196,7 @@ class RunRegistry:
         current = up and record.last_report is not None and now - record.last_report <= self._expiry
         uuids = resolve(record.hello, record.peer.pid, snapshot)
         memory = _by_gpu(record.report.memory, uuids) if record.report and current else {}
+        record.headroom = self._headroom(record, memory, snapshot, lambda device: device.current)
         return Run(
             peer=record.peer,
             hello=record.hello,
@@ -176,10 +205,13 @@ class RunRegistry:
             up=up,
             current=current,
             memory=memory,
-            headroom=self._headroom(record, memory, snapshot, lambda device: device.current),
+            headroom=record.headroom,
             headroom_at_peak=self._headroom(record, memory, snapshot, lambda device: device.peak),
             unresolved=len(record.hello.devices) - len(uuids),
             usage=usage,
+            began=record.began,
+            errors=tuple(record.errors),
+            ending=record.ending,
         )
 
     def _headroom(
@@ -221,5 +253,13 @@ def _by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dic
 
 
 def _sum(one: DeviceMemory, other: DeviceMemory) -> DeviceMemory:
-    limit = None if one.limit is None or other.limit is None else one.limit + other.limit
-    return DeviceMemory(one.current + other.current, one.peak + other.peak, limit)
+    return DeviceMemory(
+        one.current + other.current,
+        one.peak + other.peak,
+        _both(one.limit, other.limit),
+        _both(one.reserved, other.reserved),
+    )
+
+
+def _both(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
