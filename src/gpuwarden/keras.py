@@ -28,7 +28,7 @@ from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.memory import with_named
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.steps import Steps
-from gpuwarden.protocol import MAX_LIST, Error, Hello, Phase, clip
+from gpuwarden.protocol import MAX_LIST, Hello, Phase, clip
 
 MAX_ERRORS = 5  # failures of our own until the callback switches itself off
 _OF_ONE_FIT = {"_run", "_steps", "_metric", "_functions", "_watched", "_model", "model"}
@@ -235,8 +235,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if not isinstance(exception, Exception):
             self._report()  # interrupted: no error, but over all the same
             return
-        kind, allocations, name, text = describe(exception)
-        run.fail(Error(kind, name, text, phase, run.steps, allocations, run.memory.reading()))
+        run.fail(describe(exception, phase, run.steps, run.memory.reading()))
 
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
