@@ -243,7 +243,7 @@ def test_a_container_started_before_a_restart_reaches_the_next_daemon() -> None:
     """A mount of the socket's folder outlives the daemon whose folder it was."""
     uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
     mounted = 'mount --bind /run/gpuwarden /mnt && echo mounted && read _ && exec "$@"'
-    run = [PREFIX / "bin/python", "-c", RUN, uuid, "/mnt/run.sock"]
+    run = [str(PREFIX / "bin/python"), "-c", RUN, uuid, "/mnt/run.sock"]
     contained = ["unshare", "--mount", "sh", "-c", mounted, "sh", *run]
     with subprocess.Popen(contained, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as box:
         assert box.stdin is not None
