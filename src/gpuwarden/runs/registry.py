@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
@@ -141,11 +141,11 @@ class RunRegistry:
 
     def _rename(self, record: _Record, hello: Hello, now: float) -> None:
         """Take a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
-        same = (hello.name, hello.framework) == (record.hello.name, record.hello.framework)
+        same = _labels(hello) == _labels(record.hello)
         record.wish = None
         if not same and now - record.named <= self._expiry:
             record.wish = hello
-            hello = replace(hello, name=record.hello.name, framework=record.hello.framework)
+            hello = replace(hello, **_labels(record.hello))
         elif not same:
             record.named = now
         record.hello = hello
@@ -270,6 +270,11 @@ class RunRegistry:
             if left is not None:
                 found[uuid] = left
         return found
+
+
+def _labels(hello: Hello) -> dict[str, Any]:
+    """Give what of a hello becomes labels."""
+    return {"name": hello.name, "framework": hello.framework, "job": hello.job, "rank": hello.rank}
 
 
 def _by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:

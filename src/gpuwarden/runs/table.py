@@ -11,7 +11,9 @@ from gpuwarden.runs.registry import Run
 
 
 def _info(run: Run) -> Reading:
-    return {(run.hello.name, run.hello.framework, str(run.peer.pid), str(run.peer.uid)): 1}
+    hello = run.hello
+    rank = "" if hello.rank is None else str(hello.rank)
+    return {(hello.name, hello.framework, str(run.peer.pid), str(run.peer.uid), hello.job or "", rank): 1}
 
 
 def _step_duration(run: Run) -> Reading:
@@ -53,8 +55,8 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
 
     # fmt: off
     info = Metric[Run](
-        "gpuwarden_run_info", "info", "", "Identity of a training run; join on run_id.",
-        _info, labels=("run_name", "framework", "pid", "uid"), source="hello; pid and uid from the kernel (SO_PEERCRED)")
+        "gpuwarden_run_info", "info", "", "Identity of a training run, to be joined on run_id; of a job with several workers also which job and rank.",
+        _info, labels=("run_name", "framework", "pid", "uid", "job_id", "rank"), source="hello; pid and uid from the kernel (SO_PEERCRED)")
     up = Metric[Run](
         "gpuwarden_run_up", "gauge", "", "Whether the run's process lives and has not said its end.",
         lambda run: float(run.up), source="pidfd, end")
@@ -66,8 +68,17 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.report.steps if run.report else None, source="report")
     step_duration_seconds = Metric[Run](
         "gpuwarden_run_step_duration_seconds", "histogram", "seconds",
-        "Duration of training steps, without the compiling first one, validation and the callback's own time.",
+        "Duration of training steps, without those that compile, validation and the callback's own time.",
         _step_duration, source="report")
+    examples_total = Metric[Run](
+        "gpuwarden_run_examples_total", "counter", "", "Examples the run has trained on, where the size of its batches is known.",
+        lambda run: run.report.examples if run.report else None, source="report, docs/keras.md")
+    compile_seconds_total = Metric[Run](
+        "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where that is known.",
+        lambda run: run.report.compile_seconds if run.report else None, source="report, docs/keras.md")
+    loss = Metric[Run](
+        "gpuwarden_run_loss", "gauge", "", "Mean loss of the epoch so far, where the user has it reported.",
+        lambda run: run.report.loss if run.report and run.current else None, source="report")
     epoch = Metric[Run](
         "gpuwarden_run_epoch", "gauge", "", "Epoch the run is in, from 0.",
         lambda run: run.report.epoch if run.report and run.current else None, source="report")
