@@ -6,6 +6,7 @@ import pytest
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, ProtocolError, Report
+from gpuwarden.runs.inquest import PATIENCE_SECONDS
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from snapshots import GIB, divided, gpu, snapshot
@@ -146,10 +147,12 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
     runs = registry()
     runs.receive(ALICE, HELLO, 0.0)
     with caplog.at_level("INFO"):
-        for _ in range(3):
-            runs.receive(ALICE, End("completed"), 1.0)
-            runs.receive(ALICE, report(), 1.0)
-    assert len(caplog.records) == 1
+        for now in (1.0, 50.0, 100.0):
+            runs.receive(ALICE, End("completed"), now)
+            runs.runs(BOX, now + PATIENCE_SECONDS)
+            runs.receive(ALICE, report(), now + PATIENCE_SECONDS)
+    assert len([record for record in caplog.records if "ended" in record.message]) == 1
+    assert runs.ended["finished"] == 1
 
 
 def test_run_without_connection_is_forgotten_unless_it_comes_back() -> None:
