@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from control_groups import limited
 
 from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits
 
@@ -116,20 +116,8 @@ def test_cgroup_is_asked_once_a_look(tmp_path: Path) -> None:
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
     """Yield a real cgroup of this test's own, with a limit of 1 GiB; it must be root's to make."""
-    version_1 = Path("/sys/fs/cgroup/memory")
-    parent, limit = (
-        (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (Path("/sys/fs/cgroup"), "memory.max")
-    )
-    folder = parent / f"gpuwarden-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / limit).write_text(str(GIB))
-    except OSError as error:
-        if folder.is_dir():
-            folder.rmdir()
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield folder
-    folder.rmdir()
+    with limited(GIB) as folder:
+        yield folder
 
 
 def test_real_limit(cgroup: Path) -> None:
