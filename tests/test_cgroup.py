@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from control_groups import limited
 
-from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits
+from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits, OomKills
 
 GIB, MIB = 2**30, 2**20
 PID = 7
@@ -111,6 +111,33 @@ def test_cgroup_is_asked_once_a_look(tmp_path: Path) -> None:
     assert cgroups.limits(8) == first == Limits(CgroupMemory(GIB, 5))
     cgroups.begin()
     assert cgroups.limits(8) == Limits(CgroupMemory(GIB, 6))
+
+
+def test_oom_kills_are_those_of_its_own_cgroup(tmp_path: Path) -> None:
+    """Of the cgroup a process is in the counter of the OOM killer's kills is found, and what it grew by later."""
+    write(
+        tmp_path,
+        {
+            "cg/memory.events": "oom_kill 90\n",
+            "cg/a/memory.events": "oom_kill 7\n",
+            "cg/a/memory.events.local": "low 0\noom 5\noom_kill 2\noom_group_kill 1\n",
+        },
+    )
+    found = limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x").oom_kills
+    assert found is not None
+    assert (found.count, found.since()) == (2, 0)
+    write(tmp_path, {"cg/a/memory.events.local": "oom_kill 5\n"})
+    assert found.since() == 3
+    (tmp_path / "cg/a/memory.events.local").unlink()
+    assert found.since() == 0
+
+
+def test_oom_kills_of_older_kernels(tmp_path: Path) -> None:
+    """Where there is no counter of the cgroup alone, that with those below it; in version 1 it stands elsewhere."""
+    write(tmp_path, {"cg/a/memory.events": "oom_kill 7\n", "v1/b/memory.oom_control": "under_oom 0\noom_kill 4\n"})
+    assert limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x").oom_kills == OomKills(f"{tmp_path}/cg/a/memory.events", 7)
+    found = limits(tmp_path, "4:memory:/b\n0::/\n", "/ /v1 cgroup memory").oom_kills
+    assert found == OomKills(f"{tmp_path}/v1/b/memory.oom_control", 4)
 
 
 @pytest.fixture
