@@ -44,7 +44,9 @@ def test_what_is_a_stall(report: Report, silent: float, *, expected: bool) -> No
         (Signs("uninterruptible", cpus=0.0, gpu=1.0), "uninterruptible"),
         (Signs("sleeping", cpus=1.0, gpu=1.0), "gpu_busy"),
         (Signs("running", cpus=1.0, gpu=0.1), "cpu_busy"),
-        (Signs("running", cpus=0.5), "cpu_busy"),
+        (Signs("sleeping", cpus=0.5), "cpu_busy"),  # in another thread, or a worker
+        (Signs("running", cpus=0.1), "cpu_busy"),  # on a host that has no more to give
+        (Signs("running", cpus=0.09), "waiting"),
         (Signs("sleeping", cpus=0.1, gpu=0.0), "waiting"),
         (Signs("zombie", cpus=0.1), "waiting"),
         (Signs("sleeping", gpu=0.0), "unknown"),
@@ -61,21 +63,26 @@ def used(cpu: float, state: str = "sleeping") -> Usage:
     return Usage(cpu, None, None, Present(memory=0, processes=1, state=state, cpus=None, cgroup_memory=None))
 
 
+def idle() -> float:
+    """Tell that the run's GPUs do nothing."""
+    return 0.0
+
+
 def test_watch_counts_each_stall_once() -> None:
     """A stall lasts until the next step; the same totals told again are none."""
     watch = StallWatch()
     watch.hear(REPORT, 100.0)
-    assert watch.judge(REPORT, None, PATIENCE, 120.0) is None
+    assert watch.judge(REPORT, idle, PATIENCE, 120.0) is None
     watch.hear(REPORT, 119.0)
     for now in (121.0, 125.0):
-        stall = watch.judge(REPORT, None, PATIENCE, now)
+        stall = watch.judge(REPORT, idle, PATIENCE, now)
         assert stall is not None
         assert stall.seconds == now - 100.0
     further = replace(REPORT, steps=6)
     watch.hear(further, 126.0)
-    assert watch.judge(further, None, PATIENCE, 127.0) is None
-    assert watch.judge(further, None, PATIENCE, 150.0) is not None
-    assert watch.judge(None, None, PATIENCE, 151.0) is None  # it has ended
+    assert watch.judge(further, idle, PATIENCE, 127.0) is None
+    assert watch.judge(further, idle, PATIENCE, 150.0) is not None
+    assert watch.judge(None, idle, PATIENCE, 151.0) is None  # it has ended
     assert watch.stalls == 2
 
 
@@ -88,7 +95,7 @@ def test_cpu_is_that_since_the_last_look() -> None:
     for number, look in enumerate(looks):
         for now in (100.0 + 10 * number, 101.0 + 10 * number):
             watch.look(look, now)
-            stall = watch.judge(REPORT, 0.0, PATIENCE, now)
+            stall = watch.judge(REPORT, idle, PATIENCE, now)
             causes.append(stall.cause if stall else "none")
     assert causes == ["unknown"] * 2 + ["waiting"] * 2 + ["cpu_busy"] * 2 + ["stopped"] * 2
 

@@ -256,12 +256,12 @@ class Runs:
         between(WHOLE, "1", "1000"),
         "10",
         "How many times as long as the run's slow steps (95th percentile) a step may take before the run counts as "
-        "stalled,",
+        "stalled.",
     )
     stall_after: float = option(
         between(DURATION, "1s", "24h"),
         "1m",
-        "and how long at least.",
+        "How long a step may take in any case before the run counts as stalled.",
     )
     context_overhead: int = option(
         between(SIZE, "0", "64GiB"),

@@ -298,7 +298,7 @@ class RunRegistry:
         watch, before = record.stalling, record.stalling.stall
         watch.look(usage, now)
         report = record.report if record.inquest is None else None
-        stall = watch.judge(report, _busiest(record.uuids.values(), snapshot), self._patience, now)
+        stall = watch.judge(report, lambda: _busiest(record.uuids.values(), snapshot), self._patience, now)
         who = record.peer.run_id, record.hello.name
         if stall and not before and watch.stalls <= TOLD_STALLS:
             log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, stall.seconds, stall.cause)

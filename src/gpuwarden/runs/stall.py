@@ -6,6 +6,7 @@ between steps. The first step of all compiles, for as long as that takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,6 +17,7 @@ Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting",
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 BUSY_GPU = 0.5  # ratio of a GPU's time
 BUSY_CPUS = 0.5  # CPUs
+CONTENDING_CPUS = 0.1  # of a run that was found to run, or to wait for a CPU: on a full host it gets less than it asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def cause(signs: Signs) -> Cause:
         return "gpu_busy"
     if signs.cpus is None:
         return "unknown"
-    return "cpu_busy" if signs.cpus >= BUSY_CPUS else "waiting"
+    busy = CONTENDING_CPUS if signs.state == "running" else BUSY_CPUS
+    return "cpu_busy" if signs.cpus >= busy else "waiting"
 
 
 class StallWatch:
@@ -89,8 +92,10 @@ class StallWatch:
             self._cpus = max(usage.cpu_seconds - before.cpu_seconds, 0.0) / max(now - when, 1e-3)
         self._looked = usage, now
 
-    def judge(self, report: Report | None, gpu: float | None, patience: Patience, now: float) -> Stall | None:
-        """Return the stall that a living run is in, if any; `gpu` is how busy the busiest of its GPUs is."""
+    def judge(
+        self, report: Report | None, gpu: Callable[[], float | None], patience: Patience, now: float
+    ) -> Stall | None:
+        """Return the stall that a living run is in, if any; `gpu` tells how busy the busiest of its GPUs is."""
         silent = now - self._moved
         if report is None or not hangs(report, silent, patience):
             self.stall = None
@@ -98,5 +103,5 @@ class StallWatch:
         present = self._looked[0].present if self._looked else None
         if self.stall is None:
             self.stalls += 1
-        self.stall = Stall(silent, cause(Signs(present.state if present else None, self._cpus, gpu)))
+        self.stall = Stall(silent, cause(Signs(present.state if present else None, self._cpus, gpu())))
         return self.stall
