@@ -26,6 +26,7 @@ NUMBERS: dict[str, set[float]] = {
     "RunPeakNearOutOfMemory": {thresholds.NEAR_OUT_OF_MEMORY, thresholds.PEAK_RISE_SECONDS},
     "RunStalled": {1},
     "RunDied": {0, thresholds.DIED_SECONDS},
+    "RunOutOfMemory": {thresholds.ERROR_SECONDS},
     "GpuNearThermalSlowdown": {thresholds.NEAR_SLOWDOWN},
     "GpuDown": {0},
     "GpuMissing": {0},

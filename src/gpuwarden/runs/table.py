@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuwarden.metric import Histogram, Metric, Reading, Table
-from gpuwarden.protocol import PHASES, STEP_BUCKETS
+from gpuwarden.protocol import ERROR_KINDS, PHASES, STEP_BUCKETS
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.process_tree import STATES, Present
 from gpuwarden.runs.registry import Run
@@ -36,6 +36,11 @@ def _stalled(run: Run) -> Reading:
 
 def _stall_cause(run: Run) -> Reading:
     return {(name,): float(run.stall.cause == name) for name in CAUSES} if run.stall else None
+
+
+def _errors(run: Run) -> Reading:
+    """Count each kind from the first report on: a counter that begins at its first error would hide it."""
+    return {(kind,): run.report.errors.get(kind, 0) for kind in ERROR_KINDS} if run.report else None
 
 
 def _present(run: Run) -> Present | None:
@@ -126,6 +131,20 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     unresolved_devices = Metric[Run](
         "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be told to be a certain GPU.",
         lambda run: run.unresolved, source="hello")
+    errors_total = Metric[Run](
+        "gpuwarden_run_errors_total", "counter", "", "Errors that training raised, evaluation and prediction included, by kind.",
+        _errors, labels=("kind",), source="report, docs/errors.md")
+    last_error_timestamp_seconds = Metric[Run](
+        "gpuwarden_run_last_error_timestamp_seconds", "gauge", "seconds", "When the run last told of an error of the kind, in Unix time.",
+        lambda run: {(kind,): at for kind, at in run.last_errors.items()}, labels=("kind",), source="error, report")
+    oom_requested_bytes = Metric[Run](
+        "gpuwarden_run_oom_requested_bytes", "gauge", "bytes", "Bytes that could not be allocated in the run's last out-of-memory on the GPU.",
+        lambda run: {(uuid,): oom.requested for uuid, oom in run.ooms.items() if oom.requested is not None},
+        labels=("uuid",), source="error, docs/errors.md")
+    oom_headroom_bytes = Metric[Run](
+        "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom that had been known before the run's last out-of-memory on the GPU.",
+        lambda run: {(uuid,): oom.headroom for uuid, oom in run.ooms.items() if oom.headroom is not None},
+        labels=("uuid",), source="error, docs/errors.md")
     reports_dropped_total = Metric[Run](
         "gpuwarden_run_reports_dropped_total", "counter", "", "Reports the run could not send because the daemon did not read.",
         lambda run: run.report.dropped if run.report else None, source="report")
