@@ -8,12 +8,13 @@ prefix=/opt/gpuwarden
 old=$prefix.old
 unit=/etc/systemd/system/gpuwarden.service
 config=/etc/gpuwarden/config.yaml
+state=/var/lib/gpuwarden
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
     cat <<EOF
 Usage: install.sh [WHEEL]                  install or upgrade, from this checkout or from a built wheel
-       install.sh --uninstall [--purge]    remove; with --purge the configuration as well
+       install.sh --uninstall [--purge]    remove; with --purge the configuration and receipts as well
 
 Makes $prefix (a virtual environment), $unit
 and, if there is none yet, $config; then enables and starts the service.
@@ -175,10 +176,11 @@ uninstall() {
     systemctl reset-failed gpuwarden.service 2>/dev/null || true
     [ ! -f "$prefix/pyvenv.cfg" ] || rm -rf "$prefix"
     if [ "$1" = --purge ]; then
-        rm -rf "${config%/*}" "$unit.d"
-        echo "gpuwarden and its configuration are removed"
+        # Of a service without a user of its own, the one is a link to the other.
+        rm -rf "${config%/*}" "$unit.d" "$state" "${state%/*}/private/${state##*/}"
+        echo "gpuwarden, its configuration and its receipts of runs are removed"
     else
-        echo "gpuwarden is removed; ${config%/*} is kept (--purge removes it as well)"
+        echo "gpuwarden is removed; ${config%/*} and $state are kept (--purge removes them as well)"
     fi
 }
 

@@ -29,6 +29,8 @@ from gpuwarden.host import Host, HostReader
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
+from gpuwarden.runs.receipt_place import place
+from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.sources import Source
@@ -38,6 +40,8 @@ from gpuwarden.web import Request, Response, WebServer
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 86400.0  # a pause that is forgotten must not leave the box unwatched for good
+
+RUNS = "/api/v1/runs"
 
 _NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
 
@@ -73,12 +77,16 @@ class Daemon:
         here = source.name == "nvml"
         owners = config.owners if here else NO_OWNERS
         self._names = ProcessNames() if here else None
+        users = UserNames(source.user_name)
+        # What runs report beside GPUs that are not this machine's is for looking at, and not to be kept.
+        folder = place(config.receipts) if here else None
+        self._receipts = Receipts(self._accounts, folder, config.receipts.max, users.name)
         self._containers = ContainerNames(owners.docker.path, owners.podman.path, owners.kubernetes_logs.path)
         self._owners = OwnerBook(
             config.owners.max,
             self._names.identify if self._names else source.identify,
             containers=self._containers,
-            users=UserNames(source.user_name),
+            users=users,
             maps=JobMaps(owners.slurm_job_map.path, owners.slurm_gpustat.path),
         )
         self._host_reader = HostReader()
@@ -98,6 +106,8 @@ class Daemon:
                 "/metrics": self._serve_metrics,
                 "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
                 "/-/ready": self._serve_ready,
+                RUNS: lambda _request: _json(self._receipts.listing()),
+                f"{RUNS}/": self._serve_run,
             },
             max_connections=config.web.max_connections,
             timeout=config.web.timeout,
@@ -123,6 +133,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         try:
+            await self._receipts.open()
             await self.web.start(*self._config.web.listen)
             self._runs.start(self._config.runs.socket, self._config.runs.socket_mode)
             await self.poll()
@@ -137,6 +148,7 @@ class Daemon:
             self._poller.stop()
             self._containers.stop()
             self._runs.stop()
+            await self._receipts.stop()
             await self.web.stop()
         return not stop.is_set()
 
@@ -229,7 +241,10 @@ class Daemon:
         return not (snapshot.hung and self._answered) or self._poller.uninterruptible
 
     def _join(self, snapshot: Snapshot, now: float) -> State:
-        runs = self._accounts.join(self._registry.runs(snapshot, now, self._usages), snapshot, now)
+        runs = self._registry.runs(snapshot, now, self._usages)
+        self._receipts.take_up(runs)
+        runs = self._accounts.join(runs, snapshot, now)
+        self._receipts.see(runs, now)
         owners = self._owners.join(snapshot, {run.peer.pid: run.peer.run_id for run in runs if run.up})
         self._dropped["owners"] += owners.dropped
         return State(
@@ -255,6 +270,7 @@ class Daemon:
                 xids_dropped=self._xids.dropped,
                 kernel_log_records_lost=self._xids.records_lost,
                 tree_processes_dropped=self._trees.dropped,
+                receipt_errors=self._receipts.errors,
             ),
         )
 
@@ -295,6 +311,12 @@ class Daemon:
             return Response(503, _NO_PAGE)
         return Response(200, b"gpuwarden is ready\n")
 
+    def _serve_run(self, request: Request) -> Response:
+        receipt = self._receipts.one(request.path.removeprefix(f"{RUNS}/"))
+        if receipt is None:
+            return Response(404, f"no such run; {RUNS} has those that are known\n".encode())
+        return _json(receipt)
+
     def _serve_status_page(self, _request: Request) -> Response:
         if self._state is None:
             return Response(503, _NO_PAGE)
@@ -304,6 +326,10 @@ class Daemon:
         return Response(
             200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers
         )
+
+
+def _json(body: bytes) -> Response:
+    return Response(200, body, "application/json")
 
 
 def _status(state: State) -> str:

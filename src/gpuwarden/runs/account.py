@@ -261,8 +261,8 @@ class Accounts:
         return tuple(replace(run, account=self._entries[run.peer.run_id].account()) for run in runs)
 
     def resume(self, run_id: str, before: Account) -> None:
-        """Add what an earlier daemon has counted of a run that is in the last poll."""
-        entry = self._entries[run_id]
+        """Go on from what an earlier daemon has counted of a run that the next poll has."""
+        entry = self._entries.setdefault(run_id, _Entry())
         for uuid, share in before.shares.items():
             tally = entry.tallies.get(uuid)
             if tally is None:
@@ -326,7 +326,7 @@ def _is_stepping(entry: _Entry, run: Run) -> bool:
 def _pass_phase(entry: _Entry, run: Run, elapsed: float) -> None:
     if run.report is not None and run.current:
         if not entry.phases:
-            entry.phases = dict.fromkeys(PHASES, 0.0)
+            entry.phases = dict[str, float].fromkeys(PHASES, 0.0)
         entry.phases[run.report.phase] += elapsed
 
 
