@@ -89,8 +89,10 @@ def _where(config: Config, answer: Mapping[str, Any]) -> str:
     """Say where receipts of past runs lie."""
     if "folder" in answer:
         return f"Receipts lie in {shown(str(answer['folder']))}"
-    folders = {str(folder): None for folder in (config.receipts.path.path, place(config.receipts), of_user()) if folder}
-    return f"Receipts of past runs lie in {' or '.join(folders)}" if folders else "Receipts are not kept"
+    own = of_user()
+    folders = [config.receipts.path.path, place(config.receipts), own if own and own.is_dir() else None]
+    names = dict.fromkeys(shown(str(folder)) for folder in folders if folder)
+    return f"Receipts of past runs lie in {' or '.join(names)}" if names else "Receipts are not kept"
 
 
 def _receipts(found: Iterable[Any]) -> Iterator[Receipt]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuwarden.runs.receipt import Receipt
 
-_GIB, _MIB = 2**30, 2**20
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _SHORT = 10.0  # seconds below which tenths matter
 
@@ -29,8 +29,11 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Write bytes in GiB, or in MiB below a tenth of one."""
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB / 10 else f"{count / _MIB:.1f} MiB"
+    """Write bytes in GiB, or in MiB or KiB below a tenth of one."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
+        if count >= unit / 10:
+            return f"{count / unit:.1f} {name}"
+    return f"{count / _KIB:.0f} KiB"
 
 
 def energy(joules: float) -> str:
