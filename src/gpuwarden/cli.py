@@ -105,25 +105,33 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_runs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    runs = commands.add_parser("runs", help="list training runs, past ones too, or show one")
+    _add_asking(runs)
+    _add_choice(runs)
+    runs.set_defaults(command=_list_runs, config=None, listen=None, json=False, which=("live", "past"), limit=None)
     # A default would be set anew by the word after `runs`, over what stands before it.
-    both = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    both.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
-    both.add_argument("--listen", metavar="HOST:PORT", help="where it serves HTTP (default 127.0.0.1:9846)")
-    both.add_argument("--json", action="store_true", help="in the form of docs/api.md")
-    several = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    which = several.add_mutually_exclusive_group()
+    words = runs.add_subparsers(metavar="list | show")
+    unsaid = argparse.SUPPRESS
+    some = words.add_parser("list", help="list them: what runs without a word does", argument_default=unsaid)
+    _add_asking(some)
+    _add_choice(some)
+    show = words.add_parser("show", help="show all that is known of one", argument_default=unsaid)
+    show.add_argument("run", metavar="ID", help="the run's id, or as much of its begin as no other has")
+    _add_asking(show)
+    show.set_defaults(command=_show_run)
+
+
+def _add_asking(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where it serves HTTP (default 127.0.0.1:9846)")
+    parser.add_argument("--json", action="store_true", help="in the form of docs/api.md")
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
     which.add_argument("--live", dest="which", action="store_const", const=("live",), help="those alone that go on")
     which.add_argument("--past", dest="which", action="store_const", const=("past",), help="those alone that ended")
-    several.add_argument("--limit", type=_positive, metavar="N", help="the newest N of both, or of those alone")
-    runs = commands.add_parser(
-        "runs", help="list training runs, past ones too, or show one", parents=[both, several]
-    )  # fmt: skip
-    runs.set_defaults(command=_list_runs, config=None, listen=None, json=False, which=("live", "past"), limit=None)
-    words = runs.add_subparsers(metavar="list | show")
-    words.add_parser("list", parents=[both, several], help="list them: what runs without a word does")
-    show = words.add_parser("show", parents=[both], help="show all that is known of one")
-    show.add_argument("run", metavar="ID", help="the run's id, or as much of its begin as no other has")
-    show.set_defaults(command=_show_run)
+    parser.add_argument("--limit", type=_positive, metavar="N", help="the newest N of both, or of those alone")
 
 
 def _positive(text: str) -> int:

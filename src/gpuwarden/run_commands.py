@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import textwrap
 import time
 import unicodedata
 import urllib.error
@@ -184,9 +183,26 @@ def _whole(receipt: Receipt, width: int) -> Iterator[str]:
 def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
     """Write a label and its text, which goes on below itself."""
     start = f"{label:<{LABEL_WIDTH}}" if label else ""
-    lines = textwrap.wrap(shown(text), max(width - len(start), 20), break_on_hyphens=False) or [""]
-    for number, line in enumerate(lines):
+    for number, line in enumerate(_filled(shown(text), max(width - len(start), 20))):
         yield (start if number == 0 else " " * len(start)) + line
+
+
+def _filled(text: str, width: int) -> Iterator[str]:
+    """Break a text into lines of so many columns: textwrap counts letters, of which some take two."""
+    line = ""
+    for word in text.split(" "):
+        if line and _cells(line) + 1 + _cells(word) <= width:
+            line += f" {word}"
+            continue
+        if line:
+            yield line
+        line = ""
+        for letter in word:
+            if _cells(line) + _cells(letter) > width:
+                yield line
+                line = ""
+            line += letter
+    yield line
 
 
 def _moment(seconds: float) -> str:

@@ -163,6 +163,8 @@ class ReceiptFiles:
 
     def _remove_oldest(self) -> None:
         name = self._ended.pop(0)
-        with suppress(ReceiptError, FileNotFoundError):  # one that is none of ours stays
+        try:
             self._receipt(name)
-            (self.folder / name).unlink()
+        except (ReceiptError, OSError):
+            return  # one that is none of ours stays
+        (self.folder / name).unlink(missing_ok=True)
