@@ -133,9 +133,9 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         try:
-            await self._receipts.open()
             await self.web.start(*self._config.web.listen)
             self._runs.start(self._config.runs.socket, self._config.runs.socket_mode)
+            await self._receipts.open()  # now that this is no second daemon
             await self.poll()
             systemd.ready(longest_silence=4 * self._config.poll.interval)
             await self._take_commands()
