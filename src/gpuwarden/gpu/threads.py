@@ -25,8 +25,7 @@ class Threads:
     one that finds no more to do while another waits already ends.
     """
 
-    def __init__(self, name: str = "driver") -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[asyncio.Future[Any], Any]] = queue.SimpleQueue()
         self._open: list[asyncio.Future[Any]] = []
@@ -44,7 +43,7 @@ class Threads:
         """Have a job done as soon as a thread is free, on the running loop; what it raises is its result."""
         future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
         self._open.append(future)
-        self._jobs.put(lambda: self._outcomes.put((future, _outcome(job))))
+        self._jobs.put(lambda: self._outcomes.put((future, outcome_of(job))))
         if self._count == 0:
             self._add()
         if self._watch is None:
@@ -55,7 +54,7 @@ class Threads:
         self._count += 1
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
+        threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         own = threading.get_native_id()
@@ -109,7 +108,8 @@ def _sleeps_uninterruptibly(thread: int) -> bool:
         return False
 
 
-def _outcome(job: Callable[[], T]) -> T | Exception:
+def outcome_of(job: Callable[[], T]) -> T | Exception:
+    """Do a job; what it raises is its result."""
     try:
         return job()
     except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from gpuwarden.gpu.threads import Threads
+from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.ending import Ending
@@ -25,6 +27,7 @@ from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.registry import Run
 from gpuwarden.runs.share import Account
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 API_VERSION = 1
@@ -83,7 +86,6 @@ class Receipts:
         self._user_name = user_name
         self._wall = wall
         self._boot_id = _boot_id()
-        self._threads = Threads("receipts")
         self._live: dict[str, _Live] = {}
         self._absent: dict[str, _Absent] = {}
         self._past: dict[str, bytes] = {}  # by stem, in the order of their ends
@@ -260,7 +262,7 @@ class Receipts:
             return None
 
         self._batch, self._job_began = batch, now
-        self._job = self._threads.give(work)
+        self._job = _on_a_thread(work)
 
     def _look_after(self, now: float) -> None:
         if self._job is not None and not self._job.done():
@@ -339,6 +341,23 @@ class Receipts:
 
     def _so_far(self, live: _Live) -> Receipt:
         return self._receipt(live, live.run.account)
+
+
+def _on_a_thread(work: Callable[[], T]) -> asyncio.Future[T | Exception]:
+    """Do blocking work on a thread that ends with it, as one that waited would take its memory; what it raises counts.
+
+    A daemon thread: one that hangs in a disk must not keep the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T | Exception] = loop.create_future()
+
+    def run() -> None:
+        outcome = outcome_of(work)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(future.set_result, outcome)
+
+    threading.Thread(target=run, name="receipts", daemon=True).start()
+    return future
 
 
 def _json(receipt: Receipt) -> bytes:
