@@ -31,7 +31,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 API_VERSION = 1
-SETTLE_SECONDS = 3.0  # after a run's end: an XID, or what the kernel says of the end, may come a little later
 WRITE_SECONDS = 60.0  # between two writes of what is so far, and between attempts of a disk that fails
 OPEN_SECONDS = 1.0  # that the start waits for the folder
 STOP_SECONDS = 2.0  # and the end
@@ -54,7 +53,6 @@ class _Live:
     run: Run
     stem: str = ""
     before: Receipt | None = None
-    settled: float | None = None  # monotonic: when its end is to be written
     written: Ending | None = None
     told: bool = False
 
@@ -111,7 +109,7 @@ class Receipts:
         for live in self._live.values():
             if live.run.up:
                 self._write(live.stem, self._receipt(live, self._accounts.settled(live.run.peer.run_id)))
-            elif live.written is not live.run.ending:
+            elif live.written != live.run.ending:
                 self._end(live)
         await self._wait(STOP_SECONDS)
         if self._is_open:
@@ -150,7 +148,7 @@ class Receipts:
                 live = self._live[run.peer.run_id] = _Live(run)
             live.run = run
             live.stem = live.stem or stem_of(self._receipt(live, run.account))
-            self._follow(live, now)
+            self._follow(live)
         present = {run.peer.run_id for run in runs}
         for run_id in [run_id for run_id in self._live if run_id not in present]:
             self._part(self._live.pop(run_id))
@@ -160,14 +158,12 @@ class Receipts:
             self._write_so_far()
         self._work(now)
 
-    def _follow(self, live: _Live, now: float) -> None:
-        if live.run.up:
+    def _follow(self, live: _Live) -> None:
+        if live.run.ending is None:
             if live.written is not None:  # it goes on after all
                 self._forget(live.stem)
-            live.settled = live.written = None
-        elif live.settled is None:
-            live.settled = now + SETTLE_SECONDS
-        elif now >= live.settled and live.written is not live.run.ending:
+            live.written = None
+        elif live.run.ending.settled and live.written != live.run.ending:
             self._end(live)
 
     def _end(self, live: _Live) -> None:
@@ -182,7 +178,7 @@ class Receipts:
     def _part(self, live: _Live) -> None:
         """Let go of a run that the registry has forgotten; it may come back where nobody saw its end."""
         if not live.run.up:
-            if live.written is not live.run.ending:
+            if live.written != live.run.ending:
                 self._end(live)
             return
         receipt = self._receipt(live, live.run.account)
@@ -311,7 +307,7 @@ class Receipts:
         self._look_for_absent()
         for run_id in self._absent.keys() & self._live.keys():  # the disk was slower than the run
             absent, live = self._absent.pop(run_id), self._live[run_id]
-            self._resume(_Live(live.run, absent.stem, absent.receipt, live.settled, live.written, live.told))
+            self._resume(_Live(live.run, absent.stem, absent.receipt, live.written, live.told))
 
     def listing(self) -> bytes:
         """Return all of this as JSON; the same object until something changes."""
