@@ -317,8 +317,11 @@ def test_jax_pause(jax: Jax, wait: InputWait, clock: Clock) -> None:
 
 
 def test_jax_iterator(wait: InputWait) -> None:
-    """The iterator that JAX gets gives the same batches, ends as the other does, and answers for it."""
-    state = ((), ())
-    _, iterator = TimedNext(wait)((state, iter(range(3))))
+    """The iterator that JAX gets is like the other, and does not hold it."""
+    batches = (number for number in range(3))
+    _, iterator = TimedNext(wait)((((), ()), batches))
     assert list(iterator) == [0, 1, 2]
-    assert iterator.__length_hint__() == 0
+    assert iterator.gi_frame is None
+    died = weakref.ref(batches)
+    del batches
+    assert died() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -29,8 +30,8 @@ class TimedNext:
         """Put the timed iterator in the place of the one that is given."""
         state, iterator = arguments
         timed = self._timed
-        if timed is None or timed.iterator is not iterator:
-            timed = self._timed = _Timed(iterator, self._clock)
+        if timed is None or timed.iterator() is not iterator:
+            timed = self._timed = _Timed(weakref.ref(iterator), self._clock)
         now = self._clock()
         if self._since is not None:
             self._observed += now - self._since
@@ -49,15 +50,18 @@ class TimedNext:
             self._observed = timed.counted = 0.0
 
     def pause(self) -> None:
-        """Count them and let go of the iterator."""
+        """Count them, and observe nothing until the next execution."""
         self.look()
         self._timed = self._since = None
 
 
 class _Timed:
-    """An iterator that notes how long its last `next` took, where nothing else was done meanwhile."""
+    """An iterator that notes how long its last `next` took, if nothing else was done meanwhile.
 
-    def __init__(self, iterator: Iterator[Any], clock: Callable[[], float]) -> None:
+    Whoever calls holds the other iterator; were it held here too, the input would outlive a fit that has failed.
+    """
+
+    def __init__(self, iterator: weakref.ref[Iterator[Any]], clock: Callable[[], float]) -> None:
         self.iterator = iterator
         self.waited = 0.0
         self.counted = 0.0
@@ -68,15 +72,17 @@ class _Timed:
         return self
 
     def __next__(self) -> Any:
+        iterator = self.iterator()
+        assert iterator is not None
         begin = self._clock()
-        batch = next(self.iterator)
+        batch = next(iterator)
         before, self.before = self.before, None
         if _ready(before):
             self.waited += self._clock() - begin
         return batch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.iterator, name)
+        return getattr(self.iterator(), name)
 
 
 def _of_step_before(state: Any) -> Any:

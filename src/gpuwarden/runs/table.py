@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuwarden.metric import Histogram, Metric, Reading, Table
-from gpuwarden.protocol import PHASES, STEP_BUCKETS
+from gpuwarden.protocol import PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.process_tree import STATES, Present
 from gpuwarden.runs.registry import Run
 
@@ -20,6 +20,16 @@ def _step_duration(run: Run) -> Reading:
 
 def _phase(run: Run) -> Reading:
     return {(name,): float(run.report.phase == name) for name in PHASES} if run.report and run.current else None
+
+
+def _of_report(reading: Callable[[Report], Reading]) -> Callable[[Run], Reading]:
+    """Read a total of the last report; it holds on when the run has ended."""
+    return lambda run: reading(run.report) if run.report else None
+
+
+def _of_current_report(reading: Callable[[Report], Reading]) -> Callable[[Run], Reading]:
+    """Read something that is so now, by the last report; nothing once that is old or the run has ended."""
+    return lambda run: reading(run.report) if run.report and run.current else None
 
 
 def _present(run: Run) -> Present | None:
@@ -63,6 +73,18 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_step_duration_seconds", "histogram", "seconds",
         "Duration of training steps, without the compiling first one, validation and the callback's own time.",
         _step_duration, source="report")
+    input_wait_seconds_total = Metric[Run](
+        "gpuwarden_run_input_wait_seconds_total", "counter", "seconds", "How long training steps waited for their input, of the seconds observed for it.",
+        _of_report(lambda report: report.input_wait_seconds), source="report, where the wait can be known (slow.md)")
+    input_observed_seconds_total = Metric[Run](
+        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Seconds of training in which the wait for input was observed; never all, and none where the wait cannot be known.",
+        _of_report(lambda report: report.input_observed_seconds), source="report, where the wait can be known (slow.md)")
+    input_buffered_batches = Metric[Run](
+        "gpuwarden_run_input_buffered_batches", "gauge", "", "Batches that stand ready at the end of the run's input pipeline.",
+        _of_current_report(lambda report: report.input_buffered), source="report, with tf.data")
+    input_buffer_size_batches = Metric[Run](
+        "gpuwarden_run_input_buffer_size_batches", "gauge", "", "Batches that the end of the run's input pipeline holds at most, as tf.data has tuned it.",
+        _of_current_report(lambda report: report.input_buffer_size), source="report, with tf.data")
     epoch = Metric[Run](
         "gpuwarden_run_epoch", "gauge", "", "Epoch the run is in, from 0.",
         lambda run: run.report.epoch if run.report and run.current else None, source="report")
