@@ -26,6 +26,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader
+from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.registry import RunRegistry
@@ -64,6 +65,7 @@ class Daemon:
         self._registry = RunRegistry(
             limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
         )
+        self._accounts = Accounts(max(config.poll.interval, config.poll.slow_interval))
         self._runs = RunServer(self._registry)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
         self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
@@ -227,7 +229,7 @@ class Daemon:
         return not (snapshot.hung and self._answered) or self._poller.uninterruptible
 
     def _join(self, snapshot: Snapshot, now: float) -> State:
-        runs = self._registry.runs(snapshot, now, self._usages)
+        runs = self._accounts.join(self._registry.runs(snapshot, now, self._usages), snapshot, now)
         owners = self._owners.join(snapshot, {run.peer.pid: run.peer.run_id for run in runs if run.up})
         self._dropped["owners"] += owners.dropped
         return State(

@@ -20,6 +20,7 @@ from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.ending import Ending, Outcome, conclude
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Usage
+from gpuwarden.runs.share import NO_ACCOUNT, Account
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class Run:
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
     than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
     its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
-    the last that it told; the report counts them all. `ending` is there once the run is not up.
+    the last that it told; the report counts them all. `ending` is there once the run is not up. `account` says what it
+    has had of the GPUs.
     """
 
     peer: Peer
@@ -60,6 +62,7 @@ class Run:
     began: float = 0.0
     errors: tuple[SeenError, ...] = ()
     ending: Ending | None = None
+    account: Account = NO_ACCOUNT
 
 
 @dataclass(slots=True)
