@@ -96,7 +96,7 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_input_wait_seconds_total", "counter", "seconds", "How long training steps waited for their input, of the seconds observed for it.",
         _of_report(lambda report: report.input_wait_seconds), source="report, where the wait can be known (slow.md)")
     input_observed_seconds_total = Metric[Run](
-        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Seconds of training in which the wait for input was observed; never all, and none where the wait cannot be known.",
+        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Seconds of training for which the wait for input is known: all or a part of them, none where it cannot be known.",
         _of_report(lambda report: report.input_observed_seconds), source="report, where the wait can be known (slow.md)")
     input_buffered_batches = Metric[Run](
         "gpuwarden_run_input_buffered_batches", "gauge", "", "Batches that stand ready at the end of the run's input pipeline.",
