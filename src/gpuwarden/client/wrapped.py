@@ -43,7 +43,7 @@ class _Wrapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._gpuwarden_function(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # KeyboardInterrupt too: what was called is over
             _tell(self._gpuwarden_observer, error)
             raise
 
@@ -79,7 +79,7 @@ class _Fed(_Wrapped):
         # Not super().__call__: each frame here stands in the traceback of the user's error.
         try:
             return self._gpuwarden_function(*_fed(self._gpuwarden_feed, args), **kwargs)
-        except Exception as error:
+        except BaseException as error:
             _tell(self._gpuwarden_observer, error)
             raise
 
@@ -106,7 +106,7 @@ def _fed(feed: Feed, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args
 
 
-def _tell(reference: weakref.ref[Observer], error: Exception) -> None:
+def _tell(reference: weakref.ref[Observer], error: BaseException) -> None:
     # In a frame of its own: the one that calls lives as long as the exception does, and must not hold the observer.
     if isinstance(error, StopIteration) or any(each.__name__ == _END_OF_DATA for each in type(error).__mro__):
         return
