@@ -1,8 +1,9 @@
 """How right the reported wait for input is: `python bench/input_wait.py` prints a Markdown table.
 
-Each case trains a real model and is set beside the truth, which the same training tells in two other ways: what a step
-takes with all batches at hand, and what one takes with this input. What the second takes more is the wait. With
-KERAS_BACKEND=jax or torch it trains with those; the cases that need tf.data are left out then.
+Each case trains a real model and is set beside the truth: what a step takes with all batches at hand, before and after,
+and what one takes with this input; what the second takes more is the wait. All are medians, and still only as good as
+the machine is free: what else runs there falls on the one or the other. With KERAS_BACKEND=jax it trains with that, and
+the cases that need tf.data are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3"}  # before TensorFlow is imported
@@ -113,7 +116,7 @@ ON_TENSORFLOW = (
 
 
 class Begins(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Notes when steps begin."""
+    """Notes when steps begin, and has Keras wait for each to end: on JAX it would go on, and the wait be unknown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,6 +124,9 @@ class Begins(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no t
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002, D102 - Keras's hook
         self.at.append(time.perf_counter())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: D102 - Keras's hook
+        pass
 
 
 def model(case: Case) -> Any:
@@ -141,13 +147,12 @@ def made(case: Case) -> Any:
         return model(case)
 
 
-def seconds_of_a_step(trained: Any, data: dict[str, Any], *callbacks: Any) -> float:
-    """Fit; return what a step takes on average, the first few left out."""
+def steps(trained: Any, data: dict[str, Any], *callbacks: Any) -> list[float]:
+    """Fit; return the seconds that the steps took, the first few left out."""
     begins = Begins()
     trained.fit(**data, verbose=0, callbacks=[*callbacks, begins])
-    ended = time.perf_counter()
-    begun = begins.at[3:]
-    return (ended - begun[0]) / len(begun) / getattr(trained, "steps_per_execution", 1)
+    per_execution = getattr(trained, "steps_per_execution", 1)
+    return [(after - before) / per_execution for before, after in pairwise(begins.at[3:])]
 
 
 def reported(listener: socket.socket) -> list[Report]:
@@ -165,15 +170,15 @@ def reported(listener: socket.socket) -> list[Report]:
 def row(case: Case, path: Path) -> str:
     """Measure one case; give its row of the table."""
     trained = made(case)
-    seconds_of_a_step(trained, arrays(0, 20))  # compiles
-    before = seconds_of_a_step(trained, arrays(0, 100))
-    number = max(int(SECONDS / (case.wait + before)), 40)
+    steps(trained, arrays(0, 20))  # compiles
+    without = steps(trained, arrays(0, 100))
+    number = max(int(SECONDS / (case.wait + median(without))), 40)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
-        period = seconds_of_a_step(trained, case.data(case.wait, number), GpuWarden(socket=path))
+        period = median(steps(trained, case.data(case.wait, number), GpuWarden(socket=path)))
         reports = reported(listener)
-    alone = (before + seconds_of_a_step(trained, arrays(0, 100))) / 2  # others use the machine too
+    alone = median(without + steps(trained, arrays(0, 100)))  # before and after: others may use the machine too
     last = reports[-1]
     told = "absent"
     if last.input_wait_seconds is not None and last.input_observed_seconds:
@@ -192,7 +197,7 @@ def main() -> None:
     """Print the table."""
     warnings.filterwarnings("ignore", category=UserWarning, module="keras")
     backend = keras.backend.backend()
-    print(f"Keras {keras.__version__} on {backend}; ms a step, and the part of it that is waited for input.\n")
+    print(f"Keras {keras.__version__} on {backend}; ms a step (median), and the part of it that is waited for input.\n")
     print("| input | step | step without wait | share of wait | reported | batches buffered, mostly |")
     print("| --- | --: | --: | --: | --: | --- |")
     with tempfile.TemporaryDirectory() as folder:

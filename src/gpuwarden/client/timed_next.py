@@ -9,13 +9,16 @@ from typing import Any
 
 from gpuwarden.client.input_wait import InputWait
 
+UNSURE = 0.1  # ratio: of the observed time, what may remain unknown
+
 
 class TimedNext:
     """Gives Keras's train function an iterator whose `next` is timed, in place of its own; about 1 µs a step.
 
-    JAX computes while Python goes on. So a `next` counts as waited only where the step before it is done when the batch
-    comes: otherwise the device had work all the while. Part of what counts may still have been that step's: the wait is
-    at most this. With several steps an execution nothing is known. The first execution compiles and is left out.
+    JAX computes while Python goes on. Where the step before was done when `next` was called, all of its time is wait;
+    where it was not done even when the batch came, none is. In between nobody knows which part is, and where such steps
+    are more than a tenth of the time since the last look, nothing is said of that time. With several steps an execution
+    nothing is known. The first execution compiles and is left out.
     """
 
     def __init__(self, wait: InputWait, clock: Callable[[], float] = monotonic) -> None:
@@ -35,19 +38,21 @@ class TimedNext:
         now = self._clock()
         if self._since is not None:
             self._observed += now - self._since
-            timed.counted += timed.waited
-        timed.waited = 0.0
+            timed.settle()
+        timed.forget()
         timed.before = _of_step_before(state)
         self._since = now if self._compiled else None
         self._compiled = True
         return state, timed
 
     def look(self) -> None:
-        """Count the steps that have ended."""
+        """Count the steps that have ended, if their wait is known."""
         timed = self._timed
-        if timed is not None and self._observed:
-            self._wait.add(min(timed.counted, self._observed), self._observed)
-            self._observed = timed.counted = 0.0
+        if timed is None:
+            return
+        if self._observed and timed.unsure <= UNSURE * self._observed:
+            self._wait.add(min(timed.waited, self._observed), self._observed)
+        self._observed = timed.waited = timed.unsure = 0.0
 
     def pause(self) -> None:
         """Count them, and observe nothing until the next execution."""
@@ -56,17 +61,27 @@ class TimedNext:
 
 
 class _Timed:
-    """An iterator that notes how long its last `next` took, if nothing else was done meanwhile.
+    """An iterator that notes how long its `next` takes and what the device does meanwhile.
 
     Whoever calls holds the other iterator; were it held here too, the input would outlive a fit that has failed.
     """
 
     def __init__(self, iterator: weakref.ref[Iterator[Any]], clock: Callable[[], float]) -> None:
         self.iterator = iterator
-        self.waited = 0.0
-        self.counted = 0.0
+        self.waited = 0.0  # seconds, of the steps that have ended
+        self.unsure = 0.0  # of which nobody knows whether they were
         self.before: Any = None  # an array that the step before computed
         self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin a step."""
+        self._waiting = self._perhaps = 0.0
+
+    def settle(self) -> None:
+        """Count the step that has ended."""
+        self.waited += self._waiting
+        self.unsure += self._perhaps
 
     def __iter__(self) -> _Timed:
         return self
@@ -74,11 +89,14 @@ class _Timed:
     def __next__(self) -> Any:
         iterator = self.iterator()
         assert iterator is not None
+        before, self.before = self.before, None
+        idle = _ready(before)
         begin = self._clock()
         batch = next(iterator)
-        before, self.before = self.before, None
-        if _ready(before):
-            self.waited += self._clock() - begin
+        if idle:
+            self._waiting += self._clock() - begin
+        elif _ready(before):
+            self._perhaps += self._clock() - begin
         return batch
 
     def __getattr__(self, name: str) -> Any:
