@@ -43,7 +43,7 @@ class Threads:
         """Have a job done as soon as a thread is free, on the running loop; what it raises is its result."""
         future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
         self._open.append(future)
-        self._jobs.put(lambda: self._outcomes.put((future, _outcome(job))))
+        self._jobs.put(lambda: self._outcomes.put((future, outcome_of(job))))
         if self._count == 0:
             self._add()
         if self._watch is None:
@@ -108,7 +108,8 @@ def _sleeps_uninterruptibly(thread: int) -> bool:
         return False
 
 
-def _outcome(job: Callable[[], T]) -> T | Exception:
+def outcome_of(job: Callable[[], T]) -> T | Exception:
+    """Do a job; what it raises is its result."""
     try:
         return job()
     except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
