@@ -69,7 +69,7 @@ class Plan:
     `phase`, from 0 to 1, shifts the slow tier: GPUs that share a driver should not all be slow in the same poll.
     """
 
-    slow_interval: float = 10.0
+    slow_interval: float = 15.0
     opted_in: frozenset[str] = frozenset({GPM_OPTION})
     phase: float = 0.0
 
