@@ -214,6 +214,7 @@ class Daemon:
         state = self._join(snapshot, now)
         self._teller.see(state)
         self._state, self._page = state, None
+        self.web.forget_pages()
         self._answered = self._answered or not snapshot.hung
         if systemd.listens():
             systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))

@@ -236,6 +236,10 @@ class WebServer:
         body = self._gzip(request.path, response.body)
         return replace(response, body=body, headers={**headers, "content-encoding": "gzip"})
 
+    def forget_pages(self) -> None:
+        """Keep no page and no compressed form of one: there are new ones, which nobody may ask for."""
+        self._gzipped.clear()
+
     def _gzip(self, path: str, body: bytes) -> bytes:
         source, compressed = self._gzipped.get(path, (b"", b""))
         if source is not body:  # the same object: a page stays one until the next poll
