@@ -29,7 +29,7 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 
 from receiver import Receiver
 
-from gpuwarden.client.memory import physical_devices
+from gpuwarden.client.frameworks.tensorflow import physical_devices
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol import Hello, Report
 

@@ -18,10 +18,12 @@ import pytest
 from receiver import PATIENCE, Receiver
 
 from gpuwarden.client.connection import FIRST_RETRY, LAST_RETRY, Connection
-from gpuwarden.client.memory import Memory, device_names, physical_devices
-from gpuwarden.client.run import Run, default_name, join
+from gpuwarden.client.durations import Durations
+from gpuwarden.client.frameworks.tensorflow import TensorFlow, physical_devices
+from gpuwarden.client.memory import Memory, with_named
+from gpuwarden.client.run import MAX_TOLD, Run, default_name, join
 from gpuwarden.client.steps import Steps
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, Report
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Error, ErrorKind, Hello, Report
 
 HELLO = Hello(name="train.py", framework="tensorflow 2.21.0", devices={"GPU:0": None})
 END = End("exit")
@@ -255,7 +257,7 @@ def test_broken_pipe_signal(daemon: Receiver) -> None:
     script = """
 import signal, sys
 from gpuwarden.client.connection import Connection
-from gpuwarden.protocol import End, Hello
+from gpuwarden.protocol import Error, ErrorKind, End, Hello
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 connection = Connection(sys.argv[1], Hello("a", "b", {}))
 connection.send(End("exit"))
@@ -285,7 +287,11 @@ def test_report(daemon: Receiver, connection: Connection) -> None:
     buckets = [0] * (len(STEP_BUCKETS) + 1)
     buckets[STEP_BUCKETS.index(0.005)] = 1
     buckets[STEP_BUCKETS.index(0.25)] = 4
-    assert report == Report("train", 6, 0.50390625, tuple(buckets), {}, 2, 7)
+    assert isinstance(report, Report)
+    assert report.step_median == pytest.approx(0.125, rel=0.03)
+    assert report == Report(
+        "train", 6, 0.50390625, tuple(buckets), {}, 2, 7, step_median=report.step_median, step_p95=report.step_p95
+    )
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.001, 0), (0.0011, 1), (60.0, 14), (61.0, 15)])
@@ -293,7 +299,7 @@ def test_bucket_bounds(connection: Connection, seconds: float, bucket: int) -> N
     """A bucket includes its bound, as Prometheus's do."""
     run = Run(connection)
     run.count(1, seconds)
-    assert run._buckets.index(1) == bucket
+    assert run.durations.buckets.index(1) == bucket
 
 
 def test_interval(daemon: Receiver, connection: Connection) -> None:
@@ -324,7 +330,7 @@ def test_end(daemon: Receiver, connection: Connection) -> None:
     run = Run(connection)
     run.phase = "train"
     run.report(0)
-    run.end("exit")
+    run.end()
     peer = daemon.accept()
     last = peer.waiting()[-2:]
     assert isinstance(last[0], Report)
@@ -336,7 +342,7 @@ def test_end(daemon: Receiver, connection: Connection) -> None:
 def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: Connection) -> None:
     """A run ends although the daemon never reads."""
     sent = fill(connection)
-    Run(connection).end("exit")
+    Run(connection).end()
     assert daemon.accept().waiting() == [HELLO] + [END] * sent
 
 
@@ -371,16 +377,19 @@ def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
     assert isinstance(report, Report)
     assert report.steps == 0
     os.waitpid(child, 0)
-    parent.end("exit")
+    parent.end()
 
 
-@pytest.mark.parametrize(("ending", "status"), [("", 0), ("raise MemoryError", 1), ("sys.exit(3)", 3)])
-def test_exit(daemon: Receiver, ending: str, status: int) -> None:
-    """However the interpreter exits by itself, the run says goodbye."""
+@pytest.mark.parametrize(
+    ("ending", "status", "end"),
+    [("", 0, END), ("raise MemoryError", 1, End("uncaught MemoryError", "failed")), ("sys.exit(3)", 3, END)],
+)
+def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
+    """However the interpreter exits by itself, the run says goodbye, and whether an exception ended it."""
     script = "import sys\nfrom gpuwarden.client.run import join\nfrom gpuwarden.protocol import Hello\n"
     script += f"join(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
     assert python(script, daemon.path).returncode == status
-    assert daemon.accept().waiting()[-1] == END
+    assert daemon.accept().waiting()[-1] == end
 
 
 def test_killed(daemon: Receiver) -> None:
@@ -453,7 +462,7 @@ def play(steps: Steps, clock: Clock, begins: int, *, stopped: bool = False) -> N
 def test_time(run: Run, clock: Clock) -> None:
     """A step lasts from begin to begin without our own time; the first, which compiles, has no time."""
     play(Steps(run, 1, 4, clock=clock), clock, 4)
-    assert (run.steps, run._step_seconds, sum(run._buckets)) == (4, 6.0, 3)
+    assert (run.steps, run.durations.total, sum(run.durations.buckets)) == (4, 6.0, 3)
 
 
 def test_second_epoch(run: Run, clock: Clock) -> None:
@@ -461,7 +470,7 @@ def test_second_epoch(run: Run, clock: Clock) -> None:
     steps = Steps(run, 1, 4, clock=clock)
     play(steps, clock, 4)
     play(steps, clock, 4)
-    assert (run.steps, run._step_seconds, sum(run._buckets)) == (8, 14.0, 7)
+    assert (run.steps, run.durations.total, sum(run.durations.buckets)) == (8, 14.0, 7)
 
 
 def test_several_an_execution(run: Run, clock: Clock) -> None:
@@ -469,15 +478,15 @@ def test_several_an_execution(run: Run, clock: Clock) -> None:
     steps = Steps(run, 3, 4, clock=clock)
     play(steps, clock, 2)
     play(steps, clock, 2)
-    assert (run.steps, run._step_seconds) == (8, 6.0)
-    assert run._buckets[STEP_BUCKETS.index(1.0)] == 3
-    assert run._buckets[STEP_BUCKETS.index(2.5)] == 2
+    assert (run.steps, run.durations.total) == (8, 6.0)
+    assert run.durations.buckets[STEP_BUCKETS.index(1.0)] == 3
+    assert run.durations.buckets[STEP_BUCKETS.index(2.5)] == 2
 
 
 def test_unknown_length(run: Run, clock: Clock) -> None:
     """Where Keras does not know an epoch's length, its last begin found no data and is no step."""
     play(Steps(run, 1, None, lambda: 17, clock), clock, 5)
-    assert (run.steps, run._step_seconds) == (4, 6.0)
+    assert (run.steps, run.durations.total) == (4, 6.0)
 
 
 def test_stopped(run: Run, clock: Clock) -> None:
@@ -554,30 +563,35 @@ def test_physical_names(tf: Any) -> None:
 def test_reading(tf: Any) -> None:
     """A GPU cut in several reads as their sum, with a limit where one is set."""
     memory = Memory()
-    memory.watch(device_names({}))
+    memory.watch(TensorFlow(), TensorFlow().devices())
     assert memory.reading() == {"GPU:1": DeviceMemory(10, 20), "GPU:2": DeviceMemory(23, 43, 2 << 30)}
 
 
 def test_named(tf: Any) -> None:
     """A device that the user names is watched beside the GPUs, and says which GPU it stands for."""
-    assert device_names({"CPU:0": "GPU-a", "GPU:1": "GPU-b"}) == {"GPU:1": "GPU-b", "GPU:2": None, "CPU:0": "GPU-a"}
+    found = TensorFlow().devices()
+    assert with_named(found, {"CPU:0": "GPU-a", "GPU:1": "GPU-b"}) == {
+        "GPU:1": "GPU-b",
+        "GPU:2": None,
+        "CPU:0": "GPU-a",
+    }
 
 
 def test_no_statistics(tf: Any) -> None:
     """A device without statistics has no reading, and costs the others none."""
     tf.info["GPU:0"] = {}
     memory = Memory()
-    memory.watch(device_names({"CPU:0": "GPU-a"}))
+    memory.watch(TensorFlow(), with_named(TensorFlow().devices(), {"CPU:0": "GPU-a"}))
     assert set(memory.reading()) == {"GPU:2"}
 
 
 def test_peak_outlives_reset(tf: Any) -> None:
     """A peak that the user resets stays the highest that was seen, also from one fit to the next."""
     memory = Memory()
-    memory.watch(["GPU:1"])
+    memory.watch(TensorFlow(), ["GPU:1"])
     tf.info["GPU:0"]["peak"] = 5
     memory.sample()
-    memory.watch(["GPU:1"])
+    memory.watch(TensorFlow(), ["GPU:1"])
     assert memory.reading()["GPU:1"].peak == 20
 
 
@@ -599,5 +613,53 @@ def test_cpu_limit(tf: Any, monkeypatch: pytest.MonkeyPatch, environment: dict[s
         monkeypatch.setenv(variable, value)
     tf.info["CPU:0"] = {"current": 1, "peak": 2}
     memory = Memory()
-    memory.watch(["CPU:0"])
+    memory.watch(TensorFlow(), ["CPU:0"])
     assert memory.reading()["CPU:0"].limit == limit
+
+
+def test_percentiles() -> None:
+    """Percentiles are right to some per cent, and there are none without a step."""
+    durations = Durations()
+    assert durations.percentiles(0.5, 0.95) == (None, None)
+    for milliseconds in range(1, 101):
+        durations.add(milliseconds / 1000, 1)
+    median, p95 = durations.percentiles(0.5, 0.95)
+    assert median == pytest.approx(0.05, rel=0.03)
+    assert p95 == pytest.approx(0.095, rel=0.03)
+
+
+def test_percentiles_of_one() -> None:
+    """A single step is all percentiles, an impossible duration of 0 included."""
+    durations = Durations()
+    durations.add(0.0, 1)
+    median, p95 = durations.percentiles(0.5, 0.95)
+    assert median == p95
+    assert median is not None
+    assert median < 1e-8
+
+
+def failure(kind: ErrorKind = "device_oom") -> Error:
+    """Give an error of this kind."""
+    return Error(kind, "ResourceExhaustedError", "OOM when allocating tensor", "train", 3)
+
+
+def test_errors_are_told_and_counted(daemon: Receiver, connection: Connection) -> None:
+    """An error is told at once, and the report behind it counts it by its kind."""
+    run = Run(connection)
+    run.fail(failure())
+    messages = daemon.accept().waiting()
+    assert messages[:2] == [HELLO, failure()]
+    assert isinstance(messages[2], Report)
+    assert messages[2].errors == {"device_oom": 1}
+
+
+def test_of_many_errors_only_some_are_told(daemon: Receiver, connection: Connection) -> None:
+    """A loop that catches errors without end sends their number, and the first of them in words."""
+    run = Run(connection)
+    for _ in range(3 * MAX_TOLD):
+        run.fail(failure("other"))
+    messages = daemon.accept().waiting()
+    assert sum(isinstance(each, Error) for each in messages) == MAX_TOLD
+    last = messages[-1]
+    assert isinstance(last, Report)
+    assert last.errors == {"other": 3 * MAX_TOLD}

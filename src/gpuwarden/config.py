@@ -17,6 +17,7 @@ from gpuwarden.config_values import (
     BOOLEAN,
     CONTROL_PATH,
     DURATION,
+    GROUP,
     MODE,
     OPTIONAL_PATH,
     PATH,
@@ -25,6 +26,7 @@ from gpuwarden.config_values import (
     SOURCE,
     WHOLE,
     Address,
+    Group,
     Kind,
     OptionalPath,
     Source,
@@ -143,8 +145,8 @@ class Gpus:
     pcie_throughput: bool = option(
         BOOLEAN,
         "false",
-        "Whether to measure PCIe throughput on GPUs whose byte counters are too narrow to be of use; each GPU then "
-        "blocks in the driver for 40 ms every poll.slow_interval.",
+        "Whether to measure PCIe throughput on GPUs without GPM whose byte counters are too narrow to be of use; each "
+        "GPU then blocks in the driver for 40 ms every poll.slow_interval.",
     )
     let_sleep: bool = option(
         BOOLEAN,
@@ -234,6 +236,12 @@ class Runs:
         "0666",
         "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.",
     )
+    socket_group: Group = option(
+        GROUP,
+        "none",
+        'The group that the socket belongs to, whose members alone may report with the mode "0660"; the service has to '
+        "be in it (docs/operations.md).",
+    )
     max: int = option(
         between(WHOLE, "1", "2048"),
         "512",
@@ -243,6 +251,17 @@ class Runs:
         between(DURATION, "1s", "24h"),
         "2m",
         "How long a run's last report counts as current, and how long its counters stay after its end.",
+    )
+    stall_factor: int = option(
+        between(WHOLE, "1", "1000"),
+        "10",
+        "How many times as long as the run's slow steps (95th percentile) a step may take before the run counts as "
+        "stalled.",
+    )
+    stall_after: float = option(
+        between(DURATION, "1s", "24h"),
+        "1m",
+        "How long a step may take in any case before the run counts as stalled.",
     )
     context_overhead: int = option(
         between(SIZE, "0", "64GiB"),

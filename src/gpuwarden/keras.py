@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Concatenate, ParamSpec
 
-from gpuwarden.client.memory import device_names
+from gpuwarden.client.frameworks.tensorflow import TensorFlow
+from gpuwarden.client.memory import with_named
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.steps import Steps
 from gpuwarden.protocol import MAX_LIST, Hello, Phase, clip
@@ -188,7 +189,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
         backend = keras.backend.backend()
-        names = device_names(self._gpus) if backend == "tensorflow" else dict(self._gpus)
+        framework = TensorFlow() if backend == "tensorflow" else None
+        names = with_named(framework.devices() if framework else {}, self._gpus)
         hello = Hello(
             name=clip(self._name or default_name()),
             framework=clip(f"{backend} {_version(backend)} keras {_version(keras.__name__)}"),
@@ -198,8 +200,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         )
         self._run = run = join(self._socket, hello)
         run.interval = self._interval
-        if backend == "tensorflow":
-            run.memory.watch(names)
+        if framework:
+            run.memory.watch(framework, names)
         return run
 
     def _enter(self, phase: Phase, epoch: int | None = None) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, Literal, TypeAlias, cast
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 8192
 MAX_TEXT = 120  # characters of a name, device or version
 MAX_DEVICES = 64  # devices of one run
 MAX_COUNT = 2**63  # and of seconds
+MAX_ERROR_TEXT = 2000  # characters of an error's message: of a long one the end, where frameworks put what matters
+MAX_ALLOCATIONS = 8  # that failed in one error: several replicas may fail at once
 MAX_LIST = 41 * MAX_DEVICES  # characters of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
@@ -31,6 +33,18 @@ Rejection = Literal[
 ]
 Phase = Literal["train", "test", "predict", "idle"]
 PHASES: tuple[Phase, ...] = ("train", "test", "predict", "idle")
+ErrorKind = Literal[
+    "device_oom",
+    "host_oom",
+    "kernel_launch",
+    "illegal_address",
+    "library_mismatch",
+    "no_device",
+    "shape_dtype",
+    "other",
+]
+ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
+Farewell = Literal["finished", "failed"]
 
 
 class ProtocolError(ValueError):
@@ -44,6 +58,11 @@ class ProtocolError(ValueError):
 def _checked(check: Callable[[Any], Any], default: Any = MISSING) -> Any:
     """Declare a message field: its check turns JSON into the field's value or raises ValueError."""
     return field(metadata={"check": check}, **({} if default is MISSING else {"default": default}))
+
+
+def _checked_mapping(check: Callable[[Any], Any]) -> Any:
+    """Declare a message field that is an empty mapping unless said."""
+    return field(metadata={"check": check}, default_factory=dict)
 
 
 def _up_to(limit: int) -> Callable[[Any], str]:
@@ -71,10 +90,42 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _phase(value: Any) -> Phase:
-    if value not in PHASES:
-        raise ValueError(f"want one of {', '.join(PHASES)}")
-    return cast("Phase", value)
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not -MAX_COUNT < value < MAX_COUNT:
+        raise ValueError("want a number from -2^63 to 2^63")
+    return float(value)
+
+
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("want true or false")
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[Any], Any]:
+    def checked(value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"want one of {', '.join(choices)}")
+        return value
+
+    return checked
+
+
+_phase = _one_of(*PHASES)
+
+
+def _kind(value: Any) -> Any:
+    """Take a kind of error; one that a newer client knows and this daemon does not is an other one."""
+    return value if _text(value) in ERROR_KINDS else "other"
+
+
+def _by_kind(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise ValueError("want an object of counts by kind of error")  # noqa: TRY004 - one error class for every wrong value
+    counts: dict[str, int] = {}
+    for kind, count in value.items():
+        counts[_kind(kind)] = counts.get(_kind(kind), 0) + _count(count)
+    return counts
 
 
 def _buckets(value: Any) -> tuple[int, ...]:
@@ -98,11 +149,38 @@ def _by_device(check: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What the framework's allocator says of one device, in bytes; `limit` where it has a limit of its own."""
+    """What the framework's allocator says of one device, in bytes.
+
+    `limit` where the allocator has a limit of its own; `reserved` is what it holds of the device, used or not, where it
+    says so (torch, JAX).
+    """
 
     current: int = _checked(_count)
     peak: int = _checked(_count)
     limit: int | None = _checked(_optional(_count), None)
+    reserved: int | None = _checked(_optional(_count), None)
+
+
+def _memory(value: Any) -> DeviceMemory:
+    return cast("DeviceMemory", _build(DeviceMemory, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One allocation that failed, as far as the framework's message tells. `shape` is written "20000,4000"."""
+
+    requested: int | None = _checked(_optional(_count), None)
+    shape: str | None = _checked(_optional(_text), None)
+    dtype: str | None = _checked(_optional(_text), None)
+    op: str | None = _checked(_optional(_text), None)
+    device: str | None = _checked(_optional(_text), None)
+    allocator: str | None = _checked(_optional(_text), None)
+
+
+def _allocations(value: Any) -> tuple[Allocation, ...]:
+    if not isinstance(value, list) or len(value) > MAX_ALLOCATIONS:
+        raise ValueError(f"want a list of at most {MAX_ALLOCATIONS} allocations")
+    return tuple(_build(Allocation, each) for each in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +189,7 @@ class Hello:
 
     `devices` maps the framework's device names to the GPU's UUID where the run was told it, else to None: then the
     daemon resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+    Of a job with several processes `job` is what they have in common, `rank` this one's place from 0 in `world_size`.
     """
 
     name: str = _checked(_text)
@@ -118,35 +197,72 @@ class Hello:
     devices: Mapping[str, str | None] = _checked(_by_device(_optional(_text)))
     visible_devices: str | None = _checked(_optional(_up_to(MAX_LIST)), None)
     device_order: str | None = _checked(_optional(_text), None)
+    job: str | None = _checked(_optional(_text), None)
+    rank: int | None = _checked(_optional(_count), None)
+    world_size: int | None = _checked(_optional(_count), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where the run stands. `steps`, `step_seconds` and `step_buckets` count training steps since the run began.
+    """Where the run stands. Whatever counts, counts since the run began.
 
     `step_buckets` counts steps by duration, one entry a bound of STEP_BUCKETS and one above, not cumulative.
-    `batch` and `epoch` count from 0; `dropped` counts reports that the socket could not take.
+    `batch` and `epoch` count from 0; `dropped` counts reports that the socket could not take. `examples` is how many
+    went through the steps, where the batch size is known. `step_median` and `step_p95` are seconds, of all steps so
+    far. `compile_seconds` is what steps took that traced or compiled, which are in no duration. `input_wait_seconds` is
+    how long steps waited for their input in the `input_observed_seconds` of stepping where that could be known;
+    `input_buffered` of `input_buffer_size` batches stood ready. `loss` is the last one the user let it have.
+    `stepping`: a step is under way, so a long silence means that it hangs.
     """
 
     phase: Phase = _checked(_phase)
     steps: int = _checked(_count)
     step_seconds: float = _checked(_seconds)
     step_buckets: tuple[int, ...] = _checked(_buckets)
-    memory: Mapping[str, DeviceMemory] = _checked(_by_device(lambda value: _build(DeviceMemory, value)))
+    memory: Mapping[str, DeviceMemory] = _checked(_by_device(_memory))
     epoch: int | None = _checked(_optional(_count), None)
     batch: int | None = _checked(_optional(_count), None)
     dropped: int = _checked(_count, 0)
+    stepping: bool = _checked(_truth, default=False)
+    examples: int | None = _checked(_optional(_count), None)
+    step_median: float | None = _checked(_optional(_seconds), None)
+    step_p95: float | None = _checked(_optional(_seconds), None)
+    compile_seconds: float | None = _checked(_optional(_seconds), None)
+    input_wait_seconds: float | None = _checked(_optional(_seconds), None)
+    input_observed_seconds: float | None = _checked(_optional(_seconds), None)
+    input_buffered: int | None = _checked(_optional(_count), None)
+    input_buffer_size: int | None = _checked(_optional(_count), None)
+    loss: float | None = _checked(_optional(_number), None)
+    errors: Mapping[str, int] = _checked_mapping(_by_kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """One error that a step raised, told when it happens; that there were more of them is in the reports' `errors`.
+
+    `exception` is the type's name, `text` the end of its message. `allocations` are those that failed, `memory` is what
+    the allocators said afterwards.
+    """
+
+    kind: ErrorKind = _checked(_kind)
+    exception: str = _checked(_text)
+    text: str = _checked(_up_to(MAX_ERROR_TEXT))
+    phase: Phase = _checked(_phase)
+    steps: int = _checked(_count)
+    allocations: tuple[Allocation, ...] = _checked(_allocations, ())
+    memory: Mapping[str, DeviceMemory] = _checked_mapping(_by_device(_memory))
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run ends itself; without it the daemon sees the process die."""
+    """The run ends itself; without it the daemon sees the process die. `outcome` says whether an exception ended it."""
 
     reason: str = _checked(_text)
+    outcome: Farewell = _checked(_one_of(*get_args(Farewell)), "finished")
 
 
-Message: TypeAlias = "Hello | Report | End"
-_TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "end": End}
+Message: TypeAlias = "Hello | Report | Error | End"
+_TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "error": Error, "end": End}
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 
 
@@ -154,16 +270,48 @@ def _build(cls: type[Any], value: Any) -> Any:
     """Make a message from JSON; fields this version does not know are left alone: newer clients may add some."""
     if not isinstance(value, dict):
         raise ValueError("want an object")  # noqa: TRY004 - one error class for every wrong value
+    checks, required = _CHECKS[cls]
     known: dict[str, Any] = {}
-    for each in fields(cls):
-        if each.name in value:
+    for name, said in value.items():
+        check = checks.get(name)
+        if check:
             try:
-                known[each.name] = each.metadata["check"](value[each.name])
+                known[name] = check(said)
             except ValueError as error:
-                raise ValueError(f"{each.name}: {error}") from None
-        elif each.default is MISSING:
-            raise ValueError(f"{each.name}: missing")
+                raise ValueError(f"{name}: {error}") from None
+    if not required <= known.keys():
+        raise ValueError(f"{min(required - known.keys())}: missing")
     return cls(**known)
+
+
+def _defaults(cls: type[Any]) -> Mapping[str, Any]:
+    """Map each field to what its absence means; MISSING for one that has to be there."""
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(cls)
+    }
+
+
+_DEFAULTS = {cls: _defaults(cls) for cls in (DeviceMemory, Allocation, *_NAMES)}
+# Worked out once: this is done for each message of each run.
+_CHECKS = {
+    cls: (
+        {each.name: each.metadata["check"] for each in fields(cls)},
+        {name for name, default in defaults.items() if default is MISSING},
+    )
+    for cls, defaults in _DEFAULTS.items()
+}
+
+
+def _said(message: Any) -> dict[str, Any]:
+    """Give the fields of a message that say more than their absence does."""
+    return {
+        name: value
+        for name, default in _DEFAULTS[type(message)].items()
+        if (value := getattr(message, name)) != default
+    }
+
+
+_JSON = json.JSONEncoder(separators=(",", ":"), default=_said)
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:
@@ -173,7 +321,7 @@ def clip(text: str, limit: int = MAX_TEXT) -> str:
 
 def encode(message: Message) -> bytes:
     """Write one message. Raises ProtocolError when it is longer than the daemon accepts."""
-    data = json.dumps({"v": VERSION, "type": _NAMES[type(message)], **asdict(message)}, separators=(",", ":")).encode()
+    data = _JSON.encode({"v": VERSION, "type": _NAMES[type(message)], **_said(message)}).encode()
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError("too_long", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
     return data

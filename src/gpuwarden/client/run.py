@@ -6,15 +6,19 @@ import atexit
 import os
 import sys
 import time
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from gpuwarden.client.connection import Connection
+from gpuwarden.client.durations import Durations
+from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.memory import Memory
-from gpuwarden.protocol import STEP_BUCKETS, End, Hello, Phase, Report, clip
+from gpuwarden.protocol import End, Error, Hello, Phase, Report, clip
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
+ERROR_WAIT = 0.1  # seconds that an error, which has stopped training anyway, may be held for its message
+MAX_TOLD = 20  # errors of a run that are told one by one; a loop that catches errors must not pay for each
 END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL = 0.25  # seconds
 LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
@@ -25,20 +29,26 @@ _runs: dict[tuple[int, str], Run] = {}
 class Run:
     """The totals of this process since it first reported; one a process and socket, whoever counts into it.
 
-    Whoever makes steps calls `observe` once `due` has come; whoever changes `phase` or `epoch` calls `report`.
+    Whoever makes steps calls `observe` once `due` has come; whoever changes `phase`, `epoch` or `stepping` calls
+    `report`. `input` is how long steps waited for their input, where somebody can tell.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.phase: Phase = "idle"
         self.epoch: int | None = None
         self.batch: int | None = None
+        self.stepping = False  # a step is under way: silence means that it hangs
         self.memory = Memory()
         self.interval = REPORT_INTERVAL
         self.due = 0.0  # monotonic
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
         self.steps = 0
-        self._step_seconds = 0.0
-        self._buckets = [0] * (len(STEP_BUCKETS) + 1)
+        self.examples: int | None = None
+        self.loss: float | None = None
+        self.compile_seconds: float | None = None
+        self.input = InputWait()
+        self.durations = Durations()
+        self._errors: Counter[str] = Counter()
         self._connection = connection
         self._report_due = 0.0
 
@@ -50,8 +60,7 @@ class Run:
         """Add `steps` that took `seconds` together; None: how long is not known or not typical."""
         self.steps += steps
         if seconds is not None:
-            self._step_seconds += seconds
-            self._buckets[bisect_left(STEP_BUCKETS, seconds / steps)] += steps
+            self.durations.add(seconds, steps)
 
     def observe(self, now: float) -> None:
         """Look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
@@ -67,29 +76,54 @@ class Run:
         self.memory.sample()
         self._send(now)
 
+    def fail(self, error: Error) -> None:
+        """Count an error and tell the daemon of it, waiting at most ERROR_WAIT for one that lags; of many only some."""
+        self._errors[error.kind] += 1
+        if self._errors.total() <= MAX_TOLD:
+            self._connection.wait_for_room(ERROR_WAIT)
+            self._connection.send(error)
+        self._send(time.monotonic())
+
     def _send(self, now: float) -> None:
         self._report_due = now + self.interval
+        median, p95 = self.durations.percentiles(0.5, 0.95)
         self._connection.send(
             Report(
                 phase=self.phase,
                 steps=self.steps,
-                step_seconds=self._step_seconds,
-                step_buckets=tuple(self._buckets),
+                step_seconds=self.durations.total,
+                step_buckets=tuple(self.durations.buckets),
                 memory=self.memory.reading(),
                 epoch=self.epoch,
                 batch=self.batch,
                 dropped=self._connection.dropped,
+                stepping=self.stepping,
+                examples=self.examples,
+                step_median=median,
+                step_p95=p95,
+                compile_seconds=self.compile_seconds,
+                input_wait_seconds=self.input.waited,
+                input_observed_seconds=self.input.observed,
+                input_buffered=self.input.buffered,
+                input_buffer_size=self.input.buffer_size,
+                loss=self.loss,
+                errors=dict(self._errors),
             )
         )
 
-    def end(self, reason: str) -> None:
+    def end(self) -> None:
         """Send the last totals and say goodbye; waits at most END_WAIT for a daemon that lags."""
         self._connection.wait_for_room(END_WAIT)
-        self.phase = "idle"
+        self.phase, self.stepping = "idle", False
         self.settle()
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         self._send(time.monotonic())
-        self._connection.send(End(clip(reason)))
+        # The interpreter notes here what it has just printed, where nothing caught an exception.
+        uncaught = getattr(sys, "last_type", None)
+        if uncaught is None:
+            self._connection.send(End("exit"))
+        else:
+            self._connection.send(End(clip(f"uncaught {uncaught.__name__}"), "failed"))
         self._connection.close()
 
 
@@ -100,7 +134,7 @@ def join(path: str | None, hello: Hello) -> Run:
     run = _runs.get(key)
     if run is None:
         run = _runs[key] = Run(Connection(path, hello))
-        atexit.register(run.end, "exit")
+        atexit.register(run.end)
     run.introduce(hello)
     return run
 

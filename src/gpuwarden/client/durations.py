@@ -1,0 +1,41 @@
+"""How long steps took: counts by STEP_BUCKETS for the page, and finer ones for the median and the 95th percentile."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+
+from gpuwarden.protocol import STEP_BUCKETS
+
+_FINENESS = 16  # classes to a doubling, so a percentile is right to 2 %
+
+
+class Durations:
+    """Durations of steps in seconds, in bounded memory."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.buckets = [0] * (len(STEP_BUCKETS) + 1)
+        self._count = 0
+        self._classes: Counter[int] = Counter()
+
+    def add(self, seconds: float, steps: int) -> None:
+        """Note `steps` that took `seconds` together."""
+        each = seconds / steps
+        self.total += seconds
+        self.buckets[bisect_left(STEP_BUCKETS, each)] += steps
+        self._count += steps
+        self._classes[math.floor(_FINENESS * math.log2(max(each, 1e-9)))] += steps
+
+    def percentiles(self, *shares: float) -> tuple[float | None, ...]:
+        """Return the seconds that each share of the steps, rising and from 0 to 1, did not exceed; None without any."""
+        found: list[float | None] = []
+        classes = iter(sorted(self._classes.items()))
+        reached, middle = 0, None
+        for share in shares:
+            while reached < max(share * self._count, 1) and (entry := next(classes, None)):
+                reached += entry[1]
+                middle = 2 ** ((entry[0] + 0.5) / _FINENESS)
+            found.append(middle)
+        return tuple(found)

@@ -1,0 +1,94 @@
+"""TensorFlow's devices and what its allocators say of them.
+
+Only for a process that computes with TensorFlow already: the first question asked here creates its devices, and from
+then on their options are frozen. Peaks are never reset: they are the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from gpuwarden.protocol import DeviceMemory
+
+MEBIBYTE = 1 << 20  # TensorFlow writes MB: bfc_allocator's users in process_state.cc and gpu_device.cc shift by 20
+DEFAULT_CPU_LIMIT = 1 << 16  # mebibytes; process_state.cc
+
+
+class TensorFlow:
+    """TensorFlow as a source of device memory; a device goes by its physical name."""
+
+    name = "tensorflow"
+
+    def __init__(self) -> None:
+        self._tf = sys.modules["tensorflow"]
+        self._info = self._tf.config.experimental.get_memory_info
+        self._parts = physical_devices("GPU")
+        self._limits: dict[str, int | None] = {}
+
+    @property
+    def version(self) -> str:
+        """TensorFlow's version."""
+        return str(self._tf.__version__)
+
+    def devices(self) -> Mapping[str, str | None]:
+        """Give the visible GPUs, each with its UUID where that is known."""
+        return dict.fromkeys(self._parts)
+
+    def memory(self, device: str) -> DeviceMemory:
+        """Ask the allocator, about 1 µs; raises ValueError, InternalError or KeyError where it has no statistics."""
+        if device not in self._limits:
+            self._limits[device] = _limit(self._tf, device)
+        current = peak = 0
+        for name in self._parts.get(device, (device,)):
+            answer = self._info(name)
+            current += answer["current"]
+            peak += answer["peak"]
+        return DeviceMemory(current, peak, self._limits[device])
+
+
+def physical_devices(kind: str) -> dict[str, tuple[str, ...]]:
+    """Map the visible physical devices to their logical ones.
+
+    A logical index says nothing of the GPU behind it: set_visible_devices([gpus[3]]) makes GPU 3 logical GPU:0, and one
+    GPU may be cut in several. The daemon resolves GPUs, so everything reported goes by the physical name.
+    """
+    tf = sys.modules["tensorflow"]
+    devices: dict[str, tuple[str, ...]] = {}
+    count = 0
+    for device in tf.config.get_visible_devices(kind):
+        parts = len(_cuts(tf, device)) or 1
+        devices[_short(device.name)] = tuple(f"{kind}:{index}" for index in range(count, count + parts))
+        count += parts
+    return devices
+
+
+def _short(name: str) -> str:
+    """Cut "/physical_device:GPU:0" and its like down to "GPU:0"."""
+    return name.rpartition("device:")[2]
+
+
+def _cuts(tf: Any, device: Any) -> list[Any]:
+    return tf.config.get_logical_device_configuration(device) or []
+
+
+def _limit(tf: Any, name: str) -> int | None:
+    """Say how much the allocator may take, in bytes, where the run has set it."""
+    if name.startswith("CPU:"):
+        return _cpu_limit(os.environ)
+    for device in tf.config.get_visible_devices():
+        if _short(device.name) == name:
+            limits = [cut.memory_limit for cut in _cuts(tf, device)]
+            return sum(limits) * MEBIBYTE if limits and all(limits) else None
+    return None
+
+
+def _cpu_limit(environ: Mapping[str, str]) -> int | None:
+    if environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() not in ("1", "true"):
+        return None
+    try:
+        return int(environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB") or DEFAULT_CPU_LIMIT) * MEBIBYTE
+    except ValueError:
+        return None
