@@ -23,6 +23,7 @@ demo: ## a real training climbs to its memory limit, and the alert fires
 test: ## all tests; sets up what it needs
 	@tools/environment.sh test
 	@tools/system-parts.sh
+	@tools/keras2.sh $(BIN)/python
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 check: lint test ## what CI runs: lint and test
@@ -45,6 +46,7 @@ docs: ## write the generated files anew: references, dashboard
 	$(BIN)/gpuwarden reference config > docs/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
 	$(BIN)/gpuwarden reference dcgm > docs/dcgm.md
+	$(BIN)/gpuwarden reference receipt > docs/receipts.md
 	$(BIN)/python grafana/dashboards.py
 
 goldens: ## write tests/goldens anew: the difference is there to be reviewed

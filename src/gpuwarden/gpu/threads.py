@@ -29,10 +29,7 @@ class Job(Generic[T]):
 
     def do(self) -> None:
         """Do it, on a thread; once."""
-        try:
-            self.outcome = self._work()
-        except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
-            self.outcome = error
+        self.outcome = outcome_of(self._work)
         self.done = True
 
 
@@ -142,6 +139,14 @@ def _sleeps_uninterruptibly(thread: int) -> bool:
         return Path(f"/proc/self/task/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"D"
     except OSError:
         return False
+
+
+def outcome_of(job: Callable[[], T]) -> T | Exception:
+    """Do a job; what it raises is its result."""
+    try:
+        return job()
+    except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
+        return error
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
