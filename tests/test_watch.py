@@ -23,6 +23,7 @@ from gpuwarden import watch
 from gpuwarden.client import loop
 from gpuwarden.client.guard import MAX_ERRORS
 from gpuwarden.client.loop import MAX_CHANGES, Loop
+from gpuwarden.client.run import Run
 from gpuwarden.client.watch import Watch
 from gpuwarden.protocol import End, Error, Hello, Message, Report
 
@@ -280,9 +281,10 @@ def test_by_hand(daemon: Receiver) -> None:
     assert (told(messages)[-1].steps, told(messages)[-1].phase, told(messages)[-1].epoch) == (1, "idle", None)
 
 
-def test_forgotten(daemon: Receiver) -> None:
+@pytest.mark.parametrize("then", ["pass", "del run"])
+def test_forgotten(daemon: Receiver, then: str) -> None:
     """Steps of a watch that nobody closes are counted before the run says its end."""
-    done = python("from gpuwarden import watch\nrun = watch()\nfor _ in range(1000): run.step()")
+    done = python(f"from gpuwarden import watch\nrun = watch()\nfor _ in range(1000): run.step()\n{then}")
     assert (done.returncode, done.stderr) == (0, "")
     messages = daemon.accept().waiting()
     assert told(messages)[-1].steps == 1000
@@ -314,8 +316,6 @@ def test_threads(daemon: Receiver) -> None:
                 run.step(batch_size=1)
 
     threads = [threading.Thread(target=train) for _ in range(4)]
-    peer_of = threading.Thread(target=lambda: None)
-    peer_of.start()
     for thread in threads:
         thread.start()
     peer = daemon.accept()
@@ -323,11 +323,43 @@ def test_threads(daemon: Receiver) -> None:
         peer.waiting()
     for thread in threads:
         thread.join()
-    with watch():
-        pass
+    run = watch()
     report = last(peer)
     assert (report.steps, report.examples) == (12_000, 12_000)
+    assert not loop._open - {run._loop}
     assert not daemon.connected()
+
+
+def test_closed_while_another_looks(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that closes while another thread looks is counted by that one."""
+    first, second = watch(interval=0), watch(interval=0)
+    peer = daemon.accept()
+    second.step()
+    sending = Run.report
+
+    def closing(run: Run, now: float) -> None:
+        sending(run, now)
+        if not second._loop.closed:
+            first._loop._took.append(None)  # after the count
+            second.step()
+            threading.Thread(target=second.close).run()
+
+    monkeypatch.setattr(Run, "report", closing)
+    first.epoch(1)
+    assert (last(peer).steps, second._loop in loop._open) == (3, False)
+    first.close()
+
+
+def test_dropped(daemon: Receiver) -> None:
+    """A watch that nobody holds is over; its steps are counted with the next look."""
+    watch().step()
+    for _ in watch().batches([1]):
+        pass
+    with watch() as run:
+        run.step()
+        peer = daemon.accept()
+    assert last(peer).steps == 2
+    assert not [each for each in loop._open if each.run is run._loop.run]
 
 
 def test_slow_thread(daemon: Receiver) -> None:

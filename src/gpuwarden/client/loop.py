@@ -7,6 +7,7 @@ second, for all loops of the run: the thread that looks may not be the one whose
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
@@ -28,7 +29,7 @@ MAX_NOTED = 1 << 16  # steps that wait to be counted, should a look of another t
 MAX_CHANGES = 20  # reports a second of a new phase or epoch; more wait for the next look
 MAX_ADVICE = 8  # different sentences in the log
 
-_open: weakref.WeakSet[Loop] = weakref.WeakSet()
+_open: set[Loop] = set()
 _joined: weakref.WeakSet[Run] = weakref.WeakSet()
 _looking = threading.Lock()  # never waited for
 
@@ -64,6 +65,7 @@ class Loop:
         self._changes: deque[float] = deque(maxlen=MAX_CHANGES)  # when they were reported
         self._advised: set[str] = set()
         self._failure: Error | None = None  # the run's last when this began
+        self.closed = False  # and still to be counted while it is in _open
         self.phase: Phase = "train"
         self.stepping = False  # a step is under way
         self.run: Run
@@ -77,7 +79,7 @@ class Loop:
         _open.add(self)
         if run not in _joined:
             _joined.add(run)
-            atexit.register(_close_all, weakref.ref(run))  # called before what the run itself has registered
+            atexit.register(_count_rest, weakref.ref(run))  # called before what the run itself has registered
         self._tell(run.report)
 
     def step(self, batch_size: int | None, loss: float | None) -> None:
@@ -192,10 +194,8 @@ class Loop:
 
     @guarded
     def _close(self) -> None:
-        self.stepping, self.phase = False, "idle"
-        self._only_one(self._count_all)
-        _open.discard(self)
-        others = [each for each in tuple(_open) if each.run is self.run]
+        self.stepping, self.phase, self.closed = False, "idle", True
+        others = [each for each in tuple(_open) if each.run is self.run and not each.closed]
         (others or [self])[0].report()
 
     @guarded
@@ -222,11 +222,13 @@ class Loop:
     def _only_one(self, act: Callable[[], None]) -> None:
         """Do what only one thread may do at a time; not at all while another does."""
         lock = _looking
-        if lock.acquire(blocking=False):
+        while lock.acquire(blocking=False):
             try:
                 act()
             finally:
                 lock.release()
+            if not any(each.closed for each in tuple(_open)):
+                break  # else one closed meanwhile, and could not count itself
 
     def _change(self) -> None:
         """Report a new state at once; or, where that is done too often, with the next report."""
@@ -238,8 +240,10 @@ class Loop:
 
     def _count_all(self) -> None:
         for each in tuple(_open):
-            if each.run is self.run:
-                each.count()
+            closed = each.closed
+            each.count()
+            if closed:
+                _open.discard(each)
 
     def count(self) -> None:
         """Count what is noted into the run."""
@@ -292,8 +296,8 @@ class Loop:
             log.warning(text)
 
     def forget(self) -> None:
-        """Do nothing any more, in a forked child: the loop is its parent's."""
-        self._guard.off = True
+        """Do nothing any more: the loop was its parent's, in a forked child, or nobody holds its watch."""
+        self._guard.off = self.closed = True
 
 
 def _is_error(error: BaseException) -> bool:
@@ -303,11 +307,12 @@ def _is_error(error: BaseException) -> bool:
     return all(each.__name__ != "OutOfRangeError" for each in type(error).__mro__)  # TensorFlow's end of data
 
 
-def _close_all(reference: weakref.ref[Run]) -> None:
+def _count_rest(reference: weakref.ref[Run]) -> None:
     """Count what is noted before the run says its end."""
     for each in tuple(_open):
         if each.run is reference():
-            each.close()
+            with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
+                each.count()
 
 
 def _forget_in_child() -> None:

@@ -75,18 +75,22 @@ class Watch:
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         """Go through a loader's batches, and note how long the loop waits for each; the loader does as ever."""
-        return Batches(self._loop, loader)
+        return Batches(self, self._loop, loader)
 
     def phase(self, name: Phase) -> Stay:
         """Stay in another phase for a while, "test", "predict" or "idle": its time is no step time.
 
         `with run.phase("test"): ...`. Steps within are not counted.
         """
-        return Stay(self._loop, name)
+        return Stay(self, self._loop, name)
 
     def close(self) -> None:
         """End the loop: report the last totals. The run itself ends with the process."""
         self._loop.close()
+
+    def __del__(self) -> None:
+        # At any moment, in any thread: so what is left is counted with the next look of another loop, or at the end.
+        self._loop.forget()
 
     def __enter__(self) -> Watch:  # noqa: PYI034 - Self is there from Python 3.11 on
         return self
@@ -102,7 +106,8 @@ class Watch:
 class Batches(Generic[T]):
     """A loader's batches as the loader gives them; each pass through it is timed."""
 
-    def __init__(self, loop: Loop, loader: Iterable[T]) -> None:
+    def __init__(self, watch: Watch, loop: Loop, loader: Iterable[T]) -> None:
+        self._watch = watch  # which lives as long as this
         self._loop = loop
         self._loader = loader
 
@@ -111,7 +116,7 @@ class Batches(Generic[T]):
         asked = monotonic()
         iterator = iter(self._loader)
         self._loop.waited_since(asked)  # a loader that starts workers does it here
-        return _Pass(self._loop, iterator)
+        return _Pass(self._watch, self._loop, iterator)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type] # raises TypeError as the loader does
@@ -120,7 +125,8 @@ class Batches(Generic[T]):
 class _Pass(Iterator[T]):
     """One pass; it holds no batch, which would keep it in memory while the next is made."""
 
-    def __init__(self, loop: Loop, iterator: Iterator[T]) -> None:
+    def __init__(self, watch: Watch, loop: Loop, iterator: Iterator[T]) -> None:
+        self._watch = watch
         self._loop = loop
         self._iterator = iterator
 
@@ -138,7 +144,8 @@ class _Pass(Iterator[T]):
 class Stay:
     """A phase that a loop is in for a while."""
 
-    def __init__(self, loop: Loop, name: Phase) -> None:
+    def __init__(self, watch: Watch, loop: Loop, name: Phase) -> None:
+        self._watch = watch
         self._loop = loop
         self._name = name
 
