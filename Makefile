@@ -21,7 +21,7 @@ demo: ## a real training climbs to its memory limit, and the alert fires
 	@exec $(BIN)/gpuwarden demo --listen $(LISTEN)
 
 test: ## all tests; sets up what it needs
-	@tools/environment.sh test
+	@tools/environment.sh test frameworks
 	@tools/system-parts.sh
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
