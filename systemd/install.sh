@@ -8,15 +8,17 @@ prefix=/opt/gpuwarden
 old=$prefix.old
 unit=/etc/systemd/system/gpuwarden.service
 config=/etc/gpuwarden/config.yaml
+user=gpuwarden # as the unit says
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
     cat <<EOF
 Usage: install.sh [WHEEL]                  install or upgrade, from this checkout or from a built wheel
-       install.sh --uninstall [--purge]    remove; with --purge the configuration as well
+       install.sh --uninstall [--purge]    remove; with --purge configuration and user as well
 
 Makes $prefix (a virtual environment), $unit
-and, if there is none yet, $config; then enables and starts the service.
+and, where there is none yet, the system user $user and $config;
+then enables and starts the service.
 Needs root, systemd and Python 3.10 or later with its venv module. Run it again to upgrade.
 
 PYTHON=/path/to/python3    the interpreter to use; not one in a home directory, which the service cannot read
@@ -72,6 +74,7 @@ install_service() {
     "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")"
     write_config
     "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration does not suit this version; correct it and run this again"
+    make_user
     install -m 0644 "$here/gpuwarden.service" "$unit"
 
     trap - EXIT
@@ -154,6 +157,11 @@ write_config() {
     install -D -m 0644 "$scratch/config.yaml" "$config"
 }
 
+make_user() {
+    getent passwd "$user" >/dev/null && return
+    useradd --system --user-group --no-create-home --home-dir / --shell /usr/sbin/nologin "$user"
+}
+
 start() {
     systemctl daemon-reload
     systemctl enable --quiet gpuwarden.service
@@ -173,10 +181,12 @@ uninstall() {
     fi
     systemctl daemon-reload
     systemctl reset-failed gpuwarden.service 2>/dev/null || true
+    rm -rf /run/gpuwarden
     [ ! -f "$prefix/pyvenv.cfg" ] || rm -rf "$prefix"
     if [ "$1" = --purge ]; then
         rm -rf "${config%/*}" "$unit.d"
-        echo "gpuwarden and its configuration are removed"
+        ! getent passwd "$user" >/dev/null || userdel "$user"
+        echo "gpuwarden, its configuration and its user are removed"
     else
         echo "gpuwarden is removed; ${config%/*} is kept (--purge removes it as well)"
     fi

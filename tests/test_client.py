@@ -485,7 +485,7 @@ def test_several_an_execution(run: Run, clock: Clock) -> None:
 
 def test_unknown_length(run: Run, clock: Clock) -> None:
     """Where Keras does not know an epoch's length, its last begin found no data and is no step."""
-    play(Steps(run, 1, None, lambda: 17, clock), clock, 5)
+    play(Steps(run, 1, None, updates=lambda: 17, clock=clock), clock, 5)
     assert (run.steps, run.durations.total) == (4, 6.0)
 
 
@@ -503,13 +503,13 @@ def test_stopped(run: Run, clock: Clock) -> None:
 def test_unknown_length_several(run: Run, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
     """The optimizer tells how many steps a short last execution made, within what the executions allow."""
     answers = iter(updates)
-    play(Steps(run, 3, None, lambda: next(answers), clock), clock, 5)
+    play(Steps(run, 3, None, updates=lambda: next(answers), clock=clock), clock, 5)
     assert run.steps == steps
 
 
 def test_never_more_than_made(run: Run, clock: Clock) -> None:
     """While an epoch of unknown length runs, an execution that may be short is not counted yet."""
-    steps = Steps(run, 3, None, lambda: 0, clock)
+    steps = Steps(run, 3, None, updates=lambda: 0, clock=clock)
     steps.begin_epoch()
     counted = []
     for _ in range(4):
@@ -534,7 +534,7 @@ def test_failed_fit(run: Run, clock: Clock) -> None:
 
 def test_empty_epoch(run: Run, clock: Clock) -> None:
     """An epoch without data counts no step."""
-    play(Steps(run, 3, None, lambda: 0, clock), clock, 1)
+    play(Steps(run, 3, None, updates=lambda: 0, clock=clock), clock, 1)
     play(Steps(run, 1, None, clock=clock), clock, 0)
     assert run.steps == 0
 

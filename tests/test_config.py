@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gpuwarden
 from gpuwarden.config import OPTIONS, SECTIONS, Address, Config, ConfigError, Source, load, parse
-from gpuwarden.config_values import OptionalPath
+from gpuwarden.config_values import Group, OptionalPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +81,7 @@ def test_defaults() -> None:
         ("owners.slurm_gpustat", "none", OptionalPath(None)),
         ("runs.socket", "/tmp/run.sock", Path("/tmp/run.sock")),  # noqa: S108  a path is only read here
         ("runs.socket_mode", "0660", 0o660),
+        ("runs.socket_group", "ml-users", Group("ml-users")),
         ("runs.max", "16", 16),
         ("runs.expiry", "30s", 30.0),
         ("runs.context_overhead", "1GiB", 2**30),

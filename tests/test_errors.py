@@ -102,6 +102,12 @@ def test_requested(text: str, requested: int) -> None:
     assert [each.requested for each in error.allocations] == [requested]
 
 
+def test_operation_alone() -> None:
+    """Of an out-of-memory that says little, the operation is told."""
+    error = told(ResourceExhaustedError("failed to allocate memory [Op:AddV2]"))
+    assert (error.kind, error.allocations) == ("device_oom", (Allocation(op="AddV2"),))
+
+
 def test_unknown_type() -> None:
     """Of a type whose width is not known the bytes are not told."""
     text = oom("GPU:0").replace("float", "variant")

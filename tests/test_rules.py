@@ -24,6 +24,7 @@ TESTS = sorted((REPOSITORY / "tests" / "rules").glob("*.yml"))
 NUMBERS: dict[str, set[float]] = {
     "RunNearOutOfMemory": {thresholds.NEAR_OUT_OF_MEMORY},
     "RunPeakNearOutOfMemory": {thresholds.NEAR_OUT_OF_MEMORY, thresholds.PEAK_RISE_SECONDS},
+    "RunOutOfMemory": {thresholds.ERROR_SECONDS},
     "GpuNearThermalSlowdown": {thresholds.NEAR_SLOWDOWN},
     "GpuDown": {0},
     "GpuMissing": {0},

@@ -90,10 +90,10 @@ def test_end_of_data(observer: Observer, error: Exception) -> None:
 
 
 def test_interrupt(observer: Observer) -> None:
-    """An interrupt is the user's wish and no error."""
+    """An interrupt is told too: what was called is over by it."""
     with pytest.raises(KeyboardInterrupt):
         wrap(raising(KeyboardInterrupt()), observer)()
-    assert observer.told == []
+    assert observer.told == ["KeyboardInterrupt()"]
 
 
 def test_observer_raises() -> None:

@@ -17,6 +17,7 @@ from gpuwarden.config_values import (
     BOOLEAN,
     CONTROL_PATH,
     DURATION,
+    GROUP,
     MODE,
     OPTIONAL_PATH,
     PATH,
@@ -25,6 +26,7 @@ from gpuwarden.config_values import (
     SOURCE,
     WHOLE,
     Address,
+    Group,
     Kind,
     OptionalPath,
     Source,
@@ -233,6 +235,12 @@ class Runs:
         MODE,
         "0666",
         "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.",
+    )
+    socket_group: Group = option(
+        GROUP,
+        "none",
+        'The group that the socket belongs to, whose members alone may report with the mode "0660"; the service has to '
+        "be in it (docs/operations.md).",
     )
     max: int = option(
         between(WHOLE, "1", "2048"),

@@ -34,6 +34,7 @@ _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([A-Za-z]{0,3})")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MODE = re.compile(r"0o?([0-7]{3})")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_GROUP = re.compile(r"[^\s:,/]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,12 @@ class OptionalPath(NamedTuple):
     """Something in the file system, or None for nothing."""
 
     path: Path | None
+
+
+class Group(NamedTuple):
+    """A group of users by its name, or None for no particular one."""
+
+    name: str | None
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
@@ -183,6 +190,12 @@ def _optional_path(text: str) -> OptionalPath | None:
     return OptionalPath(Path(text)) if text.startswith("/") and text.isprintable() else None
 
 
+def _group(text: str) -> Group | None:
+    if text == "none":
+        return Group(None)
+    return Group(text) if _GROUP.fullmatch(text) else None
+
+
 def _path(text: str) -> Path | None:
     return Path(text) if text.startswith("/") and text.isprintable() else None
 
@@ -207,5 +220,6 @@ ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:98
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
 CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
 OPTIONAL_PATH = Kind("optional path", "an absolute path, or none", _optional_path)
+GROUP = Kind("group", "a group's name, such as ml-users, or none", _group)
 PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)

@@ -122,7 +122,8 @@ class Daemon:
             loop.add_signal_handler(number, stop.set)
         try:
             await self.web.start(*self._config.web.listen)
-            self._runs.start(self._config.runs.socket, self._config.runs.socket_mode)
+            runs = self._config.runs
+            self._runs.start(runs.socket, runs.socket_mode, runs.socket_group.name)
             await self.poll()
             systemd.ready(longest_silence=4 * self._config.poll.interval)
             await self._take_commands()

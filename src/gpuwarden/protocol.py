@@ -270,15 +270,17 @@ def _build(cls: type[Any], value: Any) -> Any:
     """Make a message from JSON; fields this version does not know are left alone: newer clients may add some."""
     if not isinstance(value, dict):
         raise ValueError("want an object")  # noqa: TRY004 - one error class for every wrong value
+    checks, required = _CHECKS[cls]
     known: dict[str, Any] = {}
-    for each in fields(cls):
-        if each.name in value:
+    for name, said in value.items():
+        check = checks.get(name)
+        if check:
             try:
-                known[each.name] = each.metadata["check"](value[each.name])
+                known[name] = check(said)
             except ValueError as error:
-                raise ValueError(f"{each.name}: {error}") from None
-        elif _DEFAULTS[cls][each.name] is MISSING:
-            raise ValueError(f"{each.name}: missing")
+                raise ValueError(f"{name}: {error}") from None
+    if not required <= known.keys():
+        raise ValueError(f"{min(required - known.keys())}: missing")
     return cls(**known)
 
 
@@ -290,6 +292,14 @@ def _defaults(cls: type[Any]) -> Mapping[str, Any]:
 
 
 _DEFAULTS = {cls: _defaults(cls) for cls in (DeviceMemory, Allocation, *_NAMES)}
+# Worked out once: this is done for each message of each run.
+_CHECKS = {
+    cls: (
+        {each.name: each.metadata["check"] for each in fields(cls)},
+        {name for name, default in defaults.items() if default is MISSING},
+    )
+    for cls, defaults in _DEFAULTS.items()
+}
 
 
 def _said(message: Any) -> dict[str, Any]:

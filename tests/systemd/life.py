@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import re
 import signal
 import socket
@@ -136,7 +137,7 @@ import socket, sys
 from gpuwarden import protocol
 
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
-    daemon.connect("/run/gpuwarden/run.sock")
+    daemon.connect(sys.argv[2] if len(sys.argv) > 2 else "/run/gpuwarden/run.sock")
     hello = protocol.Hello("of nobody", "test", {"GPU:0": sys.argv[1]})
     memory = {"GPU:0": protocol.DeviceMemory(current=1 << 30, peak=1 << 30)}
     buckets = (0,) * (len(protocol.STEP_BUCKETS) + 1)
@@ -172,7 +173,9 @@ def test_the_daemon_has_no_rights() -> None:
     """It runs as a user of its own, with no capability, and gains none."""
     status = Path(f"/proc/{main_pid()}/status").read_text()
     facts = dict(re.findall(r"^(Uid|CapBnd|CapEff|CapAmb|NoNewPrivs|Seccomp):\s+(\S+)", status, re.MULTILINE))
-    assert 61184 <= int(facts.pop("Uid")) <= 65519  # systemd.exec(5), DynamicUser=
+    user = pwd.getpwnam("gpuwarden")
+    assert int(facts.pop("Uid")) == user.pw_uid != 0
+    assert user.pw_shell.endswith("/nologin")
     nothing = "0" * 16
     assert facts == {"CapBnd": nothing, "CapEff": nothing, "CapAmb": nothing, "NoNewPrivs": "1", "Seccomp": "2"}
 
@@ -234,6 +237,21 @@ def test_a_run_in_a_container_is_known_by_its_pid_outside() -> None:
         until(lambda: 1.0 in samples("gpuwarden_run_up").values(), "the run is on the page")
         (inside,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
         assert inside in {dict(labels)["pid"] for labels in samples("gpuwarden_run_info")}
+
+
+def test_a_container_started_before_a_restart_reaches_the_next_daemon() -> None:
+    """A mount of the socket's folder outlives the daemon whose folder it was."""
+    uuid = dict(next(iter(samples("gpuwarden_gpu_up"))))["uuid"]
+    mounted = 'mount --bind /run/gpuwarden /mnt && echo mounted && read _ && exec "$@"'
+    run = [str(PREFIX / "bin/python"), "-c", RUN, uuid, "/mnt/run.sock"]
+    contained = ["unshare", "--mount", "sh", "-c", mounted, "sh", *run]
+    with subprocess.Popen(contained, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as box:
+        assert box.stdin is not None
+        assert box.stdout is not None
+        assert box.stdout.readline() == "mounted\n"
+        command("systemctl", "restart", "gpuwarden")
+        print(file=box.stdin, flush=True)
+        until(lambda: str(box.pid) in {dict(each)["pid"] for each in samples("gpuwarden_run_info")}, "the run reports")
 
 
 def test_processes_of_others_are_seen(mock: MockNvml, process: subprocess.Popen[bytes]) -> None:
@@ -439,10 +457,10 @@ def test_the_documented_drop_in_reads_the_kernel_log(mock: MockNvml) -> None:
 
 
 def test_a_stopped_service_leaves_nothing() -> None:
-    """A stop is a success, and the socket's folder goes with it."""
+    """A stop is a success; of the sockets only the folder stays, for containers that have it mounted."""
     command("systemctl", "stop", "gpuwarden")
     assert (shown("ActiveState"), shown("Result"), shown("ExecMainStatus")) == ("inactive", "success", "0")
-    assert not Path("/run/gpuwarden").exists()
+    assert list(Path("/run/gpuwarden").iterdir()) == []
     command("systemctl", "start", "gpuwarden")
 
 
@@ -454,6 +472,7 @@ def test_removal_keeps_the_configuration() -> None:
     assert not UNIT.exists()
     assert not list(UNIT.parent.glob("*.wants/gpuwarden*"))
     assert not PREFIX.exists()
+    assert not Path("/run/gpuwarden").exists()
     assert fetch(f"{URL}/-/healthy") == ""
     assert CONFIG.exists()
 
@@ -463,6 +482,7 @@ def test_a_purge_removes_everything() -> None:
     install("--uninstall", "--purge")
     assert not CONFIG.parent.exists()
     assert not DROP_INS.exists()
+    assert command("getent", "passwd", "gpuwarden", check=False).returncode != 0
 
 
 def test_only_root_installs() -> None:

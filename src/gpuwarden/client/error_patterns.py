@@ -27,7 +27,6 @@ PATTERNS = (
     Pattern(r"(\b|_Array)MemoryError\b", "host_oom", "Python, NumPy; inside of what a tf.data or torch worker raised"),
     Pattern(r"Unable to allocate .{1,40} for an array", "host_oom", "NumPy"),
     Pattern(r"DefaultCPUAllocator|alloc_cpu\.cpp|you tried to allocate \d+ bytes", "host_oom", "torch"),
-    Pattern(r"Out of memory allocating \d+ bytes", "host_oom", "XLA on the CPU"),
     Pattern(r"by allocator \w*(host|cuda_host)_bfc", "host_oom", "pinned memory: TensorFlow, XLA, NCCL"),
     Pattern(r"pinned host memory|bytes on host: |cuMemHostAlloc", "host_oom", "pinned memory: TensorFlow, XLA, NCCL"),
     Pattern(r"cudaHostAlloc|CUDA host alloc", "host_oom", "pinned memory: TensorFlow, XLA, NCCL"),
@@ -50,8 +49,11 @@ PATTERNS = (
     Pattern(r"OOM when allocating", "device_oom", "TensorFlow"),
     Pattern(r"OutOfMemoryError", "device_oom", "torch, CuPy"),
     Pattern(r"(CUDA|HIP|MPS backend|XPU|GPU) (error: )?out of memory|runtime error \(2\)", "device_oom", "torch"),
-    Pattern(r"Out of memory (while )?trying to allocate|ran out of memory", "device_oom", "XLA, TensorFlow"),
-    Pattern(r"Failed to allocate request for", "device_oom", "XLA, TensorFlow"),
+    Pattern(
+        r"Out of memory ((while )?trying to allocate|allocating \d)|ran out of memory", "device_oom", "XLA, TensorFlow"
+    ),
+    Pattern(r"Failed to allocate (request for|memory)", "device_oom", "XLA, TensorFlow"),
+    Pattern(r"would exceed allowed memory", "device_oom", "torch, with an allocator that is CUDA's"),
     Pattern(r"would exceed memory", "device_oom", "XLA on a TPU"),
     Pattern(r"Attempting to (reserve|allocate) .{1,40} at the bottom of memory", "device_oom", "XLA on a TPU"),
     Pattern(r"enough memory\. Requires", "device_oom", "XLA on a TPU"),
@@ -67,13 +69,13 @@ PATTERNS = (
     Pattern(r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUSPARSELT|NPP)\w*_ALLOC_FAILED", "device_oom", "CUDA libraries"),
     Pattern(r"CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", "device_oom", "CUDA libraries"),
     # Parts that do not fit each other: driver, CUDA and its libraries, GPU, framework.
-    Pattern(r"Driver/library version mismatch|kernel version .{1,40} does not match DSO", "library_mismatch", "driver"),
+    Pattern(r"version mismatch|kernel version .{1,40} does not match DSO", "library_mismatch", "driver"),
     Pattern(r"SYSTEM_DRIVER_MISMATCH|unsupported display driver", "library_mismatch", "driver"),
     Pattern(r"driver version is insufficient|driver .{1,40}too old|INSUFFICIENT_DRIVER", "library_mismatch", "driver"),
     Pattern(r"forward compatibility was attempted|COMPAT_NOT_SUPPORTED", "library_mismatch", "driver"),
     Pattern(r"unsupported toolchain|UNSUPPORTED_PTX", "library_mismatch", "GPU newer or older than the build"),
     Pattern(r"INVALID_PTX|NO_BINARY_FOR_GPU|no kernel image", "library_mismatch", "GPU newer or older than the build"),
-    Pattern(r"INVALID_KERNEL_IMAGE", "library_mismatch", "GPU newer or older than the build"),
+    Pattern(r"INVALID_KERNEL_IMAGE|CUDA_ERROR_INVALID_HANDLE", "library_mismatch", "GPU newer or older than the build"),
     Pattern(r"device kernel image is invalid", "library_mismatch", "GPU newer or older than the build"),
     Pattern(
         r"not built with CUDA kernel binaries|compiled for a different GPU",
@@ -84,7 +86,11 @@ PATTERNS = (
         r"is not compatible with the current|ARCH_MISMATCH", "library_mismatch", "GPU newer or older than the build"
     ),
     Pattern(r"CUDA_ERROR_INVALID_SOURCE|ptxas", "library_mismatch", "GPU newer or older than the build"),
-    Pattern(r"Loaded runtime CuDNN|CuDNN .{0,40}incompatib|DNN library|DnnSupport", "library_mismatch", "cuDNN"),
+    Pattern(
+        r"Loaded runtime CuDNN|Found cuDNN version|CuDNN .{0,40}incompatib|DNN library|DnnSupport",
+        "library_mismatch",
+        "cuDNN",
+    ),
     Pattern(r"VERSION_MISMATCH|SUBLIBRARY_\w+|CUDNN_STATUS_NOT_INITIALIZED", "library_mismatch", "cuDNN"),
     Pattern(r"cuDNN failed to initialize|No algorithm worked", "library_mismatch", "cuDNN"),
     Pattern(
@@ -109,7 +115,8 @@ PATTERNS = (
     Pattern(r"Unable to load any of", "library_mismatch", "libraries that are missing or of another version"),
     Pattern(r"undefined symbol", "library_mismatch", "libraries that are missing or of another version"),
     Pattern(r"version `\w+[^']*' not found", "library_mismatch", "libraries that are missing or of another version"),
-    Pattern(r"not compiled with CUDA|not compiled with \w+ support|CUDA extension", "library_mismatch", "builds"),
+    Pattern(r"not compiled with \w+ support|CUDA extension", "library_mismatch", "builds"),
+    Pattern(r"API version .{0,40}framework|incompatible with jax version", "library_mismatch", "JAX"),
     Pattern(r"binary incompatibility|compiled using NumPy", "library_mismatch", "builds"),
     # No GPU to be had.
     Pattern(r"no CUDA-capable device|ERROR_NO_DEVICE|no CUDA GPUs|No visible GPU", "no_device", "CUDA, torch, JAX"),
@@ -119,10 +126,15 @@ PATTERNS = (
     Pattern(r"DEVICE_UNAVAILABLE|system not yet initialized|SYSTEM_NOT_READY", "no_device", "CUDA"),
     Pattern(r"failed call to cuInit", "no_device", "CUDA"),
     Pattern(r"Could not satisfy (explicit )?device spec|No matching devices found", "no_device", "TensorFlow"),
-    Pattern(r"Cannot assign a device for|unknown device|invalid device .{0,40}GPU", "no_device", "TensorFlow"),
+    Pattern(
+        r"Unable to find any devices|Cannot assign a device for|unknown device|invalid device .{0,40}GPU",
+        "no_device",
+        "TensorFlow",
+    ),
     Pattern(r"Unable to initialize backend|Unknown backend|backend '?\w+'? failed to initialize", "no_device", "JAX"),
     Pattern(r"no platforms that are instances", "no_device", "JAX"),
     Pattern(r"deserialize object on (a )?CUDA device|cuda\.is_available\(\) (is|should)", "no_device", "torch"),
+    Pattern(r"not compiled with CUDA", "no_device", "torch, built for machines without one"),
     # A kernel that could not be started, or failed as it ran.
     Pattern(r"LAUNCH_FAILED|LAUNCH_TIMEOUT|LAUNCH_OUT_OF_RESOURCES|ErrorLaunch", "kernel_launch", "CUDA, TensorFlow"),
     Pattern(r"launch fail(ed|ure)|fail(ed|ure) to launch|launch timed out", "kernel_launch", "CUDA, TensorFlow"),
@@ -135,6 +147,7 @@ PATTERNS = (
     Pattern(r"Failed to enqueue", "kernel_launch", "CUDA libraries, XLA"),
     Pattern(r"failed to (run|execute) .{0,40}(kernel|cuDNN|cuBLAS)", "kernel_launch", "CUDA libraries, XLA"),
     # What the program asks for makes no sense.
+    Pattern(r"in loading state_dict", "other", "torch: the checkpoint of another model"),
     Pattern(r"incompatible shapes?", "shape_dtype", "all"),
     Pattern(
         r"shapes?.{0,120}(incompatible|mismatch|must match|not aligned|do(es)? not match|must be equal|must have the same|cannot be broadcast)",
@@ -188,11 +201,12 @@ _SIZE = r"(?P<size>[\d.,]+) ?(?P<unit>bytes|[KMGTP]?i?B|[KMGTP])\b"
 ALLOCATIONS = (
     r"OOM when allocating (?:temporary )?tensor (?:with shape|of shape) ?\[(?P<shape>[\d,]*)\](?: and type (?P<dtype>\w+))?(?: on (?P<device>\S+))?(?: by allocator (?P<allocator>\w+))?",
     r"from \S+ to (?P<device>\S*device:\S+) in order to run (?P<op>\w+): Dst tensor is not initialized",
-    rf"Tried to allocate {_SIZE}(?:\. GPU (?P<gpu>\d+)| \((?:GPU (?P<gpu_too>\d+)))?",
+    rf"(?<!you )Tried to allocate {_SIZE}(?:\. GPU (?P<gpu>\d+)| \((?:GPU (?P<gpu_too>\d+)))?",
     rf"Failed to allocate request for {_SIZE} \((?P<bytes>\d+)B\) on device ordinal (?P<gpu>\d+)",
     rf"Out of memory (?:while )?(?:trying to allocate|allocating) {_SIZE}",
     rf"Unable to allocate {_SIZE} for an array with shape \((?P<shape>[\d, ]*)\) and data type (?P<dtype>\w+)",
-    rf"you tried to allocate {_SIZE}",
+    rf"(?:(?P<allocator>\w+): .{{1,60}})?you tried to allocate {_SIZE}",
+    rf"Allocation on device (?P<gpu>\d+) would exceed(?s:.*?)Requested +: {_SIZE}",
     rf"fail(?:ed)? to (?:CUDA )?(?:host )?[mc]?alloc(?:ate)?(?: async)? {_SIZE}(?: \((?P<bytes>\d+) bytes\))?",
     rf"(?:Attempting to (?:reserve|allocate)|unable to mmap|pinned host memory of size:) {_SIZE}",
     r"Allocation \(size=(?P<bytes>\d+)\) would exceed memory",

@@ -38,7 +38,7 @@ _WIDTHS = {  # bytes of an element, by TensorFlow's and NumPy's names
     **dict.fromkeys(("double", "float64", "int64", "uint64", "complex64", "resource"), 8),
     **dict.fromkeys(("complex128",), 16),
 }
-_OP = r"\[\[\{\{node ([^}]+)\}\}\]\]|\[\[node (\S+)|\[Op:(?!__)(\w+)\]"
+_OP = r"\[\[\{\{node ([^}]+)\}\}|\[\[Node:? (\S+)|\[Op:(?!__)(\w+)\]"
 _ANSI = r"\x1b\[[0-9;]*[A-Za-z]"
 
 
@@ -128,6 +128,8 @@ def _allocations(text: str) -> Iterator[Allocation]:
             yield _allocation({name: value for name, value in match.groupdict().items() if value is not None}, after)
         if found:
             return
+    if op := _op(text):
+        yield Allocation(op=clip(op))
 
 
 def _allocation(said: Mapping[str, str], after: str) -> Allocation:
@@ -166,7 +168,7 @@ def _exact(said: Mapping[str, str], shape: str | None) -> int:
 
 
 def _op(after: str) -> str | None:
-    found = re.search(_OP, after)
+    found = re.search(_OP, after, re.IGNORECASE)
     return next((each for each in found.groups() if each), None) if found else None
 
 

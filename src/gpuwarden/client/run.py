@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuwarden.client.connection import Connection
@@ -63,6 +63,11 @@ class Run:
         if seconds is not None:
             self.durations.add(seconds, steps)
 
+    def execute(self, executions: Sequence[float], steps: int) -> None:
+        """Add executions of `steps` each, by the seconds each took."""
+        self.steps += len(executions) * steps
+        self.durations.extend(executions, steps)
+
     def observe(self, now: float) -> None:
         """Look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
         self.due = now + min(LOOK_INTERVAL, self.interval)
@@ -73,6 +78,7 @@ class Run:
 
     def report(self, now: float) -> None:
         """Look and report at once; where the report does not go the next carries the same totals."""
+        self.due = now + min(LOOK_INTERVAL, self.interval)
         self.settle()
         self.memory.sample()
         self._send(now)
@@ -120,12 +126,11 @@ class Run:
         self.settle()
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         self._send(time.monotonic())
-        # The interpreter notes here what it has just printed, where nothing caught an exception.
-        uncaught = getattr(sys, "last_type", None)
+        uncaught = _uncaught()
         if uncaught is None:
             self._connection.send(End("exit"))
         else:
-            self._connection.send(End(clip(f"uncaught {uncaught.__name__}"), "failed"))
+            self._connection.send(End(clip(f"uncaught {uncaught}"), "failed"))
         self._connection.close()
 
 
@@ -141,9 +146,22 @@ def join(path: str | None, hello: Hello) -> Run:
     return run
 
 
+def _uncaught() -> str | None:
+    """Name the type of the exception that ends the interpreter.
+
+    The interpreter notes what it has just printed. So do those that go on after it: Python's prompt and IPython, which
+    tell themselves by sys.ps1, and others whose frames stand below the exception's.
+    """
+    kind, trace = getattr(sys, "last_type", None), getattr(sys, "last_traceback", None)
+    if kind is None or hasattr(sys, "ps1") or (trace is not None and trace.tb_frame.f_back is not None):
+        return None
+    return str(kind.__name__)
+
+
 def default_name() -> str:
     """Name this process as its user would: by its script."""
     script = Path(sys.argv[0] if getattr(sys, "argv", None) else "").name
     if "ipykernel" in script or "colab_kernel" in script:
-        return "notebook"
+        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name  # where Jupyter's server knows which
+        return notebook if notebook.endswith(".ipynb") else "notebook"
     return "python" if script in ("", "-c", "-") else script

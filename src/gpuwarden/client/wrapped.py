@@ -41,7 +41,7 @@ class _Wrapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._gpuwarden_function(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # KeyboardInterrupt too: what was called is over
             _tell(self._gpuwarden_observer, error)
             raise
 
@@ -76,7 +76,7 @@ def unwrap(function: Any) -> Any:
     return function._gpuwarden_function if type(function) is _Wrapped else function  # noqa: SLF001 - our own class
 
 
-def _tell(reference: weakref.ref[Observer], error: Exception) -> None:
+def _tell(reference: weakref.ref[Observer], error: BaseException) -> None:
     # In a frame of its own: the one that calls lives as long as the exception does, and must not hold the observer.
     if isinstance(error, StopIteration) or any(each.__name__ == _END_OF_DATA for each in type(error).__mro__):
         return

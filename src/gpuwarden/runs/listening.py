@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import grp
 import os
 import socket
 import stat
@@ -13,10 +14,17 @@ class SocketInUseError(OSError):
     """The socket's path cannot be taken; the text says what to do."""
 
 
-def listen(path: Path, mode: int, kind: int = socket.SOCK_SEQPACKET, option: str = "runs.socket") -> socket.socket:
+def listen(
+    path: Path,
+    mode: int,
+    kind: int = socket.SOCK_SEQPACKET,
+    option: str = "runs.socket",
+    *,
+    group: str | None = None,
+) -> socket.socket:
     """Return a non-blocking listener at `path`, for whom `mode` lets write; `option` is what chooses the path.
 
-    Raises OSError that says what to do.
+    `group` is the one that the socket is to belong to. Raises OSError that says what to do.
     """
     _make_way(path, kind, option)
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
@@ -30,7 +38,29 @@ def listen(path: Path, mode: int, kind: int = socket.SOCK_SEQPACKET, option: str
         raise OSError(error.errno, f"cannot listen on {path}: {error.strerror}; choose another {option}") from None
     finally:
         os.umask(umask)
+    if group is not None:
+        try:
+            _give(path, group)
+        except OSError:
+            listener.close()
+            path.unlink()
+            raise
     return listener
+
+
+def _give(path: Path, group: str) -> None:
+    try:
+        number = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise OSError(errno.EINVAL, f"there is no group {group}: make it, or name another runs.socket_group") from None
+    try:
+        os.chown(path, -1, number)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot give {path} to the group {group}: {error.strerror}; the daemon's user has to be in it "
+            f"(SupplementaryGroups={group} in a drop-in of the service)",
+        ) from None
 
 
 def _make_way(path: Path, kind: int, option: str) -> None:

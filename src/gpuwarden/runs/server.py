@@ -34,6 +34,7 @@ class RunServer:
         self._listener: socket.socket | None = None
         self._path: Path | None = None
         self._mode = 0
+        self._group: str | None = None
         self._inode = 0
         self._displaced = False  # the socket's place is taken, and that has been told
         self._connections: dict[socket.socket, Peer] = {}
@@ -42,12 +43,15 @@ class RunServer:
         self._limit = MAX_CONNECTIONS
         self.refused = 0  # connections closed for being too many
 
-    def start(self, path: Path, mode: int) -> None:
-        """Listen at `path`, reachable by whom `mode` lets write. Raises OSError with a text that says what to do."""
+    def start(self, path: Path, mode: int, group: str | None = None) -> None:
+        """Listen at `path`, reachable by whom `mode` lets write, of the `group` named.
+
+        Raises OSError with a text that says what to do.
+        """
         # A connection takes two descriptors with its process's: half of all there may be, the rest is for scrapes.
         self._limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._listener = listen(path, mode)
-        self._path, self._mode, self._inode = path, mode, path.stat().st_ino
+        self._listener = listen(path, mode, group=group)
+        self._path, self._mode, self._group, self._inode = path, mode, group, path.stat().st_ino
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def keep_listening(self) -> None:
@@ -55,7 +59,7 @@ class RunServer:
         if self._listener is None or self._path is None or self._is_in_place():
             return
         try:
-            listener = listen(self._path, self._mode)
+            listener = listen(self._path, self._mode, group=self._group)
             inode = self._path.stat().st_ino
         except OSError as error:
             if not self._displaced:

@@ -1,0 +1,84 @@
+"""Who may report, by the group of the socket: real users that the kernel refuses or lets in."""
+
+import grp
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.runs.listening import listen
+from system_parts import require
+
+KNOCK = """
+import os, socket, sys
+os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(65534)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
+    try:
+        run.connect(sys.argv[1])
+    except OSError as error:
+        sys.exit(error.strerror)
+"""
+
+
+def knock(path: Path, group: int) -> str:
+    """Connect as nobody of that group; return what the kernel says, empty where it lets in."""
+    done = subprocess.run([sys.executable, "-c", KNOCK, path, str(group)], capture_output=True, text=True, check=False)
+    return done.stderr.strip()
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder that every user may enter, as the service's is."""
+    require(os.geteuid() == 0, "only root can act as other users: run this test as root")
+    folder = tmp_path_factory.mktemp("socket")
+    for each in (folder, *folder.parents):
+        if each.owner() == "root" and each.is_relative_to("/tmp") and each != Path("/tmp"):  # noqa: S108  pytest's own
+            each.chmod(0o755)
+    return folder
+
+
+def test_only_the_group_gets_in(place: Path) -> None:
+    """With a group and its mode, a user outside of it is refused by the kernel, and one in it is not."""
+    group = grp.getgrgid(Path("/etc/shadow").stat().st_gid)  # any group but root's
+    assert group.gr_gid
+    path = place / "run.sock"
+    with listen(path, 0o660, group=group.gr_name):
+        found = path.stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, group.gr_gid)
+        assert knock(path, 65534) == "Permission denied"
+        assert knock(path, group.gr_gid) == ""
+
+
+def test_an_unknown_group_is_named(tmp_path: Path) -> None:
+    """A group that the machine does not have stops the daemon with its name, and leaves no socket behind."""
+    path = tmp_path / "run.sock"
+    with pytest.raises(OSError, match=r"no group no-such-group: make it, or name another runs\.socket_group"):
+        listen(path, 0o660, group="no-such-group")
+    assert not path.exists()
+
+
+def test_a_group_that_is_not_the_daemons_own(place: Path) -> None:
+    """A daemon that is not in the group says what to write into its unit."""
+    code = f"""
+import os
+from pathlib import Path
+from gpuwarden.runs.listening import listen
+os.chown({str(place)!r}, 65534, -1)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+listen(Path({str(place)!r}, "run.sock"), 0o660, group="root")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert re.search(r"the daemon's user has to be in it \(SupplementaryGroups=root in a drop-in", done.stderr)
+
+
+def test_without_a_group_it_is_the_daemons(tmp_path: Path) -> None:
+    """Nothing changes hands unless it is asked for."""
+    path = tmp_path / "run.sock"
+    with listen(path, 0o666) as listener:
+        assert path.stat().st_gid == os.getegid()
+        assert listener.type == socket.SOCK_SEQPACKET
