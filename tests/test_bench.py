@@ -106,3 +106,14 @@ def test_figures_have_their_places_in_the_docs() -> None:
         assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)
     with pytest.raises(LookupError):
         write_down.written(page, "callback.py", "")
+
+
+def test_watch_gives_every_figure() -> None:
+    """A smoke run of bench/watch.py measures every row of its table."""
+    (rows,) = tables("watch.py")
+    assert len(rows) == 12
+    for cells in rows:
+        own, p99, longest, alone, watched = (float(cells[column]) for column in (2, 3, 4, 6, 7))
+        assert 0 < own < 1e4, cells
+        assert 0 < p99 <= longest + 1, cells
+        assert min(alone, watched) > 10, cells

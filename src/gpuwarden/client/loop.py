@@ -248,9 +248,11 @@ class Loop:
     def count(self) -> None:
         """Count what is noted into the run."""
         run, took, made, told = self.run, self._took, self._made, self._told
-        while took:
-            run.count(1, took.popleft())
-            self._in_epoch += 1
+        noted = [took.popleft() for _ in range(len(took))]
+        timed = [each for each in noted if each is not None]
+        run.execute(timed, 1)
+        run.count(len(noted) - len(timed), None)
+        self._in_epoch += len(noted)
         if (examples := made.examples) > told.examples:
             run.examples = (run.examples or 0) + examples - told.examples
             told.examples = examples
