@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from receiver import Receiver
 
+from gpuwarden import watch
 from gpuwarden.keras import GpuWarden, keras
 
 X = np.arange(24, dtype="float32").reshape(8, 3) / 10
@@ -114,6 +115,19 @@ def case_out_of_memory(daemon: Daemon) -> Any:
     except Exception as error:  # noqa: BLE001 - of each framework's own type
         raised = type(error).__name__
     fit(model(), callback)
+    return {"raised": raised, "heard": daemon.heard()}
+
+
+def case_within_a_watch(daemon: Daemon) -> Any:
+    raised = ""
+    try:
+        with watch(socket=daemon.path) as run:
+            run.step()
+            fit(model(), daemon.callback())
+            run.step()
+            fit(model(Huge(), run_eagerly=True), daemon.callback())
+    except Exception as error:  # noqa: BLE001 - of each framework's own type
+        raised = type(error).__name__
     return {"raised": raised, "heard": daemon.heard()}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from receiver import Receiver
+from services import ROOT
 
 from gpuwarden.client import cuda, frameworks
 from gpuwarden.client.frameworks.jax import Jax
@@ -266,6 +267,7 @@ def heard(daemon: Receiver, script: str, **environment: str) -> tuple[str, list[
         text=True,
         timeout=IMPORT_TIME,
         check=False,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.strip(), daemon.accept().waiting()
@@ -288,7 +290,7 @@ def test_torch_on_the_cpu(daemon: Receiver) -> None:
 import torch
 from gpuwarden import watch
 from torch.utils.data import DataLoader, TensorDataset
-data = DataLoader(TensorDataset(torch.ones(32, 3), torch.ones(32, 1)), batch_size=8)
+data = DataLoader(TensorDataset(torch.ones(32, 3), torch.ones(32, 1)), batch_size=8, num_workers=1)
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters())
 with watch("torch", interval=0) as run:
@@ -310,6 +312,23 @@ print(torch.__version__, torch.cuda.is_initialized())
     assert report.loss is not None
     assert report.input_wait_seconds is not None
     assert 0 < report.input_wait_seconds < (report.input_observed_seconds or 0)
+
+
+@needs("torch")
+def test_torchrun(daemon: Receiver) -> None:
+    """Of a job that torchrun starts each process is a run, with its rank and the same job."""
+    script = """
+import sys
+from torch.distributed.run import main
+sys.argv[1:] = ["--standalone", "--nproc-per-node", "2", "examples/torch_loop.py"]
+main()
+"""
+    printed, messages = heard(daemon, script, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert printed.count("epoch 2:") == 2
+    (hello,), (other,) = hellos(messages), hellos(daemon.accept().waiting())
+    assert {hello.rank, other.rank} == {0, 1}
+    assert hello.world_size == other.world_size == 2
+    assert hello.job == other.job is not None
 
 
 @needs("jax")

@@ -15,6 +15,8 @@ import pytest
 
 TRAINING_TIME = 300  # seconds until training that hangs is ended
 MESSAGE = dict[str, Any]
+# JAX would else raise the error of a step when it is asked for the result, which may be a step later.
+ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
 
 
 @pytest.fixture(scope="module", params=["jax", "torch"])
@@ -33,7 +35,7 @@ def cases(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     script = Path(__file__).with_name("keras_backend_cases.py")
     played = subprocess.run(
         [sys.executable, script, tmp_path_factory.mktemp("sockets")],
-        env={**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, **ON_THE_CPU, "KERAS_BACKEND": backend},
         capture_output=True,
         text=True,
         timeout=TRAINING_TIME,
@@ -99,6 +101,14 @@ def test_out_of_memory(saw: Any, backend: str) -> None:
     assert (error["kind"], error["phase"], error["steps"]) == (kind, "train", 0)
     assert [each["requested"] for each in error["allocations"]] == [4 << 44]
     assert reports(saw["heard"])[-1]["steps"] == 8
+
+
+def test_within_a_watch(saw: Any) -> None:
+    """A fit within a watch is of the same run: steps of both count, and an error that leaves both counts once."""
+    assert saw["raised"]
+    assert len([each for each in saw["heard"] if each["type"] == "Error"]) == 1
+    last = reports(saw["heard"])[-1]
+    assert (last["steps"], sum(last["errors"].values()), last["phase"]) == (10, 1, "idle")
 
 
 def test_dispatch(saw: list[bool]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -418,6 +420,19 @@ def test_forked_child(daemon: Receiver) -> None:
     heard = childs.waiting()
     assert isinstance(heard[0], Hello)
     assert (heard[0].name, told(heard)[-1].steps) == ("child", 1)
+
+
+def test_copies(daemon: Receiver) -> None:
+    """Copies and pickles of a watch, as programs hand to their workers, do nothing."""
+    with watch() as run:
+        run.step()
+        for twin in (copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))):  # noqa: S301 - our own
+            with twin:
+                twin.step()
+            del twin
+        run.step()
+    assert last(daemon.accept()).steps == 2
+    assert not daemon.connected()
 
 
 class Held:

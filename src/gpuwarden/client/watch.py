@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpuwarden.client.frameworks import NAMES
 from gpuwarden.client.loop import Loop
@@ -45,10 +46,10 @@ def watch(
 
 
 class Watch:
-    """One loop of this process; `watch()` makes one. To be used by one thread at a time: a loop of another has its own.
+    """One loop of this process; `watch()` makes one. To be used by one thread at a time: another has its own.
 
-    All watches of a process, and its Keras callbacks, are one run, whose totals go on until the process ends. A forked
-    child's copy does nothing: a child that trains makes its own.
+    All watches of a process, and its Keras callbacks, are one run, whose totals go on until the process ends. A copy
+    does nothing, nor does a forked child's: a child that trains makes its own.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -87,6 +88,9 @@ class Watch:
     def close(self) -> None:
         """End the loop: report the last totals. The run itself ends with the process."""
         self._loop.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(watch, disabled=True), ()
 
     def __del__(self) -> None:
         # At any moment, in any thread: so what is left is counted with the next look of another loop, or at the end.

@@ -66,8 +66,9 @@ def for_backend(name: str) -> Framework | None:
 
 
 def _torch_runs() -> bool:
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and bool(cuda.is_initialized())
+    # Not there yet while another thread imports torch.
+    asked = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    return asked is not None and bool(asked())
 
 
 def _jax_runs() -> bool:
