@@ -145,9 +145,13 @@ def _owners() -> Panel:
 
 
 def _faster() -> list[Panel]:
-    nvlink, pcie = (
-        with_gpu(f"sum by (job, instance, uuid) ({rate(row)})")
-        for row in (GpuReadings.nvlink_bytes_total, GpuReadings.pcie_bytes_total)
+    nvlink, pcie, mean = (
+        f"sum by (job, instance, uuid) ({each})"
+        for each in (
+            rate(GpuReadings.nvlink_bytes_total),
+            rate(GpuReadings.pcie_bytes_total),
+            series(GpuReadings.pcie_mean_throughput_bytes_per_second),  # where the counter is too narrow
+        )
     )
     return [
         timeseries(
@@ -164,8 +168,8 @@ def _faster() -> list[Panel]:
             21,
             "NVLink and PCIe",
             "Bytes a second in both directions, over all links.",
-            Query(nvlink, f"{GPU} NVLink"),
-            Query(pcie, f"{GPU} PCIe"),
+            Query(with_gpu(nvlink), f"{GPU} NVLink"),
+            Query(with_gpu(f"{pcie} or {mean}"), f"{GPU} PCIe"),
             width=8,
             unit="Bps",
             overrides=[override_matching("PCIe$", **DASHED)],

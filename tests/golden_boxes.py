@@ -120,7 +120,10 @@ GOLDENS = {
 
 # Captures that are not made here but were recorded once, and stay as they are: of real GPUs, masked, or by an early
 # gpuwarden.
-RECORDED = {"first": "an H100 as gpuwarden recorded it before it read the whole table"}
+RECORDED = {
+    "first": "an H100 as gpuwarden recorded it before it read the whole table",
+    "h200": "a real H200 with driver 580, given to a virtual machine whole, under a product of bf16 matrices",
+}
 
 
 @dataclass

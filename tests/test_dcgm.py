@@ -275,6 +275,13 @@ class TestOthers:
         found = told(Gpu(DIVIDED, None, {GpuReadings.utilization_ratio: 0.5}))
         assert [value for _, value in found["DCGM_FI_PROF_GR_ENGINE_ACTIVE"]] == [0.5]
 
+    def test_pcie_traffic_falls_back_on_gpm(self) -> None:
+        """A GPU whose byte counters are too narrow to be shown, as an H200's, tells the mean by GPM."""
+        traffic: Any = {("transmit",): 3.4e9, ("receive",): 57.3e9}
+        found = told(Gpu(DIVIDED, None, {GpuReadings.pcie_mean_throughput_bytes_per_second: traffic}))
+        assert [value for _, value in found["DCGM_FI_PROF_PCIE_TX_BYTES"]] == [3.4e9]
+        assert [value for _, value in found["DCGM_FI_DEV_PCIE_RX_THROUGHPUT"]] == [57.3e6]
+
     def test_errors_are_added_up_over_locations(self) -> None:
         """DCGM's totals are of all locations."""
         errors: Any = {
@@ -321,6 +328,22 @@ class TestRates:
         """A counter that fell begins anew, and so does one that was away."""
         assert self.seen((0.0, 9000), (10.0, 100)) is None
         assert self.seen((0.0, 0), (10.0, 5000), (20.0, None), (30.0, 9000)) is None
+
+    def test_counter_of_pcie_wins(self) -> None:
+        """Where bytes are counted, their rate misses nothing: it stands before GPM's mean."""
+        page = DcgmPage("box", clock=iter((0.0, 10.0)).__next__)
+        for total in (0, 10):
+            counted: Any = {("transmit",): total * 10**9}
+            mean: Any = {("transmit",): 7.0}
+            readings: Read = {
+                GpuReadings.pcie_bytes_total: counted,
+                GpuReadings.pcie_mean_throughput_bytes_per_second: mean,
+            }
+            gpu = Gpu(DIVIDED, None, readings)
+            state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
+            page.see(state)
+        rendered = Exposition().render(page.entries(state))
+        assert samples(rendered, "DCGM_FI_PROF_PCIE_TX_BYTES", {}) == {"GPU-0": 1e9}
 
     def test_megabytes_of_nvlink_are_both_ways(self) -> None:
         """DCGM's total is in MB/s over both directions."""

@@ -22,7 +22,7 @@ from mock_nvml import MockNvml
 
 Check: TypeAlias = "Callable[[str, bytes], None]"
 BOXES = [pytest.param(golden, id=name) for name, golden in GOLDENS.items()]
-WITH_DCGM = ("h100", "mig")  # whose page of DCGM's names is pinned as well
+WITH_DCGM = ("h100", "mig", "h200")  # whose page of DCGM's names is pinned as well
 # What is no question with an answer of its own: the start and end, the look-up, what samples and events are kept in.
 NO_QUESTIONS = {
     "nvmlInit",

@@ -19,7 +19,13 @@ from mock_nvml import MockNvml
 
 HANDLE = cast("Handle", "the GPU")
 SM = "gpu_sm_active_ratio"
-ACTIVE = {SM, "gpu_dram_active_ratio", "gpu_pipe_active_ratio tensor", "gpu_tensor_pipe_active_ratio hmma"}
+ACTIVE = {
+    SM,
+    "gpu_dram_active_ratio",
+    "gpu_pipe_active_ratio tensor",
+    "gpu_tensor_pipe_active_ratio hmma",
+    "gpu_pcie_mean_throughput_bytes_per_second receive",
+}
 
 
 class Driver:

@@ -1,12 +1,13 @@
 """On a machine with a real GPU: every row is read or absent, and readings make sense. `make gpu-check` runs these."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
 import pytest
-from services import Daemon, ending, until
+from services import Daemon, Process, ending, until
 from simulated_box import Clock
 
 from gpuwarden.gpu.events import XidEvents
@@ -18,6 +19,7 @@ from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.sources.driver import binding, why_unusable
 
 pytestmark = pytest.mark.gpu
+HELD_MEBIBYTES = 256
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +107,53 @@ def test_pause_closes_the_drivers_devices(tmp_path: Path) -> None:
         assert daemon.order("resume").returncode == 0
         until(lambda: 1 in daemon.samples().up(), "the GPU again")
         assert opened() == before
+
+
+@pytest.fixture
+def daemon(snapshot: Snapshot, tmp_path: Path) -> Iterator[Daemon]:
+    """Run the daemon on the real driver, with a series for each process."""
+    (tmp_path / "config.yaml").write_text("processes: {series: true}")
+    daemon = Daemon(tmp_path / "daemon", "--config", str(tmp_path / "config.yaml"))
+    with ending(daemon):
+        until(lambda: 1 in daemon.samples().up(), "a GPU that answers")
+        yield daemon
+
+
+def test_process_and_its_peak_are_seen(daemon: Daemon, tmp_path: Path) -> None:
+    """Who takes device memory is listed with it under this machine's pid, and the peak outlasts what was given back."""
+    folder = Path(__file__).parent
+    taker = Process([sys.executable, str(folder / "device_memory.py"), str(HELD_MEBIBYTES)], tmp_path / "taker.log")
+    with ending(taker):
+        until(lambda: "held" in taker.output(), "the device's memory")
+
+        def held() -> float:
+            return daemon.samples().value("gpuwarden_process_gpu_memory_used_bytes", pid=str(taker.pid)) or 0
+
+        until(lambda: held() >= HELD_MEBIBYTES << 20, "the process with its memory")
+        page = daemon.samples()
+        (used,) = page.all("gpuwarden_gpu_memory_used_bytes").values()
+        assert used >= held()
+        (owned,) = page.all("gpuwarden_owner_gpu_memory_used_bytes", owner_kind="user").values()
+        assert owned == held()
+        before = held()
+        taker.say("give it back")
+        until(lambda: held() <= before - (HELD_MEBIBYTES << 20), "less memory: the context's own is left")
+        page = daemon.samples()
+        (peak,) = page.all("gpuwarden_gpu_memory_used_peak_bytes", window="1m").values()
+        (after,) = page.all("gpuwarden_gpu_memory_used_bytes").values()
+        assert peak >= used
+        assert after <= used - (HELD_MEBIBYTES << 20)
+    until(lambda: not daemon.samples().all("gpuwarden_process_info"), "the end of the process")
+
+
+def test_errors_are_none(daemon: Daemon) -> None:
+    """No reading of a healthy GPU fails, at the first reading of all tiers nor at the next one."""
+    slow = 12  # polls, the slow tier among them again
+    began = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
+    until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > began + slow, "polls")
+    errors = {
+        **daemon.samples().all("gpuwarden_gpu_errors_total"),
+        **daemon.samples().all("gpuwarden_collector_errors_total"),
+    }
+    assert set(errors.values()) == {0}
+    assert "ERROR" not in daemon.output()

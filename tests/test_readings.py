@@ -254,6 +254,17 @@ class TestPcieBytes:
         assert Row.pcie_throughput_bytes_per_second not in plain.read().readings
 
 
+def test_default_application_clocks_are_asked_once() -> None:
+    """They do not change, and cost a millisecond each; what is set now is asked again."""
+    gpu = Gpu()
+    gpu.read()
+    gpu.nvml.asked.clear()
+    assert gpu.read(after=100).readings[Row.clock_application_hertz] == reading(Row.clock_application_hertz)
+    asked = {name for name, *_ in gpu.nvml.asked}
+    assert "nvmlDeviceGetApplicationsClock" in asked
+    assert "nvmlDeviceGetDefaultApplicationsClock" not in asked
+
+
 def gpu_asked(gpu: Gpu) -> list[tuple[Any, ...]]:
     """Read once, and return what was asked."""
     gpu.read()

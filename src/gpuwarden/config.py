@@ -145,8 +145,8 @@ class Gpus:
     pcie_throughput: bool = option(
         BOOLEAN,
         "false",
-        "Whether to measure PCIe throughput on GPUs whose byte counters are too narrow to be of use; each GPU then "
-        "blocks in the driver for 40 ms every poll.slow_interval.",
+        "Whether to measure PCIe throughput on GPUs without GPM whose byte counters are too narrow to be of use; each "
+        "GPU then blocks in the driver for 40 ms every poll.slow_interval.",
     )
     let_sleep: bool = option(
         BOOLEAN,

@@ -61,6 +61,19 @@ def _rate(name: str, text: str, counter: Metric[Any], label: str, scale: float =
     )  # fmt: skip
 
 
+def _pcie(name: str, text: str, direction: str, scale: float = 1) -> DcgmMetric:
+    """Declare a field that is the rate of PCIe's counter; where that is too narrow to be of use, GPM's mean."""
+    counter, mean = GpuReadings.pcie_bytes_total, GpuReadings.pcie_mean_throughput_bytes_per_second
+
+    def read(entity: Entity) -> float | None:
+        counted = entity.rates.rate(entity.gpu.identity.uuid, counter, direction)
+        return _scaled(entity.gpu.value(mean, direction) if counted is None else counted, scale)
+
+    where = f'{{direction="{direction}"}}'
+    source = f"{counter.name}{where}, else {mean.name}{where}"
+    return DcgmMetric(f"DCGM_FI_{name}", "gauge", "", text, _whole(read), source=source)
+
+
 def _value(entity: Entity, whole: Metric[Any], part: Metric[Any], *labels: str) -> float | None:
     """Return the reading of an instance, or of a GPU that has none: both at once would count twice in a sum."""
     if entity.instance:
@@ -235,10 +248,10 @@ class DcgmReadings(Table[Entity], prefix="DCGM_FI_", key=LABELS):
     DEV_PCIE_LINK_WIDTH = _of("DEV_PCIE_LINK_WIDTH", "gauge", "PCIe lanes in use.", GpuReadings.pcie_link_width)
     DEV_PCIE_MAX_LINK_GEN = _of("DEV_PCIE_MAX_LINK_GEN", "gauge", "Highest PCIe generation of the link.", GpuReadings.pcie_link_max_generation, "link")
     DEV_PCIE_MAX_LINK_WIDTH = _of("DEV_PCIE_MAX_LINK_WIDTH", "gauge", "PCIe lanes of the link.", GpuReadings.pcie_link_max_width)
-    DEV_PCIE_TX_THROUGHPUT = _rate("DEV_PCIE_TX_THROUGHPUT", "Rate of data sent over PCIe in KB/s.", GpuReadings.pcie_bytes_total, "transmit", scale=1e-3)
-    DEV_PCIE_RX_THROUGHPUT = _rate("DEV_PCIE_RX_THROUGHPUT", "Rate of data received over PCIe in KB/s.", GpuReadings.pcie_bytes_total, "receive", scale=1e-3)
-    PROF_PCIE_TX_BYTES = _rate("PROF_PCIE_TX_BYTES", "Rate of data sent over PCIe in B/s.", GpuReadings.pcie_bytes_total, "transmit")
-    PROF_PCIE_RX_BYTES = _rate("PROF_PCIE_RX_BYTES", "Rate of data received over PCIe in B/s.", GpuReadings.pcie_bytes_total, "receive")
+    DEV_PCIE_TX_THROUGHPUT = _pcie("DEV_PCIE_TX_THROUGHPUT", "Rate of data sent over PCIe in KB/s.", "transmit", scale=1e-3)
+    DEV_PCIE_RX_THROUGHPUT = _pcie("DEV_PCIE_RX_THROUGHPUT", "Rate of data received over PCIe in KB/s.", "receive", scale=1e-3)
+    PROF_PCIE_TX_BYTES = _pcie("PROF_PCIE_TX_BYTES", "Rate of data sent over PCIe in B/s.", "transmit")
+    PROF_PCIE_RX_BYTES = _pcie("PROF_PCIE_RX_BYTES", "Rate of data received over PCIe in B/s.", "receive")
 
     DEV_NVLINK_BANDWIDTH_TOTAL = _from("DEV_NVLINK_BANDWIDTH_TOTAL", "gauge", "Rate of data over all NVLinks, both ways, in MB/s.", _nvlink_megabytes, GpuReadings.nvlink_bytes_total)
     PROF_NVLINK_TX_BYTES = _rate("PROF_NVLINK_TX_BYTES", "Rate of data sent over NVLink in B/s.", GpuReadings.nvlink_bytes_total, "transmit")

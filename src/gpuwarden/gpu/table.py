@@ -96,7 +96,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         thermal.thresholds, labels=("threshold",), source="nvmlDeviceGetTemperatureThreshold", tier="static")
     temperature_margin_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_margin_celsius", "gauge", "celsius", "Degrees left before the device slows itself down.",
-        thermal.margin, source="nvmlDeviceGetMarginTemperature, else slowdown threshold minus core temperature")
+        thermal.margin, source="nvmlDeviceGetMarginTemperature, else slowdown threshold minus core temperature", tier="slow")
     temperature_margin_threshold_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_margin_threshold_celsius", "gauge", "celsius",
         "Margin at which the device does something about its heat: it shuts down, is slowed by hardware, or by software at its highest operating temperature.",
@@ -159,6 +159,9 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     pcie_throughput_bytes_per_second = Metric[Device](
         "gpuwarden_gpu_pcie_throughput_bytes_per_second", "gauge", "bytes_per_second", "Bytes a second over PCIe, counted for 20 ms in which the call blocks.",
         pcie.throughput, labels=("direction",), source="nvmlDeviceGetPcieThroughput", tier="slow", opt_in="gpus.pcie_throughput")
+    pcie_mean_throughput_bytes_per_second = Metric[Device](
+        "gpuwarden_gpu_pcie_mean_throughput_bytes_per_second", "gauge", "bytes_per_second", "Bytes a second over PCIe, what the protocol adds included, mean since the reading before.",
+        activity.pcie, labels=("direction",), source=f"{_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
     pcie_replays_total = Metric[Device](
         "gpuwarden_gpu_pcie_replays_total", "counter", "", "PCIe packets that were sent again.",
         pcie.replays, source="field 94", tier="slow")

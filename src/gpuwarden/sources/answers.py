@@ -22,6 +22,7 @@ from gpuwarden.gpu.nvml import (
     ECC_TYPES,
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
+    GPM_PCIE,
     GPM_PIPES,
     GPM_SM_ACTIVE,
     GPM_SM_OCCUPANCY,
@@ -165,7 +166,10 @@ def _power(slot: Slot, scope: int) -> float | None:
 
 
 def _sample(slot: Slot, sample: dict[int, float]) -> None:
-    """Fill a GPM sample with what the units do, in percent: kernels that draw more power keep more of them busy."""
+    """Fill a GPM sample with what the units do, in percent: kernels that draw more power keep more of them busy.
+
+    Traffic is in MiB a second.
+    """
     busy, bandwidth = slot.board.utilization
     intensity = slot.board.load.intensity
     active = busy * (0.55 + 0.4 * intensity)
@@ -182,6 +186,10 @@ def _sample(slot: Slot, sample: dict[int, float]) -> None:
         GPM_PIPES["fp32"]: 0.13 * active,
         GPM_PIPES["fp16"]: 0.04 * active,
         GPM_PIPES["integer"]: 0.09 * active,
+        **{
+            number: limits.PCIE_BYTES_A_SECOND[direction] * slot.board.load.utilization / MIB
+            for direction, number in GPM_PCIE.items()
+        },
     }
 
 

@@ -9,6 +9,7 @@ from gpuwarden.gpu.mig import mig_enabled
 from gpuwarden.gpu.nvml import (
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
+    GPM_PCIE,
     GPM_PIPES,
     GPM_SM_ACTIVE,
     GPM_SM_OCCUPANCY,
@@ -45,6 +46,11 @@ def tensor_operations(gpu: Device) -> Mapping[Labels, float]:
 def dram(gpu: Device) -> float | None:
     """Return device memory's bandwidth in use over its most."""
     return _share(gpu, GPM_DRAM_ACTIVE)
+
+
+def pcie(gpu: Device) -> Mapping[Labels, float]:
+    """Return bytes a second by direction."""
+    return _shares(gpu, GPM_PCIE)
 
 
 def _share(gpu: Device, metric: int) -> float | None:

@@ -35,16 +35,12 @@ def _of_each(gpu: Device, ask: Callable[[Handle, int], int]) -> dict[Labels, flo
 
 def applications(gpu: Device) -> dict[Labels, float]:
     """Hertz that applications are given, by clock and by setting; newer drivers have deprecated them."""
-    settings = {
-        "current": gpu.nvml.nvmlDeviceGetApplicationsClock,
-        "default": gpu.nvml.nvmlDeviceGetDefaultApplicationsClock,
-    }
-    return {
-        (clock, setting): megahertz * _MEGA
-        for clock in ("graphics", "memory")
-        for setting, ask in settings.items()
-        if (megahertz := gpu.supported(ask, CLOCKS[clock]))
-    }
+    found: dict[Labels, int | None] = {}
+    for clock in ("graphics", "memory"):
+        found[clock, "current"] = gpu.supported(gpu.nvml.nvmlDeviceGetApplicationsClock, CLOCKS[clock])
+        # A millisecond each on an H200, for what does not change.
+        found[clock, "default"] = gpu.fixed(gpu.nvml.nvmlDeviceGetDefaultApplicationsClock, CLOCKS[clock])
+    return {labels: megahertz * _MEGA for labels, megahertz in found.items() if megahertz}
 
 
 def _active(gpu: Device) -> int:

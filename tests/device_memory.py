@@ -1,0 +1,35 @@
+"""Hold device memory on the first GPU, by the driver alone: no framework is needed.
+
+`python device_memory.py MEBIBYTES` says its line of what the device gave once it is held, and lets go of it, but not of
+its context, when it is told a line; with another one it ends. Plain allocations only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+
+def _must(code: int) -> None:
+    if code:
+        raise SystemExit(f"CUDA answers {code}")
+
+
+def main(mebibytes: int) -> None:
+    """Take it, and follow the lines of standard input."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+    _must(cuda.cuInit(0))
+    _must(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    _must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _must(cuda.cuCtxSetCurrent(context))
+    _must(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(mebibytes << 20)))
+    print("held", flush=True)  # noqa: T201 - what the test waits for
+    sys.stdin.readline()
+    _must(cuda.cuMemFree_v2(memory))
+    print("free", flush=True)  # noqa: T201 - likewise
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
