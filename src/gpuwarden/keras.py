@@ -133,7 +133,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
             keras_model.steps_per_execution(model),
             None if in_epoch is None else int(in_epoch),
             updates=lambda: keras_model.updates(model),
-            traces=lambda: keras_model.traces(model),
+            traces=keras_model.Traces(model),
             looks=metric.look,
         )
         self._enter("train")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuwarden.client.wrapped import unwrap
@@ -22,31 +22,34 @@ def updates(model: Any) -> int | None:
     return int(optimizer.iterations.numpy())
 
 
-def traces(model: Any) -> object | None:
-    """Give what changes when the train function is made anew or traced again; None where that cannot be known.
+class Traces:
+    """Tells whether a model's train function was traced again, some µs a question."""
 
-    A few µs. An eager model never traces. XLA may compile again without a trace, for another shape.
-    """
-    if getattr(model, "run_eagerly", False):
-        return "eager"
-    function = unwrap(getattr(model, "train_function", None))
-    counts = [each.experimental_get_tracing_count() for each in _compiled_functions(model, function)]
-    return (id(function), *counts) if counts else None
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._function: Any = None
+        self._counts: list[Callable[[], int]] = []
+
+    def __call__(self) -> object | None:
+        """Give what changes when the function is made anew or traced; None where that cannot be known.
+
+        An eager model never traces. XLA may compile again without a trace, for another shape.
+        """
+        function = unwrap(getattr(self._model, "train_function", None))
+        if function is not self._function:
+            self._function = function
+            self._counts = [each.experimental_get_tracing_count for each in _compiled(self._model, function)]
+        if self._counts:
+            return (id(function), *[count() for count in self._counts])
+        return "eager" if getattr(self._model, "run_eagerly", False) else None
 
 
-def _compiled_functions(model: Any, function: Any) -> Iterator[Any]:
+def _compiled(model: Any, function: Any) -> Iterator[Any]:
     """Find the tf.functions behind a train function: itself before Keras 3.7, else what its closure holds.
 
     Keras 2 calls one through a lambda and keeps it as train_tf_function.
     """
     cells = getattr(function, "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells]
-    for each in (function, getattr(model, "train_tf_function", None), *held):
+    for each in (function, getattr(model, "train_tf_function", None), *[cell.cell_contents for cell in cells]):
         if hasattr(type(each), "experimental_get_tracing_count"):
             yield each
-
-
-def replicas(model: Any) -> int:
-    """Say on how many devices, of this process and others, the model is trained at once."""
-    strategy = getattr(model, "distribute_strategy", None)
-    return 1 if strategy is None else int(strategy.num_replicas_in_sync)

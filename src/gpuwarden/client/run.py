@@ -21,6 +21,7 @@ ERROR_WAIT = 0.1  # seconds that an error, which has stopped training anyway, ma
 MAX_TOLD = 20  # errors of a run that are told one by one; a loop that catches errors must not pay for each
 END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL = 0.25  # seconds
+PERCENTILES_INTERVAL = 1.0  # seconds
 LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
 
 _runs: dict[tuple[int, str], Run] = {}
@@ -52,6 +53,8 @@ class Run:
         self._errors: Counter[str] = Counter()
         self._connection = connection
         self._report_due = 0.0
+        self._percentiles: tuple[float | None, ...] = (None, None)
+        self._percentiles_due = 0.0
 
     def introduce(self, hello: Hello) -> None:
         """Tell the daemon who reports, where that has changed."""
@@ -94,7 +97,10 @@ class Run:
 
     def _send(self, now: float) -> None:
         self._report_due = now + self.interval
-        median, p95 = self.durations.percentiles(0.5, 0.95)
+        if now >= self._percentiles_due:
+            self._percentiles_due = now + PERCENTILES_INTERVAL
+            self._percentiles = self.durations.percentiles(0.5, 0.95)
+        median, p95 = self._percentiles
         self._connection.send(
             Report(
                 phase=self.phase,
@@ -124,6 +130,7 @@ class Run:
         self._connection.wait_for_room(END_WAIT)
         self.phase, self.stepping = "idle", False
         self.settle()
+        self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         self._send(time.monotonic())
         uncaught = _uncaught()
