@@ -176,7 +176,8 @@ def test_subclass() -> None:
 
 def test_text_is_the_end() -> None:
     """Of a long message the end is kept, on one line and without a terminal's colors."""
-    error = told(ResourceExhaustedError("x" * 9000 + "\n\x1b[1mthe end\x1b[0m"))
+    hint = "Hint: If you want to see a list of allocated tensors when OOM happens, add this."
+    error = told(ResourceExhaustedError("x" * 9000 + f"\n\x1b[1mthe end\x1b[0m\n{hint}\n"))
     assert error.text == ("x" * (MAX_ERROR_TEXT - 8) + " the end")
 
 

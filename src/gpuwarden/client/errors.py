@@ -39,7 +39,8 @@ _WIDTHS = {  # bytes of an element, by TensorFlow's and NumPy's names
     **dict.fromkeys(("complex128",), 16),
 }
 _OP = r"\[\[\{\{node ([^}]+)\}\}|\[\[Node:? (\S+)|\[Op:(?!__)(\w+)\]"
-_ANSI = r"\x1b\[[0-9;]*[A-Za-z]"
+# Colors, and what TensorFlow appends to every out-of-memory.
+_NOISE = r"\x1b\[[0-9;]*[A-Za-z]|Hint: If you want to see a list of allocated tensors[^\n]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _text(exception: BaseException) -> str:
         text = str(exception)
     except Exception:  # noqa: BLE001 - the exception's own __str__
         return ""
-    text = re.sub(_ANSI, "", text)
+    text = re.sub(_NOISE, "", text).strip()
     return text if len(text) <= _MAX_SEARCHED else text[: _MAX_SEARCHED // 2] + " ... " + text[-_MAX_SEARCHED // 2 :]
 
 

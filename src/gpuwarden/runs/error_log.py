@@ -44,7 +44,7 @@ class ErrorLog:
 
 
 def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
-    if error.kind == "device_oom" and error.allocations:
+    if error.allocations:
         parts = [_allocation(each) for each in error.allocations]
         parts += [_device(uuid, each) for uuid, each in oom.items()]
         return "; ".join(parts + _in_use(error, hello))
