@@ -1,63 +1,68 @@
-"""The daemons that a training process may meet: absent, present, one that stands still, one that comes and goes."""
+"""The real daemon on the mock driver as a training process may meet it: there, not there, stopped, restarted."""
 
 from __future__ import annotations
 
 import os
-import socket
+import signal
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from mocked import environment
+from programs import program
 
-def listen(path: Path) -> socket.socket:
-    """Open a daemon's socket that nobody reads."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(path))
-    listener.listen()
-    return listener
+RESTARTED_EVERY = 2.0  # seconds
+SERVE = [sys.executable, "-m", "gpuwarden", "serve", "--listen=127.0.0.1:0"]
+
+
+def await_socket(path: Path) -> None:
+    """Wait until the daemon listens."""
+    limit = time.monotonic() + 30
+    while not path.exists():
+        if time.monotonic() > limit:
+            raise TimeoutError(f"no daemon at {path}")
+        time.sleep(0.01)
 
 
 @contextmanager
-def absent(_path: Path) -> Iterator[None]:
+def absent(_folder: Path) -> Iterator[None]:
     """Have no daemon."""
     yield
 
 
 @contextmanager
-def stopped(path: Path) -> Iterator[None]:
-    """Have a daemon that never reads."""
-    with listen(path):
+def present(folder: Path) -> Iterator[int]:
+    """Have a daemon."""
+    path = folder / "run.sock"
+    with program([*SERVE, f"--socket={path}"], environment(folder), folder / "log") as pid:
+        await_socket(path)
+        yield pid
+
+
+@contextmanager
+def stopped(folder: Path) -> Iterator[None]:
+    """Have a daemon that listens and does nothing more."""
+    with present(folder) as pid:
+        os.kill(pid, signal.SIGSTOP)
         yield
 
 
 @contextmanager
-def present(path: Path) -> Iterator[None]:
-    """Have a daemon in a process of its own that reads all."""
-    listener = listen(path)
-    reader = os.fork()
-    if reader == 0:
-        connection = listener.accept()[0]
-        while connection.recv(1 << 14):
-            pass
-        os._exit(0)
-    listener.close()
-    yield
-    os.kill(reader, 9)
-    os.waitpid(reader, 0)
+def restarted(folder: Path) -> Iterator[None]:
+    """Have a daemon that is killed and started again all the time, by a process of its own."""
+    path = folder / "run.sock"
+    command = f"""
+import os, subprocess, sys, time
+while True:
+    with subprocess.Popen({[*SERVE, f"--socket={path}"]!r}) as daemon:
+        time.sleep({RESTARTED_EVERY})
+        daemon.kill()
+"""
+    with program([sys.executable, "-c", command], environment(folder), folder / "log"):
+        await_socket(path)
+        yield
 
 
-@contextmanager
-def restarted(path: Path) -> Iterator[None]:
-    """Have a daemon that is killed and started again several times a second."""
-    keeper = os.fork()
-    while keeper == 0:
-        path.unlink(missing_ok=True)
-        with listen(path) as listener:
-            listener.settimeout(0.3)
-            with suppress(TimeoutError), listener.accept()[0] as connection:
-                connection.settimeout(0.3)
-                while connection.recv(1 << 14):
-                    pass
-    yield
-    os.kill(keeper, 9)
-    os.waitpid(keeper, 0)
+DAEMONS = (present, absent, stopped, restarted)
