@@ -157,6 +157,25 @@ def test_nested_phases(daemon: Receiver, clock: Clock) -> None:
     assert phases(messages) == ["train", "test", "predict", "test", "train", "idle"]
 
 
+def test_training_phase(daemon: Receiver, clock: Clock) -> None:
+    """A loop may say that it trains: within the block, or even within another phase, its steps count."""
+    with watch() as run, run.phase("train"):
+        run.step()
+        clock.sleep(1)
+        run.step()
+        with run.phase("test"):
+            clock.sleep(10)
+            with run.phase("train"):
+                clock.sleep(2)
+                run.step()
+            clock.sleep(20)
+        clock.sleep(4)
+        run.step()
+    messages = daemon.accept().waiting()
+    assert (told(messages)[-1].steps, told(messages)[-1].step_seconds) == (4, 7)
+    assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
+
+
 class Loader:
     """A loader that takes its time, to begin and for each batch."""
 

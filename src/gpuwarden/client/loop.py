@@ -50,7 +50,8 @@ class Loop:
         self._guard = Guard("watch", off=settings.disabled)
         self._settings = settings
         self._search = Search(framework, settings.devices)
-        self._stays: list[tuple[Phase, float, bool]] = []  # phases that are no stepping: what was before, since when
+        self._before: list[tuple[Phase, bool]] = []  # the phases around this one, and whether a step was under way
+        self._left = 0.0  # when the phase was last left in which steps are made
         self._failed_in: Phase | None = None  # a phase that an exception left
         self._resting = True  # no step came since the beginning, the data's end or a phase
         self._stepped = False  # ever
@@ -89,7 +90,7 @@ class Loop:
             return
         try:
             now = monotonic()
-            if not self._stays:
+            if self.phase == "train":
                 took = now - self._begun if self._stepped and self._begun is not None else None
                 self._note(took)
                 if self._resting:
@@ -104,7 +105,7 @@ class Loop:
                     self._loss = loss if type(loss) is float else self._number(loss)
             if now >= self.run.due:
                 self._tell(self.run.observe)
-            if not self._stays:
+            if self.phase == "train":
                 self._begun = monotonic()  # what this took is no part of a step
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
             guard.failed(error)
@@ -134,41 +135,48 @@ class Loop:
     def begin_batches(self) -> None:
         """Note that a loader is asked for its first batch, and a step begins with it."""
         self._restart()
-        if not self._stays:
+        if self.phase == "train":
             self.stepping = True
 
     @guarded
     def waited_since(self, asked: float) -> None:
         """Note that a batch came that was `asked` for; `asked` is monotonic."""
-        if not self._stays:
+        if self.phase == "train":
             self._fetched = (self._fetched or 0.0) + monotonic() - asked
 
     @guarded
     def rest(self) -> None:
         """Note that the data is at its end, so that silence from here on is no step that hangs."""
-        if not self._stays:
+        if self.phase == "train":
             self.stepping, self._resting = False, True
             self._change()
 
     @guarded
     def enter(self, phase: Phase) -> None:
-        """Note that what follows is no stepping."""
+        """Note that another phase begins within this one; steps are made in "train" alone."""
         if phase not in PHASES:
             given = repr(phase[:20]) if isinstance(phase, str) else f"this {type(phase).__name__}"
             self._advise(f"phase: want one of {', '.join(PHASES)}, not {given}; idle is taken for it")
             phase = "idle"
-        self._stays.append((self.phase, monotonic(), self.stepping))
+        self._before.append((self.phase, self.stepping))
         self._failed_in = None
-        self.phase, self.stepping, self._resting = phase, False, True
-        self._change()
+        self._go(phase, stepping=self.stepping and phase == "train")
 
     @guarded
     def leave(self, *, failed: bool) -> None:
-        """Note that the phase is over; its time is no part of the step that it was in."""
+        """Note that the phase is over."""
         self._failed_in = self.phase if failed else None
-        self.phase, entered, self.stepping = self._stays.pop()
-        if not self._stays and self._begun is not None:
-            self._begun += monotonic() - entered
+        phase, stepping = self._before.pop()
+        self._go(phase, stepping=stepping)
+
+    def _go(self, phase: Phase, *, stepping: bool) -> None:
+        """Go to a phase; the time between two phases of training is no part of the step that it falls into."""
+        now = monotonic()
+        if self.phase == "train" != phase:
+            self._left = now
+        elif self.phase != "train" == phase and self._begun is not None:
+            self._begun += now - self._left
+        self.phase, self.stepping, self._resting = phase, stepping, True
         self._change()
 
     @guarded
@@ -271,7 +279,7 @@ class Loop:
 
     def _restart(self) -> None:
         """Begin a step now."""
-        if not self._stays:
+        if self.phase == "train":
             self._begun = monotonic()
             self._fetched = None
 
