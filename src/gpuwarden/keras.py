@@ -181,8 +181,12 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
 
     @_guarded
     def on_test_end(self, logs: Any = None) -> None:
-        self._leave("test")
-        self._enter("idle" if self._standalone else "train")
+        if self._standalone:
+            self._leave()
+            self._enter("idle")
+        else:
+            self._leave("test")
+            self._enter("train")
 
     @_guarded
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -196,7 +200,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
 
     @_guarded
     def on_predict_end(self, logs: Any = None) -> None:
-        self._leave("predict")
+        self._leave()
         self._enter("idle")
 
     @_guarded
