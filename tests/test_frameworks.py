@@ -32,6 +32,13 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
 
 
+@pytest.fixture(autouse=True)
+def none_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the frameworks that other tests have imported into this process."""
+    for module in (*frameworks.NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
     """Give the UUIDs that CUDA tells, to be filled by the test."""

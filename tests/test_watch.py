@@ -23,6 +23,7 @@ from receiver import PATIENCE, Peer, Receiver
 import gpuwarden
 from gpuwarden import watch
 from gpuwarden.client import loop
+from gpuwarden.client.frameworks import NAMES
 from gpuwarden.client.guard import MAX_ERRORS
 from gpuwarden.client.loop import MAX_CHANGES, Loop
 from gpuwarden.client.run import Run
@@ -58,6 +59,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Listen where watches report to."""
     monkeypatch.delenv("GPUWARDEN_DISABLED", raising=False)
+    for module in (*NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
+        monkeypatch.delitem(sys.modules, module, raising=False)  # which another test may have imported
     receiver = Receiver(tmp_path / "run.sock")
     monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
     yield receiver
