@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -18,15 +18,21 @@ from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import headroom
 from gpuwarden.protocol import DeviceMemory, End, Error, ErrorKind, Hello, Message, ProtocolError, Report
 from gpuwarden.runs.devices import resolve
-from gpuwarden.runs.ending import Ending, Outcome, conclude
+from gpuwarden.runs.ending import OUTCOMES, Ending, Evidence, Outcome
 from gpuwarden.runs.error_log import ErrorLog
+from gpuwarden.runs.inquest import Inquest, xids
 from gpuwarden.runs.oom import Oom, ooms
+from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Usage
+from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.stall import Patience, Stall, StallWatch
 
 log = logging.getLogger(__name__)
 
 KEPT_ERRORS = 8  # of a run
+KEPT_OOM_KILLS = 256
+TOLD_STALLS = 20  # of a run, in the log
+_PATIENCE = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ class Run:
     its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
     the last that it told; the report counts them all. `last_errors` is when the last of each kind was heard of, in Unix
     time; `ooms` are the allocations that failed in the last out-of-memory on GPUs, by UUID. `ending` is there once the
-    run is not up.
+    run is not up, and may change until it is settled. `stall` is there while a step hangs, which it did `stalls` times
+    so far.
     """
 
     peer: Peer
@@ -67,6 +74,8 @@ class Run:
     last_errors: Mapping[ErrorKind, float] = field(default_factory=dict)
     ooms: Mapping[str, Oom] = field(default_factory=dict)
     ending: Ending | None = None
+    stall: Stall | None = None
+    stalls: int = 0
 
 
 @dataclass(slots=True)
@@ -79,30 +88,42 @@ class _Record:
     report: Report | None = None
     last_report: float | None = None
     last_report_time: float | None = None  # Unix time, to show
-    ended: float | None = None
-    end_told: bool = False  # in the log
+    inquest: Inquest | None = None  # once it is not up
+    told: set[Outcome] = field(default_factory=set)  # in the log and the counter
     connected: bool = True
     began: float = 0.0  # Unix time, to show
-    uuids: Mapping[str, str] = field(default_factory=dict)  # of its devices, at the last poll
+    began_at: float = 0.0  # monotonic
+    uuids: Mapping[str, str] = field(default_factory=dict)  # by device, while it lived
     headroom: Mapping[str, float] = field(default_factory=dict)  # at the last poll, by UUID
+    present: Present | None = None  # when its processes were last seen
+    stalling: StallWatch = field(default_factory=StallWatch)
     errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
     last_errors: dict[ErrorKind, float] = field(default_factory=dict)  # Unix time, to show
     last_oom: SeenError | None = None
     ooms: Mapping[str, Oom] = field(default_factory=dict)
     error_log: ErrorLog = field(default_factory=ErrorLog)
-    farewell: End | None = None
-    ending: Ending | None = None
 
 
 class RunRegistry:
     """Receives messages and answers with frozen runs. Used by one event loop; `now` is monotonic everywhere."""
 
-    def __init__(self, *, limit: int, expiry: float, overhead: float, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        limit: int,
+        expiry: float,
+        overhead: float,
+        patience: Patience = _PATIENCE,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._limit = limit
+        self._patience = patience
         self._expiry = expiry
         self._overhead = overhead
         self._wall = wall
         self._records: dict[str, _Record] = {}
+        self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
+        self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.received = 0
         self.rejected: Counter[str] = Counter()
 
@@ -117,15 +138,17 @@ class RunRegistry:
             record = known
             if record.wish is not None:
                 self._rename(record, record.wish, now)
-        record.seen, record.connected, record.ended, record.ending = now, True, None, None
+        record.seen, record.connected = now, True
+        if record.inquest and record.inquest.evidence.exit_status is None:  # it goes on
+            record.inquest = None
         if isinstance(message, Error):
             self._note(record, message, now)
         elif isinstance(message, Report):
             self._date_errors(record, message)
             record.report, record.last_report, record.last_report_time = message, now, self._wall()
+            record.stalling.hear(message, now)
         elif isinstance(message, End):
-            record.farewell = message
-            self._end(record, now, conclude(message))
+            self._end(record, now).hear(message)
         self.received += 1
 
     def _greet(self, peer: Peer, hello: Hello, now: float) -> _Record:
@@ -135,7 +158,9 @@ class RunRegistry:
             return record
         if len(self._records) >= self._limit and not self._make_room(now):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
-        record = self._records[peer.run_id] = _Record(peer, hello, seen=now, named=now, began=self._wall())
+        record = self._records[peer.run_id] = _Record(
+            peer, hello, seen=now, named=now, began=self._wall(), began_at=now
+        )
         log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
         return record
 
@@ -152,29 +177,77 @@ class RunRegistry:
 
     def _make_room(self, now: float) -> bool:
         """Forget one run for a new one: the first that ended, else the one silent for longest, past its expiry."""
-        ended = [(record.ended, run_id) for run_id, record in self._records.items() if record.ended is not None]
+        ended = [(record.inquest.ended, run_id) for run_id, record in self._records.items() if record.inquest]
         silent = [(each.seen, run_id) for run_id, each in self._records.items() if now - each.seen > self._expiry]
         if not ended and not silent:
             return False
-        del self._records[min(ended or silent)[1]]
+        self._forget(min(ended or silent)[1], now)
         return True
+
+    def _forget(self, run_id: str, now: float) -> None:
+        record = self._records.pop(run_id)
+        if record.inquest is None:
+            self._end(record, now).hear_nothing_more()
+        self._settle(record)
 
     def knows(self, peer: Peer) -> bool:
         """Tell whether the peer is a run that counts."""
         return peer.run_id in self._records
 
-    def exited(self, peer: Peer, now: float) -> None:
-        """Note that the process is gone: its memory is free again, its totals stay until their expiry."""
-        record = self._records.get(peer.run_id)
-        if record is not None and record.ended is None:
-            self._end(record, now, conclude(record.farewell))
+    def exited(self, peer: Peer, now: float, status: int | None = None) -> None:
+        """Note that the process is gone: its memory is free again, its totals stay until their expiry.
 
-    def _end(self, record: _Record, now: float, conclusion: tuple[Outcome, str]) -> None:
-        record.ended = now
-        record.ending = Ending(*conclusion, at=self._wall())
-        if not record.end_told:  # once a run: one that says its end again and again must not fill the log
-            log.info("run=%s name=%r ended: %s (%s)", record.peer.run_id, record.hello.name, *conclusion)
-        record.end_told = True
+        `status` is its exit status as of wait(2); one that is told later is taken by another call.
+        """
+        record = self._records.get(peer.run_id)
+        if record is None:
+            return
+        inquest = self._end(record, now)
+        if inquest.settled:
+            return
+        if inquest.gone is None:
+            kills = record.present.oom_kills if record.present else None
+            inquest.see_exit(now, status, kills.since() if kills else 0)
+        elif status is not None:
+            inquest.see_status(status)
+
+    def awaits(self, peer: Peer) -> bool:
+        """Tell whether the exit status of a run that has ended would still count."""
+        record = self._records.get(peer.run_id)
+        return record is not None and record.inquest is not None and not record.inquest.settled
+
+    def note_oom_kills(self, kills: Iterable[OomKill]) -> None:
+        """Take whom the kernel's OOM killer killed, by pids as this daemon sees them."""
+        self._oom_kills.extend(kills)
+
+    def _end(self, record: _Record, now: float) -> Inquest:
+        if record.inquest is None:
+            error = record.errors[-1].error if record.errors else None
+            evidence = Evidence(error=error)
+            record.inquest = Inquest(record.peer.pid, record.began_at, now, self._wall(), evidence)
+        return record.inquest
+
+    def _review(self, record: _Record, snapshot: Snapshot, now: float) -> None:
+        """Take what has become known of a run's end since, until that is settled."""
+        inquest = record.inquest
+        if inquest is None or inquest.settled:
+            return
+        if inquest.gone is not None and record.peer.pid:
+            inquest.review(self._oom_kills, xids(record.uuids.values(), snapshot, inquest.at))
+        if inquest.ready(now):
+            self._settle(record)
+
+    def _settle(self, record: _Record) -> None:
+        """Stand by how a run ended; log and count it, unless it had ended that way before and gone on."""
+        if record.inquest is None or record.inquest.settled:
+            return
+        ending = record.inquest.settle()
+        if ending.outcome in record.told:  # one that says its end again and again must not fill the log
+            return
+        record.told.add(ending.outcome)
+        self.ended[ending.outcome] += 1
+        who = record.peer.run_id, record.hello.name
+        log.info("run=%s name=%r ended: %s (%s)", *who, ending.outcome, ending.evidence)
 
     def _note(self, record: _Record, error: Error, now: float) -> None:
         seen = SeenError(error, self._wall(), record.headroom)
@@ -202,10 +275,10 @@ class RunRegistry:
     def expire(self, now: float) -> None:
         """Forget runs that ended, or that lost their connection, an expiry ago."""
         for run_id, record in list(self._records.items()):
-            if record.ended is None and record.connected:
+            if record.inquest is None and record.connected:
                 continue  # silent but alive: its totals still hold
-            if now - (record.seen if record.ended is None else record.ended) > self._expiry:
-                del self._records[run_id]
+            if now - (record.inquest.ended if record.inquest else record.seen) > self._expiry:
+                self._forget(run_id, now)
                 log.info("run=%s name=%r forgotten", run_id, record.hello.name)
 
     def peers(self) -> list[Peer]:
@@ -219,11 +292,15 @@ class RunRegistry:
         return tuple(self._run(record, snapshot, now, usages.get(record.peer)) for record in self._records.values())
 
     def _run(self, record: _Record, snapshot: Snapshot, now: float, usage: Usage | None) -> Run:
-        up = record.ended is None
+        self._review(record, snapshot, now)
+        up = record.inquest is None
         current = up and record.last_report is not None and now - record.last_report <= self._expiry
-        record.uuids = uuids = resolve(record.hello, record.peer.pid, snapshot)
+        uuids = resolve(record.hello, record.peer.pid, snapshot)
+        if up:
+            record.uuids = uuids or record.uuids
+            record.present = (usage.present if usage else None) or record.present
         if record.last_oom and not record.ooms:  # it came before the first poll
-            record.ooms = ooms(record.last_oom.error, record.hello, uuids, record.last_oom.headroom)
+            record.ooms = ooms(record.last_oom.error, record.hello, record.uuids, record.last_oom.headroom)
         memory = _by_gpu(record.report.memory, uuids) if record.report and current else {}
         record.headroom = self._headroom(record, memory, snapshot, lambda device: device.current)
         return Run(
@@ -242,8 +319,23 @@ class RunRegistry:
             errors=tuple(record.errors),
             last_errors=dict(record.last_errors),
             ooms=record.ooms,
-            ending=record.ending,
+            ending=record.inquest.ending if record.inquest else None,
+            stall=self._stall(record, usage, snapshot, now),
+            stalls=record.stalling.stalls,
         )
+
+    def _stall(self, record: _Record, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
+        watch, before = record.stalling, record.stalling.stall
+        watch.look(usage, now)
+        report = record.report if record.inquest is None else None
+        stall = watch.judge(report, lambda: _busiest(record.uuids.values(), snapshot), self._patience, now)
+        who = record.peer.run_id, record.hello.name
+        if stall and not before and watch.stalls <= TOLD_STALLS:
+            log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, stall.seconds, stall.cause)
+        elif before and not stall and watch.stalls <= TOLD_STALLS:
+            end = "ended in its stall" if record.inquest else "goes on"
+            log.warning("run=%s name=%r %s after %.0f s without a step", *who, end, before.seconds)
+        return stall
 
     def _headroom(
         self,
@@ -275,6 +367,11 @@ class RunRegistry:
 def _labels(hello: Hello) -> dict[str, Any]:
     """Give what of a hello becomes labels."""
     return {"name": hello.name, "framework": hello.framework, "job": hello.job, "rank": hello.rank}
+
+
+def _busiest(uuids: Iterable[str], snapshot: Snapshot) -> float | None:
+    gpus = [gpu for uuid in uuids if (gpu := snapshot.gpu_with(uuid))]
+    return max((busy for gpu in gpus if (busy := gpu.value(GpuReadings.utilization_ratio)) is not None), default=None)
 
 
 def _by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:
