@@ -634,9 +634,9 @@ def test_looks_are_seldom(connection: Connection, clock: Clock) -> None:
     assert [round(after - before) for before, after in pairwise(looked)] == [1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.25), (0.0005, 0.5), (0.01, 1.0)])
+@pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.25), (0.0003, 0.6), (0.01, 1.0)])
 def test_slow_reports_are_rarer(connection: Connection, clock: Clock, cost: float, pause: float) -> None:
-    """Reports that take long come later, for a thousandth of the time, but come."""
+    """Reports that take long come later, for half a thousandth of the time, but come."""
     run = Run(connection)
     run.memory.sample = lambda: setattr(clock, "now", clock.now + cost)  # type: ignore[method-assign] # takes that long
     steps = Steps(run, 1, None, clock=clock)

@@ -14,6 +14,8 @@ from services import ROOT, Daemon, Process, ending, until
 EXAMPLES = {
     "gradient_tape": ("tensorflow", "gradient tape", 192),
     "jax_loop": ("jax", "jax loop", 192),
+    "keras_fit": ("tensorflow", "keras_fit", 339),
+    "mirrored": ("tensorflow", "mirrored", 189),
     "torch_loop": ("torch", "torch loop", 192),
 }
 TIME = 240  # seconds, on a machine that does much else
@@ -42,10 +44,7 @@ def test_example(name: str, tmp_path: Path) -> None:
                 each.popen.wait(TIME)
         assert (alone.popen.returncode, watched.popen.returncode) == (0, 0)
         for each in (alone, watched):
-            assert [line.split(":")[0] for line in each.output().splitlines() if line.startswith("epoch")] == [
-                f"epoch {epoch}" for epoch in range(3)
-            ]
-
+            assert len([line for line in each.output().splitlines() if line.lower().startswith("epoch")]) == 3
         (labels,) = until(lambda: daemon.samples().all("gpuwarden_run_info", run_name=run_name), "the run")
         assert dict(labels)["framework"].startswith(f"{framework} ")
         run = {"run_id": dict(labels)["run_id"]}

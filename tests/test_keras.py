@@ -233,6 +233,15 @@ def test_out_of_memory(saw: Any) -> None:
     assert saw["left"] == []
 
 
+def test_compiled_out_of_memory(tmp_path: Path) -> None:
+    """XLA's out-of-memory is told, with how much was asked for and without the shape that XLA does not tell."""
+    played = play(tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]
+    (error,) = errors(played["saw"])
+    assert "oom" in error["kind"]
+    assert [each["requested"] > 500 << 20 for each in error["allocations"]] == [True]
+    assert error["allocations"][0]["shape"] is None
+
+
 def test_retry(saw: Any) -> None:
     """After an error nothing of it is held, the model is as it was, the run idle, and the next fit counts on."""
     assert saw["raised"] == "the second step"

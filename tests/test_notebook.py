@@ -12,8 +12,9 @@ from receiver import Receiver
 from gpuwarden.protocol import End, Error, Hello, Report
 
 pytest.importorskip("tensorflow", reason="needs TensorFlow")
-nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
-nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
+nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
+nbformat = pytest.importorskip("nbformat", reason="needs nbclient")
+pytest.importorskip("ipykernel", reason="needs ipykernel")
 
 MODEL = """
 import numpy as np

@@ -16,8 +16,8 @@ from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.table import RunReadings
 from gpuwarden.runs.stall import Stall
+from gpuwarden.runs.table import RunReadings
 from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,7 +50,8 @@ def _compiled(model: Any, function: Any) -> Iterator[Any]:
 
     Keras 2 calls one through a lambda and keeps it as train_tf_function.
     """
-    cells = getattr(function, "__closure__", None) or ()
-    for each in (function, getattr(model, "train_tf_function", None), *[cell.cell_contents for cell in cells]):
-        if hasattr(type(each), "experimental_get_tracing_count"):
-            yield each
+    held: list[Any] = [function, getattr(model, "train_tf_function", None)]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            held.append(cell.cell_contents)
+    yield from (each for each in held if hasattr(type(each), "experimental_get_tracing_count"))

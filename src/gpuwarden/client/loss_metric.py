@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gpuwarden.client.keras_model import steps_per_execution
 from gpuwarden.client.run import Run
 
 _EXACT = 2**24  # from here on a count in 32-bit floats misses examples
 
-# Where this process holds all replicas. With several workers, reading makes them all add up, and would hang one alone.
-_IN_ONE_PROCESS = {"_DefaultDistributionStrategy": True, "OneDeviceStrategy": True, "MirroredStrategy": False}
+# Keras 3 before them: counts batches; counts some twice in an execution of several steps; adds replicas up wrongly.
+_WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
+
+_ALONE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")
+# With several workers nothing is read: that makes them all add up, and would hang one alone.
+_IN_ONE_PROCESS = (*_ALONE, "MirroredStrategy")
 
 
 class LossMetric:
@@ -24,11 +29,14 @@ class LossMetric:
         self._run = run
         self._model = model
         self._loss = loss
+        version = tuple(int(part) for part in keras.__version__.split(".")[:2])
         strategy = type(getattr(model, "distribute_strategy", None)).__name__
-        three = keras.__version__[:2] != "2."
-        self._readable = strategy in _IN_ONE_PROCESS and _is_weighed(model, keras)
+        alone = strategy in _ALONE
+        since = _REPLICAS if not alone else _SEVERAL_STEPS if steps_per_execution(model) > 1 else _WEIGHED
+        own = getattr(type(model), "train_step", None) is keras.Model.train_step  # who knows what another counts
+        self._readable = own and strategy in _IN_ONE_PROCESS and (version < (3,) or version >= since)
         # Between steps Keras 3 has read this metric anyway, and the device has done all before; Keras 2 does not wait.
-        self._in_epoch = self._readable and three and _IN_ONE_PROCESS[strategy]
+        self._in_epoch = self._readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it with the first step
         self._counted = 0
 
@@ -56,16 +64,6 @@ class LossMetric:
         if self._loss:
             mean = float(self._metric.total.numpy()) / count
             self._run.loss = mean if math.isfinite(mean) else None
-
-
-def _is_weighed(model: Any, keras: Any) -> bool:
-    """Say whether the model's step is Keras's own, of a version that weighs each batch by its examples: 2, or from 3.2.
-
-    Keras before 3.2 counts batches, and nobody knows what a step of the user's own counts.
-    """
-    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    own = getattr(type(model), "train_step", None) is getattr(keras.Model, "train_step", model)
-    return own and (version[0] == 2 or version >= (3, 2))  # noqa: PLR2004 - versions
 
 
 def _metric(model: Any) -> Any:

@@ -10,7 +10,7 @@ from gpuwarden.client.run import Run
 
 COMPILED = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
 LOOK_INTERVAL = 1.0  # seconds between two calls of `looks`
-MOST_OF_THE_TIME = 0.001  # that goes into looks and reports, unless
+MOST_OF_THE_TIME = 0.0005  # that goes into looks and reports, unless
 MOST_INTERVALS = 4  # would pass without one
 
 
@@ -102,7 +102,7 @@ class Steps:
                 self._looks()
             self._run.observe(now)
         done = self._begins[-1] = self._clock()
-        # Where that takes long the next one waits: a thousandth of the time is enough for it.
+        # Where that takes long the next one waits: half a thousandth of the time is enough for it.
         pause = min((done - now) / MOST_OF_THE_TIME, MOST_INTERVALS * self._run.interval)
         self._run.due = max(self._run.due, done + pause)
 
