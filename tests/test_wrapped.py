@@ -214,3 +214,47 @@ def test_deep_copy_of_an_object(observer: Observer) -> None:
 
     function = Function()
     assert copy.deepcopy(wrap(function, observer)) is function
+
+
+class Doubled:
+    """Gives a function twice what it was called with."""
+
+    def __call__(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Replace the arguments."""
+        return tuple(2 * each for each in arguments)
+
+    def look(self) -> None:
+        """Do nothing."""
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+
+class Broken(Doubled):
+    """Fails at each call."""
+
+    def __call__(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Fail."""
+        raise RuntimeError(str(arguments))
+
+
+def test_feed(observer: Observer) -> None:
+    """A feed sees the arguments first and gives those to call with; errors are told as without it."""
+    assert wrap(module_level, observer, Doubled())(1, second=2) == (2, 2)
+    with pytest.raises(ValueError, match="no memory"):
+        wrap(raising(ValueError("no memory")), observer, Doubled())()
+    assert observer.told == ["ValueError('no memory')"]
+
+
+def test_broken_feed(observer: Observer) -> None:
+    """A feed that fails changes nothing and is no error of the function's."""
+    assert wrap(module_level, observer, Broken())(1, second=2) == (1, 2)
+    assert observer.told == []
+
+
+def test_fed_is_unwrapped(observer: Observer) -> None:
+    """One with a feed is taken away, replaced and copied like one without."""
+    fed = wrap(module_level, observer, Doubled())
+    assert unwrap(fed) is module_level
+    assert unwrap(wrap(fed, observer)) is module_level
+    assert copy.deepcopy(fed) is module_level

@@ -22,15 +22,18 @@ from gpuwarden.client.errors import describe
 from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.functions import Functions, Kind
 from gpuwarden.client.hello import introduction
+from gpuwarden.client.input_wait import Feed, InputWait
 from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.memory import with_named
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.settings import checked
 from gpuwarden.client.steps import Steps
+from gpuwarden.client.tf_data import TfData
+from gpuwarden.client.timed_next import TimedNext
 from gpuwarden.protocol import Phase
 
 MAX_ERRORS = 5  # failures of our own until the callback switches itself off
-_OF_ONE_FIT = {"_run", "_steps", "_metric", "_functions", "_watched", "_model", "model"}
+_OF_ONE_FIT = {"_run", "_steps", "_metric", "_feed", "_functions", "_watched", "_model", "model"}
 
 P = ParamSpec("P")
 log = logging.getLogger("gpuwarden")
@@ -105,6 +108,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._run: Run | None = None
         self._steps: Steps | None = None  # of the fit under way
         self._metric: LossMetric | None = None
+        self._feed: Feed | None = None  # what it is fed, where that tells something
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one fit of this process."""
@@ -127,14 +131,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         run, model = self._join(), self._watched
         self._standalone = False
         in_epoch = self.params.get("steps")
-        self._metric = metric = LossMetric(run, model, keras, loss=self._loss)
+        per_execution = keras_model.steps_per_execution(model)
+        self._metric = LossMetric(run, model, keras, loss=self._loss)
+        self._feed = _feed(run.input, per_execution)
         self._steps = Steps(
             run,
-            keras_model.steps_per_execution(model),
+            per_execution,
             None if in_epoch is None else int(in_epoch),
             updates=lambda: keras_model.updates(model),
             traces=keras_model.Traces(model),
-            looks=metric.look,
+            looks=self._look,
         )
         self._enter("train")
 
@@ -152,7 +158,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         assert self._metric is not None
         assert self._functions is not None
         self._standalone = False
-        self._functions.watch("train", self)
+        self._functions.watch("train", self, self._feed)
         self._functions.watch_test_early(self)
         self._metric.begin_epoch()
         self._steps.begin_epoch()  # and its first step reports
@@ -214,6 +220,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         Of the exception nothing is kept but text.
         """
         self._leave()
+        if self._feed is not None:
+            self._feed.pause()
         run, steps = self._run, self._steps
         assert run is not None
         if steps is not None and not steps.superseded():
@@ -239,6 +247,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         run.interval = self._settings.interval
         run.settle()  # what a fit counted that an exception ended unseen
         run.stepping = False
+        run.input.forget_buffer()
         if framework:
             run.memory.watch(framework, names)
         return run
@@ -266,12 +275,20 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if now >= self._run.due:
             self._run.observe(now)
 
+    def _look(self) -> None:
+        if self._metric is not None:
+            self._metric.look()
+        if self._feed is not None:
+            self._feed.look()
+
     def _end_steps(self) -> None:
         # torch's trainer has a batch before it begins a step: so no begin of its is made in vain.
         all_made = keras.backend.backend() == "torch" or bool(self._watched.stop_training)
         if self._steps is not None and self._steps.end_epoch(stopped=all_made):
             assert self._metric is not None
             self._metric.look_at_end()
+        if self._feed is not None:
+            self._feed.pause()
 
     def _stumbled(self, error: Exception) -> None:
         self._errors += 1
@@ -280,6 +297,14 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
             self._steps = None
             with contextlib.suppress(Exception):  # a logging handler of the user's may raise
                 log.warning("callback switched off after errors=%d; training goes on", self._errors, exc_info=error)
+
+
+def _feed(wait: InputWait, per_execution: int) -> Feed | None:
+    """Choose who finds how long steps wait for their input; None where nobody can know."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return TfData(wait, per_execution)
+    return TimedNext(wait) if backend == "jax" and per_execution == 1 else None
 
 
 def _version(module: str) -> str:

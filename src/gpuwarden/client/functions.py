@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from gpuwarden.client.input_wait import Feed
 from gpuwarden.client.wrapped import Observer, unwrap, wrap
 
 Kind = Literal["train", "test", "predict"]
@@ -19,11 +20,14 @@ class Functions:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def watch(self, kind: Kind, observer: Observer) -> None:
-        """Stand before a function; again each epoch, since `compile` or `make_train_function` makes another."""
+    def watch(self, kind: Kind, observer: Observer, feed: Feed | None = None) -> None:
+        """Stand before a function; again each epoch, since `compile` or `make_train_function` makes another.
+
+        `feed` is shown what the function is called with.
+        """
         function = getattr(self._model, f"{kind}_function", None)
         if function is not None:
-            setattr(self._model, f"{kind}_function", wrap(function, observer))
+            setattr(self._model, f"{kind}_function", wrap(function, observer, feed))
 
     def watch_test_early(self, observer: Observer) -> None:
         """Stand before Keras 2's test function before `evaluate` takes hold of it, which no hook comes before.

@@ -266,8 +266,7 @@ class Loop:
             told.examples = examples
         waited, observed = made.waited, made.observed
         if observed > told.observed:
-            run.input.waited = (run.input.waited or 0.0) + waited - told.waited
-            run.input.observed = (run.input.observed or 0.0) + observed - told.observed
+            run.input.add(waited - told.waited, observed - told.observed)
             told.waited, told.observed = waited, observed
         if (loss := self._loss) is not None:
             run.loss = loss if abs(loss) < MAX_COUNT else None  # NaN and infinity are no numbers of a message

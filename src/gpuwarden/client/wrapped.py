@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from gpuwarden.client.input_wait import Feed
+
 _END_OF_DATA = "OutOfRangeError"  # TensorFlow's; by name, since TensorFlow is not imported here
 
 
@@ -62,18 +64,46 @@ class _Wrapped:
         return operator.getitem, ((self._gpuwarden_function,), 0)
 
 
-def wrap(function: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
+class _Fed(_Wrapped):
+    """Shows `feed` the arguments before each call, and calls with those it gives; about 0.2 µs more a call."""
+
+    __slots__ = ("_gpuwarden_feed",)
+
+    _gpuwarden_feed: Feed
+
+    def __init__(self, function: Callable[..., Any], observer: Observer, feed: Feed) -> None:
+        super().__init__(function, observer)
+        object.__setattr__(self, "_gpuwarden_feed", feed)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Not super().__call__: each frame here stands in the traceback of the user's error.
+        try:
+            return self._gpuwarden_function(*_fed(self._gpuwarden_feed, args), **kwargs)
+        except BaseException as error:
+            _tell(self._gpuwarden_observer, error)
+            raise
+
+
+def wrap(function: Callable[..., Any], observer: Observer, feed: Feed | None = None) -> Callable[..., Any]:
     """Return a callable that tells `observer`, which it holds weakly, of what `function` raises; never one in another.
 
-    The end of the data is no error. What `observer` itself raises is dropped.
+    The end of the data is no error. What `observer` itself raises is dropped. `feed` is shown the arguments of each
+    call and may replace them; where it raises, they stay.
     """
-    return _Wrapped(unwrap(function), observer)
+    return _Wrapped(unwrap(function), observer) if feed is None else _Fed(unwrap(function), observer, feed)
 
 
 def unwrap(function: Any) -> Any:
     """Return what `wrap` was given; anything else as it is."""
     # Not isinstance: that would believe what the function says of its __class__.
-    return function._gpuwarden_function if type(function) is _Wrapped else function  # noqa: SLF001 - our own class
+    return function._gpuwarden_function if type(function) in (_Wrapped, _Fed) else function  # noqa: SLF001 - our own
+
+
+def _fed(feed: Feed, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        return feed(args)
+    except Exception:  # noqa: BLE001 - whatever fails here must not end a training run
+        return args
 
 
 def _tell(reference: weakref.ref[Observer], error: BaseException) -> None:

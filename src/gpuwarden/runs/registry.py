@@ -25,6 +25,7 @@ from gpuwarden.runs.oom import Oom, ooms
 from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.share import NO_ACCOUNT, Account
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Run:
     the last that it told; the report counts them all. `last_errors` is when the last of each kind was heard of, in Unix
     time; `ooms` are the allocations that failed in the last out-of-memory on GPUs, by UUID. `ending` is there once the
     run is not up, and may change until it is settled. `stall` is there while a step hangs, which it did `stalls` times
-    so far.
+    so far. `account` says what it has had of the GPUs.
     """
 
     peer: Peer
@@ -76,6 +77,7 @@ class Run:
     ending: Ending | None = None
     stall: Stall | None = None
     stalls: int = 0
+    account: Account = NO_ACCOUNT
 
 
 @dataclass(slots=True)
