@@ -15,8 +15,8 @@ import pytest
 
 TRAINING_TIME = 300  # seconds until training that hangs is ended
 MESSAGE = dict[str, Any]
-# JAX would else raise the error of a step when it is asked for the result, which may be a step later.
-ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
+ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+LATE = {"jax": 1, "torch": 0}  # steps: JAX raises an error when it is asked for the result, so perhaps a step later
 
 
 @pytest.fixture(scope="module", params=["jax", "torch"])
@@ -98,17 +98,19 @@ def test_out_of_memory(saw: Any, backend: str) -> None:
     assert saw["raised"]
     (error,) = [each for each in saw["heard"] if each["type"] == "Error"]
     kind = {"jax": "device_oom", "torch": "host_oom"}[backend]  # JAX says the same of a CPU as of a GPU
-    assert (error["kind"], error["phase"], error["steps"]) == (kind, "train", 0)
+    assert (error["kind"], error["phase"]) == (kind, "train")
+    assert 0 <= error["steps"] <= LATE[backend]
     assert [each["requested"] for each in error["allocations"]] == [4 << 44]
-    assert reports(saw["heard"])[-1]["steps"] == 8
+    assert reports(saw["heard"])[-1]["steps"] == 8 + error["steps"]
 
 
-def test_within_a_watch(saw: Any) -> None:
+def test_within_a_watch(saw: Any, backend: str) -> None:
     """A fit within a watch is of the same run: steps of both count, and an error that leaves both counts once."""
     assert saw["raised"]
-    assert len([each for each in saw["heard"] if each["type"] == "Error"]) == 1
+    (error,) = [each for each in saw["heard"] if each["type"] == "Error"]
+    assert 10 <= error["steps"] <= 10 + LATE[backend]
     last = reports(saw["heard"])[-1]
-    assert (last["steps"], sum(last["errors"].values()), last["phase"]) == (10, 1, "idle")
+    assert (last["steps"], sum(last["errors"].values()), last["phase"]) == (error["steps"], 1, "idle")
 
 
 def test_dispatch(saw: list[bool]) -> None:
