@@ -35,6 +35,16 @@ make_venv() {
     exit 1
 }
 
+# The torch of PyPI brings three gigabytes of CUDA along, which no test needs. The same for the CPU alone has an index of
+# its own; pip is asked without it first, since it may know a folder that holds the wheel.
+CPU_TORCH=torch==2.13.0+cpu
+install_cpu_torch() {
+    pip_install --no-deps "$CPU_TORCH" 2>/dev/null ||
+        pip_install --no-deps --index-url https://download.pytorch.org/whl/cpu "$CPU_TORCH"
+}
+
+pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+
 extras=$(printf '%s\n' "$@" | paste -sd, -)
 stamp=.venv/.installed-${extras:-run}
 if ! .venv/bin/python -c '' 2>/dev/null; then
@@ -44,6 +54,7 @@ elif [ -n "${PYTHON-}" ]; then
 fi
 if [ ! -e "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     say "Installing gpuwarden${extras:+ with what $extras needs} into .venv ..."
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
+    case ,$extras, in *,frameworks,*) install_cpu_torch ;; esac
+    pip_install --editable ".${extras:+[$extras]}"
     touch "$stamp"
 fi
