@@ -16,12 +16,8 @@ The daemon is the real one, on the mock driver.
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median, quantiles
 from time import perf_counter, perf_counter_ns, process_time, thread_time_ns
@@ -35,9 +31,9 @@ os.environ |= {  # before TensorFlow is imported: the allocator of a GPU, put in
 
 import numpy as np
 
+from daemons import DAEMONS
 from gpuwarden.keras import GpuWarden, keras
-from mocked import environment
-from programs import conditions, program
+from programs import conditions
 
 MEAN_BAR = 2.0  # µs that the callback may take of a step, mean
 MAX_BAR = 1000.0  # and at most
@@ -45,9 +41,7 @@ STEPS = 1000
 PAIRS = 9
 OWN_FITS = 9  # by the clock; a third as many by CPU time
 WIDTHS = {"0.4 ms": 16, "1 ms": 320}  # units of a layer that make about such a step
-RESTARTED_EVERY = 2.0  # seconds
 GPU = "GPU-00000000-0000-4000-8000-000000000000"
-SERVE = [sys.executable, "-m", "gpuwarden", "serve", "--listen=127.0.0.1:0"]
 
 
 class Nothing(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -77,57 +71,6 @@ class TimedNothing(Timed, Nothing):
 
 class TimedGpuWarden(Timed, GpuWarden):
     """Measures the callback."""
-
-
-def await_socket(path: Path) -> None:
-    """Wait until the daemon listens."""
-    limit = time.monotonic() + 30
-    while not path.exists():
-        if time.monotonic() > limit:
-            raise TimeoutError(f"no daemon at {path}")
-        time.sleep(0.01)
-
-
-@contextmanager
-def absent(_folder: Path) -> Iterator[None]:
-    """Have no daemon."""
-    yield
-
-
-@contextmanager
-def present(folder: Path) -> Iterator[int]:
-    """Have a daemon."""
-    path = folder / "run.sock"
-    with program([*SERVE, f"--socket={path}"], environment(folder), folder / "log") as pid:
-        await_socket(path)
-        yield pid
-
-
-@contextmanager
-def stopped(folder: Path) -> Iterator[None]:
-    """Have a daemon that listens and does nothing more."""
-    with present(folder) as pid:
-        os.kill(pid, signal.SIGSTOP)
-        yield
-
-
-@contextmanager
-def restarted(folder: Path) -> Iterator[None]:
-    """Have a daemon that is killed and started again all the time, by a process of its own."""
-    path = folder / "run.sock"
-    command = f"""
-import os, subprocess, sys, time
-while True:
-    with subprocess.Popen({[*SERVE, f"--socket={path}"]!r}) as daemon:
-        time.sleep({RESTARTED_EVERY})
-        daemon.kill()
-"""
-    with program([sys.executable, "-c", command], environment(folder), folder / "log"):
-        await_socket(path)
-        yield
-
-
-DAEMONS = (present, absent, stopped, restarted)
 
 
 def model(width: int) -> Any:
