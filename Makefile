@@ -71,7 +71,7 @@ bench: ## measure beside peers, by size and for long; 40 minutes
 # A GPU box without a network: a Python that has the packages already, GPU_PYTHON=python3 say, spares the virtual one.
 gpu-check: ## the tests that need a GPU
 	@$(if $(GPU_PYTHON),,tools/environment.sh test)
-	$(if $(GPU_PYTHON),PYTHONPATH=src $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/test_hardware.py $(PYTEST_FLAGS)
+	$(if $(GPU_PYTHON),PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/test_hardware*.py $(PYTEST_FLAGS)
 
 clean: ## remove what the other words made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

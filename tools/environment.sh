@@ -35,12 +35,15 @@ make_venv() {
     exit 1
 }
 
-# The torch of PyPI brings three gigabytes of CUDA along, which no test needs. The same for the CPU alone has an index of
-# its own; pip is asked without it first, since it may know a folder that holds the wheel.
+# The usual torch brings three gigabytes of CUDA along, which no test needs. A build for the CPU alone is in an index or a
+# folder of its own, which pip may have been told of; what it depends on comes from the usual one.
 CPU_TORCH=torch==2.13.0+cpu
 install_cpu_torch() {
-    pip_install --no-deps "$CPU_TORCH" 2>/dev/null ||
-        pip_install --no-deps --index-url https://download.pytorch.org/whl/cpu "$CPU_TORCH"
+    if pip_install --no-deps "$CPU_TORCH" 2>/dev/null; then
+        pip_install filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+    else
+        say "pip finds no $CPU_TORCH: tests with torch are skipped. PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS can tell it where."
+    fi
 }
 
 pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
