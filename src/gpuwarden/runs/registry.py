@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from gpuwarden.runs.inquest import Inquest, xids
 from gpuwarden.runs.oom import Oom, ooms
 from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.process_tree import Present, Usage, state_of
 from gpuwarden.runs.share import NO_ACCOUNT, Account
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 
@@ -330,7 +331,8 @@ class RunRegistry:
         watch, before = record.stalling, record.stalling.stall
         watch.look(usage, now)
         report = record.report if record.inquest is None else None
-        stall = watch.judge(report, lambda: _busiest(record.uuids.values(), snapshot), self._patience, now)
+        busiest = partial(_busiest, record.uuids.values(), snapshot)
+        stall = watch.judge(report, busiest, partial(state_of, record.peer), self._patience, now)
         who = record.peer.run_id, record.hello.name
         if stall and not before and watch.stalls <= TOLD_STALLS:
             log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, stall.seconds, stall.cause)
