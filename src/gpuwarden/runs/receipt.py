@@ -134,7 +134,9 @@ class DeviceShare:
 
     uuid: str = _must(_text, "UUID of the GPU or MIG instance.")
     name: str = _must(_text, "What kind of GPU it is.")
-    gpu_seconds: float = _must(_number, "Time that the run held memory there.")
+    gpu_seconds: float | None = _said(
+        _number, "Time that the run held memory there, from poll to poll; of one that only one poll saw none is known."
+    )
     busy_seconds: float | None = _said(_number, "Of that, time with a kernel of any program running.")
     idle_seconds: float | None = _said(_number, "Of that, time without one.")
     energy_joules: float | None = _said(
@@ -231,8 +233,8 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
     """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time."""
     report, hello, ending, usage = run.report, run.hello, run.ending, run.usage
     until = ending.at if ending else now
-    shares = account.shares.values()
-    busy, idle = (_total(getattr(each, name) for each in shares) for name in ("busy", "idle"))
+    devices = tuple(_device(uuid, share) for uuid, share in account.shares.items())
+    busy, idle = (_total(getattr(each, name) for each in devices) for name in ("busy_seconds", "idle_seconds"))
     waited, observed = (report.input_wait_seconds, report.input_observed_seconds) if report else (None, None)
     return Receipt(
         version=VERSION,
@@ -266,12 +268,12 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
         input_wait_seconds=waited,
         input_observed_seconds=observed,
         input_wait_ratio=min(waited / observed, 1.0) if waited is not None and observed else None,
-        gpu_seconds=_total(each.seconds for each in shares),
+        gpu_seconds=_total(each.gpu_seconds for each in devices),
         gpu_idle_ratio=idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None,
-        energy_joules=_total(each.joules for each in shares),
-        throttled_seconds=_by_key(each.throttled for each in shares),
-        throttled_step_seconds=_by_key(each.throttled_steps for each in shares),
-        devices=tuple(_device(uuid, share) for uuid, share in account.shares.items()),
+        energy_joules=_total(each.energy_joules for each in devices),
+        throttled_seconds=_by_key(each.throttled_seconds or {} for each in devices),
+        throttled_step_seconds=_by_key(each.throttled_step_seconds or {} for each in devices),
+        devices=devices,
         errors=report.errors if report else None,
         errors_told=tuple(map(_told, run.errors)),
         xids=_counts(account),
@@ -341,9 +343,19 @@ def _read(cls: type[T], value: Any) -> T:
 
 
 def _device(uuid: str, share: Share) -> DeviceShare:
-    return DeviceShare(
+    device = DeviceShare(
         uuid=uuid,
         name=share.name,
+        memory_peak_bytes=share.memory_peak,
+        memory_limit_bytes=share.memory_limit,
+        headroom_at_peak_bytes=share.headroom_at_peak,
+        lowest_headroom_bytes=share.lowest_headroom,
+        xids={str(code): count for code, count in share.xids.items()},
+    )
+    if not share.seconds:  # no time passed between polls: that it was idle and used no energy is not known
+        return device
+    return replace(
+        device,
         gpu_seconds=share.seconds,
         busy_seconds=share.busy,
         idle_seconds=share.idle,
@@ -351,11 +363,6 @@ def _device(uuid: str, share: Share) -> DeviceShare:
         energy_by_power_joules=share.joules_by_power,
         throttled_seconds=share.throttled,
         throttled_step_seconds=share.throttled_steps,
-        memory_peak_bytes=share.memory_peak,
-        memory_limit_bytes=share.memory_limit,
-        headroom_at_peak_bytes=share.headroom_at_peak,
-        lowest_headroom_bytes=share.lowest_headroom,
-        xids={str(code): count for code, count in share.xids.items()},
     )
 
 
@@ -367,7 +374,7 @@ def _share(device: DeviceShare) -> Share:
         raise ReceiptError("xids: want numbers for keys") from None
     return Share(
         name=device.name,
-        seconds=device.gpu_seconds,
+        seconds=device.gpu_seconds or 0.0,
         busy=device.busy_seconds,
         idle=device.idle_seconds,
         joules=device.energy_joules,
