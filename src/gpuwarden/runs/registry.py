@@ -92,7 +92,7 @@ class _Record:
     last_report: float | None = None
     last_report_time: float | None = None  # Unix time, to show
     inquest: Inquest | None = None  # once it is not up
-    told: set[Outcome] = field(default_factory=set)  # in the log and the counter
+    counted: set[Outcome] = field(default_factory=set)  # one may say its end again and again
     connected: bool = True
     began: float = 0.0  # Unix time, to show
     began_at: float = 0.0  # monotonic
@@ -241,16 +241,13 @@ class RunRegistry:
             self._settle(record)
 
     def _settle(self, record: _Record) -> None:
-        """Stand by how a run ended; log and count it, unless it had ended that way before and gone on."""
+        """Stand by how a run ended; count it, unless it had ended that way before and gone on. Its receipt tells it."""
         if record.inquest is None or record.inquest.settled:
             return
         ending = record.inquest.settle()
-        if ending.outcome in record.told:  # one that says its end again and again must not fill the log
-            return
-        record.told.add(ending.outcome)
-        self.ended[ending.outcome] += 1
-        who = record.peer.run_id, record.hello.name
-        log.info("run=%s name=%r ended: %s (%s)", *who, ending.outcome, ending.evidence)
+        if ending.outcome not in record.counted:
+            record.counted.add(ending.outcome)
+            self.ended[ending.outcome] += 1
 
     def _note(self, record: _Record, error: Error, now: float) -> None:
         seen = SeenError(error, self._wall(), record.headroom)
@@ -281,8 +278,9 @@ class RunRegistry:
             if record.inquest is None and record.connected:
                 continue  # silent but alive: its totals still hold
             if now - (record.inquest.ended if record.inquest else record.seen) > self._expiry:
+                lost = " without a connection" if record.inquest is None else ""
                 self._forget(run_id, now)
-                log.info("run=%s name=%r forgotten", run_id, record.hello.name)
+                log.info("run=%s name=%r forgotten%s", run_id, record.hello.name, lost)
 
     def peers(self) -> list[Peer]:
         """Return the processes of all runs."""
