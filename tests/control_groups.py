@@ -47,3 +47,23 @@ def _is_zombie(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+@contextlib.contextmanager
+def limited(memory: int) -> Iterator[Path]:
+    """Make a group whose processes may hold so many bytes; they have to be gone in the end. Skip where that fails."""
+    version_1 = Path("/sys/fs/cgroup/memory")
+    parent, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
+    folder = parent / f"gpuwarden-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(memory))
+    except OSError as error:
+        if folder.is_dir():
+            folder.rmdir()
+        require(False, f"no memory cgroup can be made here: {error}")
+    if (folder / "memory.swap.max").exists():
+        (folder / "memory.swap.max").write_text("0")
+    yield folder
+    until(lambda: not (folder / "cgroup.procs").read_text(), "the group is empty")
+    folder.rmdir()

@@ -27,7 +27,7 @@ def _samples() -> Iterator[tuple[str, frozenset[str]]]:
 SAMPLES = {
     **dict(_samples()),
     "up": TARGET,
-    "ALERTS": TARGET | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name"},
+    "ALERTS": TARGET | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name", "outcome"},
 }
 
 

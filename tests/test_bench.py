@@ -83,6 +83,15 @@ def test_soak_keeps_the_daemon_working() -> None:
     assert hours[-1] > hours[0]  # it polled until the end
 
 
+def test_run_end_measures_every_way() -> None:
+    """A smoke run of bench/run_end.py has a row for each way to end, and tells a time that has passed."""
+    (rows,) = tables("run_end.py")
+    assert [cells[0] for cells in rows] == ["SIGKILL", "exit", "SIGKILL, and a worker holds the connection"]
+    for _name, usual, longest, most, met in rows:
+        assert 0 < float(usual) <= float(longest)
+        assert met == ("yes" if float(longest) <= float(most) else "**no**")
+
+
 STILL = soak.Held(resident=20.0, anonymous=10.0, files=12, threads=4)
 
 
@@ -100,7 +109,7 @@ def test_soak_finds_what_grows() -> None:
 def test_figures_have_their_places_in_the_docs() -> None:
     """What a benchmark prints replaces what it printed before, and nothing else of the page."""
     page = write_down.PAGE.read_text(encoding="utf-8")
-    for program in ("exporters.py", "scale.py", "soak.py"):
+    for program in ("exporters.py", "scale.py", "soak.py", "run_end.py"):
         once = write_down.written(page, program, "| new | figures |\n")
         assert "\n| new | figures |\n" in once
         assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from control_groups import limited
 
-from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits
+from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits, OomKills
 
 GIB, MIB = 2**30, 2**20
 PID = 7
@@ -113,23 +113,38 @@ def test_cgroup_is_asked_once_a_look(tmp_path: Path) -> None:
     assert cgroups.limits(8) == Limits(CgroupMemory(GIB, 6))
 
 
+def test_oom_kills_are_those_of_its_own_cgroup(tmp_path: Path) -> None:
+    """Of the cgroup a process is in the counter of the OOM killer's kills is found, and what it grew by later."""
+    write(
+        tmp_path,
+        {
+            "cg/memory.events": "oom_kill 90\n",
+            "cg/a/memory.events": "oom_kill 7\n",
+            "cg/a/memory.events.local": "low 0\noom 5\noom_kill 2\noom_group_kill 1\n",
+        },
+    )
+    found = limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x").oom_kills
+    assert found is not None
+    assert (found.count, found.since()) == (2, 0)
+    write(tmp_path, {"cg/a/memory.events.local": "oom_kill 5\n"})
+    assert found.since() == 3
+    (tmp_path / "cg/a/memory.events.local").unlink()
+    assert found.since() == 0
+
+
+def test_oom_kills_of_older_kernels(tmp_path: Path) -> None:
+    """Where there is no counter of the cgroup alone, that with those below it; in version 1 it stands elsewhere."""
+    write(tmp_path, {"cg/a/memory.events": "oom_kill 7\n", "v1/b/memory.oom_control": "under_oom 0\noom_kill 4\n"})
+    assert limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x").oom_kills == OomKills(f"{tmp_path}/cg/a/memory.events", 7)
+    found = limits(tmp_path, "4:memory:/b\n0::/\n", "/ /v1 cgroup memory").oom_kills
+    assert found == OomKills(f"{tmp_path}/v1/b/memory.oom_control", 4)
+
+
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
     """Yield a real cgroup of this test's own, with a limit of 1 GiB; it must be root's to make."""
-    version_1 = Path("/sys/fs/cgroup/memory")
-    parent, limit = (
-        (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (Path("/sys/fs/cgroup"), "memory.max")
-    )
-    folder = parent / f"gpuwarden-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / limit).write_text(str(GIB))
-    except OSError as error:
-        if folder.is_dir():
-            folder.rmdir()
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield folder
-    folder.rmdir()
+    with limited(GIB) as folder:
+        yield folder
 
 
 def test_real_limit(cgroup: Path) -> None:

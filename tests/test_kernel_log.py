@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from kernel_log_fifo import Fifo
 
-from gpuwarden.gpu.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog, KernelXid, pci_address
+from gpuwarden.gpu.kernel_xid import BEGINNINGS, KernelXid, pci_address, xids
+from gpuwarden.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
 
 GPU = (0, 0x3B, 0)
 
@@ -24,7 +25,12 @@ def fifo(tmp_path: Path) -> Iterator[Fifo]:
     fifo.close()
 
 
-def told(found: list[KernelXid]) -> list[tuple[object, ...]]:
+def opened(path: Path = KMSG, read: Callable[[int, int], bytes] = os.read) -> KernelLog:
+    """Open a log for its XIDs."""
+    return KernelLog(BEGINNINGS, path, read)
+
+
+def told(found: Iterable[KernelXid]) -> list[tuple[object, ...]]:
     """Reduce XIDs to address, code and how they were told."""
     return [(each.pci, each.code, each.told) for each in found]
 
@@ -51,7 +57,7 @@ LINES: dict[str, tuple[object, ...]] = {
 def test_every_form_is_read(fifo: Fifo, line: str) -> None:
     """Each form that drivers print gives its address and code."""
     fifo.write("usb 1-1: new device", line, "nvidia-nvlink: up")
-    assert told(KernelLog(fifo.path).read()) == [LINES[line]]
+    assert told(xids(opened(fifo.path).read())) == [LINES[line]]
 
 
 @pytest.mark.parametrize(
@@ -69,29 +75,29 @@ def test_every_form_is_read(fifo: Fifo, line: str) -> None:
 def test_other_lines_are_none(fifo: Fifo, line: str) -> None:
     """What is no XID, or is not the driver's, is passed over."""
     fifo.write(line)
-    assert KernelLog(fifo.path).read() == []
+    assert list(xids(opened(fifo.path).read())) == []
 
 
 def test_damaged_records_are_passed_over(fifo: Fifo) -> None:
     """Whatever bytes the log gives, the next record is read."""
-    log = KernelLog(fifo.path)
+    log = opened(fifo.path)
     os.write(
         fifo.file, b";\n,,,;NVRM: Xid (PCI:0000:3b:00): 79\n4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n\xff\x00\n 4,1;\n"
     )
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 31")
-    assert [each.code for each in log.read()] == [31]
+    assert [each.code for each in xids(log.read())] == [31]
 
 
 def test_lines_of_a_record_beyond_the_first_are_not_records(fifo: Fifo) -> None:
     """A record's properties, which begin with a space, do not pass for records."""
     fifo.write("e1000: link up\n SUBSYSTEM=pci\n DEVICE=4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79")
-    assert KernelLog(fifo.path).read() == []
+    assert list(xids(opened(fifo.path).read())) == []
 
 
 def test_old_records_keep_their_time(fifo: Fifo) -> None:
     """What was logged before the daemon came is dated by the log; what comes later, between two reads."""
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=500.0)
-    log = KernelLog(fifo.path)
+    log = opened(fifo.path)
     (old,) = log.read()
     assert old.time == pytest.approx(time.time() - 500, abs=5)
     assert old.earliest == old.latest == pytest.approx(time.monotonic() - 500, abs=5)
@@ -105,12 +111,12 @@ def test_old_records_keep_their_time(fifo: Fifo) -> None:
 
 def test_what_the_kernel_overwrote_is_counted(fifo: Fifo) -> None:
     """Numbers that are missing between two records are records lost; those before the first are not."""
-    log = KernelLog(fifo.path)
+    log = opened(fifo.path)
     fifo.write("first", skip=1000)
     log.read()
     assert log.lost == 0
     fifo.write("second", "NVRM: Xid (PCI:0000:3b:00): 79", skip=5)
-    assert [each.code for each in log.read()] == [79]
+    assert [each.code for each in xids(log.read())] == [79]
     assert log.lost == 10
 
 
@@ -124,9 +130,9 @@ def test_overrun_ends_nothing(fifo: Fifo, code: int) -> None:
             raise failing.pop()
         return os.read(file, size)
 
-    log = KernelLog(fifo.path, read)
+    log = opened(fifo.path, read)
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
-    assert [each.code for each in log.read()] == [79]
+    assert [each.code for each in xids(log.read())] == [79]
     assert log.readable
 
 
@@ -139,9 +145,9 @@ def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> N
             raise failing.pop()
         return os.read(file, size)
 
-    log = KernelLog(fifo.path, read)
+    log = opened(fifo.path, read)
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
-    assert [each.code for each in log.read()] == [79]
+    assert [each.code for each in xids(log.read())] == [79]
     failing.append(OSError(errno.ENODEV, "gone"))
     assert log.read() == []
     assert not log.readable
@@ -149,24 +155,24 @@ def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> N
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79", "NVRM: Xid (PCI:0000:3b:00): 31")
     assert log.read() == []  # not at once: it is tried again later
     log._retry_at = 0.0
-    assert [each.code for each in log.read()] == [31]
+    assert [each.code for each in xids(log.read())] == [31]
     assert log.readable
 
 
 def test_log_that_may_not_be_read(tmp_path: Path) -> None:
     """Without a log there are no XIDs from it, and it says so; it is found when it comes."""
-    log = KernelLog(tmp_path / "kmsg")
+    log = opened(tmp_path / "kmsg")
     assert log.read() == []
     assert not log.readable
     (tmp_path / "kmsg").write_text("4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n")
     log._retry_at = 0.0
-    assert [each.code for each in log.read()] == [79]
+    assert [each.code for each in xids(log.read())] == [79]
     assert log.readable
 
 
 def test_directory_is_no_log(tmp_path: Path) -> None:
     """A path that can be opened and not read is no log either."""
-    log = KernelLog(tmp_path)
+    log = opened(tmp_path)
     assert log.read() == []
     assert not log.readable
 
@@ -178,7 +184,7 @@ def test_one_read_is_bounded(fifo: Fifo) -> None:
         numbers = iter(range(10**9))
         return lambda _file, _size: b"4,%d,1,-;NVRM: Xid (PCI:0000:3b:00): 31\n" % next(numbers)
 
-    log = KernelLog(fifo.path, flood())
+    log = opened(fifo.path, flood())
     assert len(log.read()) == MAX_RECORDS
     assert len(log.read()) == MAX_RECORDS
     assert log.lost == 0
@@ -190,7 +196,7 @@ def test_file_that_gives_many_records_at_once_is_bounded_too(tmp_path: Path) -> 
     file = tmp_path / "log"
     file.write_text(lines)
     assert len(lines) > 4 * MAX_BYTES
-    log = KernelLog(file)
+    log = opened(file)
     assert 0 < len(log.read()) <= len(lines) / 4
     assert log.readable
 
@@ -213,7 +219,7 @@ def test_the_kernels_own_log() -> None:
         device = os.open(KMSG, os.O_WRONLY)
     except OSError as error:
         pytest.skip(f"{KMSG} cannot be written here: {error.strerror}")
-    log = KernelLog()
+    log = opened()
     while log._caught_up is None and log.read() is not None and log.readable:
         pass
     if not log.readable:
@@ -224,9 +230,9 @@ def test_the_kernels_own_log() -> None:
     line = f"NVRM: Xid (PCI:{mark:04x}:ff:1f): 106, pid=1, a test of gpuwarden: no GPU has this address"
     os.write(device, f"{line}\n".encode())  # without its end it could be continued, and nobody would see it yet
     os.close(device)
-    (found,) = [each for each in log.read() if each.pci == (mark, 0xFF, 0x1F)]
+    (found,) = [each for each in xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)]
     assert (found.code, found.told) == (106, "kernel_log")
     assert found.latest >= before
     assert found.time == pytest.approx(time.time(), abs=5)
-    assert [each for each in log.read() if each.pci == (mark, 0xFF, 0x1F)] == []
+    assert [each for each in xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)] == []
     log.close()

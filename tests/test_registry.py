@@ -1,13 +1,22 @@
 """The registry keeps what counts, forgets what does not, and is bounded."""
 
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, ProtocolError, Report
+from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Error, Hello, ProtocolError, Report
+from gpuwarden.runs.cgroup import OomKills
+from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.inquest import PATIENCE_SECONDS, SETTLE_SECONDS
+from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.stall import Stall
 from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)
@@ -146,10 +155,12 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
     runs = registry()
     runs.receive(ALICE, HELLO, 0.0)
     with caplog.at_level("INFO"):
-        for _ in range(3):
-            runs.receive(ALICE, End("completed"), 1.0)
-            runs.receive(ALICE, report(), 1.0)
-    assert len(caplog.records) == 1
+        for now in (1.0, 50.0, 100.0):
+            runs.receive(ALICE, End("completed"), now)
+            runs.runs(BOX, now + PATIENCE_SECONDS)
+            runs.receive(ALICE, report(), now + PATIENCE_SECONDS)
+    assert len([record for record in caplog.records if "ended" in record.message]) == 1
+    assert runs.ended["finished"] == 1
 
 
 def test_run_without_connection_is_forgotten_unless_it_comes_back() -> None:
@@ -216,3 +227,167 @@ def test_logical_devices_of_one_gpu_add_up() -> None:
     runs.receive(ALICE, Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), parts), 1.0)
     (run,) = runs.runs(BOX, 1.0)
     assert run.memory == {"GPU-0": DeviceMemory(4, 6, 30)}
+
+
+def kill(pid: int, at: float) -> OomKill:
+    """Make a kill of the OOM killer that the log tells of at `at`."""
+    return OomKill(pid, in_cgroup=True, earliest=at, latest=at)
+
+
+def ended(runs: RunRegistry, now: float, box: Snapshot = BOX) -> Ending:
+    """Return the ending of the one run, as a poll shows it."""
+    (run,) = runs.runs(box, now)
+    assert run.ending is not None
+    return run.ending
+
+
+def test_ending_is_refined_until_it_is_settled() -> None:
+    """SIGKILL becomes the OOM killer's by what the log tells in the next poll; nothing changes it later."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.exited(ALICE, 10.0, signal.SIGKILL)
+    assert (ended(runs, 10.1).outcome, ended(runs, 10.1).settled) == ("killed", False)
+    runs.note_oom_kills([kill(ALICE.pid, 9.9)])
+    assert (ended(runs, 11.0).outcome, ended(runs, 11.0).settled) == ("oom_killed", False)
+    settled = ended(runs, 10.0 + SETTLE_SECONDS)
+    assert (settled.outcome, settled.settled, settled.at) == ("oom_killed", True, 1.8e9)
+    runs.exited(ALICE, 20.0, 0)
+    assert ended(runs, 30.0) == settled
+    assert runs.ended["oom_killed"] == runs.ended.total() == 1
+
+
+@pytest.mark.parametrize(("pid", "at"), [(BOB.pid, 9.9), (ALICE.pid, -5.0), (ALICE.pid, 15.0)])
+def test_kill_of_another_process_counts_for_nothing(pid: int, at: float) -> None:
+    """One of another pid, or of a process that had this pid before the run or after it, is not the run's."""
+    runs = registry()
+    runs.note_oom_kills([kill(pid, at)])
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.exited(ALICE, 10.0, signal.SIGKILL)
+    assert ended(runs, 12.0).outcome == "killed"
+
+
+def test_status_told_late_counts() -> None:
+    """A status that comes before the ending is settled is waited for, and makes it known."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.exited(ALICE, 10.0)
+    assert (ended(runs, 15.0).outcome, ended(runs, 15.0).settled) == ("unknown", False)
+    assert runs.awaits(ALICE)
+    runs.exited(ALICE, 16.0, signal.SIGSEGV)
+    assert (ended(runs, 16.0).outcome, ended(runs, 16.0).settled) == ("crashed", True)
+    assert not runs.awaits(ALICE)
+
+
+def test_status_that_nobody_tells_is_not_waited_for_without_end() -> None:
+    """After a while the ending stands as it is known."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.exited(ALICE, 10.0)
+    assert (ended(runs, 10.0 + PATIENCE_SECONDS).outcome, runs.ended["unknown"]) == ("unknown", 1)
+    assert not runs.awaits(ALICE)
+
+
+def test_death_after_a_goodbye_is_told() -> None:
+    """A run that says goodbye and then dies at its exit ended by that; its goodbye is when it ended."""
+    walls = iter((1.0, 2.0, 3.0, 4.0))
+    runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB, wall=lambda: next(walls))
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, End("exit"), 10.0)
+    assert (ended(runs, 14.0).outcome, ended(runs, 14.0).settled) == ("finished", False)
+    runs.exited(ALICE, 15.0, signal.SIGABRT)
+    ending = ended(runs, 17.0)
+    assert (ending.outcome, ending.settled, ending.at) == ("aborted", True, 2.0)
+
+
+def test_goodbye_of_a_process_that_lives_on() -> None:
+    """A process that goes on without the run has ended it as it said; its own end, later, is none of the run's."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, End("done"), 10.0)
+    assert ended(runs, 10.0 + PATIENCE_SECONDS).settled
+    runs.exited(ALICE, 40.0, signal.SIGKILL)
+    assert ended(runs, 45.0).outcome == "finished"
+
+
+def test_run_of_another_namespace_ends_with_its_connection() -> None:
+    """With a pid of 0 the connection's end is all there is: unknown, and at once as known as it will be."""
+    runs = registry()
+    stranger = Peer(0, 1000, 1)
+    runs.receive(stranger, HELLO, 0.0)
+    runs.note_oom_kills([kill(0, 9.9)])
+    runs.exited(stranger, 10.0)
+    assert (ended(runs, 12.0).outcome, ended(runs, 12.0).settled) == ("unknown", True)
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome"),
+    [(-5.0, "aborted"), (1.0, "aborted"), (-60.0, "unknown"), (60.0, "unknown")],
+)
+def test_xids_of_its_gpu_around_its_end_count(after: float, outcome: str) -> None:
+    """A fault of its GPU shortly before the end is evidence, one of long ago or of later is not."""
+    runs = registry()
+    runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}), 0.0)
+    runs.runs(BOX, 1.0)  # it holds memory there, which it does no more once it is gone
+    runs.exited(ALICE, 10.0)
+    others = replace(gpu(1), xids={13: XidCount(1, 1.8e9)})
+    box = snapshot(replace(gpu(0), xids={31: XidCount(1, 1.8e9 + after)}), others)
+    assert ended(runs, 20.0, box).outcome == outcome
+
+
+def test_forgotten_run_is_counted() -> None:
+    """A run that makes room for another before its ending is settled counts as what is known of it."""
+    runs = registry(limit=1)
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.exited(ALICE, 1.0, signal.SIGKILL)
+    runs.receive(BOB, HELLO, 1.5)
+    assert runs.ended["killed"] == runs.ended.total() == 1
+
+
+def test_reused_pid_is_another_run() -> None:
+    """A process that got the pid of a run that ended is a run of its own, and the other's ending stays."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.exited(ALICE, 1.0, signal.SIGKILL)
+    runs.receive(replace(ALICE, start=9), HELLO, 2.0)
+    old, new = runs.runs(BOX, 4.0)
+    assert (old.ending and old.ending.outcome, new.ending, new.up) == ("killed", None, True)
+
+
+def test_last_error_is_evidence() -> None:
+    """What the run told last before it died stands beside how it did."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5), 1.0)
+    runs.exited(ALICE, 2.0, 1 << 8)
+    assert ended(runs, 4.0).evidence == "exit status 1; the last error it told: device_oom (ResourceExhaustedError)"
+
+
+def test_kills_in_its_cgroup_count_since_the_last_look(tmp_path: Path) -> None:
+    """What the counter grew by since the run's processes were looked at is evidence, even where they are gone now."""
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom 5\noom_kill 3\n")
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    present = Present(0, 1, "running", None, None, OomKills(str(counter), 3))
+    runs.runs(BOX, 1.0, {ALICE: Usage(1.0, None, None, present)})
+    counter.write_text("oom 6\noom_kill 4\n")
+    runs.exited(ALICE, 2.0, signal.SIGKILL)
+    counter.unlink()
+    assert ended(runs, 4.0).outcome == "oom_killed"
+
+
+def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A stall of the run is on it, with how busy its GPU is, and in the log at its begin and end."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, replace(report(), stepping=True, step_p95=0.1), 1.0)
+    assert [run.stall for run in runs.runs(BOX, 61.0)] == [None]
+    busy = snapshot(replace(gpu(0), readings={GpuReadings.utilization_ratio: 0.9}))
+    assert [run.stall for run in runs.runs(busy, 62.0)] == [Stall(61.0, "gpu_busy")]
+    runs.receive(ALICE, replace(report(6), stepping=True, step_p95=0.1), 70.0)
+    (run,) = runs.runs(busy, 71.0)
+    assert (run.stall, run.stalls) == (None, 1)
+    assert [record.message.split(" ", 2)[2] for record in caplog.records if record.levelname == "WARNING"] == [
+        "stalls: no step for 61 s (gpu_busy)",
+        "goes on after 61 s without a step",
+    ]

@@ -24,6 +24,8 @@ TESTS = sorted((REPOSITORY / "tests" / "rules").glob("*.yml"))
 NUMBERS: dict[str, set[float]] = {
     "RunNearOutOfMemory": {thresholds.NEAR_OUT_OF_MEMORY},
     "RunPeakNearOutOfMemory": {thresholds.NEAR_OUT_OF_MEMORY, thresholds.PEAK_RISE_SECONDS},
+    "RunStalled": {1},
+    "RunDied": {0, thresholds.DIED_SECONDS},
     "GpuNearThermalSlowdown": {thresholds.NEAR_SLOWDOWN},
     "GpuDown": {0},
     "GpuMissing": {0},
@@ -80,6 +82,12 @@ def _checks(test: dict[str, Any]) -> list[dict[str, Any]]:
 def test_names_exist(alert: str) -> None:
     """A rule names only metrics and labels that the tables declare."""
     assert not unknown(ALERTS[alert]["expr"])
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_names_in_descriptions_exist(alert: str) -> None:
+    """A description asks for series that the daemon has."""
+    assert set(re.findall(r"gpuwarden_\w+", ALERTS[alert]["annotations"]["description"])) <= set(SAMPLES)
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)

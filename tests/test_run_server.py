@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import resource
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, End, Hello, Report, encode
+from gpuwarden.runs import exit_status
 from gpuwarden.runs.registry import Run, RunRegistry
 from gpuwarden.runs.server import RunServer
 from snapshots import GIB, gpu, snapshot
@@ -58,6 +60,12 @@ class Side:
     def runs(self) -> tuple[Run, ...]:
         """What the registry knows now."""
         return self.registry.runs(BOX, 0.0)
+
+    @property
+    def outcome(self) -> str | None:
+        """What is known now of how the one run ended."""
+        (run,) = self.runs
+        return run.ending.outcome if run.ending else None
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Let the loop run until the condition holds; a test that waits in vain fails after 10 s."""
@@ -140,6 +148,32 @@ def test_death_of_the_process_ends_its_run(side: Side, child: Callable[[], "subp
             assert seen.report is not None
             assert seen.report.steps == 9
             assert seen.memory == {}
+
+    asyncio.run(scenario())
+
+
+def test_status_is_waited_for(
+    side: Side, child: Callable[[], "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another user's process the kernel tells the status once its parent has waited for it, and no sooner."""
+    monkeypatch.setattr(exit_status, "_of_zombie", lambda _pid, _start: None)  # as to any stranger
+    tells = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
+
+    async def scenario() -> None:
+        async with side.listening():
+            process = child()
+            await asyncio.to_thread(say, process, HELLO)
+            process.kill()
+            await side.until(lambda: side.runs and not side.runs[0].up)
+            side.server.ask_again()
+            assert side.outcome == "unknown"
+            assert side.server._unexplained
+            process.wait()
+            side.server.ask_again()
+            assert side.outcome == ("killed" if tells else "unknown")
+            side.registry.expire(float("inf"))
+            side.server.ask_again()
+            assert not side.server._unexplained
 
     asyncio.run(scenario())
 

@@ -17,8 +17,10 @@ from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.protocol import DeviceMemory, Hello, encode
+from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import Run
+from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from gpuwarden.status_page import MOST_PROCESSES, MOST_XIDS, page
 from mock_nvml import MockNvml
@@ -52,6 +54,26 @@ def test_driver_that_does_not_answer_is_named() -> None:
     state = State(source="nvml", poll_interval=1.0, snapshot=gone)
     assert b"The driver does not answer: <b>driver_not_loaded</b>" in page(state, SOCKET)
     assert b"does not answer" not in page(replace(state, snapshot=snapshot()), SOCKET)
+
+
+def test_runs_say_how_they_ended() -> None:
+    """A run shows that it ended, then how and on what evidence; one that hangs shows what it does instead."""
+    run = Run(Peer(7, 1000, 1), Hello("unet", "none", {}), None, None, up=False, current=False)
+    state = State(source="nvml", poll_interval=1.0, snapshot=snapshot(gpu(0)))
+
+    def shown(run: Run) -> str:
+        (cell,) = re.findall(r"<td>unet(.*?)</td>", page(replace(state, runs=(run,)), SOCKET).decode())
+        return str(cell).strip()
+
+    assert shown(replace(run, ending=Ending("killed", "", 1.0))) == "<span class=ended>ended</span>"
+    died = Ending("killed", 'it said: <b "', 1.0, settled=True)
+    assert shown(replace(run, ending=died)) == '<span class=down title="it said: &lt;b &quot;">killed</span>'
+    finished = Ending("finished", "exit status 0", 1.0, settled=True)
+    assert shown(replace(run, ending=finished)) == '<span class=ended title="exit status 0">finished</span>'
+    assert shown(replace(run, up=True, stall=Stall(61.4, "stopped"))) == (
+        "<span class=down>no step for 61 s (stopped)</span>"
+    )
+    assert shown(replace(run, up=True)) == ""
 
 
 def test_gpu_that_is_left_alone_is_no_fault() -> None:

@@ -14,9 +14,10 @@ import pytest
 from kernel_log_fifo import Fifo
 from services import Daemon, ending, until
 
-from gpuwarden.gpu.kernel_log import KernelLog
+from gpuwarden.gpu.kernel_xid import BEGINNINGS
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.xid_watch import MAX_HOMELESS, XidWatch
+from gpuwarden.kernel_log import KernelLog
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
@@ -172,66 +173,60 @@ def test_restart_forgets_nothing_the_kernel_log_has(tmp_path: Path, mock_nvml: M
             assert box.count(1, 79) == "1.0"
 
 
-def watched(watch: XidWatch, *snapshots: Snapshot) -> Snapshot:
-    """Poll by hand; return the last snapshot with its XIDs."""
-    for each in snapshots:
-        attached = watch.attach(each)
-    return attached
+class Watched:
+    """A watch without events, on a log alone."""
 
+    def __init__(self, fifo: Fifo) -> None:
+        self.watch = XidWatch(Simulation(gpus=1).nvml)
+        self._log = KernelLog(BEGINNINGS, fifo.path)
 
-def watch_of(fifo: Fifo) -> XidWatch:
-    """Make a watch of that log alone."""
-    return XidWatch(Simulation(gpus=1).nvml, KernelLog(fifo.path))
+    def poll(self, *snapshots: Snapshot) -> Snapshot:
+        """Poll by hand; return the last snapshot with its XIDs."""
+        for each in snapshots:
+            attached = self.watch.attach(each, self._log.read())
+        return attached
 
 
 def test_xid_of_an_unknown_gpu_waits_for_it(fifo: Fifo) -> None:
     """What the log tells of a GPU that has not answered yet is counted when it does."""
-    watch = watch_of(fifo)
+    watched = Watched(fifo)
     fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
-    assert watched(watch, snapshot(gpu(0))).gpus[0].xids == {}
-    found = watched(watch, snapshot(gpu(0), gpu(1)), snapshot(gpu(0), gpu(1)))
+    assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {}
+    found = watched.poll(snapshot(gpu(0), gpu(1)), snapshot(gpu(0), gpu(1)))
     assert [{code: xid.count for code, xid in gpu.xids.items()} for gpu in found.gpus] == [{}, {62: 1}]
-    assert watch.dropped == {"unknown_gpu": 0, "codes": 0}
+    assert watched.watch.dropped == {"unknown_gpu": 0, "codes": 0}
 
 
 def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
     """Only so many wait, and the rest is counted as dropped."""
-    watch = watch_of(fifo)
+    watched = Watched(fifo)
     for _ in range(3):
         fifo.write(*["NVRM: Xid (PCI:0000:01:00): 62, p"] * (MAX_HOMELESS // 2))
-        watched(watch, snapshot(gpu(0)))
-    assert watch.dropped == {"unknown_gpu": MAX_HOMELESS // 2, "codes": 0}
-    assert watched(watch, snapshot(gpu(1))).gpus[0].xids[62].count == MAX_HOMELESS
+        watched.poll(snapshot(gpu(0)))
+    assert watched.watch.dropped == {"unknown_gpu": MAX_HOMELESS // 2, "codes": 0}
+    assert watched.poll(snapshot(gpu(1))).gpus[0].xids[62].count == MAX_HOMELESS
 
 
 def test_gpu_in_anothers_place_gets_its_xids(fifo: Fifo) -> None:
     """Of two GPUs known by one address, the one that answers has it now."""
-    watch = watch_of(fifo)
+    watched = Watched(fifo)
     old, new = gpu(1), gpu(2)
     old = replace(old, fault="gpu_is_lost")
     new = replace(new, identity=replace(new.identity, pci_bus_id=old.identity.pci_bus_id))
     fifo.write("NVRM: Xid (PCI:0000:01:00): 62, p")
     for order in ((old, new), (new, old)):
-        found = watched(watch, snapshot(*order))
+        found = watched.poll(snapshot(*order))
         assert {gpu.identity.uuid for gpu in found.gpus if gpu.xids} == {"GPU-2"}
 
 
 def test_flood_is_logged_a_few_times(fifo: Fifo, caplog: pytest.LogCaptureFixture) -> None:
     """A code of a GPU is logged once a minute, at the level its severity deserves, and everything is counted."""
     caplog.set_level(logging.INFO)
-    watch = watch_of(fifo)
+    watched = Watched(fifo)
     fifo.write(*["NVRM: Xid (PCI:0000:01:00): 31, p", "NVRM: Xid (PCI:0000:01:00): 63, p"] * 50)
-    found = watched(watch, snapshot(gpu(1)))
+    found = watched.poll(snapshot(gpu(1)))
     assert found.gpus[0].xids[31].count == found.gpus[0].xids[63].count == 50
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
     fifo.write(*[f"NVRM: Xid (PCI:0000:01:00): {code}, p" for code in range(1, 60)])
-    watched(watch, snapshot(gpu(1)))
+    watched.poll(snapshot(gpu(1)))
     assert len(caplog.records) == 20
-
-
-def test_simulated_gpus_have_no_kernel_log() -> None:
-    """Of GPUs that are not this machine's its kernel log says nothing, and so it is not looked at."""
-    watch = XidWatch(Simulation(gpus=1).nvml)
-    assert watch.access == {"nvml_events": False}
-    assert watch.records_lost is None
-    assert watch.events.idle

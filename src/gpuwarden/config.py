@@ -252,6 +252,17 @@ class Runs:
         "2m",
         "How long a run's last report counts as current, and how long its counters stay after its end.",
     )
+    stall_factor: int = option(
+        between(WHOLE, "1", "1000"),
+        "10",
+        "How many times as long as the run's slow steps (95th percentile) a step may take before the run counts as "
+        "stalled.",
+    )
+    stall_after: float = option(
+        between(DURATION, "1s", "24h"),
+        "1m",
+        "How long a step may take in any case before the run counts as stalled.",
+    )
     context_overhead: int = option(
         between(SIZE, "0", "64GiB"),
         "512MiB",

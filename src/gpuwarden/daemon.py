@@ -14,8 +14,8 @@ from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, negotiate
 from gpuwarden.garbage import Garbage
+from gpuwarden.gpu import kernel_xid, pid_namespace
 from gpuwarden.gpu.containers import ContainerNames
-from gpuwarden.gpu.kernel_log import KernelLog
 from gpuwarden.gpu.owners import OwnerBook
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.processes import ProcessNames
@@ -26,10 +26,13 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader
+from gpuwarden.kernel_log import KernelLog
+from gpuwarden.runs import oom_kill
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
+from gpuwarden.runs.stall import Patience
 from gpuwarden.sources import Source
 from gpuwarden.state import Counts, State
 from gpuwarden.web import Request, Response, WebServer
@@ -58,11 +61,16 @@ class Daemon:
             sleep=SleepWatch() if config.gpus.let_sleep and source.name == "nvml" else None,
         )
         # Of GPUs that are not this machine's, its kernel tells nothing.
-        kernel_log = KernelLog(config.kernel_log.path) if source.name == "nvml" else None
-        self._xids = XidWatch(source.nvml, kernel_log)
+        logged = kernel_xid.BEGINNINGS + oom_kill.BEGINNINGS
+        self._kernel_log = KernelLog(logged, config.kernel_log.path) if source.name == "nvml" else None
+        self._kernels_pids = pid_namespace.is_initial()  # whether its log's pids are those seen here
+        self._xids = XidWatch(source.nvml)
         self._poller.register(self._xids.events)
         self._registry = RunRegistry(
-            limit=config.runs.max, expiry=config.runs.expiry, overhead=config.runs.context_overhead
+            limit=config.runs.max,
+            expiry=config.runs.expiry,
+            overhead=config.runs.context_overhead,
+            patience=Patience(config.runs.stall_factor, config.runs.stall_after),
         )
         self._runs = RunServer(self._registry)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
@@ -198,9 +206,15 @@ class Daemon:
 
     async def poll(self) -> State:
         """Poll once; what was served before stays until all of the new poll is known."""
-        snapshot = self._xids.attach(await self._poller.poll())
+        snapshot = await self._poller.poll()
+        # Only now: what the kernel logged of a run that ended meanwhile is to be read before its end is shown.
+        logged = self._kernel_log.read() if self._kernel_log else []
+        snapshot = self._xids.attach(snapshot, logged)
+        if self._kernels_pids:
+            self._registry.note_oom_kills(oom_kill.oom_kills(logged))
         now = time.monotonic()
         self._runs.keep_listening()
+        self._runs.ask_again()
         for peer, message in self._source.reports():
             if message is None:
                 self._registry.exited(peer, now)
@@ -244,6 +258,7 @@ class Daemon:
                 reports_received=self._registry.received,
                 reports_rejected=dict(self._registry.rejected),
                 run_connections_refused=self._runs.refused,
+                runs_ended=dict(self._registry.ended),
                 http_requests=dict(self.web.counts.requests),
                 http_connections_lost={
                     "evicted": self.web.counts.evicted,
@@ -252,14 +267,18 @@ class Daemon:
                 },
                 series_dropped=dict(self._dropped),
                 xids_dropped=self._xids.dropped,
-                kernel_log_records_lost=self._xids.records_lost,
+                kernel_log_records_lost=self._kernel_log.lost
+                if self._kernel_log and self._kernel_log.readable
+                else None,
                 tree_processes_dropped=self._trees.dropped,
             ),
         )
 
     def _access(self) -> Mapping[str, bool]:
         """Say of each source that needs a permission, and is there, whether the daemon may read it."""
-        known = {**self._xids.access, **self._containers.access()}
+        known = {"nvml_events": self._xids.events.listening, **self._containers.access()}
+        if self._kernel_log is not None:
+            known["kernel_log"] = self._kernel_log.readable
         if self._names is not None:
             known["processes"] = self._names.sees_others()
         if self._trees.io_allowed is not None:

@@ -20,6 +20,7 @@ class Counts:
     reports_received: int = 0
     reports_rejected: Mapping[str, int] = field(default_factory=dict)
     run_connections_refused: int = 0
+    runs_ended: Mapping[str, int] = field(default_factory=dict)
     http_requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     http_connections_lost: Mapping[str, int] = field(default_factory=dict)
     series_dropped: Mapping[str, int] = field(default_factory=dict)

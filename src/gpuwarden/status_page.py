@@ -206,7 +206,7 @@ def _run_row(run: Run) -> list[str]:
     report = run.report
     allocated = sum(memory.current for memory in run.memory.values()) if run.memory else None
     return [
-        f"<td>{escape(run.hello.name)}{'' if run.up else ' <span class=ended>ended</span>'}</td>",
+        f"<td>{escape(run.hello.name)}{_condition(run)}</td>",
         _least_of(run),
         _bytes(allocated),
         _number(report.steps if report else None, 1, "", 0),
@@ -214,6 +214,16 @@ def _run_row(run: Run) -> list[str]:
         _number(run.peer.pid or None, 1, "", 0),
         f'<td class="name">{escape(run.peer.run_id)}</td>',
     ]
+
+
+def _condition(run: Run) -> str:
+    """Say that a run hangs or how it ended, and on what evidence; in red what an alert fires on."""
+    if run.stall is not None:
+        return f" <span class=down>no step for {run.stall.seconds:.0f} s ({run.stall.cause})</span>"
+    if run.ending is None or not run.ending.settled:
+        return "" if run.up else " <span class=ended>ended</span>"
+    kind = "ended" if run.ending.outcome in ("finished", "unknown") else "down"
+    return f' <span class={kind} title="{escape(run.ending.evidence)}">{run.ending.outcome}</span>'
 
 
 def _least_of(run: Run) -> str:

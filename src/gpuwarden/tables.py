@@ -187,6 +187,9 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     connections_refused_total = Metric[State](
         "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs closed because there are too many, or no file descriptor is left.",
         lambda state: state.counts.run_connections_refused)
+    runs_ended_total = Metric[State](
+        "gpuwarden_runs_ended_total", "counter", "", "Runs that ended, by how they did; one that goes on and ends that way again counts once.",
+        lambda state: {(outcome,): count for outcome, count in state.counts.runs_ended.items()}, labels=("outcome",), source="docs/runs.md")
     series_dropped_total = Metric[State](
         "gpuwarden_series_dropped_total", "counter", "", "Series left out of a page by a limit, summed over polls.",
         lambda state: {(limit,): count for limit, count in state.counts.series_dropped.items()}, labels=("limit",))

@@ -5,6 +5,7 @@ a test keeps it in step.
 """
 
 NEAR_OUT_OF_MEMORY = 0.05  # ratio: of the memory a run uses and can still allocate, the part it can still allocate
+DIED_SECONDS = 300.0  # that the end of a run is told of
 PEAK_RISE_SECONDS = 600.0  # a peak that last rose longer ago says nothing of what comes next
 NEAR_SLOWDOWN = 5.0  # celsius left before the device slows itself down
 XID_SECONDS = 3600.0  # that an XID is told of, as nothing says when its cause is mended

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpuwarden.gpu.events import XidEvents
-from gpuwarden.gpu.kernel_log import KernelLog, KernelXid, PciAddress, pci_address
+from gpuwarden.gpu.kernel_xid import KernelXid, PciAddress, pci_address, xids
 from gpuwarden.gpu.nvml import Nvml
 from gpuwarden.gpu.snapshot import Gpu, Identity, Snapshot
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.gpu.xid_ledger import XidLedger, XidReport
+from gpuwarden.kernel_log import Record
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +26,10 @@ _LEVELS: Mapping[Severity, int] = {"page": logging.ERROR, "warn": logging.WARNIN
 
 
 class XidWatch:
-    """Collects XIDs from poll to poll. One event loop uses it; without a kernel log there are NVML's events alone."""
+    """Collects XIDs from poll to poll. One event loop uses it."""
 
-    def __init__(self, nvml: Nvml, kernel_log: KernelLog | None = None) -> None:
+    def __init__(self, nvml: Nvml) -> None:
         self.events = XidEvents(nvml)
-        self._kernel_log = kernel_log
         self._ledger = XidLedger()
         self._homeless: list[KernelXid] = []
         self._homeless_dropped = 0
@@ -37,26 +37,13 @@ class XidWatch:
         self._told: dict[tuple[str, int], float] = {}  # when each was logged last
 
     @property
-    def access(self) -> dict[str, bool]:
-        """Whether each source of XIDs can be read."""
-        found = {"nvml_events": self.events.listening}
-        if self._kernel_log:
-            found["kernel_log"] = self._kernel_log.readable
-        return found
-
-    @property
     def dropped(self) -> dict[str, int]:
         """XIDs that are not counted, by reason."""
         return {"unknown_gpu": self._homeless_dropped + self.events.unknown, "codes": self._ledger.dropped}
 
-    @property
-    def records_lost(self) -> int | None:
-        """Records of the kernel log that were overwritten before they were read; None where it is not read."""
-        return self._kernel_log.lost if self._kernel_log and self._kernel_log.readable else None
-
-    def attach(self, snapshot: Snapshot) -> Snapshot:
-        """Take what the sources tell, and add to each GPU the XIDs known of it. Does not block."""
-        news = self._kernel_log.read() if self._kernel_log else []
+    def attach(self, snapshot: Snapshot, records: Sequence[Record] = ()) -> Snapshot:
+        """Take what the events and the kernel log's new records tell; add to each GPU its XIDs. Does not block."""
+        news = list(xids(records))
         self._homeless += news
         for report in (*self._at_home(snapshot, news=bool(news)), *self._of_events()):
             if self._ledger.add(report):

@@ -22,10 +22,26 @@ class CgroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What holds for one process: the memory limit with the least room left, and the lowest quota of CPUs."""
+    """What holds for one process: the memory limit with the least room left, and the lowest quota of CPUs.
+
+    `oom_kills` is how often the kernel's OOM killer killed in its own cgroup.
+    """
 
     memory: CgroupMemory | None = None
     cpus: float | None = None
+    oom_kills: OomKills | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """A counter of the OOM killer's kills in one cgroup, as it stood."""
+
+    file: str
+    count: int
+
+    def since(self) -> int:
+        """Return how many there were since; 0 where the cgroup is gone. Does not block."""
+        return max((_oom_kills(self.file) or 0) - self.count, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +82,14 @@ class Cgroups:
         paths = dict(_memberships(membership))
         controller, version = ("memory", _V1) if "memory" in self._mounts else ("", _V2)
         limited = [found for level in self._levels(paths, controller) if (found := _memory(level, version))]
+        own = next(self._levels(paths, controller), None)
         levels = self._levels(paths, "cpu" if "cpu" in self._mounts else "")
         quotas = [quota for level in levels if (quota := _quota(level))]
-        return Limits(min(limited, key=lambda each: each.limit - each.used, default=None), min(quotas, default=None))
+        return Limits(
+            memory=min(limited, key=lambda each: each.limit - each.used, default=None),
+            cpus=min(quotas, default=None),
+            oom_kills=_counter(own) if own else None,
+        )
 
     def _levels(self, paths: dict[str, str], controller: str) -> Iterator[str]:
         """Return the folders of a process's cgroup and of those it is in, as far as they are mounted here."""
@@ -115,6 +136,21 @@ def _memory(folder: str, version: _Version) -> CgroupMemory | None:
     lines = (line.partition(b" ") for line in _content(f"{folder}/memory.stat").splitlines())
     cache = sum(_number(count) or 0 for name, _, count in lines if name in version.dropped)
     return CgroupMemory(limit, max(used - cache, 0))
+
+
+def _counter(folder: str) -> OomKills | None:
+    """Find the counter; memory.events has the cgroups below in it too, as older kernels than 5.2 have no other."""
+    for name in ("memory.events.local", "memory.events", "memory.oom_control"):
+        file = f"{folder}/{name}"
+        count = _oom_kills(file)
+        if count is not None:
+            return OomKills(file, count)
+    return None
+
+
+def _oom_kills(file: str) -> int | None:
+    lines = (line.partition(b" ") for line in _content(file).splitlines())
+    return next((_number(count) for name, _, count in lines if name == b"oom_kill"), None)
 
 
 def _quota(folder: str) -> float | None:

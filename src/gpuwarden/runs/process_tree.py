@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.runs import proc
-from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits
+from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits, OomKills
 from gpuwarden.runs.peer import Peer
 
 MAX_PROCESSES = 512  # of one run: what it forks beyond must not hold up the daemon
@@ -26,13 +26,14 @@ _LOOKS = 3  # at a tree whose processes end while it is read
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What a run's processes hold now; `state`, `cpus` it may use and its cgroup are the main process's."""
+    """What a run's processes hold now; `state`, `cpus` it may use and its cgroup's two are the main process's."""
 
     memory: int
     processes: int
     state: str | None
     cpus: float | None
     cgroup_memory: CgroupMemory | None
+    oom_kills: OomKills | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ def _present(main: proc.Figures, tree: _Tree, left_out: int, cpus: int | None, l
         state=_STATES.get(main.state),
         cpus=min(quota, default=None),
         cgroup_memory=limits.memory,
+        oom_kills=limits.oom_kills,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -17,13 +17,19 @@ from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import headroom
 from gpuwarden.protocol import DeviceMemory, End, Error, Hello, Message, ProtocolError, Report
 from gpuwarden.runs.devices import resolve
-from gpuwarden.runs.ending import Ending, Outcome, conclude
+from gpuwarden.runs.ending import OUTCOMES, Ending, Evidence, Outcome
+from gpuwarden.runs.inquest import Inquest, xids
+from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Usage
+from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.stall import Patience, Stall, StallWatch
 
 log = logging.getLogger(__name__)
 
 KEPT_ERRORS = 8  # of a run
+KEPT_OOM_KILLS = 256
+TOLD_STALLS = 20  # of a run, in the log
+_PATIENCE = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class Run:
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
     than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
     its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
-    the last that it told; the report counts them all. `ending` is there once the run is not up.
+    the last that it told; the report counts them all. `ending` is there once the run is not up, and may change until it
+    is settled. `stall` is there while a step hangs, which it did `stalls` times so far.
     """
 
     peer: Peer
@@ -60,6 +67,8 @@ class Run:
     began: float = 0.0
     errors: tuple[SeenError, ...] = ()
     ending: Ending | None = None
+    stall: Stall | None = None
+    stalls: int = 0
 
 
 @dataclass(slots=True)
@@ -72,25 +81,38 @@ class _Record:
     report: Report | None = None
     last_report: float | None = None
     last_report_time: float | None = None  # Unix time, to show
-    ended: float | None = None
-    end_told: bool = False  # in the log
+    inquest: Inquest | None = None  # once it is not up
+    told: set[Outcome] = field(default_factory=set)  # in the log and the counter
     connected: bool = True
     began: float = 0.0  # Unix time, to show
+    began_at: float = 0.0  # monotonic
+    uuids: Mapping[str, str] = field(default_factory=dict)  # by device, while it lived
     headroom: Mapping[str, float] = field(default_factory=dict)  # at the last poll, by UUID
+    present: Present | None = None  # when its processes were last seen
+    stalling: StallWatch = field(default_factory=StallWatch)
     errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
-    farewell: End | None = None
-    ending: Ending | None = None
 
 
 class RunRegistry:
     """Receives messages and answers with frozen runs. Used by one event loop; `now` is monotonic everywhere."""
 
-    def __init__(self, *, limit: int, expiry: float, overhead: float, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        limit: int,
+        expiry: float,
+        overhead: float,
+        patience: Patience = _PATIENCE,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._limit = limit
+        self._patience = patience
         self._expiry = expiry
         self._overhead = overhead
         self._wall = wall
         self._records: dict[str, _Record] = {}
+        self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
+        self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.received = 0
         self.rejected: Counter[str] = Counter()
 
@@ -105,14 +127,16 @@ class RunRegistry:
             record = known
             if record.wish is not None:
                 self._rename(record, record.wish, now)
-        record.seen, record.connected, record.ended, record.ending = now, True, None, None
+        record.seen, record.connected = now, True
+        if record.inquest and record.inquest.evidence.exit_status is None:  # it goes on
+            record.inquest = None
         if isinstance(message, Error):
             self._note(record, message)
         elif isinstance(message, Report):
             record.report, record.last_report, record.last_report_time = message, now, self._wall()
+            record.stalling.hear(message, now)
         elif isinstance(message, End):
-            record.farewell = message
-            self._end(record, now, conclude(message))
+            self._end(record, now).hear(message)
         self.received += 1
 
     def _greet(self, peer: Peer, hello: Hello, now: float) -> _Record:
@@ -122,7 +146,9 @@ class RunRegistry:
             return record
         if len(self._records) >= self._limit and not self._make_room(now):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
-        record = self._records[peer.run_id] = _Record(peer, hello, seen=now, named=now, began=self._wall())
+        record = self._records[peer.run_id] = _Record(
+            peer, hello, seen=now, named=now, began=self._wall(), began_at=now
+        )
         log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
         return record
 
@@ -139,29 +165,77 @@ class RunRegistry:
 
     def _make_room(self, now: float) -> bool:
         """Forget one run for a new one: the first that ended, else the one silent for longest, past its expiry."""
-        ended = [(record.ended, run_id) for run_id, record in self._records.items() if record.ended is not None]
+        ended = [(record.inquest.ended, run_id) for run_id, record in self._records.items() if record.inquest]
         silent = [(each.seen, run_id) for run_id, each in self._records.items() if now - each.seen > self._expiry]
         if not ended and not silent:
             return False
-        del self._records[min(ended or silent)[1]]
+        self._forget(min(ended or silent)[1], now)
         return True
+
+    def _forget(self, run_id: str, now: float) -> None:
+        record = self._records.pop(run_id)
+        if record.inquest is None:
+            self._end(record, now).hear_nothing_more()
+        self._settle(record)
 
     def knows(self, peer: Peer) -> bool:
         """Tell whether the peer is a run that counts."""
         return peer.run_id in self._records
 
-    def exited(self, peer: Peer, now: float) -> None:
-        """Note that the process is gone: its memory is free again, its totals stay until their expiry."""
-        record = self._records.get(peer.run_id)
-        if record is not None and record.ended is None:
-            self._end(record, now, conclude(record.farewell))
+    def exited(self, peer: Peer, now: float, status: int | None = None) -> None:
+        """Note that the process is gone: its memory is free again, its totals stay until their expiry.
 
-    def _end(self, record: _Record, now: float, conclusion: tuple[Outcome, str]) -> None:
-        record.ended = now
-        record.ending = Ending(*conclusion, at=self._wall())
-        if not record.end_told:  # once a run: one that says its end again and again must not fill the log
-            log.info("run=%s name=%r ended: %s (%s)", record.peer.run_id, record.hello.name, *conclusion)
-        record.end_told = True
+        `status` is its exit status as of wait(2); one that is told later is taken by another call.
+        """
+        record = self._records.get(peer.run_id)
+        if record is None:
+            return
+        inquest = self._end(record, now)
+        if inquest.settled:
+            return
+        if inquest.gone is None:
+            kills = record.present.oom_kills if record.present else None
+            inquest.see_exit(now, status, kills.since() if kills else 0)
+        elif status is not None:
+            inquest.see_status(status)
+
+    def awaits(self, peer: Peer) -> bool:
+        """Tell whether the exit status of a run that has ended would still count."""
+        record = self._records.get(peer.run_id)
+        return record is not None and record.inquest is not None and not record.inquest.settled
+
+    def note_oom_kills(self, kills: Iterable[OomKill]) -> None:
+        """Take whom the kernel's OOM killer killed, by pids as this daemon sees them."""
+        self._oom_kills.extend(kills)
+
+    def _end(self, record: _Record, now: float) -> Inquest:
+        if record.inquest is None:
+            error = record.errors[-1].error if record.errors else None
+            evidence = Evidence(error=error)
+            record.inquest = Inquest(record.peer.pid, record.began_at, now, self._wall(), evidence)
+        return record.inquest
+
+    def _review(self, record: _Record, snapshot: Snapshot, now: float) -> None:
+        """Take what has become known of a run's end since, until that is settled."""
+        inquest = record.inquest
+        if inquest is None or inquest.settled:
+            return
+        if inquest.gone is not None and record.peer.pid:
+            inquest.review(self._oom_kills, xids(record.uuids.values(), snapshot, inquest.at))
+        if inquest.ready(now):
+            self._settle(record)
+
+    def _settle(self, record: _Record) -> None:
+        """Stand by how a run ended; log and count it, unless it had ended that way before and gone on."""
+        if record.inquest is None or record.inquest.settled:
+            return
+        ending = record.inquest.settle()
+        if ending.outcome in record.told:  # one that says its end again and again must not fill the log
+            return
+        record.told.add(ending.outcome)
+        self.ended[ending.outcome] += 1
+        who = record.peer.run_id, record.hello.name
+        log.info("run=%s name=%r ended: %s (%s)", *who, ending.outcome, ending.evidence)
 
     def _note(self, record: _Record, error: Error) -> None:
         record.errors.append(SeenError(error, self._wall(), record.headroom))
@@ -175,10 +249,10 @@ class RunRegistry:
     def expire(self, now: float) -> None:
         """Forget runs that ended, or that lost their connection, an expiry ago."""
         for run_id, record in list(self._records.items()):
-            if record.ended is None and record.connected:
+            if record.inquest is None and record.connected:
                 continue  # silent but alive: its totals still hold
-            if now - (record.seen if record.ended is None else record.ended) > self._expiry:
-                del self._records[run_id]
+            if now - (record.inquest.ended if record.inquest else record.seen) > self._expiry:
+                self._forget(run_id, now)
                 log.info("run=%s name=%r forgotten", run_id, record.hello.name)
 
     def peers(self) -> list[Peer]:
@@ -192,9 +266,13 @@ class RunRegistry:
         return tuple(self._run(record, snapshot, now, usages.get(record.peer)) for record in self._records.values())
 
     def _run(self, record: _Record, snapshot: Snapshot, now: float, usage: Usage | None) -> Run:
-        up = record.ended is None
+        self._review(record, snapshot, now)
+        up = record.inquest is None
         current = up and record.last_report is not None and now - record.last_report <= self._expiry
         uuids = resolve(record.hello, record.peer.pid, snapshot)
+        if up:
+            record.uuids = uuids or record.uuids
+            record.present = (usage.present if usage else None) or record.present
         memory = _by_gpu(record.report.memory, uuids) if record.report and current else {}
         record.headroom = self._headroom(record, memory, snapshot, lambda device: device.current)
         return Run(
@@ -211,8 +289,23 @@ class RunRegistry:
             usage=usage,
             began=record.began,
             errors=tuple(record.errors),
-            ending=record.ending,
+            ending=record.inquest.ending if record.inquest else None,
+            stall=self._stall(record, usage, snapshot, now),
+            stalls=record.stalling.stalls,
         )
+
+    def _stall(self, record: _Record, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
+        watch, before = record.stalling, record.stalling.stall
+        watch.look(usage, now)
+        report = record.report if record.inquest is None else None
+        stall = watch.judge(report, lambda: _busiest(record.uuids.values(), snapshot), self._patience, now)
+        who = record.peer.run_id, record.hello.name
+        if stall and not before and watch.stalls <= TOLD_STALLS:
+            log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, stall.seconds, stall.cause)
+        elif before and not stall and watch.stalls <= TOLD_STALLS:
+            end = "ended in its stall" if record.inquest else "goes on"
+            log.warning("run=%s name=%r %s after %.0f s without a step", *who, end, before.seconds)
+        return stall
 
     def _headroom(
         self,
@@ -239,6 +332,11 @@ class RunRegistry:
             if left is not None:
                 found[uuid] = left
         return found
+
+
+def _busiest(uuids: Iterable[str], snapshot: Snapshot) -> float | None:
+    gpus = [gpu for uuid in uuids if (gpu := snapshot.gpu_with(uuid))]
+    return max((busy for gpu in gpus if (busy := gpu.value(GpuReadings.utilization_ratio)) is not None), default=None)
 
 
 def _by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Message, ProtocolError, decode
+from gpuwarden.runs.exit_status import exit_status
 from gpuwarden.runs.listening import listen
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
@@ -39,6 +40,7 @@ class RunServer:
         self._displaced = False  # the socket's place is taken, and that has been told
         self._connections: dict[socket.socket, Peer] = {}
         self._pidfds: dict[Peer, int] = {}
+        self._unexplained: dict[Peer, int] = {}  # pidfds of ended runs whose exit status is not known yet
         self._serial = 0
         self._limit = MAX_CONNECTIONS
         self.refused = 0  # connections closed for being too many
@@ -83,6 +85,15 @@ class RunServer:
         for peer in [each for each in self._pidfds if each not in connected and not self._registry.knows(each)]:
             self._forget_process(peer)
 
+    def ask_again(self) -> None:
+        """Ask for the exit status of runs that nobody told it of yet, as long as it counts; called once a poll."""
+        for peer, pidfd in list(self._unexplained.items()):
+            status = exit_status(pidfd, peer.pid, peer.start) if self._registry.awaits(peer) else None
+            if status is not None:
+                self._registry.exited(peer, time.monotonic(), status)
+            if status is not None or not self._registry.awaits(peer):
+                os.close(self._unexplained.pop(peer))
+
     def _is_in_place(self) -> bool:
         assert self._path is not None
         try:
@@ -99,6 +110,9 @@ class RunServer:
             loop.remove_reader(pidfd)
             os.close(pidfd)
         self._pidfds.clear()
+        for pidfd in self._unexplained.values():
+            os.close(pidfd)
+        self._unexplained.clear()
         if self._listener is not None and self._path is not None:
             loop.remove_reader(self._listener)
             self._listener.close()
@@ -136,7 +150,7 @@ class RunServer:
 
     def _has_room(self) -> bool:
         """Make room, if need be, by closing the oldest connection that has not become a run."""
-        if max(len(self._connections), len(self._pidfds)) < self._limit:
+        if max(len(self._connections), len(self._pidfds) + len(self._unexplained)) < self._limit:
             return True
         silent = next((each for each, peer in self._connections.items() if not self._registry.knows(peer)), None)
         if silent is None:
@@ -158,7 +172,8 @@ class RunServer:
             self._serial += 1
             return Peer(0, uid, self._serial)
         pidfd = _pidfd(connection, pid)
-        peer = Peer(pid, uid, _start_time(pid))
+        start = _start_time(pid)
+        peer = Peer(pid, uid, start, _unix_time(start) if start else None)
         if pidfd is not None:
             if peer in self._pidfds:
                 os.close(pidfd)
@@ -168,14 +183,20 @@ class RunServer:
         return peer
 
     def _exited(self, peer: Peer) -> None:
-        self._forget_process(peer)
+        pidfd = self._pidfds.pop(peer)
+        asyncio.get_running_loop().remove_reader(pidfd)
+        status = exit_status(pidfd, peer.pid, peer.start)
         for connection in [each for each, whose in self._connections.items() if whose == peer]:
             for _ in range(MAX_QUEUED // BURST):  # what it said last still counts
                 if connection in self._connections:
                     self._read(connection)
             if connection in self._connections:  # a forked child still holds it
                 self._close(connection)
-        self._registry.exited(peer, time.monotonic())
+        self._registry.exited(peer, time.monotonic(), status)
+        if status is None and self._registry.awaits(peer):
+            self._unexplained[peer] = pidfd
+        else:
+            os.close(pidfd)
 
     def _read(self, connection: socket.socket) -> None:
         peer = self._connections[connection]
@@ -254,3 +275,8 @@ def _start_time(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[19])
+
+
+def _unix_time(start: int) -> float:
+    """Turn a start in clock ticks since boot into Unix time."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + start / os.sysconf("SC_CLK_TCK")

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from gpuwarden.metric import Histogram, Metric, Reading, Table
 from gpuwarden.protocol import PHASES, STEP_BUCKETS
+from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.process_tree import STATES, Present
 from gpuwarden.runs.registry import Run
+from gpuwarden.runs.stall import CAUSES
 
 
 def _info(run: Run) -> Reading:
@@ -20,6 +22,20 @@ def _step_duration(run: Run) -> Reading:
 
 def _phase(run: Run) -> Reading:
     return {(name,): float(run.report.phase == name) for name in PHASES} if run.report and run.current else None
+
+
+def _outcome(run: Run) -> Reading:
+    if run.ending is None or not run.ending.settled:
+        return None
+    return {(name,): float(run.ending.outcome == name) for name in OUTCOMES}
+
+
+def _stalled(run: Run) -> Reading:
+    return float(run.stall is not None) if run.up and run.report else None
+
+
+def _stall_cause(run: Run) -> Reading:
+    return {(name,): float(run.stall.cause == name) for name in CAUSES} if run.stall else None
 
 
 def _present(run: Run) -> Present | None:
@@ -53,6 +69,24 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     up = Metric[Run](
         "gpuwarden_run_up", "gauge", "", "Whether the run's process lives and has not said its end.",
         lambda run: float(run.up), source="pidfd, end")
+    start_timestamp_seconds = Metric[Run](
+        "gpuwarden_run_start_timestamp_seconds", "gauge", "seconds", "When the run's process began, in Unix time.",
+        lambda run: run.peer.since, source="/proc/PID/stat")
+    ended_timestamp_seconds = Metric[Run](
+        "gpuwarden_run_ended_timestamp_seconds", "gauge", "seconds", "When the run ended, in Unix time; nothing while it lives.",
+        lambda run: run.ending.at if run.ending else None, source="pidfd, end")
+    outcome = Metric[Run](
+        "gpuwarden_run_outcome", "gauge", "", "How the run ended: 1 for one of the outcomes, 0 for the others; nothing while it lives, and for the seconds in which that may still change.",
+        _outcome, labels=("outcome",), source="docs/runs.md")
+    stalled = Metric[Run](
+        "gpuwarden_run_stalled", "gauge", "", "Whether a step of the run takes much longer than its steps usually do.",
+        _stalled, source="report; runs.stall_factor, runs.stall_after")
+    stall_cause = Metric[Run](
+        "gpuwarden_run_stall_cause", "gauge", "", "What a stalled run does instead: 1 for one of the causes, 0 for the others; nothing while it makes steps.",
+        _stall_cause, labels=("cause",), source="docs/runs.md", tier="slow")
+    stalls_total = Metric[Run](
+        "gpuwarden_run_stalls_total", "counter", "", "How often the run stalled.",
+        lambda run: run.stalls, source="report")
     last_report_timestamp_seconds = Metric[Run](
         "gpuwarden_run_last_report_timestamp_seconds", "gauge", "seconds", "When the run last reported, in Unix time.",
         lambda run: run.last_report, source="report")

@@ -1,0 +1,107 @@
+"""Whether a run hangs: a step under way for much longer than its steps usually take, while its process lives.
+
+A client has no thread of its own, so one that hangs is silent. Silence alone is no stall: it may have nothing to say
+between steps. The first step of all compiles, for as long as that takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gpuwarden.protocol import Report
+from gpuwarden.runs.process_tree import Usage
+
+Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting", "unknown"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+BUSY_GPU = 0.5  # ratio of a GPU's time
+BUSY_CPUS = 0.5  # CPUs
+CONTENDING_CPUS = 0.1  # of a run that was found to run, or to wait for a CPU: on a full host it gets less than it asks
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a step may take: `factor` times what its slow ones do (the 95th percentile), `least` at least."""
+
+    factor: float = 10.0
+    least: float = 60.0  # seconds
+
+    def seconds(self, report: Report) -> float:
+        """Return how long a run's step may take."""
+        return max(self.least, self.factor * (report.step_p95 or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What there is to see of a run from outside: its first thread's state, CPUs it uses, how busy its GPUs are."""
+
+    state: str | None = None
+    cpus: float | None = None
+    gpu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A step that hangs: seconds without one, and what the run seems to be doing."""
+
+    seconds: float
+    cause: Cause
+
+
+def hangs(report: Report, silent: float, patience: Patience) -> bool:
+    """Tell whether a run that made no step for `silent` seconds hangs."""
+    return report.stepping and report.steps > 0 and silent > patience.seconds(report)
+
+
+def cause(signs: Signs) -> Cause:
+    """Say what a run does that makes no step, by the sign that says most."""
+    if signs.state in ("stopped", "uninterruptible"):
+        return "stopped" if signs.state == "stopped" else "uninterruptible"
+    if signs.gpu is not None and signs.gpu >= BUSY_GPU:
+        return "gpu_busy"
+    if signs.cpus is None:
+        return "unknown"
+    busy = CONTENDING_CPUS if signs.state == "running" else BUSY_CPUS
+    return "cpu_busy" if signs.cpus >= busy else "waiting"
+
+
+class StallWatch:
+    """Watches one run. `stalls` counts how often it hung."""
+
+    def __init__(self) -> None:
+        self.stalls = 0
+        self.stall: Stall | None = None
+        self._at: tuple[object, ...] | None = None
+        self._moved = 0.0  # monotonic
+        self._looked: tuple[Usage, float] | None = None
+        self._cpus: float | None = None
+
+    def hear(self, report: Report, now: float) -> None:
+        """Take a report; one that says the same again is no sign of a step."""
+        at = report.steps, report.phase, report.epoch, report.batch, report.stepping
+        if at != self._at:
+            self._at, self._moved = at, now
+
+    def look(self, usage: Usage | None, now: float) -> None:
+        """Take what the run's processes use, which is looked at more seldom than this is called."""
+        if usage is None or (self._looked and self._looked[0] is usage):
+            return
+        if self._looked:
+            before, when = self._looked
+            self._cpus = max(usage.cpu_seconds - before.cpu_seconds, 0.0) / max(now - when, 1e-3)
+        self._looked = usage, now
+
+    def judge(
+        self, report: Report | None, gpu: Callable[[], float | None], patience: Patience, now: float
+    ) -> Stall | None:
+        """Return the stall that a living run is in, if any; `gpu` tells how busy the busiest of its GPUs is."""
+        silent = now - self._moved
+        if report is None or not hangs(report, silent, patience):
+            self.stall = None
+            return None
+        present = self._looked[0].present if self._looked else None
+        if self.stall is None:
+            self.stalls += 1
+        self.stall = Stall(silent, cause(Signs(present.state if present else None, self._cpus, gpu())))
+        return self.stall

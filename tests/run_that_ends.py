@@ -1,0 +1,91 @@
+"""A real run: it reports through the client, says that it did, and does to itself what each line of its input says."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import NoReturn
+
+from gpuwarden.client.run import Run, join
+from gpuwarden.protocol import Hello
+
+UUID = os.environ.get("RUN_ON")  # a GPU's
+run: Run = join(None, Hello(sys.argv[1], "python", {"GPU:0": UUID} if UUID else {}))
+held: list[bytearray] = []
+
+
+def step() -> None:
+    """Make a few steps, and say that the next is under way."""
+    run.stepping, run.phase = True, "train"
+    for _ in range(20):
+        run.count(1, 0.001)
+    run.report(time.monotonic())
+
+
+def rest() -> None:
+    """Say that no step is under way."""
+    run.stepping = False
+    run.report(time.monotonic())
+
+
+def fail() -> NoReturn:
+    """Die of an exception that nobody catches."""
+    raise ValueError("no such layer")
+
+
+def hold() -> NoReturn:
+    """Take memory until somebody ends it."""
+    while True:
+        held.append(bytearray(b"x") * (8 << 20))
+
+
+def fork() -> None:
+    """Leave a worker behind that holds all descriptors, and die."""
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def burn() -> NoReturn:
+    """Use a CPU without end."""
+    while True:
+        pass
+
+
+WORDS: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
+    {
+        "step": step,
+        "rest": rest,
+        "return": lambda: None,
+        "exit 3": lambda: sys.exit(3),
+        "raise": fail,
+        "_exit 0": lambda: os._exit(0),
+        "abort": os.abort,
+        "segfault": lambda: ctypes.string_at(0),
+        "exec": lambda: os.execv("/bin/sh", ["sh", "-c", "read word; exit 5"]),  # noqa: S606 - what takes over
+        "hold": hold,
+        "fork": fork,
+        "burn": burn,
+        "sleep": lambda: time.sleep(600),
+    }
+)
+
+
+def main() -> None:
+    """Report, then obey."""
+    step()
+    for line in sys.stdin:
+        WORDS[line.strip()]()
+        if line.strip() == "return":
+            return
+        sys.stdout.write(f"{line.strip()} done\n")
+        sys.stdout.flush()
+
+
+sys.stdout.write("reported\n")
+sys.stdout.flush()
+main()

@@ -1,0 +1,153 @@
+"""How a run ended is concluded from the evidence, case by case; and whom the OOM killer killed is read from its log."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from gpuwarden.kernel_log import Record
+from gpuwarden.protocol import End, Error
+from gpuwarden.runs.ending import Evidence, conclude
+from gpuwarden.runs.oom_kill import BEGINNINGS, OomKill, oom_kills
+
+KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
+GOODBYE = End("exit")
+FAILURE = End("uncaught ValueError", "failed")
+ILLEGAL = Error("illegal_address", "InternalError", "an illegal memory access was encountered", "train", 9)
+EXIT_3, CORE = 3 << 8, 0x80
+
+CASES: dict[str, tuple[Evidence, str, str]] = {
+    "goodbye, exit 0": (Evidence(GOODBYE, 0), "finished", "exit status 0; it said: exit"),
+    "goodbye alone": (Evidence(GOODBYE), "finished", "it said: exit"),
+    "no goodbye, exit 0": (Evidence(None, 0), "finished", "exit status 0"),
+    "exception": (Evidence(FAILURE, 1 << 8), "failed", "exit status 1; it said: uncaught ValueError"),
+    "exception, status hidden": (Evidence(FAILURE), "failed", "it said: uncaught ValueError"),
+    "sys.exit(3) after a goodbye": (Evidence(GOODBYE, EXIT_3), "failed", "exit status 3; it said: exit"),
+    "no goodbye, exit 3": (Evidence(None, EXIT_3), "failed", "exit status 3"),
+    "SIGTERM": (Evidence(None, signal.SIGTERM), "killed", "ended by SIGTERM"),
+    "interrupted": (
+        Evidence(End("uncaught KeyboardInterrupt", "failed"), signal.SIGINT),
+        "killed",
+        "ended by SIGINT; it said: uncaught KeyboardInterrupt",
+    ),
+    "real-time signal": (Evidence(None, 40), "killed", "ended by signal 40"),
+    "SIGKILL": (Evidence(None, signal.SIGKILL), "killed", "ended by SIGKILL"),
+    "SIGKILL by the OOM killer": (
+        Evidence(None, signal.SIGKILL, KILL),
+        "oom_killed",
+        "the kernel log says that the OOM killer killed it: its cgroup was out of memory",
+    ),
+    "OOM killer, host": (
+        Evidence(None, None, OomKill(7, in_cgroup=False, earliest=1.0, latest=1.0)),
+        "oom_killed",
+        "the kernel log says that the OOM killer killed it: the host was out of memory",
+    ),
+    "OOM killer, old kernel": (
+        Evidence(None, None, OomKill(7, in_cgroup=None, earliest=1.0, latest=1.0)),
+        "oom_killed",
+        "the kernel log says that the OOM killer killed it: its cgroup or the host was out of memory",
+    ),
+    "OOM killer after its goodbye": (
+        Evidence(GOODBYE, None, KILL),
+        "oom_killed",
+        "the kernel log says that the OOM killer killed it: its cgroup was out of memory; it said: exit",
+    ),
+    "SIGKILL, kill in its cgroup": (
+        Evidence(None, signal.SIGKILL, cgroup_oom_kills=1),
+        "oom_killed",
+        "ended by SIGKILL; the kernel's OOM killer killed in its cgroup then (kills: 1)",
+    ),
+    "status hidden, kill in its cgroup": (
+        Evidence(cgroup_oom_kills=2),
+        "oom_killed",
+        (
+            "it is gone without a goodbye, and how its process ended is not known; "
+            "the kernel's OOM killer killed in its cgroup then (kills: 2)"
+        ),
+    ),
+    "SIGTERM, kill in its cgroup": (Evidence(None, signal.SIGTERM, cgroup_oom_kills=1), "killed", "ended by SIGTERM"),
+    "a worker was killed": (
+        Evidence(FAILURE, 1 << 8, cgroup_oom_kills=1),
+        "failed",
+        "exit status 1; the kernel's OOM killer killed in its cgroup then (kills: 1); it said: uncaught ValueError",
+    ),
+    "abort": (Evidence(None, signal.SIGABRT | CORE), "aborted", "ended by SIGABRT, with a core dump"),
+    "abort after an XID": (
+        Evidence(None, signal.SIGABRT, xids=(43, 31)),
+        "aborted",
+        (
+            "ended by SIGABRT; shortly before its GPU had XID 31 (illegal address): "
+            "A program touched an address that is not mapped on the GPU"
+        ),
+    ),
+    "abort after another XID": (
+        Evidence(None, signal.SIGABRT, xids=(79, 45)),
+        "aborted",
+        (
+            "ended by SIGABRT; shortly before its GPU had XID 79: "
+            "The GPU has fallen off the bus: it does not answer over PCIe any more"
+        ),
+    ),
+    "abort after an error": (
+        Evidence(None, signal.SIGABRT, error=ILLEGAL),
+        "aborted",
+        "ended by SIGABRT; the last error it told: illegal_address (InternalError)",
+    ),
+    "abort at exit": (Evidence(GOODBYE, signal.SIGABRT), "aborted", "ended by SIGABRT; it said: exit"),
+    "status hidden, after an XID": (
+        Evidence(xids=(13,)),
+        "aborted",
+        (
+            "it is gone without a goodbye, and how its process ended is not known; shortly before its GPU had XID 13 "
+            "(illegal address): A kernel did something invalid, such as an access out of bounds"
+        ),
+    ),
+    "status hidden, after the aftermath of something": (
+        Evidence(xids=(45,)),
+        "unknown",
+        "it is gone without a goodbye, and how its process ended is not known",
+    ),
+    "SIGSEGV": (Evidence(None, signal.SIGSEGV), "crashed", "ended by SIGSEGV"),
+    "SIGBUS": (Evidence(None, signal.SIGBUS), "crashed", "ended by SIGBUS"),
+    "SIGFPE": (Evidence(None, signal.SIGFPE), "crashed", "ended by SIGFPE"),
+    "SIGILL": (Evidence(None, signal.SIGILL), "crashed", "ended by SIGILL"),
+    "nothing": (Evidence(), "unknown", "it is gone without a goodbye, and how its process ended is not known"),
+    "caught error, finished": (Evidence(GOODBYE, 0, error=ILLEGAL), "finished", "exit status 0; it said: exit"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outcome_and_evidence(case: str) -> None:
+    """Each case of evidence has its outcome, and words that say what it was concluded from."""
+    evidence, outcome, words = CASES[case]
+    assert conclude(evidence) == (outcome, words)
+
+
+# As kernels of several ages print them (mm/oom_kill.c), one from this project's own tests.
+LINES: dict[str, tuple[int, bool | None] | None] = {
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a,"
+    "task=python3,pid=10111,uid=0": (10111, True),
+    "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=user.slice,mems_allowed=0-1,global_oom,"
+    "task_memcg=/user.slice/session-1.scope,task=python,pid=77,uid=1000": (77, False),
+    "Memory cgroup out of memory: Killed process 10111 (python3) total-vm:221384kB, anon-rss:32384kB": (10111, True),
+    "Out of memory: Killed process 4242 (python) total-vm:1kB, UID:1000 pgtables:1kB oom_score_adj:0": (4242, False),
+    "Out of memory (oom_kill_allocating_task): Killed process 5 (a) total-vm:1kB": (5, False),
+    "Killed process 31 (python) total-vm:1kB, anon-rss:1kB": (31, None),
+    # A name is its user's to choose.
+    "oom-kill:constraint=CONSTRAINT_NONE,global_oom,task_memcg=/,task=x,pid=1,uid=0,pid=88,uid=5": (88, False),
+    "oom-kill:constraint=CONSTRAINT_NONE,global_oom,task_memcg=/,task=x,pid=1,uid=0": (1, False),
+    "Out of memory: Killed process 9 (Killed process 1) total-vm:1kB": (9, False),
+    "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/a,task=python3,pid=all,uid=0": None,
+    "Out of memory: Kill process 9 (python) score 900 or sacrifice child": None,
+    "Out of memory and no killable processes...": None,
+    "Killed process (python)": None,
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_kernels_words_on_a_kill(line: str) -> None:
+    """Each form gives the pid and whether a cgroup's limit was the reason; other lines give nothing."""
+    assert line.encode().startswith(BEGINNINGS)
+    found = [(kill.pid, kill.in_cgroup) for kill in oom_kills([Record(line.encode(), 1.0, 2.0, 3.0)])]
+    assert found == ([] if LINES[line] is None else [LINES[line]])
