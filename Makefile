@@ -45,6 +45,7 @@ docs: ## write the generated files anew: references, dashboard
 	$(BIN)/gpuwarden reference config > docs/configuration.md
 	$(BIN)/gpuwarden reference example > config.example.yaml
 	$(BIN)/gpuwarden reference dcgm > docs/dcgm.md
+	$(BIN)/gpuwarden reference receipt > docs/receipts.md
 	$(BIN)/python grafana/dashboards.py
 
 goldens: ## write tests/goldens anew: the difference is there to be reviewed

@@ -32,7 +32,7 @@ def mock(folder: Path) -> MockNvml:
 
 def environment(folder: Path, **settings: str | int) -> dict[str, str]:
     """Return the environment of a program that sees the mock driver; no control file: each call would look at it."""
-    given = {**os.environ, **mock(folder).env(**settings)}
+    given = {**os.environ, **mock(folder).env(**settings), "STATE_DIRECTORY": str(folder / "state")}
     del given["MOCK_NVML_CONTROL"]
     return given
 

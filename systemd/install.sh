@@ -9,12 +9,13 @@ old=$prefix.old
 unit=/etc/systemd/system/gpuwarden.service
 config=/etc/gpuwarden/config.yaml
 user=gpuwarden # as the unit says
+state=/var/lib/gpuwarden
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 usage() {
     cat <<EOF
 Usage: install.sh [WHEEL]                  install or upgrade, from this checkout or from a built wheel
-       install.sh --uninstall [--purge]    remove; with --purge configuration and user as well
+       install.sh --uninstall [--purge]    remove; with --purge configuration, receipts and user as well
 
 Makes $prefix (a virtual environment), $unit
 and, where there is none yet, the system user $user and $config;
@@ -184,11 +185,12 @@ uninstall() {
     rm -rf /run/gpuwarden
     [ ! -f "$prefix/pyvenv.cfg" ] || rm -rf "$prefix"
     if [ "$1" = --purge ]; then
-        rm -rf "${config%/*}" "$unit.d"
+        # Of a service without a user of its own, the one is a link to the other.
+        rm -rf "${config%/*}" "$unit.d" "$state" "${state%/*}/private/${state##*/}"
         ! getent passwd "$user" >/dev/null || userdel "$user"
-        echo "gpuwarden, its configuration and its user are removed"
+        echo "gpuwarden, its configuration, its receipts of runs and its user are removed"
     else
-        echo "gpuwarden is removed; ${config%/*} is kept (--purge removes it as well)"
+        echo "gpuwarden is removed; ${config%/*} and $state are kept (--purge removes them as well)"
     fi
 }
 

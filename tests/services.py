@@ -109,7 +109,9 @@ class Daemon(Process):
         command = [sys.executable, *program, "serve", "--listen", listen, *arguments]
         folder.mkdir(exist_ok=True)
         self.socket = folder / "run.sock"
-        super().__init__([*command, "--socket", str(self.socket)], folder / "daemon.log", env)
+        # As systemd sets it: the receipts of one test's runs are none of another's past.
+        state = {"STATE_DIRECTORY": str(folder / "state")}
+        super().__init__([*command, "--socket", str(self.socket)], folder / "daemon.log", {**state, **(env or {})})
         self.url = until(self._find_url, "the daemon says where it listens")
         self.port = int(self.url.rpartition(":")[2])
 

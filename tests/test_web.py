@@ -366,6 +366,23 @@ def test_requests_are_counted_by_route(server: WebServer) -> None:
     assert server.counts.requests == {("/metrics", 200): 2, ("other", 404): 2, ("other", 400): 1}
 
 
+def test_names_below_a_route(loop: Loop) -> None:
+    """A route that ends in a slash stands for each name below it, counts them as one, and for nothing deeper."""
+
+    def named(request: Request) -> Response:
+        return Response(200, request.path.encode() * 200)
+
+    routes = {"/": healthy, "/runs": healthy, "/runs/": named}
+    with serving(loop, routes=routes) as server:
+        for path in ("/runs/1", "/runs/2", "/runs/"):
+            assert fetch(server, path, accept_encoding="identity").body == path.encode() * 200
+            assert gzip.decompress(fetch(server, path, accept_encoding="gzip").body) == path.encode() * 200
+        for path in ("/other", "/runs/1/2", "/deep/runs/1"):
+            assert fetch(server, path).status == 404
+        assert server.counts.requests == {("/runs/", 200): 6, ("other", 404): 3}
+        assert len(server._gzipped) == 1
+
+
 def test_pages_forbid_what_they_do_not_need(loop: Loop) -> None:
     """A browser runs nothing on our pages unless the handler's own policy allows it."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"

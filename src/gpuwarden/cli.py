@@ -92,14 +92,52 @@ def _parser() -> argparse.ArgumentParser:
         parser_of.add_argument("--control", metavar="PATH", help="its control socket (default: beside the runs' one)")
         parser_of.set_defaults(command=command)
 
+    _add_runs(commands)
+
     check = commands.add_parser("check-config", help="check a configuration file")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check_config)
 
     reference = commands.add_parser("reference", help="print a reference made from the code")
-    reference.add_argument("what", choices=("metrics", "config", "example", "xid", "dcgm"))
+    reference.add_argument("what", choices=("metrics", "config", "example", "xid", "dcgm", "receipt"))
     reference.set_defaults(command=_reference)
     return parser
+
+
+def _add_runs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    runs = commands.add_parser("runs", help="list training runs, past ones too, or show one")
+    _add_asking(runs)
+    _add_choice(runs)
+    runs.set_defaults(command=_list_runs, config=None, listen=None, json=False, which=("live", "past"), limit=None)
+    # A default would be set anew by the word after `runs`, over what stands before it.
+    words = runs.add_subparsers(metavar="list | show")
+    unsaid = argparse.SUPPRESS
+    some = words.add_parser("list", help="list them: what runs without a word does", argument_default=unsaid)
+    _add_asking(some)
+    _add_choice(some)
+    show = words.add_parser("show", help="show all that is known of one", argument_default=unsaid)
+    show.add_argument("run", metavar="ID", help="the run's id, or as much of its begin as no other has")
+    _add_asking(show)
+    show.set_defaults(command=_show_run)
+
+
+def _add_asking(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where it serves HTTP (default 127.0.0.1:9846)")
+    parser.add_argument("--json", action="store_true", help="in the form of docs/api.md")
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--live", dest="which", action="store_const", const=("live",), help="those alone that go on")
+    which.add_argument("--past", dest="which", action="store_const", const=("past",), help="those alone that ended")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="the newest N of both, or of those alone")
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"want a number of 1 or more, not {text!r}")
+    return int(text)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -245,6 +283,24 @@ def _command(parsed: argparse.Namespace, request: str) -> int:
     return 0 if done else FAILED
 
 
+def _list_runs(parsed: argparse.Namespace) -> int:
+    from gpuwarden import run_commands  # noqa: PLC0415 - as above
+
+    return _write(run_commands.listing(_load(parsed), parsed.which, parsed.limit, as_json=parsed.json))
+
+
+def _show_run(parsed: argparse.Namespace) -> int:
+    from gpuwarden import run_commands  # noqa: PLC0415 - as above
+
+    return _write(run_commands.one(_load(parsed), parsed.run, as_json=parsed.json))
+
+
+def _write(text: str) -> int:
+    """Write what may hold any name, also where the terminal knows ASCII alone."""
+    sys.stdout.buffer.write(text.encode(sys.stdout.encoding, errors="replace"))
+    return 0
+
+
 def _check_config(parsed: argparse.Namespace) -> int:
     load(parsed.file)
     print(f"{parsed.file}: OK")  # noqa: T201 - the command's answer
@@ -258,6 +314,8 @@ def _reference(parsed: argparse.Namespace) -> int:
         from gpuwarden.reference import xid_markdown as written  # noqa: PLC0415 - as above
     elif parsed.what == "config":
         from gpuwarden.config_reference import reference_markdown as written  # noqa: PLC0415 - as above
+    elif parsed.what == "receipt":
+        from gpuwarden.reference import receipt_markdown as written  # noqa: PLC0415 - as above
     elif parsed.what == "dcgm":
         from gpuwarden.dcgm.reference import dcgm_markdown as written  # noqa: PLC0415 - as above
     else:

@@ -272,6 +272,23 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Receipts:
+    """The receipts of training runs: what each was, did and cost, a file a run."""
+
+    path: OptionalPath = option(
+        OPTIONAL_PATH,
+        "/var/lib/gpuwarden/receipts",
+        "The folder they lie in, `none` to keep them in memory alone; unless it is set, a daemon that is not root's "
+        "has them in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).",
+    )
+    max: int = option(
+        between(WHOLE, "1", "100000"),
+        "1000",
+        "Receipts of ended runs kept in the folder, beyond which the oldest is removed.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """What an administrator may tell the running daemon."""
 
@@ -319,6 +336,7 @@ class Config:
     processes: Processes = Processes()
     owners: Owners = Owners()
     runs: Runs = Runs()
+    receipts: Receipts = Receipts()
     control: Control = Control()
     simulation: Simulation = Simulation()
 

@@ -28,8 +28,11 @@ from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader
 from gpuwarden.kernel_log import KernelLog
 from gpuwarden.runs import oom_kill
+from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
+from gpuwarden.runs.receipt_place import place
+from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.runs.stall import Patience
@@ -40,6 +43,8 @@ from gpuwarden.web import Request, Response, WebServer
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 86400.0  # a pause that is forgotten must not leave the box unwatched for good
+
+RUNS = "/api/v1/runs"
 
 _NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
 
@@ -72,6 +77,7 @@ class Daemon:
             overhead=config.runs.context_overhead,
             patience=Patience(config.runs.stall_factor, config.runs.stall_after),
         )
+        self._accounts = Accounts(max(config.poll.interval, config.poll.slow_interval))
         self._runs = RunServer(self._registry)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
         self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
@@ -79,12 +85,16 @@ class Daemon:
         here = source.name == "nvml"
         owners = config.owners if here else NO_OWNERS
         self._names = ProcessNames() if here else None
+        users = UserNames(source.user_name)
+        # What runs report beside GPUs that are not this machine's is for looking at, and not to be kept.
+        folder = place(config.receipts) if here else None
+        self._receipts = Receipts(self._accounts, folder, config.receipts.max, users.name)
         self._containers = ContainerNames(owners.docker.path, owners.podman.path, owners.kubernetes_logs.path)
         self._owners = OwnerBook(
             config.owners.max,
             self._names.identify if self._names else source.identify,
             containers=self._containers,
-            users=UserNames(source.user_name),
+            users=users,
             maps=JobMaps(owners.slurm_job_map.path, owners.slurm_gpustat.path),
         )
         self._host_reader = HostReader()
@@ -104,6 +114,8 @@ class Daemon:
                 "/metrics": self._serve_metrics,
                 "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
                 "/-/ready": self._serve_ready,
+                RUNS: lambda _request: _json(self._receipts.listing()),
+                f"{RUNS}/": self._serve_run,
             },
             max_connections=config.web.max_connections,
             timeout=config.web.timeout,
@@ -132,6 +144,7 @@ class Daemon:
             await self.web.start(*self._config.web.listen)
             runs = self._config.runs
             self._runs.start(runs.socket, runs.socket_mode, runs.socket_group.name)
+            await self._receipts.open()  # now that this is no second daemon
             await self.poll()
             systemd.ready(longest_silence=4 * self._config.poll.interval)
             await self._take_commands()
@@ -144,6 +157,7 @@ class Daemon:
             self._poller.stop()
             self._containers.stop()
             self._runs.stop()
+            await self._receipts.stop()
             await self.web.stop()
         return not stop.is_set()
 
@@ -243,6 +257,9 @@ class Daemon:
 
     def _join(self, snapshot: Snapshot, now: float) -> State:
         runs = self._registry.runs(snapshot, now, self._usages)
+        self._receipts.take_up(runs)
+        runs = self._accounts.join(runs, snapshot, now)
+        self._receipts.see(runs, now)
         owners = self._owners.join(snapshot, {run.peer.pid: run.peer.run_id for run in runs if run.up})
         self._dropped["owners"] += owners.dropped
         return State(
@@ -271,6 +288,7 @@ class Daemon:
                 if self._kernel_log and self._kernel_log.readable
                 else None,
                 tree_processes_dropped=self._trees.dropped,
+                receipt_errors=self._receipts.errors,
             ),
         )
 
@@ -313,6 +331,12 @@ class Daemon:
             return Response(503, _NO_PAGE)
         return Response(200, b"gpuwarden is ready\n")
 
+    def _serve_run(self, request: Request) -> Response:
+        receipt = self._receipts.one(request.path.removeprefix(f"{RUNS}/"))
+        if receipt is None:
+            return Response(404, f"no such run; {RUNS} has those that are known\n".encode())
+        return _json(receipt)
+
     def _serve_status_page(self, _request: Request) -> Response:
         if self._state is None:
             return Response(503, _NO_PAGE)
@@ -322,6 +346,10 @@ class Daemon:
         return Response(
             200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers
         )
+
+
+def _json(body: bytes) -> Response:
+    return Response(200, body, "application/json")
 
 
 def _status(state: State) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from inspect import cleandoc
+from typing import Any
 
 from gpuwarden.exposition import TABLES
 from gpuwarden.gpu.xid import XIDS, Action, Xid, explain
+from gpuwarden.runs.receipt import DeviceMemoryThen, DeviceShare, FailedAllocation, Receipt, ToldError
 
 
 def metrics_markdown() -> str:
@@ -70,3 +73,65 @@ def _xid_lines() -> Iterator[str]:
 
 def _xid_row(code: str, xid: Xid) -> str:
     return f"| {code} | {xid.meaning} | {xid.action.slug} | {xid.severity} |"
+
+
+def receipt_markdown() -> str:
+    """Return the reference of the receipt's fields."""
+    return "\n".join(_receipt_lines()) + "\n"
+
+
+def _receipt_lines() -> Iterator[str]:
+    yield "# Run receipts"
+    yield ""
+    yield "Written by `gpuwarden reference receipt` from its dataclasses; `make docs` keeps it up to date."
+    yield ""
+    yield cleandoc(_ABOUT_RECEIPTS)
+    for part, title in RECEIPT_PARTS.items():
+        yield ""
+        yield f"## {title}"
+        yield ""
+        yield cleandoc(part.__doc__ or "")
+        yield ""
+        yield "| key | always | meaning |"
+        yield "| --- | --- | --- |"
+        for each in fields(part):
+            always = "yes" if each.default is MISSING else ""
+            yield f"| `{each.name}` | {always} | {each.metadata['meaning']} |"
+
+
+RECEIPT_PARTS: dict[type[Any], str] = {
+    Receipt: "The receipt",
+    DeviceShare: "Each of `devices`",
+    ToldError: "Each of `errors_told`",
+    FailedAllocation: "Each of `allocations`",
+    DeviceMemoryThen: "Each of `memory`",
+}
+_ABOUT_RECEIPTS = """
+When a training run ends, gpuwarden writes one line about it to its log and one JSON file to the folder of receipts
+(`receipts.path`): what the run was, how it ended, what it did, and what it cost. `gpuwarden runs` lists runs,
+`gpuwarden runs show ID` shows one, and [api.md](api.md) says how to ask for the same over HTTP.
+
+- What is not known has no key; a 0 is a measured 0. Units stand in the keys.
+- A run that goes on has a receipt so far, without `outcome`. The daemon writes it once a minute and at its own end,
+  as `*.part.json`. A daemon that is started while the run goes on takes it up again, so that the totals go on too;
+  what happened without a daemon is not in those of the GPUs. A run that ended meanwhile gets the outcome `unknown`.
+- What counts for a GPU's seconds, energy and throttling is the time in which the run held memory there, as the
+  driver's process lists or the run's own reports say. Programs that share a GPU are not told apart: its energy, its
+  idle time and its XIDs count for each run on it.
+- The driver's energy and clock event counters are read every `poll.slow_interval`; a run gets the part of what they
+  counted in which it held the GPU. Where a poll failed, the driver was paused or a counter began anew, nothing is
+  added.
+- A receipt is complete three seconds after the run's end: an XID may come a little later than the end that it
+  caused.
+- At most `receipts.max` files are kept, the oldest is removed first. Files that are no receipts of a version known
+  to the daemon are left alone, and named once in its log. A full or missing disk is told once and counted by
+  `gpuwarden_receipt_errors_total`; receipts then stay in memory, 256 at most, and are written when it is mended.
+- Files can be read by their owner and its group alone: names of runs and messages of errors are in them.
+
+Where the folder is: as `receipts.path` says, by default `/var/lib/gpuwarden/receipts`. A daemon that is not root's
+has it in systemd's state directory, which is the same place for the service, or in
+`~/.local/state/gpuwarden/receipts` (`XDG_STATE_HOME`). Simulated GPUs and captures keep receipts in memory alone.
+
+A run's id is its process's pid and start time, so it is unique until the machine is booted anew; files also have
+the time of its begin in their names.
+"""

@@ -27,6 +27,7 @@ class Counts:
     xids_dropped: Mapping[str, int] = field(default_factory=dict)
     kernel_log_records_lost: int | None = None  # None: it is not read
     tree_processes_dropped: int = 0
+    receipt_errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)

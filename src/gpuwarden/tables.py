@@ -196,6 +196,9 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     tree_processes_dropped_total = Metric[State](
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
         lambda state: state.counts.tree_processes_dropped)
+    receipt_errors_total = Metric[State](
+        "gpuwarden_receipt_errors_total", "counter", "", "Faults of the folder of receipts of runs, each once until it is mended, and receipts that were given up for it.",
+        lambda state: state.counts.receipt_errors, source="receipts.path")
     access = Metric[State](
         "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support.",
         lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))

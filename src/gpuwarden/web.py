@@ -79,6 +79,7 @@ class Counts:
 class WebServer:
     """Serves `routes` (path to handler) until stopped; belongs to the event loop that starts it.
 
+    A path that ends in a slash, other than the root, stands for every name below it.
     A handler runs on the loop and must not block; if it raises, its client gets status 500. `timeout` bounds the
     arrival of a request and, separately, the reading of a response; `keep_alive` bounds the silence between requests
     (all in seconds). Keep `max_connections` well below the limit of open files.
@@ -102,7 +103,7 @@ class WebServer:
         self._all_gone = asyncio.Event()
         self._listeners: list[socket.socket] = []
         self._joining: set[asyncio.Task[Any]] = set()  # the loop itself keeps no task alive
-        self._gzipped: dict[str, tuple[bytes, bytes]] = {}  # by path: the last body and its compressed form
+        self._gzipped: dict[str, tuple[bytes, bytes]] = {}  # by route: the last body and its compressed form
         self._quiet_until: dict[str, float] = {}
 
     async def start(self, host: str, port: int) -> None:
@@ -200,8 +201,8 @@ class WebServer:
 
     def respond(self, request: Request) -> Response:
         """Return the answer to a request, complete with the headers that describe it."""
-        response = self._encode(request, self._route(request))
-        route = request.path if request.path in self._routes else OTHER
+        route = self._name(request.path)
+        response = self._encode(request, route, self._answer(request, route))
         self.counts.requests[route, response.status] += 1
         return response
 
@@ -210,8 +211,15 @@ class WebServer:
         self.counts.requests[OTHER, status] += 1
         return _text(status, text)
 
-    def _route(self, request: Request) -> Response:
-        handler = self._routes.get(request.path)
+    def _name(self, path: str) -> str:
+        """Return the route that a path belongs to; OTHER for none."""
+        if path in self._routes:
+            return path
+        below = path[: path.rfind("/") + 1]
+        return below if below != "/" and below in self._routes else OTHER
+
+    def _answer(self, request: Request, route: str) -> Response:
+        handler = self._routes.get(route)
         if handler is None:
             return _text(HTTPStatus.NOT_FOUND, "no such page; there are: " + " ".join(sorted(self._routes)))
         if request.method not in ("GET", "HEAD"):
@@ -222,26 +230,26 @@ class WebServer:
         try:
             return handler(request)
         except Exception:  # whatever a handler raises costs its own client an answer, never the server
-            if self._may_log(request.path):
+            if self._may_log(route):
                 log.exception("handler failed path=%s", request.path)
             return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the log of the daemon says more")
 
-    def _encode(self, request: Request, response: Response) -> Response:
+    def _encode(self, request: Request, route: str, response: Response) -> Response:
         if response.status != HTTPStatus.OK or len(response.body) < GZIP_FROM_BYTES:
             return response
         vary = ", ".join(filter(None, (response.headers.get("vary"), "accept-encoding")))
         headers = {**response.headers, "vary": vary}
         if not accepts_gzip(request.headers.get("accept-encoding", "")):
             return replace(response, headers=headers)
-        body = self._gzip(request.path, response.body)
+        body = self._gzip(route, response.body)
         return replace(response, body=body, headers={**headers, "content-encoding": "gzip"})
 
-    def _gzip(self, path: str, body: bytes) -> bytes:
-        source, compressed = self._gzipped.get(path, (b"", b""))
+    def _gzip(self, route: str, body: bytes) -> bytes:
+        source, compressed = self._gzipped.get(route, (b"", b""))
         if source is not body:  # the same object: a page stays one until the next poll
             packer = zlib.compressobj(level=1, wbits=31)  # higher levels cost 3 to 9 times as much to save a quarter
             compressed = packer.compress(body) + packer.flush()
-            self._gzipped[path] = (body, compressed)
+            self._gzipped[route] = (body, compressed)
         return compressed
 
     def _may_log(self, subject: str) -> bool:

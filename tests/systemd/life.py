@@ -6,6 +6,7 @@ The tests build on each other, in their order. They run as root in a system that
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pwd
 import re
@@ -27,6 +28,8 @@ SHARED = Path(os.environ["SHARED"])
 INSTALL = SHARED / "checkout/systemd/install.sh"
 PREFIX = Path("/opt/gpuwarden")
 CONFIG = Path("/etc/gpuwarden/config.yaml")
+STATE = Path("/var/lib/gpuwarden")
+RECEIPTS = STATE / "receipts"
 UNIT = Path("/etc/systemd/system/gpuwarden.service")
 DROP_INS = Path("/etc/systemd/system/gpuwarden.service.d")
 URL = "http://127.0.0.1:9846"
@@ -227,6 +230,14 @@ def test_every_user_may_report() -> None:
     assert (info["run_name"], info["uid"], info["pid"]) == ("of nobody", str(NOBODY), str(run.pid))
     assert run.returncode == 0
     until(lambda: list(samples("gpuwarden_run_up").values()) == [0.0], "the run's end is on the page")
+    name = f"*-{info['run_id']}.json"
+    (file,) = until(lambda: list(RECEIPTS.glob(name)), "its receipt")
+    assert json.loads(file.read_text())["name"] == "of nobody"
+    assert stat.S_IMODE(RECEIPTS.stat().st_mode) == 0o750
+    refused = command("cat", file, check=False, user="nobody")
+    assert refused.returncode == 1
+    shown_to_all = command(PREFIX / "bin/gpuwarden", "runs", "show", info["run_id"], user="nobody").stdout
+    assert f"pid {run.pid} of nobody {NOBODY}" in shown_to_all
 
 
 def test_a_run_in_a_container_is_known_by_its_pid_outside() -> None:
@@ -467,7 +478,7 @@ def test_a_stopped_service_leaves_nothing() -> None:
 def test_removal_keeps_the_configuration() -> None:
     """Uninstalled, the service is gone; its configuration waits for a return."""
     done = install("--uninstall")
-    assert "/etc/gpuwarden is kept" in done.stdout
+    assert "/etc/gpuwarden and /var/lib/gpuwarden are kept" in done.stdout
     assert command("systemctl", "cat", "gpuwarden", check=False).returncode != 0
     assert not UNIT.exists()
     assert not list(UNIT.parent.glob("*.wants/gpuwarden*"))
@@ -475,6 +486,7 @@ def test_removal_keeps_the_configuration() -> None:
     assert not Path("/run/gpuwarden").exists()
     assert fetch(f"{URL}/-/healthy") == ""
     assert CONFIG.exists()
+    assert list(RECEIPTS.iterdir())
 
 
 def test_a_purge_removes_everything() -> None:
@@ -483,6 +495,8 @@ def test_a_purge_removes_everything() -> None:
     assert not CONFIG.parent.exists()
     assert not DROP_INS.exists()
     assert command("getent", "passwd", "gpuwarden", check=False).returncode != 0
+    assert not os.path.lexists(STATE)
+    assert not Path("/var/lib/private/gpuwarden").exists()
 
 
 def test_only_root_installs() -> None:

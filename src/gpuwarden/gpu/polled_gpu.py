@@ -122,6 +122,8 @@ class PolledGpu:
             errors=dict(self._errors),
             process_lists=answers.process_lists,
             mig=answers.mig,
+            taken=answers.taken,
+            slow_taken=answers.slow_taken,
         )
 
     def left_alone(self) -> Gpu:

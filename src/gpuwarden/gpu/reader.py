@@ -50,7 +50,8 @@ class GpuGoneError(Exception):
 class Answers:
     """What one GPU said in one poll, and the names of the calls' errors that cost single readings.
 
-    `time` is Unix time as the reading began: an answer that comes late must not pass for one of now.
+    `time` is Unix time as the reading began: an answer that comes late must not pass for one of now. `taken`, and
+    `slow_taken` for the slow readings, are the same moment by the reader's clock.
     `process_lists` names the types of processes that the driver listed: of another type nothing is known, not even 0.
     """
 
@@ -60,6 +61,8 @@ class Answers:
     process_lists: tuple[str, ...] = ()
     errors: Counter[str] = field(default_factory=Counter)
     mig: tuple[MigInstance, ...] = ()
+    taken: float = field(default=0.0, compare=False)
+    slow_taken: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class GpuReader:
         self._clock = clock
         self._wall = wall
         self._last: float | None = None  # when the last reading began, unless it failed
+        self._slow_taken = 0.0
         self._lists = ProcessLists()
         self._mig = MigReader(self._device, plan.opted_in)
         self._reported: set[Metric[Device]] = set()  # rows that failed by no error of NVML's
@@ -162,10 +166,12 @@ class GpuReader:
         )
         self._aim()
         self._last = now
-        return Answers(began, {**self._static, **self._slow, **quick}, processes, types, errors, mig)
+        readings = {**self._static, **self._slow, **quick}
+        return Answers(began, readings, processes, types, errors, mig, taken=now, slow_taken=self._slow_taken)
 
     def _read_slowly(self, now: float, errors: Counter[str]) -> None:
         self._slow = self._taken("slow", errors)
+        self._slow_taken = now
         phase = self._plan.phase if self._slow_due < 0 else 0.0
         self._slow_due = now + self._plan.slow_interval * (1 - phase)
         if not self._static_known:

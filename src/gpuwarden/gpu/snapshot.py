@@ -82,6 +82,8 @@ class Gpu:
     Nor are there where it was left alone (`asked` is false), which is no fault.
     `process_lists` names the types of processes that the driver listed. `last_success` is Unix time, None before the
     first; `errors` counts failed calls by name since the daemon started. `xids` are those known so far, by code.
+    `taken` and `slow_taken` say when its readings, and those of the slow tier, were taken, in seconds of a clock whose
+    zero means nothing.
     """
 
     identity: Identity
@@ -94,6 +96,8 @@ class Gpu:
     asked: bool = True
     mig: tuple[MigInstance, ...] = ()
     xids: Mapping[int, XidCount] = field(default_factory=dict)
+    taken: float = field(default=0.0, compare=False)
+    slow_taken: float = field(default=0.0, compare=False)
 
     @property
     def up(self) -> bool:

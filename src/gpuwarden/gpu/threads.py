@@ -25,7 +25,8 @@ class Threads:
     one that finds no more to do while another waits already ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "driver") -> None:
+        self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[asyncio.Future[Any], Any]] = queue.SimpleQueue()
         self._open: list[asyncio.Future[Any]] = []
@@ -54,7 +55,7 @@ class Threads:
         self._count += 1
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
+        threading.Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         own = threading.get_native_id()

@@ -22,6 +22,7 @@ from gpuwarden.runs.inquest import Inquest, xids
 from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.share import NO_ACCOUNT, Account
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class Run:
     than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
     its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
     the last that it told; the report counts them all. `ending` is there once the run is not up, and may change until it
-    is settled. `stall` is there while a step hangs, which it did `stalls` times so far.
+    is settled. `stall` is there while a step hangs, which it did `stalls` times so far. `account` says what it has had
+    of the GPUs.
     """
 
     peer: Peer
@@ -69,6 +71,7 @@ class Run:
     ending: Ending | None = None
     stall: Stall | None = None
     stalls: int = 0
+    account: Account = NO_ACCOUNT
 
 
 @dataclass(slots=True)

@@ -1,0 +1,311 @@
+"""`gpuwarden runs`: asks the daemon for the receipts of its runs, and writes them for a person or as JSON.
+
+Names and messages are a training process's own: they reach the terminal without anything that it would obey.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import unicodedata
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpuwarden.config import Address, Config
+from gpuwarden.runs.receipt import DeviceShare, FailedAllocation, Receipt, ReceiptError, ToldError, from_plain
+from gpuwarden.runs.receipt_place import of_user, place
+from gpuwarden.runs.receipt_text import counts, duration, energy, ratio, size
+
+TIMEOUT_SECONDS = 10.0
+MAX_ANSWER_BYTES = 64 << 20
+NAME_WIDTH = 16  # least width of a run's name
+LABEL_WIDTH = 14
+INDENT = "  "
+_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened on by the daemon
+
+
+def listing(config: Config, which: Sequence[str], limit: int | None, *, as_json: bool) -> str:
+    """Return the runs in words or as JSON, those that go on first; `which` is of live and past. Raises OSError."""
+    answer = _ask(config)
+    chosen = {name: answer[name][:limit] for name in which}
+    if as_json:
+        return json.dumps({**answer, "live": [], "past": [], **chosen}, indent=2) + "\n"
+    receipts = [receipt for name in which for receipt in _receipts(chosen[name])]
+    if not receipts:
+        return f"no training run has reported to the daemon at {_url(config.web.listen)}\n"
+    return "\n".join(_table(receipts, _width())) + "\n"
+
+
+def one(config: Config, prefix: str, *, as_json: bool) -> str:
+    """Return one run, named by the begin of its id, in words or as JSON. Raises OSError."""
+    answer = _ask(config)
+    found: dict[str, Any] = {}
+    for each in (*answer["live"], *answer["past"]):
+        if isinstance(each, dict) and str(each.get("run_id", "")).startswith(prefix):
+            found.setdefault(str(each["run_id"]), each)  # of several boots' the newest
+    chosen = [found[prefix]] if prefix in found else list(found.values())
+    if not chosen:
+        raise OSError(None, f"no run {shown(prefix)} is known; gpuwarden runs lists them. {_where(config, answer)}")
+    if len(chosen) > 1:
+        some = ", ".join(shown(run_id) for run_id in list(found)[:8])
+        raise OSError(None, f"{shown(prefix)} is the begin of {len(found)} runs: {some}")
+    if as_json:
+        return json.dumps(chosen[0], indent=2) + "\n"
+    (receipt,) = _receipts(chosen)
+    return "\n".join(_whole(receipt, _width())) + "\n"
+
+
+def _ask(config: Config) -> dict[str, Any]:
+    url = _url(config.web.listen)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
+    try:
+        with opener.open(f"{url}/api/v1/runs", timeout=TIMEOUT_SECONDS) as response:
+            answer = json.loads(response.read(MAX_ANSWER_BYTES))
+    except urllib.error.HTTPError as error:
+        raise OSError(None, f"{url} is no gpuwarden that knows of runs: it answers with status {error.code}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        why = getattr(reason, "strerror", None) or str(reason)
+        raise OSError(
+            None,
+            f"no daemon answers at {url}: {shown(why)}; if it runs, say where with --listen or --config. "
+            + _where(config, {}),
+        ) from None
+    if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
+        raise OSError(None, f"{url} is no gpuwarden that knows of runs")
+    return answer
+
+
+def _url(listen: Address) -> str:
+    host = _ANYWHERE.get(listen.host, listen.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{listen.port}"
+
+
+def _where(config: Config, answer: Mapping[str, Any]) -> str:
+    """Say where receipts of past runs lie."""
+    if "folder" in answer:
+        return f"Receipts lie in {shown(str(answer['folder']))}"
+    own = of_user()
+    folders = [config.receipts.path.path, place(config.receipts), own if own and own.is_dir() else None]
+    names = dict.fromkeys(shown(str(folder)) for folder in folders if folder)
+    return f"Receipts of past runs lie in {' or '.join(names)}" if names else "Receipts are not kept"
+
+
+def _receipts(found: Iterable[Any]) -> Iterator[Receipt]:
+    for each in found:
+        try:
+            yield from_plain(each)
+        except ReceiptError as error:
+            raise OSError(None, f"the daemon's answer is not of this version: {error}") from None
+
+
+def shown(text: str) -> str:
+    """Return text that a terminal only shows, whatever it holds."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def _cells(text: str) -> int:
+    """Count the columns that a text takes in a terminal."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
+
+
+def _fit(text: str, width: int) -> str:
+    """Cut or pad a text to so many columns."""
+    if _cells(text) > width:
+        while _cells(text) > width - 1:
+            text = text[:-1]
+        text += "…"
+    return text + " " * (width - _cells(text))
+
+
+def _short(count: int) -> str:
+    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")):
+        if count >= least:
+            return f"{count / unit:.3g}{letter}"
+    return str(count)
+
+
+def _peak(receipt: Receipt) -> str:
+    peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
+    return size(max(peaks)) if peaks else ""
+
+
+_COLUMNS: Mapping[str, Callable[[Receipt], str]] = {
+    "RUN": lambda receipt: receipt.run_id,
+    "STATE": lambda receipt: receipt.outcome or (receipt.phase or "reports"),
+    "BEGAN": lambda receipt: time.strftime("%m-%d %H:%M", time.localtime(receipt.began_timestamp_seconds)),
+    "FOR": lambda receipt: duration(receipt.duration_seconds),
+    "STEPS": lambda receipt: "" if receipt.steps is None else _short(receipt.steps),
+    "PEAK": _peak,
+}
+_RIGHT = ("FOR", "STEPS", "PEAK")
+
+
+def _table(receipts: Sequence[Receipt], width: int) -> Iterator[str]:
+    """Write a line a run; the name takes the room that is left, and the id is never cut."""
+    columns = {title: [shown(write(each)) for each in receipts] for title, write in _COLUMNS.items()}
+    widths = {title: max(len(title), *map(_cells, texts)) for title, texts in columns.items()}
+    left = max(width - sum(widths.values()) - 2 * len(widths), NAME_WIDTH)
+    names = [shown(each.name) for each in receipts]
+    room = min(left, max(len("NAME"), *map(_cells, names)))
+    for row in range(-1, len(receipts)):
+        cells = []
+        for title in _COLUMNS:
+            text = title if row < 0 else columns[title][row]
+            cells.append(f"{text:>{widths[title]}}" if title in _RIGHT else _fit(text, widths[title]))
+        cells.insert(1, _fit("NAME" if row < 0 else names[row], room))
+        yield "  ".join(cells).rstrip()
+
+
+def _whole(receipt: Receipt, width: int) -> Iterator[str]:
+    for label, text in _lines(receipt):
+        yield from _wrapped(label, text, width)
+    for device in receipt.devices:
+        yield ""
+        yield from _wrapped("", f"{device.name} {device.uuid}", width)
+        for label, text in _device_lines(device):
+            yield from _wrapped(f"{INDENT}{label}", text, width)
+    for error in receipt.errors_told:
+        yield ""
+        yield from _wrapped("", f"{_moment(error.timestamp_seconds)} {error.kind}: {error.exception}", width)
+        for label, text in _error_lines(error):
+            yield from _wrapped(f"{INDENT}{label}", text, width)
+
+
+def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
+    """Write a label and its text, which goes on below itself."""
+    start = f"{label:<{LABEL_WIDTH}}" if label else ""
+    for number, line in enumerate(_filled(shown(text), max(width - len(start), 20))):
+        yield (start if number == 0 else " " * len(start)) + line
+
+
+def _filled(text: str, width: int) -> Iterator[str]:
+    """Break a text into lines of so many columns: textwrap counts letters, of which some take two."""
+    line = ""
+    for word in text.split(" "):
+        if line and _cells(line) + 1 + _cells(word) <= width:
+            line += f" {word}"
+            continue
+        if line:
+            yield line
+        line = ""
+        for letter in word:
+            if _cells(line) + _cells(letter) > width:
+                yield line
+                line = ""
+            line += letter
+    yield line
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    """Say what the run was and did, as far as it is known."""
+    yield "run", receipt.run_id
+    yield "name", receipt.name
+    yield "framework", receipt.framework
+    yield from _maybe("job", _job(receipt))
+    yield "process", f"pid {receipt.pid} of {receipt.user or 'uid'} {receipt.uid}"
+    yield "began", _moment(receipt.began_timestamp_seconds)
+    if receipt.outcome is None:
+        yield "so far", duration(receipt.duration_seconds)
+    else:
+        if receipt.ended_timestamp_seconds is not None:
+            yield "ended", _moment(receipt.ended_timestamp_seconds)
+        yield "lasted", duration(receipt.duration_seconds)
+        yield "outcome", f"{receipt.outcome} ({receipt.evidence})"
+    yield from _training_lines(receipt)
+    yield from _cost_lines(receipt)
+
+
+def _training_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    yield from _maybe("phase", receipt.phase)
+    spent = {name: seconds for name, seconds in (receipt.phase_seconds or {}).items() if seconds}
+    yield from _maybe("in phases", ", ".join(f"{name} {duration(seconds)}" for name, seconds in spent.items()))
+    yield from _maybe("epoch", receipt.epoch, str)
+    yield from _maybe("steps", receipt.steps, str)
+    yield from _maybe("examples", receipt.examples, str)
+    times = [("p50", receipt.step_median_seconds), ("p95", receipt.step_p95_seconds)]
+    yield from _maybe("step time", ", ".join(f"{name} {duration(each)}" for name, each in times if each is not None))
+    yield from _maybe("compiling", receipt.compile_seconds, duration)
+    yield from _maybe("loss", receipt.loss, "{:.6g}".format)
+    yield from _maybe("input wait", receipt.input_wait_ratio, lambda share: f"{ratio(share)} of step time")
+    yield from _maybe("errors", counts(receipt.errors or {}).replace(",", ", ").replace(":", " "))
+
+
+def _cost_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    yield from _maybe("GPU time", receipt.gpu_seconds, duration)
+    yield from _maybe("idle", receipt.gpu_idle_ratio, lambda share: f"{ratio(share)} of GPU time")
+    yield from _maybe("energy", receipt.energy_joules, energy)
+    yield from _maybe("throttled", _reasons(receipt.throttled_seconds))
+    yield from _maybe("in steps", _reasons(receipt.throttled_step_seconds))
+    yield from _maybe("XIDs", counts(receipt.xids or {}).replace(",", ", ").replace(":", " x "))
+    yield from _maybe("host memory", receipt.host_memory_peak_bytes, lambda count: f"{size(count)} at most")
+    yield from _maybe("CPU time", receipt.cpu_seconds, duration)
+    yield from _maybe("from storage", receipt.read_bytes, size)
+    yield from _maybe("to storage", receipt.written_bytes, size)
+    yield from _maybe("lost reports", receipt.reports_dropped or None, str)
+
+
+def _device_lines(device: DeviceShare) -> Iterator[tuple[str, str]]:
+    yield "held", duration(device.gpu_seconds)
+    yield from _maybe("idle", device.idle_seconds, duration)
+    yield from _maybe("energy", device.energy_joules, energy)
+    yield from _maybe("throttled", _reasons(device.throttled_seconds))
+    yield from _maybe("memory", device.memory_peak_bytes, lambda count: f"{size(count)} at its peak")
+    yield from _maybe("limit", device.memory_limit_bytes, size)
+    yield from _maybe("headroom", device.headroom_at_peak_bytes, lambda count: f"{size(count)} at that peak")
+    yield from _maybe("least", device.lowest_headroom_bytes, lambda count: f"{size(count)} of headroom")
+    yield from _maybe("XIDs", counts(device.xids or {}).replace(",", ", ").replace(":", " x "))
+
+
+def _error_lines(error: ToldError) -> Iterator[tuple[str, str]]:
+    where = [error.phase or "", "" if error.steps is None else f"after {error.steps} steps"]
+    yield from _maybe("in", " ".join(filter(None, where)))
+    for allocation in error.allocations:
+        yield "wanted", _allocation(allocation)
+    for uuid, left in (error.headroom_bytes or {}).items():
+        yield "headroom", f"{size(left)} on {uuid}"
+    for device, memory in (error.memory or {}).items():
+        limit = f" of {size(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
+        yield "in use", f"{size(memory.in_use_bytes)}{limit} on {device}"
+    yield "said", error.text
+
+
+def _allocation(each: FailedAllocation) -> str:
+    shape = None if each.shape is None else f"[{each.shape}] {each.dtype or ''}".strip()
+    words = [
+        None if each.requested_bytes is None else size(each.requested_bytes),
+        f"for {shape}" if shape else None,
+        f"by {each.op}" if each.op else None,
+        f"on {each.device}" if each.device else None,
+        f"from {each.allocator}" if each.allocator else None,
+    ]
+    return " ".join(filter(None, words)) or "memory"
+
+
+def _job(receipt: Receipt) -> str | None:
+    if receipt.job is None and receipt.rank is None:
+        return None
+    of = f" of {receipt.world_size}" if receipt.world_size is not None else ""
+    rank = f"rank {receipt.rank}{of}" if receipt.rank is not None else ""
+    return " ".join(filter(None, [receipt.job, rank]))
+
+
+def _reasons(seconds: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{duration(each)} by {reason}" for reason, each in (seconds or {}).items() if each)
+
+
+def _maybe(label: str, value: Any, write: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:
+    if value is not None and value != "":
+        yield label, write(value)

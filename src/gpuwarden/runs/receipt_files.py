@@ -1,0 +1,170 @@
+"""The folder of receipts: a file a run, `BEGAN-RUN.json`, and `BEGAN-RUN.part.json` while the run goes on.
+
+Everything here blocks as long as the file system does, and runs on a thread of its own. What is not of this project's
+making is left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain, to_plain
+
+MAX_FILE_BYTES = 1 << 18
+MAX_NAMES = 200_000  # looked at in the folder
+ENDED, PART = ".json", ".part.json"
+
+_NAME = re.compile(r"\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json")
+_LEFT_BEHIND = re.compile(r"\.\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lay in the folder: receipts of runs that ended, newest first, and those of runs that had not, by stem.
+
+    `strange` names files that are no receipts of a version that is known here, with what is wrong.
+    """
+
+    ended: Mapping[str, Receipt] = field(default_factory=dict)
+    open: Mapping[str, Receipt] = field(default_factory=dict)
+    strange: tuple[str, ...] = ()
+
+
+def stem_of(receipt: Receipt) -> str:
+    """Return the name that a run's files have before their ending: in the order of time, and one for each run."""
+    began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(receipt.began_timestamp_seconds))
+    return f"{began}-{receipt.run_id}"
+
+
+class ReceiptFiles:
+    """Keeps at most `most` receipts of ended runs in `folder`, and the newest of them. Used by one thread at a time."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.folder = folder
+        self._most = most
+        self._lock: int | None = None
+        self._ended: list[str] = []  # names of files, oldest first
+
+    def open(self, newest: int) -> Found:
+        """Take hold of the folder, made if need be, and read it: of ended runs the `newest`. Raises OSError."""
+        self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._take_hold()
+        with os.scandir(self.folder) as entries:
+            names = sorted(entry.name for entry in islice(entries, MAX_NAMES))
+        strange = []
+        for name in names:
+            if _LEFT_BEHIND.fullmatch(name):
+                (self.folder / name).unlink(missing_ok=True)
+            elif not _NAME.fullmatch(name):
+                strange.append(f"{name}: not its name")
+        names = [name for name in names if _NAME.fullmatch(name)]
+        self._ended = [name for name in names if not name.endswith(PART)]
+        ended = {name: self._read(name, strange) for name in reversed(self._ended[-newest:])}
+        parts = {name: self._read(name, strange) for name in self._parts(names)}
+        return Found(
+            {name.removesuffix(ENDED): receipt for name, receipt in ended.items() if receipt},
+            {name.removesuffix(PART): receipt for name, receipt in parts.items() if receipt},
+            tuple(strange),
+        )
+
+    def _parts(self, names: list[str]) -> Iterator[str]:
+        """Return the names of runs that had not ended; what a crash has left beside a whole receipt is removed."""
+        for name in names:
+            if name.endswith(PART):
+                if name.removesuffix(PART) + ENDED in names:
+                    (self.folder / name).unlink(missing_ok=True)
+                else:
+                    yield name
+
+    def _take_hold(self) -> None:
+        """Keep a second daemon out, whose receipts would be taken for those of this one's past."""
+        if self._lock is not None:
+            return
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            raise OSError(errno.EBUSY, "another daemon keeps its receipts there") from None
+        except OSError:  # a file system without locks
+            os.close(folder)
+            return
+        self._lock = folder
+
+    def _read(self, name: str, strange: list[str]) -> Receipt | None:
+        try:
+            return self._receipt(name)
+        except (OSError, ReceiptError) as error:
+            strange.append(f"{name}: {error.strerror if isinstance(error, OSError) else error}")
+            return None
+
+    def _receipt(self, name: str) -> Receipt:
+        # Whatever lies there: a link leads elsewhere, and to open a FIFO would wait for its writer.
+        file = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise ReceiptError("no file")
+            content = os.read(file, MAX_FILE_BYTES + 1)
+        finally:
+            os.close(file)
+        if len(content) > MAX_FILE_BYTES:
+            raise ReceiptError(f"more than {MAX_FILE_BYTES} bytes")
+        try:
+            receipt = from_plain(json.loads(content))
+        except (ReceiptError, RecursionError):
+            raise ReceiptError("no receipt of a version known here") from None
+        except ValueError:
+            raise ReceiptError("no JSON") from None
+        if stem_of(receipt) != name.partition(".")[0]:
+            raise ReceiptError("the receipt of another run")
+        return receipt
+
+    def write(self, receipts: Mapping[str, Receipt]) -> None:
+        """Write receipts by stem, and remove the oldest beyond the limit. Raises OSError after the first that fails."""
+        for stem, receipt in receipts.items():
+            if receipt.outcome is None:
+                self._put(stem + PART, receipt)
+                continue
+            self._put(stem + ENDED, receipt)
+            (self.folder / (stem + PART)).unlink(missing_ok=True)
+            if stem + ENDED not in self._ended[-self._most :]:
+                self._ended.append(stem + ENDED)
+        while len(self._ended) > self._most:
+            self._remove_oldest()
+
+    def _put(self, name: str, receipt: Receipt) -> None:
+        """Put a whole file in place of another: whoever reads it, or a power cut, finds the one or the other."""
+        aside = self.folder / f".{name}.tmp"
+        content = json.dumps(to_plain(receipt), indent=1).encode() + b"\n"
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
+        try:
+            with open(file, "wb") as writing:  # noqa: PTH123 - a descriptor has no path
+                os.fchmod(file, 0o640)  # whatever the umask
+                writing.write(content)
+                writing.flush()
+                if receipt.outcome is not None:
+                    os.fsync(file)
+            aside.rename(self.folder / name)
+        except OSError:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+
+    def _remove_oldest(self) -> None:
+        name = self._ended.pop(0)
+        try:
+            self._receipt(name)
+        except (ReceiptError, OSError):
+            return  # one that is none of ours stays
+        (self.folder / name).unlink(missing_ok=True)

@@ -1,0 +1,94 @@
+"""A receipt for people: durations, sizes and the one line of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpuwarden.runs.receipt import Receipt
+
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_SHORT = 10.0  # seconds below which tenths matter
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as people do: 2h13m, 45s, 12.3ms."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g}ms"
+    if seconds < _SHORT:
+        return f"{seconds:.3g}s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
+    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
+
+
+def size(count: float) -> str:
+    """Write bytes in GiB, or in MiB or KiB below a tenth of one."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
+        if count >= unit / 10:
+            return f"{count / unit:.1f} {name}"
+    return f"{count / _KIB:.0f} KiB"
+
+
+def energy(joules: float) -> str:
+    """Write joules in kWh, or as they are below a hundredth of one."""
+    return f"{joules / 3.6e6:.2f} kWh" if joules >= 3.6e4 else f"{joules:.0f} J"  # noqa: PLR2004 - 0.01 kWh
+
+
+def ratio(share: float) -> str:
+    """Write a ratio in percent."""
+    return f"{share * 100:.3g} %"
+
+
+def worst(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
+    """Return the reason that held for longest; reasons may hold at once, so they do not add up."""
+    return max(seconds.items(), key=lambda entry: entry[1]) if seconds else None
+
+
+def log_line(receipt: Receipt) -> str:
+    """Sum a run up that has ended."""
+    said = [f"{name}={text}" for name, text in _figures(receipt).items() if text]
+    return (
+        f"run={receipt.run_id} name={receipt.name!r} {receipt.outcome} after {duration(receipt.duration_seconds)}: "
+        + (" ".join(said) or "nothing is known of it")
+    )
+
+
+def _figures(receipt: Receipt) -> dict[str, str]:
+    """Return what is known and worth a word, by its name."""
+    peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
+    left = [each.headroom_at_peak_bytes for each in receipt.devices if each.headroom_at_peak_bytes is not None]
+    throttled = worst(receipt.throttled_seconds)
+    return {
+        "steps": _known(str, receipt.steps),
+        "p50": _known(duration, receipt.step_median_seconds),
+        "p95": _known(duration, receipt.step_p95_seconds),
+        "peak": _known(_together, max(peaks, default=None)),
+        "headroom_at_peak": _known(_together, min(left, default=None)),
+        "gpu_seconds": _known("{:.0f}".format, receipt.gpu_seconds),
+        "idle": _known("{:.2f}".format, receipt.gpu_idle_ratio),
+        "energy": _known(energy, receipt.energy_joules).replace(" ", ""),
+        "throttled": f"{duration(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
+        "input_wait": _known("{:.2f}".format, receipt.input_wait_ratio),
+        "errors": counts(receipt.errors or {}),
+        "xids": counts(receipt.xids or {}),
+    }
+
+
+def counts(by_name: Mapping[str, int]) -> str:
+    """Write counts behind their names."""
+    return ",".join(f"{name}:{count}" for name, count in by_name.items())
+
+
+def _together(count: float) -> str:
+    return size(count).replace(" ", "")
+
+
+def _known(write: Callable[[Any], str], value: float | None) -> str:
+    return "" if value is None else write(value)

@@ -1,0 +1,352 @@
+"""The receipts of all runs: of those that go on, so far, and of those that ended, in memory and in a folder.
+
+The folder is read and written on a thread: the event loop never waits for a disk. What goes wrong with it is told
+once, counted, and costs its files alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.gpu.threads import Threads
+from gpuwarden.runs import proc
+from gpuwarden.runs.account import Accounts
+from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.receipt import Receipt, concluded, continued, receipt_of, to_plain
+from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
+from gpuwarden.runs.receipt_text import log_line
+from gpuwarden.runs.registry import Run
+from gpuwarden.runs.share import Account
+
+log = logging.getLogger(__name__)
+
+API_VERSION = 1
+SETTLE_SECONDS = 3.0  # after a run's end: an XID, or what the kernel says of the end, may come a little later
+WRITE_SECONDS = 60.0  # between two writes of what is so far, and between attempts of a disk that fails
+OPEN_SECONDS = 1.0  # that the start waits for the folder
+STOP_SECONDS = 2.0  # and the end
+HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
+MAX_WAITING = 1024  # receipts that wait for a disk
+KEPT = 256  # receipts of ended runs in memory,
+KEPT_BYTES = 1 << 20  # and what they may take
+SHOWN_STRANGERS = 5
+
+_STOPPED = "it ended while the daemon did not run"
+_LOST = "it ended some time after its connection was lost"
+_REBOOTED = "the machine was booted anew"
+_UNSEEN = "the daemon was started anew, and cannot see the process"
+
+
+@dataclass(slots=True)
+class _Live:
+    """A run of the last poll; `before` is what an earlier daemon wrote of it, `written` the end that was."""
+
+    run: Run
+    stem: str = ""
+    before: Receipt | None = None
+    settled: float | None = None  # monotonic: when its end is to be written
+    written: Ending | None = None
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """A run that goes on for all that is known, but has not reported to this daemon, or not for long."""
+
+    stem: str
+    receipt: Receipt
+    evidence: str  # of its end, once that is found
+
+
+class Receipts:
+    """Follows the runs from poll to poll, on one event loop. `folder` is None to keep all in memory."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        folder: Path | None,
+        most: int,
+        user_name: Callable[[int], str] = str,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder = folder
+        self.errors = 0  # attempts to read or write the folder that failed, and receipts that found no place
+        self._accounts = accounts
+        self._files = ReceiptFiles(folder, most) if folder else None
+        self._user_name = user_name
+        self._wall = wall
+        self._boot_id = _boot_id()
+        self._threads = Threads("receipts")
+        self._live: dict[str, _Live] = {}
+        self._absent: dict[str, _Absent] = {}
+        self._past: dict[str, bytes] = {}  # by stem, in the order of their ends
+        self._past_bytes = 0
+        self._waiting: dict[str, Receipt] = {}
+        self._job: asyncio.Future[Any] | None = None
+        self._job_began = 0.0
+        self._batch: dict[str, Receipt] = {}  # that the thread writes now
+        self._retry_at = 0.0  # monotonic
+        self._is_open = False
+        self._trouble = ""  # told, and not over
+        self._due = 0.0  # monotonic
+        self._listing: bytes | None = None
+
+    async def open(self) -> None:
+        """Begin to read the folder, and wait for that a little."""
+        if self._files:
+            self._begin(self._files, time.monotonic(), {})
+            await self._wait(OPEN_SECONDS)
+
+    async def stop(self) -> None:
+        """Write the receipts of all runs, and wait for that a little."""
+        for live in self._live.values():
+            if live.run.up:
+                self._write(live.stem, self._receipt(live, self._accounts.settled(live.run.peer.run_id)))
+            elif live.written is not live.run.ending:
+                self._end(live)
+        await self._wait(STOP_SECONDS)
+        if self._is_open:
+            self._work(time.monotonic())
+            await self._wait(STOP_SECONDS)
+
+    async def _wait(self, seconds: float) -> None:
+        if self._job:
+            await asyncio.wait([self._job], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
+            self._take(time.monotonic())
+
+    def take_up(self, runs: Iterable[Run]) -> None:
+        """Go on with the accounts of runs that an earlier daemon knew, before the poll's are joined."""
+        if not self._absent:
+            return
+        for run in runs:
+            absent = self._absent.pop(run.peer.run_id, None)
+            if absent is not None:
+                self._resume(_Live(run, absent.stem, absent.receipt))
+
+    def _resume(self, live: _Live) -> None:
+        assert live.before is not None
+        self._live[live.run.peer.run_id] = live
+        self._accounts.resume(live.run.peer.run_id, live.before.account)
+
+    def see(self, runs: Sequence[Run], now: float) -> None:
+        """Take the runs of a poll, with their accounts; `now` is monotonic. Does not block."""
+        self._listing = None
+        if self._job is not None:
+            self._look_after(now)
+        if not (runs or self._live or self._absent or self._waiting):
+            return
+        for run in runs:
+            live = self._live.get(run.peer.run_id)
+            if live is None:
+                live = self._live[run.peer.run_id] = _Live(run)
+            live.run = run
+            live.stem = live.stem or stem_of(self._receipt(live, run.account))
+            self._follow(live, now)
+        present = {run.peer.run_id for run in runs}
+        for run_id in [run_id for run_id in self._live if run_id not in present]:
+            self._part(self._live.pop(run_id))
+        if now >= self._due:
+            self._due = now + WRITE_SECONDS
+            self._look_for_absent()
+            self._write_so_far()
+        self._work(now)
+
+    def _follow(self, live: _Live, now: float) -> None:
+        if live.run.up:
+            if live.written is not None:  # it goes on after all
+                self._forget(live.stem)
+            live.settled = live.written = None
+        elif live.settled is None:
+            live.settled = now + SETTLE_SECONDS
+        elif now >= live.settled and live.written is not live.run.ending:
+            self._end(live)
+
+    def _end(self, live: _Live) -> None:
+        receipt = self._receipt(live, live.run.account)
+        live.written = live.run.ending
+        self._keep(live.stem, _json(receipt))
+        self._write(live.stem, receipt)
+        if not live.told:  # once a run: one that ends again and again must not fill the log
+            log.info("%s", log_line(receipt))
+        live.told = True
+
+    def _part(self, live: _Live) -> None:
+        """Let go of a run that the registry has forgotten; it may come back where nobody saw its end."""
+        if not live.run.up:
+            if live.written is not live.run.ending:
+                self._end(live)
+            return
+        receipt = self._receipt(live, live.run.account)
+        self._absent[receipt.run_id] = _Absent(live.stem, receipt, _LOST)
+        self._write(live.stem, receipt)
+        self._look_for_absent()
+
+    def _receipt(self, live: _Live, account: Account) -> Receipt:
+        run = live.run
+        user = self._user_name(run.peer.uid)
+        known = None if user == str(run.peer.uid) else user
+        receipt = receipt_of(run, self._wall(), boot_id=self._boot_id, user=known, account=account)
+        return continued(live.before, receipt) if live.before else receipt
+
+    def _look_for_absent(self) -> None:
+        """Conclude the receipts of runs that are gone without a word to this daemon."""
+        for run_id, absent in list(self._absent.items()):
+            evidence = self._gone(absent)
+            if evidence:
+                del self._absent[run_id]
+                receipt = concluded(absent.receipt, evidence)
+                self._keep(absent.stem, _json(receipt))
+                self._write(absent.stem, receipt)
+                log.info("%s", log_line(receipt))
+
+    def _gone(self, absent: _Absent) -> str:
+        """Say how it is known that a run is gone; nothing where it lives."""
+        receipt = absent.receipt
+        if receipt.boot_id != self._boot_id:
+            return _REBOOTED
+        if not receipt.pid:
+            return _UNSEEN
+        fields = proc.stat(receipt.pid)
+        return "" if fields and receipt.run_id == f"{receipt.pid}-{int(fields[19])}" else absent.evidence
+
+    def _write_so_far(self) -> None:
+        if self._is_open:
+            for live in self._live.values():
+                if live.run.up:
+                    self._write(live.stem, self._receipt(live, live.run.account))
+
+    def _write(self, stem: str, receipt: Receipt) -> None:
+        if self._files is None:
+            return
+        self._waiting.pop(stem, None)
+        self._waiting[stem] = receipt
+        while len(self._waiting) > MAX_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+            self.errors += 1
+
+    def _keep(self, stem: str, content: bytes) -> None:
+        """Have an ended run's receipt in memory, at the cost of the oldest."""
+        self._forget(stem)
+        self._past[stem] = content
+        self._past_bytes += len(content)
+        while len(self._past) > KEPT or self._past_bytes > KEPT_BYTES:
+            self._forget(next(iter(self._past)))
+
+    def _forget(self, stem: str) -> None:
+        self._past_bytes -= len(self._past.pop(stem, b""))
+
+    def _work(self, now: float) -> None:
+        """Give the thread what is to be done, if it is free and its disk has not failed a moment ago."""
+        if self._files is None or self._job is not None or now < self._retry_at or not self._waiting:
+            return
+        if not self._is_open:
+            self._begin(self._files, now, {})
+        else:
+            batch, self._waiting = self._waiting, {}
+            self._begin(self._files, now, batch)
+
+    def _begin(self, files: ReceiptFiles, now: float, batch: dict[str, Receipt]) -> None:
+        def work() -> Found | None:
+            if not batch:
+                return files.open(KEPT)
+            files.write(batch)
+            return None
+
+        self._batch, self._job_began = batch, now
+        self._job = self._threads.give(work)
+
+    def _look_after(self, now: float) -> None:
+        if self._job is not None and not self._job.done():
+            if now - self._job_began > HANG_SECONDS:
+                self._fail("it does not answer")
+            return
+        self._take(now)
+
+    def _take(self, now: float) -> None:
+        """Take what the thread has found or done."""
+        if self._job is None or not self._job.done():
+            return
+        outcome, self._job = self._job.result(), None
+        if isinstance(outcome, Exception):
+            self._retry_at = now + WRITE_SECONDS
+            self._waiting = {**self._batch, **self._waiting}  # what is newer wins
+            if not isinstance(outcome, OSError):
+                log.error("a fault of our own", exc_info=outcome)
+            self._fail(getattr(outcome, "strerror", None) or str(outcome))
+            return
+        if self._trouble:
+            log.warning("receipts are written to %s again", self.folder)
+        self._trouble = ""
+        if outcome is not None:
+            self._take_found(outcome)
+
+    def _fail(self, why: str) -> None:
+        if self._trouble != why:
+            self.errors += 1
+            log.warning("receipts of runs stay in memory: %s: %s", self.folder, why)
+        self._trouble = why
+
+    def _take_found(self, found: Found) -> None:
+        self._is_open = True
+        if found.strange:
+            shown = "; ".join(found.strange[:SHOWN_STRANGERS])
+            more = f"; and {len(found.strange) - SHOWN_STRANGERS} more" if len(found.strange) > SHOWN_STRANGERS else ""
+            log.warning("%s: left alone what are no receipts of this version: %.1000r", self.folder, shown + more)
+        since, self._past, self._past_bytes = self._past, {}, 0
+        for stem, receipt in reversed(list(found.ended.items())):
+            self._keep(stem, _json(receipt))
+        for stem, content in since.items():
+            self._keep(stem, content)
+        for stem, receipt in found.open.items():
+            self._absent[receipt.run_id] = _Absent(stem, receipt, _STOPPED)
+        self._look_for_absent()
+        for run_id in self._absent.keys() & self._live.keys():  # the disk was slower than the run
+            absent, live = self._absent.pop(run_id), self._live[run_id]
+            self._resume(_Live(live.run, absent.stem, absent.receipt, live.settled, live.written, live.told))
+
+    def listing(self) -> bytes:
+        """Return all of this as JSON; the same object until something changes."""
+        if self._listing is None:
+            so_far = [*map(self._so_far, self._unwritten()), *(absent.receipt for absent in self._absent.values())]
+            so_far.sort(key=lambda receipt: receipt.began_timestamp_seconds, reverse=True)
+            parts = [
+                *([b'"folder":' + json.dumps(str(self.folder)).encode()] if self.folder else []),
+                b'"live":[' + b",".join(map(_json, so_far)) + b"]",
+                b'"past":[' + b",".join(reversed(self._past.values())) + b"]",
+            ]
+            self._listing = b'{"version":%d,' % API_VERSION + b",".join(parts) + b"}\n"
+        return self._listing
+
+    def one(self, run_id: str) -> bytes | None:
+        """Return the receipt of a run as JSON, of several boots' the newest; None where none is in memory."""
+        live = self._live.get(run_id)
+        if live is not None and live.written is None:
+            return _json(self._so_far(live)) + b"\n"
+        if run_id in self._absent:
+            return _json(self._absent[run_id].receipt) + b"\n"
+        found = [content for stem, content in self._past.items() if stem.partition("-")[2] == run_id]
+        return found[-1] + b"\n" if found else None
+
+    def _unwritten(self) -> Iterator[_Live]:
+        return (live for live in self._live.values() if live.written is None)
+
+    def _so_far(self, live: _Live) -> Receipt:
+        return self._receipt(live, live.run.account)
+
+
+def _json(receipt: Receipt) -> bytes:
+    return json.dumps(to_plain(receipt), separators=(",", ":")).encode()
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None

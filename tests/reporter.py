@@ -1,0 +1,68 @@
+"""A process that reports as a run does, by the client's own code, and does what lines of JSON on standard input say.
+
+Started with the socket, a name and devices as JSON. A line sets fields of the next reports; `error` tells one,
+`end` is the interpreter's exit. It writes a line back once it has reported what a line said.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from typing import Any
+
+from gpuwarden.client.run import Run, join
+from gpuwarden.protocol import Allocation, DeviceMemory, Error, Hello
+
+INTERVAL_SECONDS = 0.05
+
+
+class Held:
+    """What the framework would say of memory."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, DeviceMemory] = {}
+
+    def sample(self) -> None:
+        """Ask nobody."""
+
+    def reading(self) -> dict[str, DeviceMemory]:
+        """Return what was last said."""
+        return self.devices
+
+
+def obey(run: Run, memory: Held, said: dict[str, Any]) -> None:
+    """Do what a line says."""
+    for device, numbers in said.pop("memory", {}).items():
+        memory.devices[device] = DeviceMemory(*numbers)
+    if steps := said.pop("steps", 0):
+        run.count(steps, steps * said.pop("seconds", 0.1))
+    if waited := said.pop("input", None):
+        run.input.waited, run.input.observed = waited
+    if error := said.pop("error", None):
+        allocations = tuple(Allocation(**each) for each in error.pop("allocations", ()))
+        run.fail(Error(phase=run.phase, steps=run.steps, allocations=allocations, **error))
+    for name, value in said.items():
+        setattr(run, name, value)
+
+
+def main() -> None:
+    """Report until told to end."""
+    socket, name, devices = sys.argv[1:4]
+    run = join(socket, Hello(name, "test 1.0", json.loads(devices)))
+    memory = Held()
+    run.memory = memory  # type: ignore[assignment] # stands in for a framework
+    while True:
+        line = sys.stdin.readline() if select.select([sys.stdin], [], [], INTERVAL_SECONDS)[0] else ""
+        said = json.loads(line) if line else {}
+        if said.pop("end", False):
+            return
+        obey(run, memory, said)
+        run.report(time.monotonic())
+        if line:
+            sys.stdout.write("done\n")
+            sys.stdout.flush()
+
+
+main()

@@ -1,0 +1,163 @@
+"""The receipt: what stands in it, that absent is absent, and that what was changed on disk is no receipt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from receipt_cases import BEGAN, receipt, run
+from services import ROOT
+
+from gpuwarden.protocol import Hello
+from gpuwarden.reference import RECEIPT_PARTS
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.receipt import PARTS, ReceiptError, continued, from_plain, receipt_of, to_plain
+from gpuwarden.runs.receipt_text import duration, energy, log_line, size
+from gpuwarden.runs.registry import Run
+from gpuwarden.runs.share import NO_ACCOUNT
+from snapshots import GIB
+
+GOLDEN = ROOT / "tests/receipt.json"
+
+
+def test_golden(request: pytest.FixtureRequest) -> None:
+    """A receipt with all there can be is the committed one."""
+    content = json.dumps(to_plain(receipt()), indent=1) + "\n"
+    if request.config.getoption("--write-goldens"):
+        GOLDEN.write_text(content)
+    assert content == GOLDEN.read_text(), "if that is right: make goldens"
+
+
+def test_golden_has_every_key() -> None:
+    """The committed receipt leaves out only what excludes the rest, so that a key that gets lost is seen."""
+    plain = to_plain(receipt())
+    missing = {each.name for each in fields(type(receipt()))} - plain.keys()
+    assert missing == set()
+    missing = {each.name for each in fields(type(receipt().devices[0]))} - plain["devices"][0].keys()
+    assert missing == {"energy_by_power_joules"}
+
+
+def test_what_is_not_known_has_no_key() -> None:
+    """Of a run that said hello alone, there is what every receipt has."""
+    bare = Run(Peer(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN)
+    plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=NO_ACCOUNT))
+    assert plain == {
+        "version": 1,
+        "run_id": "7-1",
+        "name": "r",
+        "framework": "f",
+        "pid": 7,
+        "uid": 1000,
+        "began_timestamp_seconds": BEGAN,
+        "updated_timestamp_seconds": BEGAN + 5,
+        "duration_seconds": 5.0,
+    }
+    assert from_plain(plain).account == NO_ACCOUNT
+
+
+def test_totals_are_those_of_the_devices() -> None:
+    """GPU seconds and energy add up over devices; the idle share is that of the devices that tell."""
+    made = receipt()
+    assert (made.gpu_seconds, made.energy_joules, made.gpu_idle_ratio) == (8000, 2.4e6, 0.1)
+    assert made.input_wait_ratio == 0.1
+
+
+def test_receipt_comes_back_from_json() -> None:
+    """What was written is read as it was, and its account can be gone on with."""
+    made = receipt()
+    back = from_plain(json.loads(json.dumps(to_plain(made))))
+    assert to_plain(back) == to_plain(made)
+    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=back.account)
+    assert to_plain(again) == to_plain(made)
+
+
+def test_keys_of_a_later_version_are_left_alone() -> None:
+    """A receipt with more in it than is known here is still one."""
+    plain = to_plain(receipt())
+    assert from_plain({**plain, "carbon_grams": 3, "devices": [{**plain["devices"][0], "fan": []}]}).name == "resnet"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"run_id": 7},
+        {"pid": -1},
+        {"pid": True},
+        {"pid": 10**40},
+        {"began_timestamp_seconds": float("nan")},
+        {"duration_seconds": "1"},
+        {"name": "x" * 5000},
+        {"devices": {}},
+        {"devices": [7]},
+        {"devices": [{"uuid": "GPU-0"}]},
+        {"devices": [{}] * 1000},
+        {"throttled_seconds": {"a": "b"}},
+        {"errors": []},
+        {"xids": {str(n): 1 for n in range(1000)}},
+    ],
+)
+def test_what_is_no_receipt_is_refused(change: dict[str, Any]) -> None:
+    """A changed file is no receipt, whatever has become of it."""
+    with pytest.raises(ReceiptError):
+        from_plain({**to_plain(receipt()), **change})
+
+
+def test_continued_receipt() -> None:
+    """What an earlier daemon was told counts beside what this one was: the begin, errors, what is not said again."""
+    before = receipt(ended=False)
+    since = receipt_of(
+        replace(run(), began=BEGAN + 9000, report=None), BEGAN + 9100, boot_id="b0", user=None, account=NO_ACCOUNT
+    )
+    both = continued(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
+    assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
+    assert (both.steps, both.user, both.outcome) == (1000, "alice", "failed")
+    assert len(both.errors_told) == 2
+
+
+def test_log_line() -> None:
+    """One line says what it was and what it cost."""
+    assert log_line(receipt()) == (
+        "run=4711-99 name='resnet' failed after 2h13m: steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
+        "headroom_at_peak=0.9GiB gpu_seconds=8000 idle=0.10 energy=0.67kWh throttled=2m00s(sw_power_cap) "
+        "input_wait=0.10 errors=device_oom:2 xids=31:1"
+    )
+
+
+def test_log_line_of_nothing_known() -> None:
+    """It does not end in the middle of a sentence."""
+    bare = replace(run(), report=None)
+    said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=NO_ACCOUNT)
+    assert log_line(said).endswith("after 2h13m: nothing is known of it")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0ms"),
+        (0.0123, "12.3ms"),
+        (9.25, "9.25s"),
+        (59.4, "59s"),
+        (60, "1m00s"),
+        (3599.6, "1h00m"),
+        (7980, "2h13m"),
+        (90000, "1d01h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    """Durations are written as people do."""
+    assert duration(seconds) == text
+
+
+def test_amounts() -> None:
+    """Sizes and energies are written in units that leave few digits."""
+    assert [size(16384), size(15 << 20), size(GIB), size(10.14 * GIB)] == ["16 KiB", "15.0 MiB", "1.0 GiB", "10.1 GiB"]
+    assert [energy(joules) for joules in (1844, 3.6e6)] == ["1844 J", "1.00 kWh"]
+
+
+def test_reference_has_every_part() -> None:
+    """docs/receipts.md describes each dataclass that a receipt is made of."""
+    assert set(RECEIPT_PARTS) == set(PARTS)

@@ -1,0 +1,208 @@
+"""`gpuwarden runs` as people meet it: in a terminal of 80 columns, with names that are none of ours."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from struct import pack
+
+import pytest
+from receipt_cases import BEGAN, receipt
+from services import Daemon, ending, free_port
+
+from gpuwarden.runs.receipt import Receipt, to_plain
+from gpuwarden.runs.receipt_files import stem_of
+from mock_nvml import MockNvml
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\r\n\u202egpj.exe\x9b31m"
+WIDE = "模型" * 20
+COLUMNS = 80
+
+
+def kept() -> Iterator[Receipt]:
+    """Make the receipts of runs that ended."""
+    for number, name in enumerate(("resnet", EVIL, WIDE, "a" * 119)):
+        made = receipt(pid=4000 + number, name=name)
+        yield replace(made, began_timestamp_seconds=BEGAN + number, evidence=EVIL if name == EVIL else "it said: exit")
+    evil = receipt(pid=5000)
+    error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
+    yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
+    yield replace(receipt(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Iterator[Daemon]:
+    """Give a daemon that has receipts of the past."""
+    folder = tmp_path_factory.mktemp("runs")
+    receipts = folder / "state/receipts"
+    receipts.mkdir(parents=True)
+    for each in kept():
+        (receipts / f"{stem_of(each)}.json").write_text(json.dumps(to_plain(each)))
+    daemon = Daemon(folder, env=MockNvml(mock_nvml_library, folder).env(gpus=1))
+    with ending(daemon):
+        yield daemon
+
+
+def run(*arguments: str, port: int, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `gpuwarden runs` to its end."""
+    command = [sys.executable, "-m", "gpuwarden", "runs", *arguments, "--listen", f"127.0.0.1:{port}"]
+    environment = {**os.environ, "TZ": "UTC", **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+def in_terminal(*arguments: str, port: int) -> str:
+    """Run it in a terminal of 80 columns, and return what that gets."""
+    command = [sys.executable, "-m", "gpuwarden", "runs", *arguments, "--listen", f"127.0.0.1:{port}"]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, COLUMNS, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                read = os.read(ours, 65536)
+            except OSError:  # the other end is closed: how Linux ends a terminal
+                break
+            if not read:
+                break
+            written += read
+        assert process.wait(60) == 0, written
+    os.close(ours)
+    return written.decode().replace("\r\n", "\n")
+
+
+def cells(line: str) -> int:
+    """Count the columns that a line takes."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
+
+
+def test_list_fits_a_terminal(daemon: Daemon) -> None:
+    """Each run takes one line, however long its name, and ids are whole."""
+    lines = in_terminal(port=daemon.port).splitlines()
+    assert lines[0].split() == ["RUN", "NAME", "STATE", "BEGAN", "FOR", "STEPS", "PEAK"]
+    assert len(lines) == 7
+    assert [line for line in lines if cells(line) > COLUMNS] == []
+    assert [line.split()[0] for line in lines[1:]] == ["4003-99", "4002-99", "4001-99", "5000-99", "4000-99", "5000-99"]
+    assert "  failed  " in lines[5]
+    assert "  10.1 GiB" in lines[5]
+
+
+@pytest.mark.parametrize("arguments", [[], ["show", "4001"], ["show", "4002"], ["show", "5000-99"], ["list", "--past"]])
+def test_terminal_gets_nothing_to_obey(daemon: Daemon, arguments: list[str]) -> None:
+    """Whatever a run calls itself, or says of its errors, is only shown, and in the terminal's width."""
+    text = in_terminal(*arguments, port=daemon.port)
+    assert {character for character in text if not character.isprintable()} == {"\n"}
+    assert max(map(cells, text.splitlines())) <= COLUMNS
+    assert "\N{REPLACEMENT CHARACTER}" in text or arguments == ["show", "4002"]
+
+
+def test_show_says_all(daemon: Daemon) -> None:
+    """What it was, did and cost, its devices, and its errors with their evidence, are there in words."""
+    done = run("show", "4000", port=daemon.port)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = dict(line.split(None, 1) for line in done.stdout.splitlines() if line and not line.startswith(" "))
+    assert said["outcome"] == "failed (it said: exit)"
+    assert said["lasted"] == "2h13m"
+    assert said["job"] == "slurm-17 rank 1 of 4"
+    assert said["process"] == "pid 4000 of alice 1000"
+    assert said["input"] == "wait    10 % of step time"
+    assert said["throttled"] == "2m00s by sw_power_cap"
+    for words in (
+        "wanted      4.0 GiB for [20000,4000] float by MatMul on GPU:0 from GPU_0_bfc",
+        "headroom    2.5 GiB on GPU-0",
+        "in use      9.0 GiB of 11.0 GiB on GPU:0",
+        "said        OOM when allocating tensor with shape[20000,4000]",
+        "headroom    0.9 GiB at that peak",
+    ):
+        assert f"\n  {words}\n" in done.stdout, words
+    assert "\n\nNVIDIA H100 80GB HBM3 GPU-0\n  held " in done.stdout
+
+
+def test_show_of_several_boots_is_the_newest(daemon: Daemon) -> None:
+    """Ids are unique for as long as the machine runs; a file has what an earlier one of that id was."""
+    assert "name          resnet" in run("show", "5000-99", port=daemon.port).stdout
+
+
+def test_prefix_has_to_be_unique(daemon: Daemon) -> None:
+    """A begin that several have, or none, is told with what there is."""
+    done = run("show", "400", port=daemon.port)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "gpuwarden: 400 is the begin of 4 runs: 4003-99, 4002-99, 4001-99, 4000-99\n"
+    done = run("show", "7\x1b[2J", port=daemon.port)
+    assert done.returncode == 1
+    assert "no run 7\N{REPLACEMENT CHARACTER}[2J is known" in done.stderr
+    assert "Receipts lie in /" in done.stderr
+
+
+def test_json(daemon: Daemon) -> None:
+    """For programs there is what the API says, whole."""
+    listed = json.loads(run("--json", port=daemon.port).stdout)
+    assert [each["name"] for each in listed["past"]][2:4] == [EVIL, "resnet"]
+    assert listed["live"] == []
+    newest = json.loads(run("list", "--json", "--limit", "2", port=daemon.port).stdout)
+    assert newest == {**listed, "past": listed["past"][:2]}
+    shown = json.loads(run("--json", "show", "4001", port=daemon.port).stdout)
+    assert shown == listed["past"][2]
+
+
+def test_choices(daemon: Daemon) -> None:
+    """Runs that go on can be had alone, and the newest alone."""
+    assert run("list", "--live", port=daemon.port).stdout.startswith("no training run ")
+    assert len(run("--past", "--limit", "1", port=daemon.port).stdout.splitlines()) == 2
+    wrong = run("--limit", "0", port=daemon.port)
+    assert (wrong.returncode, "want a number of 1 or more" in wrong.stderr) == (2, True)
+
+
+def test_ascii_terminal_gets_question_marks(daemon: Daemon) -> None:
+    """A terminal that knows no other letters is no reason to fail."""
+    done = run(port=daemon.port, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "80"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "??" in done.stdout
+
+
+def test_without_a_daemon(tmp_path: Path) -> None:
+    """It says so, what to do, and where receipts of the past lie."""
+    done = run(port=free_port(), env={"STATE_DIRECTORY": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no daemon answers at http://127.0.0.1:" in done.stderr
+    assert "--listen or --config" in done.stderr
+    assert f"{tmp_path}/receipts" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
+    """The daemon's own configuration says where it listens, on every address too."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"web: {{listen: '0.0.0.0:{daemon.port}'}}\n")
+    command = [sys.executable, "-m", "gpuwarden", "runs", "show", "4000", "--config", str(config)]
+    proxied = {**os.environ, "http_proxy": "http://127.0.0.1:9"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=proxied)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_stranger_on_the_port(mock_nvml_library: Path) -> None:
+    """Another program's answer is no list of runs."""
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline().split(" port ")[1].split()[0])
+        done = run(port=port)
+        other.kill()
+    assert done.returncode == 1
+    assert "is no gpuwarden that knows of runs: it answers with status 404" in done.stderr
