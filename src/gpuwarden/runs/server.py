@@ -223,6 +223,8 @@ class RunServer:
         peer = self._connections.peer(connection)
         try:
             self._registry.receive(peer, decode(data), time.monotonic())
+            while self._registry.displaced:
+                self._hang_up(self._registry.displaced.pop())
         except ProtocolError as error:
             self._reject(peer, error)
             if error.reason in ("too_many_runs", "no_hello"):  # a run that reconnects says hello, and may have room
@@ -256,6 +258,10 @@ class RunServer:
             self._registry.disconnected(peer, time.monotonic())
         else:  # nothing watches the process: the connection's end is all there is to see
             self._registry.exited(peer, time.monotonic())
+
+    def _hang_up(self, peer: Peer) -> None:
+        for connection in self._connections.of(peer):
+            self._close(connection)
 
     def _forget_process(self, peer: Peer) -> None:
         pidfd = self._pidfds.pop(peer, None)
