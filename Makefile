@@ -23,6 +23,7 @@ demo: ## a real training climbs to its memory limit, and the alert fires
 test: ## all tests; sets up what it needs
 	@tools/environment.sh test
 	@tools/system-parts.sh
+	@tools/keras2.sh $(BIN)/python
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 check: lint test ## what CI runs: lint and test

@@ -51,7 +51,7 @@ class Effort:
     scrapes: int  # of each kind in a row, in all rounds together
 
 
-FULL = Effort(starts=5, settle=3, rounds=3, quiet=20, scraped=30, scrapes=300)
+FULL = Effort(starts=5, settle=3, rounds=3, quiet=30, scraped=30, scrapes=300)
 QUICK = Effort(starts=1, settle=0.5, rounds=1, quiet=1, scraped=3, scrapes=10)
 
 ALONE, SELDOM, OFTEN = "no scrapes", "a scrape every 15 s", "a scrape every second"

@@ -42,7 +42,7 @@ ONCE_A_POLL = "nvmlDeviceGetUtilizationRates"  # and GPU, in the peer
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure, in seconds; whole slow intervals (10 s), or the slow tier falls unevenly."""
+    """How long to measure, in seconds; whole slow intervals (15 s), or the slow tier falls unevenly."""
 
     settle: float
     quiet: float
@@ -50,7 +50,7 @@ class Effort:
     driver: int  # two slow intervals at least
 
 
-FULL = Effort(settle=5, quiet=20, scraped=20, driver=30)
+FULL = Effort(settle=5, quiet=30, scraped=30, driver=30)
 QUICK = Effort(settle=0.5, quiet=1, scraped=2, driver=2)
 
 

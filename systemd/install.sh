@@ -185,8 +185,7 @@ uninstall() {
     rm -rf /run/gpuwarden
     [ ! -f "$prefix/pyvenv.cfg" ] || rm -rf "$prefix"
     if [ "$1" = --purge ]; then
-        # Of a service without a user of its own, the one is a link to the other.
-        rm -rf "${config%/*}" "$unit.d" "$state" "${state%/*}/private/${state##*/}"
+        rm -rf "${config%/*}" "$unit.d" "$state"
         ! getent passwd "$user" >/dev/null || userdel "$user"
         echo "gpuwarden, its configuration, its receipts of runs and its user are removed"
     else

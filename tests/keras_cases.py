@@ -1,4 +1,4 @@
-"""Real training for test_keras.py, one process for all cases: `python keras_cases.py FOLDER` prints what each saw.
+"""Real training for test_keras.py: `python keras_cases.py FOLDER [CASE ...]` prints what each case saw.
 
 A process of its own, since the allocator is chosen before TensorFlow is imported, and since the client reports a
 process. Each case trains against a daemon's socket of its own and returns what it saw in JSON's types.
@@ -9,12 +9,16 @@ process. Each case trains against a daemon's socket of its own and returns what 
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import os
 import pickle
+import signal
 import sys
+import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +34,7 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 from receiver import Receiver
 
 from gpuwarden.client.frameworks.tensorflow import physical_devices
+from gpuwarden.client.wrapped import unwrap
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol import Hello, Report
 
@@ -58,7 +63,12 @@ class Daemon(Receiver):
 
     def heard(self) -> list[dict[str, Any]]:
         """Give all that the one connection has said, each message with its type."""
-        return [{"type": type(each).__name__} | asdict(each) for each in self.accept().waiting()]
+        self.accept()
+        return self.more()
+
+    def more(self) -> list[dict[str, Any]]:
+        """Give what the same connection has said since."""
+        return [{"type": type(each).__name__} | asdict(each) for each in self._peers[-1].waiting()]
 
 
 def model(**compiling: Any) -> Any:
@@ -109,11 +119,72 @@ class Witness(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no 
         self.seen.append(tf.config.experimental.get_memory_info("CPU:0"))
 
 
+class Sight(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Notes before which of the model's functions somebody stands, each time that one is about to be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[str]] = []
+
+    def look(self, *_: Any, **__: Any) -> None:
+        """Look."""
+        self.seen.append(watched(self.model))
+
+    on_train_batch_begin = on_test_batch_begin = on_predict_batch_begin = on_train_end = look
+
+
+class Anew(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Has the train function made anew in the third epoch, before GpuWarden hears of it."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        if epoch == 2:
+            self.model.make_train_function(force=True)
+
+
+class Kept(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Saves, copies and pickles the model in the middle of its fit."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.copies: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.model.save(self.folder / f"{epoch}.keras")
+        self.copies = [keras.models.load_model(self.folder / f"{epoch}.keras"), copy.deepcopy(self.model)]
+
+
 class Stop(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Asks a fit to stop at the end of its third batch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
         self.model.stop_training = batch == 2
+
+
+class Raising(keras.Model):  # type: ignore[misc] # Keras ships no types
+    """A model whose steps raise, each while it holds a tensor."""
+
+    def __init__(self, *errors: BaseException | None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.dense = keras.layers.Dense(1)
+        self.errors = list(errors)
+        self.held: list[weakref.ref[Any]] = []
+
+    def call(self, x: Any) -> Any:  # noqa: D102
+        return self.dense(x)
+
+    def train_step(self, batch: Any) -> Any:  # noqa: D102
+        tensor = tf.zeros((1000, 1000)) + 1
+        self.held.append(weakref.ref(tensor))
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return super().train_step(batch)
+
+    def test_step(self, batch: Any) -> Any:  # noqa: D102
+        if self.errors:
+            raise self.errors.pop(0) or ValueError
+        return super().test_step(batch)
 
 
 class Fail(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -122,6 +193,12 @@ class Fail(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
         if batch == 1:
             raise ZeroDivisionError("from another callback")
+
+
+def watched(model: Any) -> list[str]:
+    """Name the model's functions before which somebody stands."""
+    functions = {kind: getattr(model, f"{kind}_function") for kind in ("train", "test", "predict")}
+    return [kind for kind, function in functions.items() if unwrap(function) is not function]
 
 
 def case_validation(daemon: Daemon) -> Any:
@@ -251,7 +328,152 @@ def case_out_of_memory(daemon: Daemon) -> Any:
         raised, shown = str(error), traceback.format_exc()
     held.clear()
     fit(model(), callback)
-    return {"raised": raised, "shown": shown, "heard": daemon.heard()}
+    left = watched(wide)
+    return {"raised": raised, "shown": shown, "left": left, "heard": daemon.heard()}
+
+
+def case_compiled_out_of_memory(daemon: Daemon) -> Any:
+    wide = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(8000), keras.layers.Dense(1)])
+    wide.compile(optimizer="sgd", loss="mse", jit_compile=True)
+    x = np.ones((20_000, 3), "float32")
+    try:
+        wide.fit(x, x[:, :1], batch_size=len(x), verbose=0, callbacks=[daemon.callback()])
+    except tf.errors.ResourceExhaustedError:
+        return daemon.heard()
+
+
+def case_retry(daemon: Daemon) -> Any:
+    trained = Raising(None, RuntimeError("the second step"))
+    trained.compile("sgd", "mse", run_eagerly=True)
+    callback, raised = daemon.callback(), None
+    try:
+        fit(trained, callback, epochs=1)
+    except RuntimeError as error:
+        raised = str(error)
+    gc.collect()
+    held = sum(each() is not None for each in trained.held)
+    failed, left = daemon.heard(), watched(trained)
+    fit(trained, callback, epochs=1)
+    return {"raised": raised, "held": held, "left": left, "failed": failed, "again": daemon.more()}
+
+
+def case_interrupted(daemon: Daemon) -> Any:
+    trained = Raising(None, KeyboardInterrupt())
+    trained.compile("sgd", "mse", run_eagerly=True)
+    try:
+        fit(trained, daemon.callback(), epochs=1)
+    except KeyboardInterrupt:
+        return daemon.heard()
+
+
+def case_error_in_validation(daemon: Daemon) -> Any:
+    trained = Raising()
+    trained.compile("sgd", "mse", run_eagerly=True)
+
+    class Later(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            trained.errors = [None] * BATCHES + [ValueError("the second validation")]
+
+    try:
+        fit(trained, daemon.callback(), Later(), validation_data=data(1))
+    except ValueError as error:
+        raised = str(error)
+    return {"raised": raised, "left": watched(trained), "heard": daemon.heard()}
+
+
+def case_error_in_evaluation(daemon: Daemon) -> Any:
+    trained = Raising(ValueError("the first step"))
+    trained.compile("sgd", "mse", run_eagerly=True)
+    try:
+        trained.evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
+    except ValueError:
+        return daemon.heard()
+
+
+def case_error_in_data(daemon: Daemon) -> Any:
+    def batches() -> Iterator[tuple[Any, Any]]:
+        x, y = data()
+        yield x[:2], y[:2]
+        raise ZeroDivisionError("of the data")
+
+    signature = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
+    failing = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    try:
+        model().fit(failing, verbose=0, callbacks=[daemon.callback()])
+    except tf.errors.OpError:
+        return daemon.heard()
+
+
+def case_functions(daemon: Daemon) -> Any:
+    trained, sight = model(), Sight()
+    fit(trained, Anew(), daemon.callback(), sight, epochs=3, validation_data=data(1))
+    trained.predict(data()[0], verbose=0, callbacks=[daemon.callback(), sight])
+    return {"seen": sight.seen, "left": watched(trained)}
+
+
+def case_traced_again(daemon: Daemon) -> Any:
+    fit(model(), Anew(), daemon.callback(), epochs=3)
+    return daemon.heard()
+
+
+def case_kept_while_watched(daemon: Daemon) -> Any:
+    folder, trained = Path(daemon.path + ".d"), model()
+    folder.mkdir()
+    kept = Kept(folder)
+    fit(trained, daemon.callback(), kept)
+    for each in kept.copies:
+        fit(each, daemon.callback())
+    return {"heard": daemon.heard(), "left": [watched(each) for each in kept.copies]}
+
+
+def case_short_batches(daemon: Daemon) -> Any:
+    trained = model()
+    callback = daemon.callback(loss=True)
+    history = trained.fit(
+        *data(), batch_size=3, epochs=2, verbose=0, shuffle=False, callbacks=[callback], validation_data=data(1)
+    ).history
+    return {"heard": daemon.heard(), "loss": history["loss"][-1]}
+
+
+def case_own_step(daemon: Daemon) -> Any:
+    trained = Raising()
+    trained.compile("sgd", "mse")
+    fit(trained, daemon.callback(loss=True))
+    return daemon.heard()
+
+
+def case_forked_workers(daemon: Daemon) -> Any:
+    callback, children = daemon.callback(), []
+
+    class Forks(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)  # holds what it has inherited, for as long as the test may take
+                os._exit(0)
+            children.append(child)
+
+    fit(model(), callback, Forks())
+    peer = daemon.accept()
+    peer.waiting()
+    run = callback._run
+    assert run is not None
+    run._connection.close()
+    ended = peer.receive() is None
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return {"ended": ended, "children": len(children)}
+
+
+def case_several_workers(daemon: Daemon) -> Any:
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    )
+    callback = daemon.callback()
+    model().predict(data()[0], verbose=0, callbacks=[callback])
+    del os.environ["TF_CONFIG"]
+    return daemon.heard()
 
 
 def case_copies(daemon: Daemon) -> Any:
@@ -361,4 +583,7 @@ def saw(case: Callable[[Daemon], Any], folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     cases = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
-    print(json.dumps({name: saw(case, Path(sys.argv[1])) for name, case in cases.items()}))  # noqa: T201 - the result
+    fatal = "compiled_out_of_memory"  # TensorFlow crashes later in a process where XLA had none
+    cases = {name: cases[name] for name in sys.argv[2:] or cases if name != fatal or name in sys.argv}
+    print(json.dumps({name: saw(case, Path(sys.argv[1])) for name, case in cases.items()}), flush=True)  # noqa: T201 - the result
+    os._exit(0)

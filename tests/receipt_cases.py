@@ -75,7 +75,9 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
         usage=Usage(9000.5, 5 * GIB, GIB, Present(2 * GIB, 3, "running", 8.0, None)),
         began=BEGAN,
         errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}),),
-        ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980) if ended else None,
+        ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
+        if ended
+        else None,
         account=account,
     )
 

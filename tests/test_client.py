@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -418,6 +419,36 @@ def test_default_name(monkeypatch: pytest.MonkeyPatch, argv: list[str], name: st
     assert default_name() == name
 
 
+def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook is called by its file where Jupyter's server says which it is."""
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/python3/ipykernel_launcher.py"])
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/u/vit.ipynb")
+    assert default_name() == "vit.ipynb"
+
+
+PROMPT = """
+import code, sys
+from gpuwarden.client.run import join
+from gpuwarden.protocol import Hello
+join(sys.argv[1], Hello("a", "b", {})).report(0)
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    "survived",
+    [
+        "sys.ps1 = '>>> '\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.last_type = sys.exc_info()[0]",
+        "code.InteractiveInterpreter().runsource('1 / 0')",
+    ],
+    ids=["prompt", "console"],
+)
+def test_exception_that_was_survived(daemon: Receiver, survived: str) -> None:
+    """An exception that a prompt or a console has printed did not end the run."""
+    assert python(PROMPT % survived, daemon.path).returncode == 0
+    assert daemon.accept().waiting()[-1] == END
+
+
 def test_imports() -> None:
     """A training process imports nothing but the standard library for the client."""
     script = """
@@ -485,7 +516,7 @@ def test_several_an_execution(run: Run, clock: Clock) -> None:
 
 def test_unknown_length(run: Run, clock: Clock) -> None:
     """Where Keras does not know an epoch's length, its last begin found no data and is no step."""
-    play(Steps(run, 1, None, lambda: 17, clock), clock, 5)
+    play(Steps(run, 1, None, updates=lambda: 17, clock=clock), clock, 5)
     assert (run.steps, run.durations.total) == (4, 6.0)
 
 
@@ -503,13 +534,13 @@ def test_stopped(run: Run, clock: Clock) -> None:
 def test_unknown_length_several(run: Run, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
     """The optimizer tells how many steps a short last execution made, within what the executions allow."""
     answers = iter(updates)
-    play(Steps(run, 3, None, lambda: next(answers), clock), clock, 5)
+    play(Steps(run, 3, None, updates=lambda: next(answers), clock=clock), clock, 5)
     assert run.steps == steps
 
 
 def test_never_more_than_made(run: Run, clock: Clock) -> None:
     """While an epoch of unknown length runs, an execution that may be short is not counted yet."""
-    steps = Steps(run, 3, None, lambda: 0, clock)
+    steps = Steps(run, 3, None, updates=lambda: 0, clock=clock)
     steps.begin_epoch()
     counted = []
     for _ in range(4):
@@ -532,9 +563,106 @@ def test_failed_fit(run: Run, clock: Clock) -> None:
     assert failed.superseded()
 
 
+def test_step_that_failed(run: Run, clock: Clock) -> None:
+    """Of an execution that raised no step counts, and none is under way."""
+    steps = Steps(run, 1, 10, clock=clock)
+    steps.begin_epoch()
+    for _ in range(4):
+        steps.begin()
+        clock.now += 2
+    assert run.stepping
+    steps.fail()
+    assert (run.steps, run.durations.total, run.stepping) == (3, 4.0, False)
+
+
+def test_stepping_is_told_at_once(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+    """The first step of an epoch is told when it begins: it may hang."""
+    run = Run(connection)
+    run.report(clock.now)
+    steps = Steps(run, 1, 10, clock=clock)
+    steps.begin_epoch()
+    clock.now += 0.001
+    steps.begin()
+    last = daemon.accept().waiting()[-1]
+    assert isinstance(last, Report)
+    assert (last.stepping, last.batch) == (True, 0)
+    steps.end_epoch(stopped=False)
+    assert not run.stepping
+
+
+def play_traced(run: Run, clock: Clock, traces: list[object], durations: list[float]) -> None:
+    """Play an epoch whose executions take so long, with what the traces are told to be as each of them ends."""
+    told = iter(traces)
+    steps = Steps(run, 1, len(durations), traces=lambda: next(told), clock=clock)
+    steps.begin_epoch()
+    for seconds in durations:
+        run.due = 0.0  # looks after each
+        steps.begin()
+        clock.now += seconds
+    steps.end_epoch(stopped=False)
+
+
+@pytest.mark.parametrize(
+    ("traces", "compiled", "timed"),
+    [
+        ([0, 1, 1, 1, 1], 100.0, 3),
+        ([1, 1, 1, 1, 1], 0.0, 4),
+        ([0, 1, 1, 2, 2], 150.0, 2),
+        ([0, 1, 2, 2, 2], 100.0, 3),
+        ([None] * 5, None, 3),
+    ],
+    ids=["first", "compiled by an earlier fit", "retraced", "retraced at no cost", "unknown"],
+)
+def test_compiling(
+    connection: Connection, clock: Clock, traces: list[object], compiled: float | None, timed: int
+) -> None:
+    """An execution that traced is timed apart if it took that long; where nobody can tell the first has no time."""
+    run = Run(connection)
+    play_traced(run, clock, traces, [100.0, 1.0, 50.0, 1.0])
+    assert (run.steps, run.compile_seconds, sum(run.durations.buckets)) == (4, compiled, timed)
+
+
+def test_looks_are_seldom(connection: Connection, clock: Clock) -> None:
+    """What is read from the device between steps is read once a second."""
+    run = Run(connection)
+    looked: list[float] = []
+    steps = Steps(run, 1, None, looks=lambda: looked.append(clock.now), clock=clock)
+    steps.begin_epoch()
+    for _ in range(50):
+        steps.begin()
+        clock.now += 0.125
+    assert [round(after - before) for before, after in pairwise(looked)] == [1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.25), (0.0003, 0.6), (0.01, 1.0)])
+def test_slow_reports_are_rarer(connection: Connection, clock: Clock, cost: float, pause: float) -> None:
+    """Reports that take long come later, for half a thousandth of the time, but come."""
+    run = Run(connection)
+    run.memory.sample = lambda: setattr(clock, "now", clock.now + cost)  # type: ignore[method-assign] # takes that long
+    steps = Steps(run, 1, None, clock=clock)
+    steps.begin_epoch()
+    steps.begin()
+    begun = clock.now
+    steps.begin()
+    assert run.due - begun == pytest.approx(pause, rel=0.02)
+
+
+def test_nested_fit(run: Run, clock: Clock) -> None:
+    """A fit inside a fit's step takes over the counting; the outer one keeps nothing of its epoch's rest."""
+    outer = Steps(run, 1, 10, clock=clock)
+    outer.begin_epoch()
+    outer.begin()
+    play(Steps(run, 1, 2, clock=clock), clock, 2)
+    run.due = 0.0
+    for _ in range(5):
+        outer.begin()
+    assert len(outer._begins) <= 1
+    assert run.steps == 2
+
+
 def test_empty_epoch(run: Run, clock: Clock) -> None:
     """An epoch without data counts no step."""
-    play(Steps(run, 3, None, lambda: 0, clock), clock, 1)
+    play(Steps(run, 3, None, updates=lambda: 0, clock=clock), clock, 1)
     play(Steps(run, 1, None, clock=clock), clock, 0)
     assert run.steps == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from itertools import groupby
@@ -12,26 +13,33 @@ from typing import Any
 
 import pytest
 
+BATCHES = 4  # of an epoch in most cases
 TRAINING_TIME = 300  # seconds until training that hangs is ended
 MESSAGE = dict[str, Any]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Play all cases in one TensorFlow process and give what each saw."""
+def play(folder: Path, *cases: str, python: str | Path = sys.executable, **environment: str) -> dict[str, Any]:
+    """Play all cases, or some, in one TensorFlow process and give what each saw."""
     script = Path(__file__).with_name("keras_cases.py")
     played = subprocess.run(
-        [sys.executable, script, tmp_path_factory.mktemp("sockets")],
+        [python, script, folder, *cases],
         capture_output=True,
         text=True,
         timeout=TRAINING_TIME,
         check=False,
+        env=os.environ | environment,
     )
     assert played.returncode == 0, played.stderr[-4000:]
     outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
     return outcomes
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Play all cases with the Keras of this environment."""
+    return play(tmp_path_factory.mktemp("sockets"))
 
 
 @pytest.fixture
@@ -83,8 +91,8 @@ def test_visible_devices(saw: list[MESSAGE]) -> None:
 
 def test_memory(saw: Any) -> None:
     """Each report's memory is what TensorFlow says of the device in the same hook."""
-    # The fit's begin and the epoch's, then one a batch, then the epoch's end and the fit's.
-    reported = [each["memory"]["CPU:0"] for each in saw["reports"]][2:-2]
+    # The fit's begin, then one a batch, then the epoch's end and the fit's.
+    reported = [each["memory"]["CPU:0"] for each in saw["reports"]][1:-2]
     assert len(reported) == len(saw["before"]) == len(saw["after"]) == 20
     steady = [
         ({"current": said["current"], "peak": said["peak"]}, before)
@@ -116,7 +124,7 @@ def test_predict(saw: list[MESSAGE]) -> None:
         ("unknown_length_validation", 7),
         ("gradient_accumulation", 7),
         ("compiled", 7),
-        ("eager", 7),
+        ("eager", 8),
         ("mirrored", 7),
         ("twice_in_one_fit", 7),
     ],
@@ -125,8 +133,10 @@ def test_predict(saw: list[MESSAGE]) -> None:
 def test_steps(saw: list[MESSAGE], timed: int) -> None:
     """Two epochs of four batches are eight steps however Keras runs them, timed but for the execution that compiles."""
     counted = [each["steps"] for each in reports(saw)]
+    last = reports(saw)[-1]
     assert counted == sorted(counted)
-    assert (counted[-1], sum(reports(saw)[-1]["step_buckets"])) == (8, timed)
+    assert (counted[-1], sum(last["step_buckets"]), last["examples"]) == (8, timed, 16)
+    assert (last["compile_seconds"] > 0) == (timed < 8)
 
 
 @pytest.mark.parametrize("saw", ["stopped", "unknown_length_stopped"], indirect=True)
@@ -148,17 +158,158 @@ def test_repeated(saw: Any) -> None:
     assert phases(saw["heard"]) == ["train", "idle"] * 3
 
 
+def test_traced_again(saw: list[MESSAGE]) -> None:
+    """A train function that is made anew compiles anew: that step is no usual one either."""
+    last = reports(saw)[-1]
+    assert (last["steps"], sum(last["step_buckets"])) == (12, 10)
+
+
+@pytest.mark.parametrize("saw", ["repeated"], indirect=True)
+def test_second_fit_compiles_nothing(saw: Any) -> None:
+    """A second fit of the same model has no step that compiles; one of another model has."""
+    assert sum(reports(saw["heard"])[-1]["step_buckets"]) == 22
+
+
+@pytest.mark.parametrize("saw", ["validation"], indirect=True)
+def test_stepping(saw: list[MESSAGE]) -> None:
+    """A step is under way from an epoch's first on, which is told at once, until validation or the end."""
+    told = [(each["phase"], each["stepping"], each["epoch"]) for each in reports(saw)]
+    # A step that takes longer than the reports' interval is told again.
+    assert [each for each, _ in groupby(told)] == [
+        ("train", False, None),
+        ("train", True, 0),
+        ("test", False, 0),
+        ("train", False, 0),
+        ("train", True, 1),
+        ("test", False, 1),
+        ("train", False, 1),
+        ("idle", False, 1),
+    ]
+
+
+def test_short_batches(saw: Any) -> None:
+    """Examples are counted one by one, without validation's, and the loss is Keras's of the epoch."""
+    last = reports(saw["heard"])[-1]
+    assert (last["steps"], last["examples"]) == (6, 16)
+    assert last["loss"] == pytest.approx(saw["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("saw", ["validation"], indirect=True)
+def test_loss_is_asked_for(saw: list[MESSAGE]) -> None:
+    """The loss is not reported unless the user says so."""
+    assert {each["loss"] for each in reports(saw)} == {None}
+
+
+def test_own_step(saw: list[MESSAGE]) -> None:
+    """Of a step that the user wrote nobody knows what it counts: no examples and no loss."""
+    last = reports(saw)[-1]
+    assert (last["steps"], last["examples"], last["loss"]) == (8, None, None)
+
+
 def test_other_callback_raises(saw: Any) -> None:
     """Another callback's exception leaves fit as it is, and an evaluation after it ends idle."""
     assert saw["raised"] == "from another callback"
     assert phases(saw["heard"]) == ["train", "test", "idle"]
+    assert [each["stepping"] for each in reports(saw["heard"])][-2:] == [False, False]
+
+
+def errors(messages: list[MESSAGE]) -> list[MESSAGE]:
+    """Keep the errors."""
+    return [each for each in messages if each["type"] == "Error"]
 
 
 def test_out_of_memory(saw: Any) -> None:
-    """A real out-of-memory leaves fit as TensorFlow raised it, without a frame of ours, and the callback works on."""
+    """A real out-of-memory reaches the user as raised, is told with its memory, and the callback works on."""
     assert "OOM when allocating tensor with shape[" in saw["raised"]
-    assert "gpuwarden" not in saw["shown"]
-    assert reports(saw["heard"])[-1]["steps"] == 8
+    ours = saw["shown"].replace(saw["raised"], "").count("gpuwarden")
+    assert ours == 1  # the frame of the call that raised
+    (error,) = errors(saw["heard"])
+    assert (error["exception"], error["phase"]) == ("ResourceExhaustedError", "train")
+    assert "oom" in error["kind"]
+    assert "OOM when allocating tensor with shape[" in error["text"]
+    assert error["memory"]["CPU:0"]["peak"] > 500 << 20
+    last = reports(saw["heard"])[-1]
+    assert (last["steps"], last["errors"]) == (8, {error["kind"]: 1})
+    assert saw["left"] == []
+
+
+def test_compiled_out_of_memory(tmp_path: Path) -> None:
+    """XLA's out-of-memory is told, with how much was asked for and without the shape that XLA does not tell."""
+    played = play(tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]
+    (error,) = errors(played["saw"])
+    assert "oom" in error["kind"]
+    assert [each["requested"] > 500 << 20 for each in error["allocations"]] == [True]
+    assert error["allocations"][0]["shape"] is None
+
+
+def test_retry(saw: Any) -> None:
+    """After an error nothing of it is held, the model is as it was, the run idle, and the next fit counts on."""
+    assert saw["raised"] == "the second step"
+    assert saw["held"] == 0
+    assert saw["left"] == []
+    (error,) = errors(saw["failed"])
+    assert (error["exception"], error["text"], error["phase"]) == ("RuntimeError", "the second step", "train")
+    last = reports(saw["failed"])[-1]
+    assert (last["phase"], last["stepping"], last["steps"]) == ("idle", False, 1)
+    assert phases(saw["again"]) == ["train", "idle"]
+    assert reports(saw["again"])[-1]["steps"] == 5
+
+
+def test_interrupted(saw: list[MESSAGE]) -> None:
+    """An interrupt ends the fit and is no error."""
+    assert errors(saw) == []
+    assert [(each["phase"], each["stepping"]) for each in reports(saw)][-1] == ("idle", False)
+
+
+def test_error_in_validation(saw: Any) -> None:
+    """An error of a validation is told as such, and nobody stands before any function of the model after it."""
+    assert saw["raised"] == "the second validation"
+    assert [each["phase"] for each in errors(saw["heard"])] == ["test"]
+    assert phases(saw["heard"]) == ["train", "test", "train", "test", "idle"]
+    assert saw["left"] == []
+
+
+def test_error_in_evaluation(saw: list[MESSAGE]) -> None:
+    """An error of an evaluation on its own is told."""
+    assert [(each["phase"], each["steps"]) for each in errors(saw)] == [("test", 0)]
+
+
+def test_error_in_data(saw: list[MESSAGE]) -> None:
+    """An error of the user's data, which ends the fit, is told; the data's end is not."""
+    (error,) = errors(saw)
+    assert "ZeroDivisionError: of the data" in error["text"]
+
+
+@pytest.mark.parametrize("saw", ["unknown_length"], indirect=True)
+def test_end_of_data(saw: list[MESSAGE]) -> None:
+    """The end of data of an unknown length is no error."""
+    assert errors(saw) == []
+
+
+def test_functions(saw: Any) -> None:
+    """Each function is watched while it is in use, also once it was made anew, and left bare at the end."""
+    during = ["train"] * BATCHES + ["test"]
+    assert all(kind in each for each, kind in zip(saw["seen"], during * 3, strict=False))
+    at_end, in_prediction = saw["seen"][len(during * 3) :]
+    assert "predict" in in_prediction
+    assert at_end == saw["left"] == []
+
+
+def test_kept_while_watched(saw: Any) -> None:
+    """A model that is saved or copied in the middle of a fit is whole, trains, and has nobody before its functions."""
+    assert reports(saw["heard"])[-1]["steps"] == 24
+    assert saw["left"] == [[], []]
+
+
+def test_forked_workers(saw: Any) -> None:
+    """Processes forked in the middle of a fit, which live on, do not keep its connection from ending."""
+    assert saw == {"ended": True, "children": 2}
+
+
+def test_several_workers(saw: list[MESSAGE]) -> None:
+    """A worker of a cluster says which job it is of, and its rank."""
+    assert (saw[0]["rank"], saw[0]["world_size"]) == (1, 2)
+    assert saw[0]["job"].startswith("cluster-")
 
 
 @pytest.mark.parametrize("saw", ["out_of_memory"], indirect=True)

@@ -50,6 +50,7 @@ def test_receipt_is_written_and_found_again(tmp_path: Path) -> None:
     (file,) = folder.iterdir()
     assert file.name == "20270115T080000Z-4711-99.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
     assert json.loads(file.read_text()) == to_plain(receipt())
     close(files)
     found = ReceiptFiles(folder, 9).open(256)

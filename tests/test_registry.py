@@ -17,6 +17,7 @@ from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.stall import Stall
+from gpuwarden.runs.table import RunReadings
 from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)
@@ -84,6 +85,39 @@ def test_later_hello_counts() -> None:
     runs.receive(ALICE, report(), 122.0)
     (run,) = runs.runs(BOX, 122.0)
     assert run.hello.name == "bert"
+
+
+@pytest.mark.parametrize("changed", [{"rank": 1}, {"job": "other"}])
+def test_later_place_waits(changed: dict[str, object]) -> None:
+    """Whatever of a hello becomes a label changes once an expiry at most."""
+    runs = registry()
+    first = replace(HELLO, job="77", rank=0, world_size=2)
+    runs.receive(ALICE, first, 0.0)
+    runs.receive(ALICE, replace(first, **changed), 1.0)  # type: ignore[arg-type] # a field each
+    assert runs.runs(BOX, 2.0)[0].hello == first
+
+
+def test_rows_of_a_worker() -> None:
+    """A worker's info names its job and rank, that of a single process has them empty."""
+    runs = registry()
+    runs.receive(ALICE, replace(HELLO, job="77", rank=0, world_size=2), 0.0)
+    runs.receive(BOB, HELLO, 0.0)
+    assert [RunReadings.info.read(run) for run in runs.runs(BOX, 1.0)] == [
+        {("resnet", "tensorflow 2.21.0", "7", "1000", "77", "0"): 1},
+        {("resnet", "tensorflow 2.21.0", "8", "1001", "", ""): 1},
+    ]
+
+
+def test_rows_that_are_not_known() -> None:
+    """Examples, time spent compiling and the loss are there where the run told them, the loss while it is current."""
+    runs = registry()
+    runs.receive(ALICE, HELLO, 0.0)
+    rows = (RunReadings.examples_total, RunReadings.compile_seconds_total, RunReadings.loss)
+    runs.receive(ALICE, report(), 1.0)
+    assert [row.read(runs.runs(BOX, 2.0)[0]) for row in rows] == [None, None, None]
+    runs.receive(ALICE, replace(report(), examples=640, compile_seconds=0.0, loss=-0.5), 3.0)
+    assert [row.read(runs.runs(BOX, 4.0)[0]) for row in rows] == [640, 0.0, -0.5]
+    assert [row.read(runs.runs(BOX, 99.0)[0]) for row in rows] == [640, 0.0, None]
 
 
 def test_silent_run_makes_room() -> None:

@@ -26,6 +26,8 @@ NUMBERS: dict[str, set[float]] = {
     "RunPeakNearOutOfMemory": {thresholds.NEAR_OUT_OF_MEMORY, thresholds.PEAK_RISE_SECONDS},
     "RunStalled": {1},
     "RunDied": {0, thresholds.DIED_SECONDS},
+    "RunOutOfMemory": {thresholds.ERROR_SECONDS},
+    "RunInputBound": {thresholds.INPUT_BOUND, thresholds.INPUT_BOUND_SECONDS},
     "GpuNearThermalSlowdown": {thresholds.NEAR_SLOWDOWN},
     "GpuDown": {0},
     "GpuMissing": {0},
@@ -117,7 +119,7 @@ def test_template_labels_are_in_the_result(alert: str) -> None:
 def test_alert_says_what_to_do(alert: str) -> None:
     """Each alert has a severity, a constant summary, and a section of docs/alerts.md its annotation leads to."""
     annotations = ALERTS[alert]["annotations"]
-    assert ALERTS[alert]["labels"]["severity"] in {"critical", "warning"}
+    assert ALERTS[alert]["labels"]["severity"] in {"critical", "warning", "info"}
     assert "{{" not in annotations["summary"]
     assert annotations["summary"].endswith(".")
     assert annotations["runbook"] == f"docs/alerts.md#{alert.lower()}"

@@ -4,12 +4,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
+from unittest.mock import Mock, PropertyMock
 
 import pynvml
 import pytest
 from services import until
 
-from gpuwarden.gpu.nvml import nvml_error
+from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Handle
 from gpuwarden.gpu.sampler import Look, Sampler
 
 
@@ -21,15 +23,17 @@ class Memory:
         self.running = threading.Event()
         self.running.set()
         self.fails = False
+        self.used = 0
         self.look = Look()
-        self.look.aim(self._read)
+        self.look.meter = self._read, cast("Handle", 1), None, self
 
-    def _read(self) -> int:
+    def _read(self, _handle: Handle, _place: None) -> int:
         self.running.wait()
         if self.fails:
-            raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
-        self.looks.append(float(len(self.looks)))
-        return int(self.looks[-1])
+            return int(pynvml.NVML_ERROR_GPU_IS_LOST)
+        self.used = len(self.looks)
+        self.looks.append(float(self.used))
+        return 0
 
     def seen_more(self) -> Callable[[], bool]:
         """Return the question whether it was looked at since."""
@@ -108,14 +112,24 @@ def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
     until(lambda: sampling() == 0, "no thread")
 
 
-def test_the_highest_is_told_once() -> None:
-    """A peak between two readings is told in the second, and not again."""
-    values = iter([5, 9, 4, 3])
-    look = Look()
-    look.aim(lambda: next(values))
-    for _ in range(3):
-        look.take(0.0)
-    assert look.highest() == 9
-    look.take(0.0)
-    assert look.highest() == 3
-    assert look.highest() == 0
+def test_look_that_raises_is_the_polls_to_tell_too(sampler: Sampler) -> None:
+    """Whatever a source that is not the driver raises, the other GPUs are looked at."""
+    odd, other = Memory(), Memory()
+    odd.look.meter = Mock(side_effect=ValueError), cast("Handle", 1), None, odd
+    sampler.watch([odd.look, other.look])
+    until(other.seen_more(), "looks")
+    assert odd.look.highest() == 0
+
+
+def test_the_highest_is_told_once(sampler: Sampler) -> None:
+    """A peak between two readings is told in the second, and not again; what stands for no figure is none."""
+    values = iter([5, 9, 4, NOT_AVAILABLE_LONG])
+    memory = Memory()
+    answer = PropertyMock(side_effect=lambda: next(values, 3))
+    memory.look.meter = Mock(return_value=0), cast("Handle", 1), None, type("Answer", (), {"used": answer})()
+    sampler.watch([memory.look])
+    until(lambda: answer.call_count > 5, "looks")
+    sampler.stop()
+    until(lambda: sampling() == 0, "its end")
+    assert memory.look.highest() == 9
+    assert memory.look.highest() == 0

@@ -418,6 +418,8 @@ def test_page_is_compressed_once(loop: Loop) -> None:
             answer = fetch(server, Accept_Encoding="gzip")
             kept.append(server._gzipped["/metrics"][1])
             assert answer.body == kept[-1]
+        server.forget_pages()
+        assert not server._gzipped
     assert kept[0] is kept[1]
     assert zlib.decompress(kept[2], wbits=31) == PAGE[:-1]
 

@@ -120,7 +120,7 @@ class Poll:
     )
     slow_interval: float = option(
         between(DURATION, "1s", "1h"),
-        "10s",
+        "15s",
         "Time between reads of what changes slowly or costs the driver much, such as error counters, links and limits; "
         "docs/metrics.md names the tier of each metric.",
     )

@@ -12,6 +12,7 @@ from gpuwarden import systemd
 from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
+from gpuwarden.event_loop import Alarm
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, negotiate
 from gpuwarden.garbage import Garbage
 from gpuwarden.gpu import kernel_xid, pid_namespace
@@ -136,10 +137,10 @@ class Daemon:
 
         Returns whether it ended only to be started anew by another process, which can load what this one cannot.
         """
-        stop = asyncio.Event()
+        stop = Alarm()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stop.ring)
         try:
             await self.web.start(*self._config.web.listen)
             runs = self._config.runs
@@ -151,7 +152,7 @@ class Daemon:
             started()
             await self._keep_polling(stop)
         finally:
-            if stop.is_set():  # else the service goes on, in another process
+            if stop.rung:  # else the service goes on, in another process
                 systemd.notify("STOPPING=1")
             self._control.stop()
             self._poller.stop()
@@ -159,7 +160,7 @@ class Daemon:
             self._runs.stop()
             await self._receipts.stop()
             await self.web.stop()
-        return not stop.is_set()
+        return not stop.rung
 
     async def _take_commands(self) -> None:
         try:
@@ -194,17 +195,16 @@ class Daemon:
                 await self.poll()
         return f"{self.status}." if paused else f"There was no pause: {self.status}."
 
-    async def _keep_polling(self, stop: asyncio.Event) -> None:
+    async def _keep_polling(self, stop: Alarm) -> None:
         loop = asyncio.get_running_loop()
-        stopped = loop.create_task(stop.wait())
         due = loop.time()
         garbage = Garbage(due)
-        while not (stop.is_set() or self._poller.outdated):
+        while not (stop.rung or self._poller.outdated):
             if self._state:
                 self._xids.events.follow(self._state.snapshot)
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
-            await asyncio.wait([stopped], timeout=due - loop.time())
-            if not stop.is_set():
+            await stop.sleep(due)
+            if not stop.rung:
                 await self._poll_or_show_nothing()
                 garbage.collect(loop.time())
 
@@ -243,8 +243,10 @@ class Daemon:
         state = self._join(snapshot, now)
         self._teller.see(state)
         self._state, self._page = state, None
+        self.web.forget_pages()
         self._answered = self._answered or not snapshot.hung
-        systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
+        if systemd.listens():
+            systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
         return state
 
     def _feeds_watchdog(self, snapshot: Snapshot) -> bool:

@@ -19,14 +19,22 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Concatenate, ParamSpec
 
+from gpuwarden.client import keras_model
+from gpuwarden.client.errors import describe
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
+from gpuwarden.client.functions import Functions, Kind
+from gpuwarden.client.input_wait import Feed, InputWait
+from gpuwarden.client.job import place
+from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.memory import with_named
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.steps import Steps
+from gpuwarden.client.tf_data import TfData
+from gpuwarden.client.timed_next import TimedNext
 from gpuwarden.protocol import MAX_LIST, Hello, Phase, clip
 
 MAX_ERRORS = 5  # failures of our own until the callback switches itself off
-_OF_ONE_FIT = {"_run", "_steps", "_watched", "_model", "model"}
+_OF_ONE_FIT = {"_run", "_steps", "_metric", "_feed", "_functions", "_watched", "_model", "model"}
 
 P = ParamSpec("P")
 log = logging.getLogger("gpuwarden")
@@ -62,7 +70,7 @@ def _guarded(hook: Callable[Concatenate[GpuWarden, P], None]) -> Callable[Concat
         try:
             hook(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
-            self._failed(error)
+            self._stumbled(error)
 
     return guarded
 
@@ -75,8 +83,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
 
     `name` says what the run is called, by default its script. `devices` says which GPU, by UUID, a TensorFlow device
     stands for, where the daemon cannot know: `{"CPU:0": "GPU-..."}`. `socket` is the daemon's, by default
-    GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `disabled`, or
-    GPUWARDEN_DISABLED=1, switches it off.
+    GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `loss` reports the mean
+    loss of the epoch so far too. `disabled`, or GPUWARDEN_DISABLED=1, switches it off.
     """
 
     # Keras 2 would turn the logs of every batch into numbers for a callback without it, and wait for the device.
@@ -89,6 +97,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         devices: Mapping[str, str] | None = None,
         socket: str | os.PathLike[str] | None = None,
         interval: float = REPORT_INTERVAL,
+        loss: bool = False,
         disabled: bool | None = None,
     ) -> None:
         super().__init__()
@@ -106,13 +115,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._gpus = dict(gpus)
         self._socket = None if socket is None else os.fspath(socket)
         self._interval = interval
+        self._loss = loss
         self._off = os.environ.get("GPUWARDEN_DISABLED") == "1" if disabled is None else disabled
         self._errors = 0
-        self._watched: Any = (
-            None  # the model: Keras 3's self.model makes JAX copy its state back, Keras 2 has no self._model
-        )
+        # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
+        self._watched: Any = None
+        self._functions: Functions | None = None
         self._run: Run | None = None
         self._steps: Steps | None = None  # of the fit under way
+        self._metric: LossMetric | None = None
+        self._feed: Feed | None = None  # what it is fed, where that tells something
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one fit of this process."""
@@ -123,19 +135,34 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         super().set_model(model)
         self._watched = model
         self._standalone = True
+        self._take(model)
+
+    @_guarded
+    def _take(self, model: Any) -> None:
+        self._functions = Functions(model)
+        self._functions.watch_test_early(self)
 
     @_guarded
     def on_train_begin(self, logs: Any = None) -> None:
         run, model = self._join(), self._watched
         self._standalone = False
         in_epoch = self.params.get("steps")
+        per_execution = keras_model.steps_per_execution(model)
+        self._metric = LossMetric(run, model, keras, loss=self._loss)
+        self._feed = _feed(run.input, per_execution)
         self._steps = Steps(
-            run, _steps_per_execution(model), None if in_epoch is None else int(in_epoch), lambda: _updates(model)
+            run,
+            per_execution,
+            None if in_epoch is None else int(in_epoch),
+            updates=lambda: keras_model.updates(model),
+            traces=keras_model.Traces(model),
+            looks=self._look,
         )
         self._enter("train")
 
     @_guarded
     def on_train_end(self, logs: Any = None) -> None:
+        self._leave()
         self._enter("idle")
 
     @_guarded
@@ -143,19 +170,27 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if self._steps is None or self._steps.superseded():
             self._steps = None  # by a second GpuWarden of this fit: one of them counts
             return
+        assert self._run is not None
+        assert self._metric is not None
+        assert self._functions is not None
         self._standalone = False
-        self._steps.begin_epoch()
-        self._enter("train", int(epoch))
+        self._functions.watch("train", self, self._feed)
+        self._functions.watch_test_early(self)
+        self._metric.begin_epoch()
+        self._steps.begin_epoch()  # and its first step reports
+        self._run.phase, self._run.epoch, self._run.batch = "train", int(epoch), 0
 
     @_guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_steps()
         self._report()
 
-    @_guarded
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._steps is not None:
-            self._steps.begin()
+        try:  # not _guarded: this is done each step
+            if self._steps is not None:
+                self._steps.begin()
+        except Exception as error:  # noqa: BLE001 - as there
+            self._stumbled(error)
 
     @_guarded
     def on_test_begin(self, logs: Any = None) -> None:
@@ -163,11 +198,17 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
             self._join()
         else:
             self._end_steps()
+        self._watch("test")
         self._enter("test")
 
     @_guarded
     def on_test_end(self, logs: Any = None) -> None:
-        self._enter("idle" if self._standalone else "train")
+        if self._standalone:
+            self._leave()
+            self._enter("idle")
+        else:
+            self._leave("test")
+            self._enter("train")
 
     @_guarded
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -176,39 +217,74 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
     @_guarded
     def on_predict_begin(self, logs: Any = None) -> None:
         self._join()
+        self._watch("predict")
         self._enter("predict")
 
     @_guarded
     def on_predict_end(self, logs: Any = None) -> None:
+        self._leave()
         self._enter("idle")
 
     @_guarded
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observe()
 
+    @_guarded
+    def failed(self, exception: BaseException) -> None:
+        """Tell the daemon what a step has raised, and that fit, evaluate or predict is over by it.
+
+        Of the exception nothing is kept but text.
+        """
+        self._leave()
+        if self._feed is not None:
+            self._feed.pause()
+        run, steps = self._run, self._steps
+        assert run is not None
+        if steps is not None and not steps.superseded():
+            steps.fail()
+        phase, run.phase = run.phase, "idle"
+        run.memory.sample()
+        if not isinstance(exception, Exception):
+            self._report()  # interrupted: no error, but over all the same
+            return
+        run.fail(describe(exception, phase, run.steps, run.memory.reading()))
+
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
         backend = keras.backend.backend()
         framework = TensorFlow() if backend == "tensorflow" else None
         names = with_named(framework.devices() if framework else {}, self._gpus)
+        here = place(os.environ)
         hello = Hello(
             name=clip(self._name or default_name()),
             framework=clip(f"{backend} {_version(backend)} keras {_version(keras.__name__)}"),
             devices={clip(device): gpu and clip(gpu) for device, gpu in names.items()},
             visible_devices=_environment("CUDA_VISIBLE_DEVICES"),
             device_order=_environment("CUDA_DEVICE_ORDER"),
+            job=here.job,
+            rank=here.rank,
+            world_size=here.world_size,
         )
         self._run = run = join(self._socket, hello)
         run.interval = self._interval
+        run.settle()  # what a fit counted that an exception ended unseen
+        run.stepping = False
+        run.input.forget_buffer()
         if framework:
             run.memory.watch(framework, names)
         return run
 
-    def _enter(self, phase: Phase, epoch: int | None = None) -> None:
+    def _watch(self, kind: Kind) -> None:
+        assert self._functions is not None
+        self._functions.watch(kind, self)
+
+    def _leave(self, *kinds: Kind) -> None:
+        assert self._functions is not None
+        self._functions.leave(*kinds)
+
+    def _enter(self, phase: Phase) -> None:
         assert self._run is not None
         self._run.phase = phase
-        if epoch is not None:
-            self._run.epoch, self._run.batch = epoch, 0
         self._report()
 
     def _report(self) -> None:
@@ -221,30 +297,34 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if now >= self._run.due:
             self._run.observe(now)
 
-    def _end_steps(self) -> None:
-        if self._steps is not None:
-            self._steps.end_epoch(stopped=bool(self._watched.stop_training))
+    def _look(self) -> None:
+        if self._metric is not None:
+            self._metric.look()
+        if self._feed is not None:
+            self._feed.look()
 
-    def _failed(self, error: Exception) -> None:
+    def _end_steps(self) -> None:
+        if self._steps is not None and self._steps.end_epoch(stopped=bool(self._watched.stop_training)):
+            assert self._metric is not None
+            self._metric.look_at_end()
+        if self._feed is not None:
+            self._feed.pause()
+
+    def _stumbled(self, error: Exception) -> None:
         self._errors += 1
         if self._errors >= MAX_ERRORS:
             self._off = True
+            self._steps = None
             with contextlib.suppress(Exception):  # a logging handler of the user's may raise
                 log.warning("callback switched off after errors=%d; training goes on", self._errors, exc_info=error)
 
 
-def _steps_per_execution(model: Any) -> int:
-    """Read the model's steps_per_execution: a number in Keras 3, a variable under another name in Keras 2."""
-    value = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", None)
-    return 1 if value is None else int(value.numpy() if hasattr(value, "numpy") else value)
-
-
-def _updates(model: Any) -> int | None:
-    """Read how often the optimizer has updated the weights, about 20 µs; None where it does not count each step."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or getattr(optimizer, "gradient_accumulation_steps", None):
-        return None
-    return int(optimizer.iterations.numpy())
+def _feed(wait: InputWait, per_execution: int) -> Feed | None:
+    """Choose who finds how long steps wait for their input; None where nobody can know."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return TfData(wait, per_execution)
+    return TimedNext(wait) if backend == "jax" and per_execution == 1 else None
 
 
 def _version(module: str) -> str:

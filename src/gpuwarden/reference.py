@@ -121,8 +121,8 @@ When a training run ends, gpuwarden writes one line about it to its log and one 
 - The driver's energy and clock event counters are read every `poll.slow_interval`; a run gets the part of what they
   counted in which it held the GPU. Where a poll failed, the driver was paused or a counter began anew, nothing is
   added.
-- A receipt is complete three seconds after the run's end: an XID may come a little later than the end that it
-  caused.
+- A receipt is complete once it is settled how the run ended, two to ten seconds after it did: what the kernel says of
+  the end, and the XID that caused it, may come a little later.
 - At most `receipts.max` files are kept, the oldest is removed first. Files that are no receipts of a version known
   to the daemon are left alone, and named once in its log. A full or missing disk is told once and counted by
   `gpuwarden_receipt_errors_total`; receipts then stay in memory, 256 at most, and are written when it is mended.

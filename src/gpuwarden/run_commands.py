@@ -238,6 +238,7 @@ def _training_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
     times = [("p50", receipt.step_median_seconds), ("p95", receipt.step_p95_seconds)]
     yield from _maybe("step time", ", ".join(f"{name} {duration(each)}" for name, each in times if each is not None))
     yield from _maybe("compiling", receipt.compile_seconds, duration)
+    yield from _maybe("stalls", receipt.stalls or None)
     yield from _maybe("loss", receipt.loss, "{:.6g}".format)
     yield from _maybe("input wait", receipt.input_wait_ratio, lambda share: f"{ratio(share)} of step time")
     yield from _maybe("errors", counts(receipt.errors or {}).replace(",", ", ").replace(":", " "))

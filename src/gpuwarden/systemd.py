@@ -6,6 +6,11 @@ import os
 import socket
 
 
+def listens() -> bool:
+    """Tell whether there is a service manager that wants to know."""
+    return "NOTIFY_SOCKET" in os.environ
+
+
 def notify(*assignments: str) -> None:
     """Send assignments such as READY=1 to the service manager; nothing happens when there is none. Does not block."""
     address = os.environ.get("NOTIFY_SOCKET")

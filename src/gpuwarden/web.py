@@ -244,6 +244,10 @@ class WebServer:
         body = self._gzip(route, response.body)
         return replace(response, body=body, headers={**headers, "content-encoding": "gzip"})
 
+    def forget_pages(self) -> None:
+        """Keep no page and no compressed form of one: there are new ones, which nobody may ask for."""
+        self._gzipped.clear()
+
     def _gzip(self, route: str, body: bytes) -> bytes:
         source, compressed = self._gzipped.get(route, (b"", b""))
         if source is not body:  # the same object: a page stays one until the next poll

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import MutableMapping, MutableSequence, Sequence
 
 from gpuwarden.protocol import STEP_BUCKETS
 
 _FINENESS = 16  # classes to a doubling, so a percentile is right to 2 %
+_CLASSES = tuple(2 ** (index / _FINENESS) for index in range(-30 * _FINENESS, 17 * _FINENESS))  # a nanosecond to a day
 
 
 class Durations:
@@ -17,16 +18,20 @@ class Durations:
     def __init__(self) -> None:
         self.total = 0.0
         self.buckets = [0] * (len(STEP_BUCKETS) + 1)
-        self._count = 0
+        self.count = 0
         self._classes: Counter[int] = Counter()
 
     def add(self, seconds: float, steps: int) -> None:
         """Note `steps` that took `seconds` together."""
-        each = seconds / steps
-        self.total += seconds
-        self.buckets[bisect_left(STEP_BUCKETS, each)] += steps
-        self._count += steps
-        self._classes[math.floor(_FINENESS * math.log2(max(each, 1e-9)))] += steps
+        self.extend((seconds,), steps)
+
+    def extend(self, executions: Sequence[float], steps: int) -> None:
+        """Note executions of `steps` each, by the seconds each took. It costs by how much they differ."""
+        self.total += sum(executions)
+        self.count += len(executions) * steps
+        ordered = sorted(executions) if steps == 1 else sorted(each / steps for each in executions)
+        _spread(ordered, steps, STEP_BUCKETS, self.buckets)
+        _spread(ordered, steps, _CLASSES, self._classes)
 
     def percentiles(self, *shares: float) -> tuple[float | None, ...]:
         """Return the seconds that each share of the steps, rising and from 0 to 1, did not exceed; None without any."""
@@ -34,8 +39,28 @@ class Durations:
         classes = iter(sorted(self._classes.items()))
         reached, middle = 0, None
         for share in shares:
-            while reached < max(share * self._count, 1) and (entry := next(classes, None)):
+            while reached < max(share * self.count, 1) and (entry := next(classes, None)):
                 reached += entry[1]
-                middle = 2 ** ((entry[0] + 0.5) / _FINENESS)
+                middle = _middle(entry[0])
             found.append(middle)
         return tuple(found)
+
+
+def _spread(
+    ordered: Sequence[float],
+    weight: int,
+    bounds: Sequence[float],
+    counts: MutableSequence[int] | MutableMapping[int, int],
+) -> None:
+    """Count each of the rising values under the first bound that it does not exceed, many by one search."""
+    done = 0
+    while done < len(ordered):
+        at = bisect_left(bounds, ordered[done])
+        alike = bisect_right(ordered, bounds[at], done) if at < len(bounds) else len(ordered)
+        counts[at] += (alike - done) * weight
+        done = alike
+
+
+def _middle(at: int) -> float:
+    upper = _CLASSES[min(at, len(_CLASSES) - 1)]
+    return upper * 2 ** (-0.5 / _FINENESS)

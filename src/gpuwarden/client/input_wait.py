@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(slots=True)
@@ -16,3 +17,28 @@ class InputWait:
     observed: float | None = None
     buffered: int | None = None
     buffer_size: int | None = None
+
+    def add(self, waited: float, observed: float) -> None:
+        """Count `observed` more seconds, `waited` of them for input."""
+        self.waited = (self.waited or 0.0) + waited
+        self.observed = (self.observed or 0.0) + observed
+
+    def forget_buffer(self) -> None:
+        """Say nothing of a buffer any more."""
+        self.buffered = self.buffer_size = None
+
+
+class Feed(Protocol):
+    """What sees the arguments of Keras's train function, before each execution of one fit, and finds the wait in them.
+
+    Used in the thread that trains. Nothing of it may block or keep the input alive.
+    """
+
+    def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
+        """Give the arguments to call with in place of those Keras gave."""
+
+    def look(self) -> None:
+        """Bring the InputWait up to date; called between two executions, about once a second."""
+
+    def pause(self) -> None:
+        """Look once more and stop, until the next execution: the epoch ends or validation begins."""

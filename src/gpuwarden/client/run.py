@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuwarden.client.connection import Connection
@@ -21,6 +21,7 @@ ERROR_WAIT = 0.1  # seconds that an error, which has stopped training anyway, ma
 MAX_TOLD = 20  # errors of a run that are told one by one; a loop that catches errors must not pay for each
 END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL = 0.25  # seconds
+PERCENTILES_INTERVAL = 1.0  # seconds
 LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
 
 _runs: dict[tuple[int, str], Run] = {}
@@ -51,6 +52,8 @@ class Run:
         self._errors: Counter[str] = Counter()
         self._connection = connection
         self._report_due = 0.0
+        self._percentiles: tuple[float | None, ...] = (None, None)
+        self._percentiles_due = 0.0
 
     def introduce(self, hello: Hello) -> None:
         """Tell the daemon who reports, where that has changed."""
@@ -62,6 +65,11 @@ class Run:
         if seconds is not None:
             self.durations.add(seconds, steps)
 
+    def execute(self, executions: Sequence[float], steps: int) -> None:
+        """Add executions of `steps` each, by the seconds each took."""
+        self.steps += len(executions) * steps
+        self.durations.extend(executions, steps)
+
     def observe(self, now: float) -> None:
         """Look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
         self.due = now + min(LOOK_INTERVAL, self.interval)
@@ -72,6 +80,7 @@ class Run:
 
     def report(self, now: float) -> None:
         """Look and report at once; where the report does not go the next carries the same totals."""
+        self.due = now + min(LOOK_INTERVAL, self.interval)
         self.settle()
         self.memory.sample()
         self._send(now)
@@ -86,7 +95,10 @@ class Run:
 
     def _send(self, now: float) -> None:
         self._report_due = now + self.interval
-        median, p95 = self.durations.percentiles(0.5, 0.95)
+        if now >= self._percentiles_due:
+            self._percentiles_due = now + PERCENTILES_INTERVAL
+            self._percentiles = self.durations.percentiles(0.5, 0.95)
+        median, p95 = self._percentiles
         self._connection.send(
             Report(
                 phase=self.phase,
@@ -116,14 +128,14 @@ class Run:
         self._connection.wait_for_room(END_WAIT)
         self.phase, self.stepping = "idle", False
         self.settle()
+        self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         self._send(time.monotonic())
-        # The interpreter notes here what it has just printed, where nothing caught an exception.
-        uncaught = getattr(sys, "last_type", None)
+        uncaught = _uncaught()
         if uncaught is None:
             self._connection.send(End("exit"))
         else:
-            self._connection.send(End(clip(f"uncaught {uncaught.__name__}"), "failed"))
+            self._connection.send(End(clip(f"uncaught {uncaught}"), "failed"))
         self._connection.close()
 
 
@@ -139,9 +151,22 @@ def join(path: str | None, hello: Hello) -> Run:
     return run
 
 
+def _uncaught() -> str | None:
+    """Name the type of the exception that ends the interpreter.
+
+    The interpreter notes what it has just printed. So do those that go on after it: Python's prompt and IPython, which
+    tell themselves by sys.ps1, and others whose frames stand below the exception's.
+    """
+    kind, trace = getattr(sys, "last_type", None), getattr(sys, "last_traceback", None)
+    if kind is None or hasattr(sys, "ps1") or (trace is not None and trace.tb_frame.f_back is not None):
+        return None
+    return str(kind.__name__)
+
+
 def default_name() -> str:
     """Name this process as its user would: by its script."""
     script = Path(sys.argv[0] if getattr(sys, "argv", None) else "").name
     if "ipykernel" in script or "colab_kernel" in script:
-        return "notebook"
+        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name  # where Jupyter's server knows which
+        return notebook if notebook.endswith(".ipynb") else "notebook"
     return "python" if script in ("", "-c", "-") else script

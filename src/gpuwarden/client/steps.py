@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import sub
 
 from gpuwarden.client.run import Run
+
+COMPILED = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
+LOOK_INTERVAL = 1.0  # seconds between two calls of `looks`
+MOST_OF_THE_TIME = 0.0005  # that goes into looks and reports, unless
+MOST_INTERVALS = 4  # would pass without one
 
 
 class Steps:
@@ -17,7 +23,10 @@ class Steps:
     execution before it made. Where there is one step an execution that count is not asked: TensorFlow raises it even
     in the call that finds no data.
 
-    The first execution compiles: its steps count, its time does not. Steps are counted when the run looks.
+    `traces` changes whenever a function was traced; None where nobody can tell. An execution that traced counts, and
+    its time goes to what compiling took: the first, and a later one that is much longer than usual. Where nobody can
+    tell, the first of a fit is taken to compile. `looks` is called about once a second between two steps. Steps are
+    counted when the run looks.
     """
 
     def __init__(
@@ -25,7 +34,10 @@ class Steps:
         run: Run,
         per_execution: int,
         in_epoch: int | None,
+        *,
         updates: Callable[[], int | None] = lambda: None,
+        traces: Callable[[], object | None] = lambda: None,
+        looks: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         run.settle()  # what an earlier fit counted, which may have ended by an exception
@@ -35,82 +47,137 @@ class Steps:
         self._in_epoch = in_epoch
         self._clock = clock
         self._asks = updates if per_execution > 1 and in_epoch is None else lambda: None
+        self._traces = traces
+        self._traced = traces()
+        if self._traced is not None:
+            run.compile_seconds = run.compile_seconds or 0.0
+        self._looks = looks
+        self._look_due = 0.0
+        self._first = True  # the execution under way, or the next, is the fit's first
         # Where a begin may follow a short execution, an execution is known to be full only once the next has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
-        self._compiled = False
-        self._resumed = 0.0
+        # When the execution under way and those since the last settling began. One list for good, so that noting a
+        # begin is one bound call.
+        self._begins: list[float] = []
+        self._note = self._begins.append
         self._reset()
 
     def _reset(self) -> None:
-        self._waits: list[float] = []  # before each begin since the last settling
-        self._begun = 0
-        self._ended: list[float | None] = []  # seconds of executions that are not counted yet
+        self._begins.clear()
+        self._executions = 0  # that have ended
+        self._ended: list[float | None] = []  # seconds of those that are not counted yet; None is no usual step
         self._counted = 0
+        self._run.stepping = False
 
     def superseded(self) -> bool:
         """Say whether another fit, or another callback of the same one, has begun to count into the run since."""
         return self._run.settle != self.settle
 
     def begin_epoch(self) -> None:
-        """Start to count an epoch."""
+        """Start to count an epoch; its first begin is reported at once."""
         self._reset()
         self._updates_before = self._asks()
+        self._run.due = 0.0
 
     def begin(self) -> None:
         """Note that an execution begins and let the run observe where it is due; no more, since this is done each step.
 
-        The execution's clock starts at the end: what this takes is no part of a step.
+        The execution's clock starts at the end where that takes long: what it takes is no part of a step.
         """
         now = self._clock()
-        self._waits.append(now - self._resumed)
+        self._note(now)
         if now >= self._run.due:
+            self._observe(now)
+
+    def _observe(self, now: float) -> None:
+        if self.superseded():
+            self._reset()
+            return
+        self._run.stepping = True
+        if not self._executions and len(self._begins) == 1:
+            self._run.report(now)  # should the epoch's first step hang, the daemon knows that it began
+        else:
+            if now >= self._look_due:
+                self._look_due = now + LOOK_INTERVAL
+                self._looks()
             self._run.observe(now)
-        self._resumed = self._clock()
+        done = self._begins[-1] = self._clock()
+        # Where that takes long the next one waits: half a thousandth of the time is enough for it.
+        pause = min((done - now) / MOST_OF_THE_TIME, MOST_INTERVALS * self._run.interval)
+        self._run.due = max(self._run.due, done + pause)
 
     def settle(self) -> None:
         """Count the executions that have surely ended."""
-        waits, self._waits = self._waits, []
-        if not waits:
+        begins = self._begins
+        if not begins:
             return
         # An execution lasts until the next begin; before the epoch's first there was none.
-        self._end_executions(waits if self._begun else waits[1:])
-        self._begun += len(waits)
-        self._run.batch = (self._begun - 1) * self._per_execution
-        sure = max(len(self._ended) - self._doubtful, 0)
-        for _ in range(sure):
-            self._count(self._per_execution)
+        ended = list(map(sub, begins[1:], begins))
+        del begins[:-1]
+        self._end_executions(ended)
+        self._run.batch = self._executions * self._per_execution
+        sure = len(self._ended) - self._doubtful
+        if sure > 0:
+            self._count(self._ended[:sure], self._per_execution)
+            del self._ended[:sure]
 
-    def end_epoch(self, *, stopped: bool) -> None:
-        """Count what is left when training stops for validation or the epoch's end; a second call counts nothing.
+    def end_epoch(self, *, stopped: bool) -> bool:
+        """Count what is left when training stops for validation or the epoch's end; tell whether there was anything.
 
         `stopped`: training was asked to stop, so no begin was made in vain.
         """
         now = self._clock()
         self.settle()
-        if not self._begun:
-            return
-        self._end_executions([now - self._resumed])
+        if not self._begins:
+            return False
+        self._end_executions([now - self._begins[0]])
         left = self._total(stopped=stopped) - self._counted
-        while left > 0 and self._ended:
-            left -= self._count(min(left, self._per_execution))
+        full, short = divmod(max(left, 0), self._per_execution)
+        self._count(self._ended[:full], self._per_execution)
+        if short:
+            self._count(self._ended[full : full + 1], short)
+        self._reset()
+        return True
+
+    def fail(self) -> None:
+        """Count what is left when the execution under way has failed."""
+        self.settle()
+        self._count(self._ended, self._per_execution)
         self._reset()
 
     def _end_executions(self, seconds: list[float]) -> None:
-        self._ended += seconds
-        if seconds and not self._compiled:
-            self._ended[0] = None
-            self._compiled = True
+        if not seconds:
+            return
+        self._executions += len(seconds)
+        kept: list[float | None] = [*seconds]
+        traced, first = self._traces(), self._first
+        if first and traced is None:
+            kept[0] = None
+        elif traced != self._traced:
+            compiled = 0 if first else self._compiled(seconds)
+            if compiled is not None:
+                self._run.compile_seconds = (self._run.compile_seconds or 0.0) + seconds[compiled]
+                kept[compiled] = None
+        self._traced, self._first = traced, False
+        self._ended += kept
 
-    def _count(self, steps: int) -> int:
-        self._run.count(steps, self._ended.pop(0))
-        self._counted += steps
-        return steps
+    def _compiled(self, seconds: list[float]) -> int | None:
+        """Say which of these executions was the one that traced: the longest, if it is far longer than usual."""
+        (usual,) = self._run.durations.percentiles(0.5)
+        longest = max(seconds)
+        far = usual is not None and longest > COMPILED * usual * self._per_execution
+        return seconds.index(longest) if far else None
+
+    def _count(self, executions: list[float | None], steps: int) -> None:
+        self._run.execute([each for each in executions if each is not None], steps)
+        self._run.count(sum(each is None for each in executions) * steps, None)
+        self._counted += len(executions) * steps
 
     def _total(self, *, stopped: bool) -> int:
         """Say how many steps the epoch made."""
         if self._in_epoch is not None:
-            return min(self._begun * self._per_execution, self._in_epoch)
-        executions = self._begun if stopped else self._begun - 1
+            return min(self._executions * self._per_execution, self._in_epoch)
+        executions = self._executions if stopped else self._executions - 1
         most = executions * self._per_execution
         before, after = self._updates_before, self._asks()
         if before is None or after is None:

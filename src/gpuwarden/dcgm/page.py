@@ -23,7 +23,7 @@ def host_name() -> str:
 class DcgmPage:
     """Says the readings of a poll again, under DCGM's names. `slow_interval` is that of the readings, in seconds."""
 
-    def __init__(self, hostname: str, slow_interval: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, hostname: str, slow_interval: float = 15.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._hostname = hostname
         self._rates = Rates(COUNTERS, slow_interval)
         self._clock = clock

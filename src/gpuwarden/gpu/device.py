@@ -62,6 +62,8 @@ class Device:
         self._batches: dict[str, dict[Field, None]] = {}
         self._batch: dict[Field, None] = {}
         self._integrals: dict[Any, float] = {}
+        self._slow = False  # whether this reading takes the slow tier too
+        self._seldom: dict[Any, Any] = {}  # answers of the last one that did
 
     def attach(self, handle: Handle) -> None:
         """Go on with a new handle, after which nothing learnt of the device holds; what was added up stays."""
@@ -69,10 +71,12 @@ class Device:
         self._lacks.clear()
         self._lacking_fields.clear()
         self._settled.clear()
+        self._seldom.clear()
 
-    def begin(self, elapsed: float) -> None:
-        """Begin a reading: what was answered before is old."""
+    def begin(self, elapsed: float, *, slow: bool = False) -> None:
+        """Begin a reading: what was answered before is old. `slow`: it takes the slow tier too."""
         self.elapsed = elapsed
+        self._slow = slow
         self.failures.clear()
         self._answers.clear()
         self._fields.clear()
@@ -120,6 +124,16 @@ class Device:
     def fixed(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:
         """Ask, once for as long as the handle lasts, what cannot change meanwhile; None where unsupported."""
         return self.settled((function, args), lambda: self.supported(function, *args))  # type: ignore[call-arg] # as above
+
+    def seldom(self, matter: Any, ask: Callable[[], T]) -> T:
+        """Ask in readings of the slow tier, for what is a part of a quicker row, and return that answer in the others.
+
+        Where asking fails, it is asked again in the next reading.
+        """
+        if self._slow or matter not in self._seldom:
+            self._seldom.pop(matter, None)
+            self._seldom[matter] = ask()
+        return self._seldom[matter]  # type: ignore[no-any-return] # the matter names what answered it
 
     def attempt(self, ask: Callable[[], T]) -> T | None:
         """Ask for a part of a row that must not cost the rest of it; None, with the failure kept, where it fails."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gpuwarden.gpu.nvml import (
@@ -32,7 +33,7 @@ from gpuwarden.gpu.snapshot import Driver, Snapshot
 log = logging.getLogger(__name__)
 
 FAILURES = 3  # waits that may fail before the set is given up: a lost GPU's XID may yet be handed out after its loss
-WAIT_SECONDS = 1.0  # after which the thread looks whether it is still wanted
+WAIT_SECONDS = 2.0  # after which the thread looks whether it is still wanted: a pause waits for that, a sleep 3 s
 RETRY_SECONDS = 5.0  # before an event set that failed is made anew, or a GPU is asked again
 SILENT_SECONDS = 10.0  # without a wait that came back, after which one hangs
 MAX_WAITING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
@@ -59,9 +60,6 @@ class _Targets:
     driver: Driver
     gpus: frozenset[tuple[str, int]]
 
-    def same(self, other: _Targets | None) -> bool:
-        return other is not None and self.driver is other.driver and self.gpus == other.gpus
-
 
 class XidEvents:
     """Listens to all GPUs that have events. One event loop uses it; there is a thread only while there are such GPUs.
@@ -74,7 +72,7 @@ class XidEvents:
     def __init__(self, nvml: Nvml) -> None:
         self.unknown = 0  # events of a GPU that does not say who it is
         self._nvml = nvml
-        self._up: frozenset[str] = frozenset()  # by UUID
+        self._up: AbstractSet[str] = frozenset()  # by UUID
         self._times_up: Counter[str] = Counter()
         self._targets: _Targets | None = None
         self._without_events: _Targets | None = None
@@ -97,15 +95,14 @@ class XidEvents:
         """
         if not snapshot.asked:
             return
-        up = frozenset(gpu.identity.uuid for gpu in snapshot.gpus if gpu.up)
-        if up != self._up:
-            self._times_up.update(up - self._up)
-            self._up = up
+        up = {gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}
+        new = up - self._up
+        self._times_up.update(new)
+        self._up = up
         if snapshot.driver is None or not self._times_up:
             return
-        targets = _Targets(snapshot.driver, frozenset(self._times_up.items()))
-        if not targets.same(self._targets):
-            self._targets = targets
+        if new or self._targets is None or self._targets.driver is not snapshot.driver:
+            self._targets = _Targets(snapshot.driver, frozenset(self._times_up.items()))
         if self._targets is self._without_events or not self.idle:
             return
         self._stop = threading.Event()

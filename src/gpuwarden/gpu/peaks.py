@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from gpuwarden.metric import Labels
 
-WINDOWS = {"1m": 60.0, "5m": 300.0}  # label -> seconds
-_STEP_SECONDS = 1.0  # of which the highest value is kept
-_LONGEST = max(WINDOWS.values()) / _STEP_SECONDS
+WINDOWS = {"1m": 60, "5m": 300}  # label -> seconds
+_WINDOWS: dict[Labels, int] = {(label,): seconds for label, seconds in WINDOWS.items()}
+_LONGEST = max(WINDOWS.values())
 
 
 class Peaks:
-    """Takes looks at one value and knows the highest of each window, to a second. Threads share it."""
+    """Takes looks at one value and knows the highest of each window, to a second. Used by one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
-        # (step, highest), values falling: a later step that is not lower makes the earlier ones needless.
-        self._steps: deque[tuple[int, float]] = deque()
+        # (second, highest), values falling: a later second that is not lower makes the earlier ones needless.
+        self._highest: deque[tuple[int, float]] = deque()
 
     def look(self, value: float) -> None:
         """Note one value."""
-        step = int(self._clock() / _STEP_SECONDS)
-        with self._lock:
-            steps = self._steps
-            if steps and steps[-1][0] == step and steps[-1][1] >= value:
-                return
-            while steps and steps[-1][1] <= value:
-                steps.pop()
-            steps.append((step, value))
-            while steps[0][0] < step - _LONGEST:
-                steps.popleft()
+        second, kept = int(self._clock()), self._highest
+        if kept and kept[-1][0] == second and kept[-1][1] >= value:
+            return
+        while kept and kept[-1][1] <= value:
+            kept.pop()
+        kept.append((second, value))
+        while kept[0][0] < second - _LONGEST:
+            kept.popleft()
 
     def highest(self) -> Mapping[Labels, float]:
         """Return the highest value of each window by its label; nothing for a window without a look."""
-        now = int(self._clock() / _STEP_SECONDS)
+        now = int(self._clock())
         found: dict[Labels, float] = {}
-        with self._lock:
-            for label, seconds in WINDOWS.items():
-                begin = now - seconds / _STEP_SECONDS
-                highest = next((value for step, value in self._steps if step >= begin), None)
-                if highest is not None:
-                    found[label,] = highest
+        for labels, seconds in _WINDOWS.items():
+            for second, value in self._highest:
+                if second >= now - seconds:
+                    found[labels] = value
+                    break
         return found

@@ -140,14 +140,14 @@ class Poller:
         if self._session.open:
             # Together with the count: going round the threads twice costs half a poll's time.
             self._begin([gpu for gpu in self._wanted() if gpu.held or not self._sleep])
-        await all_of([self._counting], self._timeout)
+        await all_of(self._threads, [self._counting], self._timeout)
         count = self._count(began)
         if count is not None:
             await self._meet(count)
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
         asked = self._wanted()
         self._begin([gpu for gpu in asked if not gpu.reading.awaited])
-        await all_of([gpu.reading for gpu in asked], self._timeout)
+        await all_of(self._threads, [gpu.reading for gpu in asked], self._timeout)
         return self._snapshot(began, started, count, asked=True)
 
     def _snapshot(self, began: float, started: float, count: int | None, *, asked: bool) -> Snapshot:

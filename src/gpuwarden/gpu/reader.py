@@ -72,7 +72,7 @@ class Plan:
     `phase`, from 0 to 1, shifts the slow tier: GPUs that share a driver should not all be slow in the same poll.
     """
 
-    slow_interval: float = 10.0
+    slow_interval: float = 15.0
     opted_in: frozenset[str] = frozenset({GPM_OPTION})
     phase: float = 0.0
 
@@ -116,7 +116,7 @@ class GpuReader:
     def ask_anew(self) -> None:
         """Have the next reading take every tier and ask what was settled, as the first one did; samples stay."""
         self._device.attach(self._device.handle)
-        self._slow: dict[Metric[Device], Reading] = {}
+        self._kept: dict[Metric[Device], Reading] = {}  # static and slow, for the readings until the next slow one
         self._static: dict[Metric[Device], Reading] = {}
         self._static_known = False
         self._slow_due = -float("inf")
@@ -146,11 +146,12 @@ class GpuReader:
         self._last = None  # a reading that fails leaves a gap, over which no rate is added up
         if now >= self._relearn_due:
             self._relearn()
-        self._device.begin(0.0 if last is None else now - last)
-        began, errors = self._wall(), Counter[str]()
-        self._device.peaks.look(self._look.highest())
-        quick = {**self._taken("memory", errors), **self._taken("poll", errors)}
         slow = now >= self._slow_due
+        self._device.begin(0.0 if last is None else now - last, slow=slow)
+        errors: Counter[str] = Counter()
+        began = self._wall()
+        self._device.peaks.look(self._look.highest())
+        quick = self._taken("poll", errors)
         if slow:
             self._read_slowly(now, errors)
         if not self._device.answered:
@@ -166,11 +167,10 @@ class GpuReader:
         )
         self._aim()
         self._last = now
-        readings = {**self._static, **self._slow, **quick}
-        return Answers(began, readings, processes, types, errors, mig, taken=now, slow_taken=self._slow_taken)
+        return Answers(began, self._kept | quick, processes, types, errors, mig, taken=now, slow_taken=self._slow_taken)
 
     def _read_slowly(self, now: float, errors: Counter[str]) -> None:
-        self._slow = self._taken("slow", errors)
+        slowly = self._taken("slow", errors)
         self._slow_taken = now
         phase = self._plan.phase if self._slow_due < 0 else 0.0
         self._slow_due = now + self._plan.slow_interval * (1 - phase)
@@ -178,6 +178,7 @@ class GpuReader:
             before = errors.total()
             self._static = self._taken("static", errors)
             self._static_known = errors.total() == before
+        self._kept = self._static | slowly
 
     def _aim(self) -> None:
         """Have memory looked at by the form of the question that the table's rows have found to work."""
@@ -185,7 +186,7 @@ class GpuReader:
         old = device.lacks(device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
         if self._aimed != (device.handle, old):
             self._aimed = device.handle, old
-            self._look.aim(memory_meter(device.nvml, device.handle, None if old else MEMORY_V2))
+            self._look.meter = memory_meter(device.nvml, device.handle, None if old else MEMORY_V2)
 
     @property
     def look(self) -> Look | None:
@@ -229,7 +230,7 @@ class GpuReader:
         self._rows: dict[Tier, list[Metric[Any]]] = {tier: [] for tier in get_args(Tier)}
         for row in GpuReadings.rows:
             if not row.opt_in or row.opt_in in self._plan.opted_in:
-                self._rows[row.tier].append(row)
+                self._rows["poll" if row.tier == "memory" else row.tier].append(row)
 
 
 def _note(error: Exception, errors: Counter[str]) -> None:

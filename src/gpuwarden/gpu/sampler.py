@@ -4,50 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 
-from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG
+from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Meter
 
-
-def _nothing() -> int:
-    return 0
+_MOST_SEEN = 1024  # between two readings of a GPU
+_LONGEST_SLEEP = 0.5  # seconds until a thread sees that it is to end
 
 
 class Look:
-    """How one GPU's memory is looked at; before the first `aim` there is nothing to see.
+    """How one GPU's memory is looked at: nothing before it is aimed at something, with `meter`.
 
-    Taken ten times a second with cold caches, a look costs by what it touches: it keeps the highest and no more.
+    The thread that looks writes `asked` and `seen`, the one that reads the GPU empties `seen`: neither waits.
     """
 
-    __slots__ = ("_highest", "_lock", "_meter", "asked")
+    __slots__ = ("asked", "meter", "seen")
 
     def __init__(self) -> None:
-        self._meter: Callable[[], int] = _nothing
-        self._lock = threading.Lock()
-        self._highest = 0.0
+        self.meter: Meter | None = None  # asked from now on
+        self.seen: deque[int] = deque(maxlen=_MOST_SEEN)  # bytes in use
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
-
-    def aim(self, meter: Callable[[], int]) -> None:
-        """Ask `meter` for the bytes in use from now on (nvml.memory_meter)."""
-        self._meter = meter
-
-    def take(self, now: float) -> None:
-        """Look once. Blocks as long as the driver does."""
-        self.asked = now
-        try:
-            used = self._meter()
-        except Exception:  # noqa: BLE001 - the next poll finds out what is wrong, and says so; the other GPUs go on
-            used = 0
-        self.asked = None
-        if used > self._highest and used != NOT_AVAILABLE_LONG:
-            with self._lock:
-                self._highest = max(used, self._highest)
 
     def highest(self) -> float:
         """Return the highest since the last call, 0 where nothing was seen. Another thread may be looking."""
-        with self._lock:
-            highest, self._highest = self._highest, 0.0
-        return highest
+        seen = [self.seen.popleft() for _ in range(len(self.seen))]
+        return max((used for used in seen if used != NOT_AVAILABLE_LONG), default=0)
 
 
 class Sampler:
@@ -99,21 +81,35 @@ class _Thread(threading.Thread):
         super().__init__(name="memory", daemon=True)
         self.looks = looks
         self._interval = interval
-        self._going = threading.Lock()  # held until the end: waiting for it is a sleep that can be cut short
-        self._going.acquire()
+        self._going = True
 
     def end(self) -> None:
-        """Have it end now, or when the look under way comes back. Once."""
-        self._going.release()
+        """Have it end soon, or when the look under way comes back."""
+        self._going = False
 
     def run(self) -> None:
-        due = time.monotonic()
-        while True:
+        due = time.monotonic() + self._interval
+        while self._going:
             now = time.monotonic()
+            if now < due:
+                time.sleep(min(due - now, _LONGEST_SLEEP))  # half of what waiting for a lock, or for an event, costs
+                continue
+            self._look(now)
             due = max(due + self._interval, now)  # after a slow look: no burst to catch up
-            if self._going.acquire(timeout=due - now):
-                return
-            for look in self.looks:
-                if not self._going.locked():
-                    return
-                look.take(due)
+
+    def _look(self, now: float) -> None:
+        """Look at each GPU once. Blocks as long as the driver does.
+
+        Ten times a second and with nothing in the caches, a look costs by what it touches: so there is no call but the
+        driver's, and what is seen is kept for the reading to judge. That halves a wake-up.
+        """
+        for look in self.looks:
+            if look.meter and self._going:
+                ask, handle, place, answer = look.meter
+                look.asked = now
+                try:
+                    if not ask(handle, place):
+                        look.seen.append(answer.used)
+                except Exception:  # noqa: BLE001, S110 - the next poll finds out what is wrong, and says so
+                    pass
+                look.asked = None

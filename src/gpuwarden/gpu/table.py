@@ -90,7 +90,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
 
     temperature_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_celsius", "gauge", "celsius", "Temperature by sensor.",
-        thermal.temperatures, labels=("sensor",), source="nvmlDeviceGetTemperature, field 82")
+        thermal.temperatures, labels=("sensor",), source="nvmlDeviceGetTemperature; field 82 with the slow tier")
     temperature_threshold_celsius = Metric[Device](
         "gpuwarden_gpu_temperature_threshold_celsius", "gauge", "celsius", "The device's own temperature thresholds.",
         thermal.thresholds, labels=("threshold",), source="nvmlDeviceGetTemperatureThreshold", tier="static")
@@ -139,7 +139,7 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
         clocks.event_seconds, labels=("reason",), source="fields 74 to 79, else nvmlDeviceGetCurrentClocksEventReasons in every poll", tier="slow")
     performance_state = Metric[Device](
         "gpuwarden_gpu_performance_state", "gauge", "", "Performance state: 0 is the fastest, 15 the slowest.",
-        clocks.performance_state, source="nvmlDeviceGetPerformanceState")
+        clocks.performance_state, source="nvmlDeviceGetPerformanceState", tier="slow")
 
     pcie_link_generation = Metric[Device](
         "gpuwarden_gpu_pcie_link_generation", "gauge", "", "PCIe generation that the link runs at, which an idle GPU lowers.",

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -17,19 +17,34 @@ LATE = 3  # timeouts after which a call that has not come back hangs
 PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
 
+class Job(Generic[T]):
+    """A blocking job; once `done`, its `outcome` is what it returned or raised."""
+
+    __slots__ = ("_work", "done", "outcome")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self.done = False
+        self.outcome: T | Exception | None = None
+
+    def do(self) -> None:
+        """Do it, on a thread; once."""
+        self.outcome = outcome_of(self._work)
+        self.done = True
+
+
 class Threads:
     """Threads that share blocking jobs: one does all, and another joins whenever none gets to the jobs that wait.
 
     Not a thread for each GPU, and no word to the event loop after each job: threads that wake while others run fight
     for the interpreter at every call, which doubles a poll's CPU time. So there are never more than jobs under way, and
-    one that finds no more to do while another waits already ends.
+    one that finds no more to do while another waits already ends. Used by one event loop.
     """
 
-    def __init__(self, name: str = "driver") -> None:
-        self._name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[tuple[asyncio.Future[Any], Any]] = queue.SimpleQueue()
-        self._open: list[asyncio.Future[Any]] = []
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job[Any]] = queue.SimpleQueue()
+        self._open: list[Job[Any]] = []
+        self._waiting: dict[asyncio.Future[None], list[Job[Any]]] = {}  # who waits, for which jobs
         self._workers: list[int] = []  # by the kernel's thread id
         self._count = 0
         self._turn = threading.Lock()  # held by the one thread that waits for jobs with nothing else to do
@@ -40,22 +55,40 @@ class Threads:
         """Whether a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
         return any(map(_sleeps_uninterruptibly, self._workers))
 
-    def give(self, job: Callable[[], T]) -> asyncio.Future[T | Exception]:
-        """Have a job done as soon as a thread is free, on the running loop; what it raises is its result."""
-        future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
-        self._open.append(future)
-        self._jobs.put(lambda: self._outcomes.put((future, _outcome(job))))
+    def give(self, work: Callable[[], T]) -> Job[T]:
+        """Have it done as soon as a thread is free."""
+        job = Job(work)
+        self._open.append(job)
+        self._jobs.put(job)
         if self._count == 0:
             self._add()
         if self._watch is None:
             self._look_after()
-        return future
+        return job
+
+    async def finish(self, jobs: Iterable[Job[Any]], timeout: float) -> None:
+        """Wait for jobs together, not longer than `timeout` seconds; a job under way is not cancelled.
+
+        One future for all, as asyncio.wait takes three turns of the loop where this takes one.
+        """
+        under_way = [job for job in jobs if not job.done]
+        if not under_way:
+            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting[waiter] = under_way
+        late = loop.call_later(timeout, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            late.cancel()
+            del self._waiting[waiter]
 
     def _add(self) -> None:
         self._count += 1
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
+        threading.Thread(target=self._work, args=(loop,), name="driver", daemon=True).start()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         own = threading.get_native_id()
@@ -65,7 +98,7 @@ class Threads:
                 job = self._jobs.get()
             finally:
                 self._turn.release()
-            job()
+            job.do()
             if self._jobs.empty():  # else the next job may hang, and the watch delivers
                 self._call(loop, self._deliver)
         self._workers.remove(own)
@@ -80,11 +113,10 @@ class Threads:
         self._count -= 1
 
     def _deliver(self) -> None:
-        while not self._outcomes.empty():
-            future, outcome = self._outcomes.get()
-            if not future.done():  # a cancelled one
-                future.set_result(outcome)
-        self._open = [future for future in self._open if not future.done()]
+        self._open = [job for job in self._open if not job.done]
+        for waiter, jobs in self._waiting.items():
+            if all(job.done for job in jobs):
+                _wake(waiter)
         if not self._open and self._watch:
             self._watch.cancel()  # or it would wake the process once a poll for nothing
             self._watch = None
@@ -109,11 +141,17 @@ def _sleeps_uninterruptibly(thread: int) -> bool:
         return False
 
 
-def _outcome(job: Callable[[], T]) -> T | Exception:
+def outcome_of(job: Callable[[], T]) -> T | Exception:
+    """Do a job; what it raises is its result."""
     try:
         return job()
     except Exception as error:  # noqa: BLE001 - whatever the job raises belongs to who asked
         return error
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Line(Generic[T]):
@@ -124,19 +162,19 @@ class Line(Generic[T]):
     is old and thrown away.
     """
 
-    def __init__(self, threads: Threads, job: Callable[[], T]) -> None:
+    def __init__(self, threads: Threads, work: Callable[[], T]) -> None:
         self._threads = threads
-        self._job = job
-        self._current: asyncio.Future[T | Exception] | None = None
+        self._work = work
+        self._current: Job[T] | None = None
         self._began = 0.0
-        self.awaited: asyncio.Future[T | Exception] | None = None
+        self.awaited: Job[T] | None = None
 
     def begin(self, timeout: float) -> None:
-        """Begin the job, unless it is under way; `awaited` is then its end, or None where it hangs."""
+        """Begin the job, unless it is under way; it is then `awaited`, unless it hangs."""
         now = time.monotonic()
         old = now - self._began > LATE * timeout
-        if self._current is None or (old and self._current.done()):
-            self._current, self._began = self._threads.give(self._job), now
+        if self._current is None or (old and self._current.done):
+            self._current, self._began = self._threads.give(self._work), now
         elif old:
             self.awaited = None
             return
@@ -145,18 +183,17 @@ class Line(Generic[T]):
     def take(self) -> T:
         """Return the answer, once; raises what the job raised, or TimeoutError while there is none."""
         awaited, self.awaited = self.awaited, None
-        if awaited is None or not awaited.done():
+        if awaited is None or not awaited.done:
             raise TimeoutError
         self._current = None
-        outcome = awaited.result()
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        if isinstance(awaited.outcome, Exception):
+            raise awaited.outcome
+        return cast("T", awaited.outcome)
 
     @property
     def busy(self) -> bool:
         """Whether the job is under way."""
-        return self._current is not None and not self._current.done()
+        return self._current is not None and not self._current.done
 
     def forget(self) -> None:
         """Throw an answer away that nobody has taken."""
@@ -166,12 +203,10 @@ class Line(Generic[T]):
     async def run(self, timeout: float) -> T:
         """Have it done alone: raises as `take` does."""
         self.begin(timeout)
-        await all_of([self], timeout)
+        await all_of(self._threads, [self], timeout)
         return self.take()
 
 
-async def all_of(lines: Iterable[Line[Any]], timeout: float) -> None:
+async def all_of(threads: Threads, lines: Iterable[Line[Any]], timeout: float) -> None:
     """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
-    futures = [line.awaited for line in lines if line.awaited]
-    if futures:
-        await asyncio.wait(futures, timeout=timeout)  # not wait_for: a job under way cannot be cancelled
+    await threads.finish([line.awaited for line in lines if line.awaited], timeout)

@@ -79,6 +79,11 @@ class XidLedger:
             if not faults:
                 del self._open[key]
 
+    @property
+    def empty(self) -> bool:
+        """Whether no GPU has had a fault."""
+        return not self._counts
+
     def of(self, uuid: str) -> Mapping[int, XidCount]:
         """Return a GPU's faults by code."""
         return dict(self._counts.get(uuid, {}))

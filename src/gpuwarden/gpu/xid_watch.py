@@ -49,6 +49,8 @@ class XidWatch:
             if self._ledger.add(report):
                 self._tell(report, snapshot.gpu(report.uuid))
         self._ledger.forget(time.monotonic() - REMEMBER_SECONDS)
+        if self._ledger.empty:
+            return snapshot
         gpus = tuple(
             replace(gpu, xids=known) if (known := self._ledger.of(gpu.identity.uuid)) else gpu for gpu in snapshot.gpus
         )
@@ -62,8 +64,10 @@ class XidWatch:
 
     def _at_home(self, snapshot: Snapshot, *, news: bool) -> list[XidReport]:
         """Return the kernel's XIDs of GPUs that are known; the others wait until theirs says who it is."""
+        if not self._homeless:
+            return []
         gpus = [(gpu.identity, gpu.up) for gpu in snapshot.gpus]
-        if not self._homeless or (not news and gpus == self._gpus):
+        if not news and gpus == self._gpus:
             return []
         self._gpus = gpus
         uuids = _uuids(snapshot)

@@ -45,50 +45,76 @@ class _Window:
     throttled: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """What a GPU's counters said in a poll, and when by its clock; of `taken` nothing where it did not answer since."""
+
+    taken: float
+    slow_taken: float
+    busy: float | None
+    joules: float | None
+    throttled: Mapping[str, float]
+
+
 class _Meter:
     """Turns one GPU's readings into differences: `lapse` and `window` are what has come with the last one."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
-        self._before: Gpu | None = None
+        self._before: _Counters | None = None
         self.counts_joules = False
         self.lapse: _Lapse | None = None
         self.window: _Window | None = None
 
-    def read(self, gpu: Gpu | None) -> None:
+    def read(self, gpu: Gpu) -> None:
         """Take a poll's reading. After one that failed the driver's counters have gone on, and nothing else."""
         self.lapse = self.window = None
         before = self._before
-        if gpu is None or not gpu.up:
+        if not gpu.up:
             self._before = before and replace(before, taken=float("-inf"))
             return
-        self._before = gpu
-        self.counts_joules |= gpu.readings.get(GpuReadings.energy_joules_total) is not None
+        looks = before is None or gpu.slow_taken > before.slow_taken
+        self._before = now = _Counters(
+            gpu.taken,
+            gpu.slow_taken,
+            gpu.value(GpuReadings.busy_seconds_total),
+            gpu.value(GpuReadings.energy_joules_total),
+            _throttled(gpu) if before is None or looks else before.throttled,
+        )
+        self.counts_joules |= now.joules is not None
         if before is None:
             return
-        seconds = gpu.taken - before.taken
+        seconds = now.taken - before.taken
         if 0 < seconds <= self._longest:
             watts = gpu.value(GpuReadings.power_usage_watts)
-            joules = None if watts is None else watts * seconds
-            busy = _rise(gpu, before, GpuReadings.busy_seconds_total)
-            self.lapse = _Lapse(seconds, None if busy is None else min(busy, seconds), joules, _active(gpu))
-        if gpu.slow_taken > before.slow_taken:
-            self.window = self._between(gpu, before)
+            busy = _rise(now.busy, before.busy)
+            self.lapse = _Lapse(
+                seconds,
+                None if busy is None else min(busy, seconds),
+                None if watts is None else watts * seconds,
+                _active(gpu),
+            )
+        if looks:
+            self.window = self._between(now, before)
 
-    def _between(self, gpu: Gpu, before: Gpu) -> _Window:
-        seconds = gpu.slow_taken - before.slow_taken
+    def _between(self, now: _Counters, before: _Counters) -> _Window:
+        seconds = now.slow_taken - before.slow_taken
         if seconds > self._longest:
             return _Window(seconds)
-        row = GpuReadings.clock_event_seconds_total
-        risen = {reason: _rise(gpu, before, row, *labels) for reason, labels in _LABELS.items()}
+        risen = {reason: _rise(value, before.throttled.get(reason)) for reason, value in now.throttled.items()}
         throttled = {reason: min(rise, seconds) for reason, rise in risen.items() if rise is not None}
-        return _Window(seconds, _rise(gpu, before, GpuReadings.energy_joules_total), throttled)
+        return _Window(seconds, _rise(now.joules, before.joules), throttled)
 
 
-def _rise(gpu: Gpu, before: Gpu, row: Metric[Any], *labels: str) -> float | None:
+def _rise(new: float | None, old: float | None) -> float | None:
     """Return by how much a counter has risen; None where it is not known, or has begun anew."""
-    new, old = gpu.value(row, *labels), before.value(row, *labels)
     return None if new is None or old is None or new < old else new - old
+
+
+def _throttled(gpu: Gpu) -> dict[str, float]:
+    """Return the seconds that each slowdown has been there, of those that the GPU tells."""
+    row = GpuReadings.clock_event_seconds_total
+    return {reason: value for reason, labels in _LABELS.items() if (value := gpu.value(row, *labels)) is not None}
 
 
 def _active(gpu: Gpu) -> tuple[str, ...]:
@@ -114,12 +140,11 @@ class _Tally:
             self.share = replace(self.share, busy=self.share.busy or 0.0, idle=self.share.idle or 0.0)
         if whole and (_has(gpu, GpuReadings.energy_joules_total) or _has(gpu, GpuReadings.power_usage_watts)):
             self.share = replace(self.share, joules=self.share.joules or 0.0)
-        counted = gpu.readings.get(GpuReadings.clock_event_seconds_total)
-        known = [reason for reason, labels in _LABELS.items() if isinstance(counted, Mapping) and labels in counted]
+        known = dict.fromkeys(_throttled(gpu), 0.0)
         self.share = replace(
             self.share,
-            throttled=dict.fromkeys(known, 0.0) | dict(share.throttled),
-            throttled_steps=dict.fromkeys(known, 0.0) | dict(share.throttled_steps),
+            throttled=known | dict(share.throttled),
+            throttled_steps=known | dict(share.throttled_steps),
         )
 
     def _begin_window(self) -> None:

@@ -190,6 +190,7 @@ class Receipt:
     step_median_seconds: float | None = _said(_number, "What half of the steps did not exceed.")
     step_p95_seconds: float | None = _said(_number, "What 95 % of the steps did not exceed.")
     compile_seconds: float | None = _said(_number, "What steps took that traced or compiled.")
+    stalls: int | None = _said(_whole, "How often a step hung, as far as this daemon has seen it.")
     loss: float | None = _said(_signed, "The last loss, where the user lets it be told.")
     input_wait_seconds: float | None = _said(_number, "How long steps waited for their input, where that is known.")
     input_observed_seconds: float | None = _said(_number, "The time of stepping in which it was.")
@@ -259,6 +260,7 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
         step_median_seconds=report.step_median if report else None,
         step_p95_seconds=report.step_p95 if report else None,
         compile_seconds=report.compile_seconds if report else None,
+        stalls=run.stalls if report else None,
         loss=report.loss if report else None,
         input_wait_seconds=waited,
         input_observed_seconds=observed,

@@ -58,7 +58,9 @@ class ReceiptFiles:
 
     def open(self, newest: int) -> Found:
         """Take hold of the folder, made if need be, and read it: of ended runs the `newest`. Raises OSError."""
-        self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            self.folder.chmod(0o750)  # whatever the umask
         self._take_hold()
         with os.scandir(self.folder) as entries:
             names = sorted(entry.name for entry in islice(entries, MAX_NAMES))

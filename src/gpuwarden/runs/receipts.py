@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from gpuwarden.gpu.threads import Threads
+from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.ending import Ending
@@ -25,10 +27,10 @@ from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.registry import Run
 from gpuwarden.runs.share import Account
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 API_VERSION = 1
-SETTLE_SECONDS = 3.0  # after a run's end: an XID, or what the kernel says of the end, may come a little later
 WRITE_SECONDS = 60.0  # between two writes of what is so far, and between attempts of a disk that fails
 OPEN_SECONDS = 1.0  # that the start waits for the folder
 STOP_SECONDS = 2.0  # and the end
@@ -51,7 +53,6 @@ class _Live:
     run: Run
     stem: str = ""
     before: Receipt | None = None
-    settled: float | None = None  # monotonic: when its end is to be written
     written: Ending | None = None
     told: bool = False
 
@@ -83,7 +84,6 @@ class Receipts:
         self._user_name = user_name
         self._wall = wall
         self._boot_id = _boot_id()
-        self._threads = Threads("receipts")
         self._live: dict[str, _Live] = {}
         self._absent: dict[str, _Absent] = {}
         self._past: dict[str, bytes] = {}  # by stem, in the order of their ends
@@ -109,7 +109,7 @@ class Receipts:
         for live in self._live.values():
             if live.run.up:
                 self._write(live.stem, self._receipt(live, self._accounts.settled(live.run.peer.run_id)))
-            elif live.written is not live.run.ending:
+            elif live.written != live.run.ending:
                 self._end(live)
         await self._wait(STOP_SECONDS)
         if self._is_open:
@@ -148,7 +148,7 @@ class Receipts:
                 live = self._live[run.peer.run_id] = _Live(run)
             live.run = run
             live.stem = live.stem or stem_of(self._receipt(live, run.account))
-            self._follow(live, now)
+            self._follow(live)
         present = {run.peer.run_id for run in runs}
         for run_id in [run_id for run_id in self._live if run_id not in present]:
             self._part(self._live.pop(run_id))
@@ -158,14 +158,12 @@ class Receipts:
             self._write_so_far()
         self._work(now)
 
-    def _follow(self, live: _Live, now: float) -> None:
-        if live.run.up:
+    def _follow(self, live: _Live) -> None:
+        if live.run.ending is None:
             if live.written is not None:  # it goes on after all
                 self._forget(live.stem)
-            live.settled = live.written = None
-        elif live.settled is None:
-            live.settled = now + SETTLE_SECONDS
-        elif now >= live.settled and live.written is not live.run.ending:
+            live.written = None
+        elif live.run.ending.settled and live.written != live.run.ending:
             self._end(live)
 
     def _end(self, live: _Live) -> None:
@@ -180,7 +178,7 @@ class Receipts:
     def _part(self, live: _Live) -> None:
         """Let go of a run that the registry has forgotten; it may come back where nobody saw its end."""
         if not live.run.up:
-            if live.written is not live.run.ending:
+            if live.written != live.run.ending:
                 self._end(live)
             return
         receipt = self._receipt(live, live.run.account)
@@ -260,7 +258,7 @@ class Receipts:
             return None
 
         self._batch, self._job_began = batch, now
-        self._job = self._threads.give(work)
+        self._job = _on_a_thread(work)
 
     def _look_after(self, now: float) -> None:
         if self._job is not None and not self._job.done():
@@ -309,7 +307,7 @@ class Receipts:
         self._look_for_absent()
         for run_id in self._absent.keys() & self._live.keys():  # the disk was slower than the run
             absent, live = self._absent.pop(run_id), self._live[run_id]
-            self._resume(_Live(live.run, absent.stem, absent.receipt, live.settled, live.written, live.told))
+            self._resume(_Live(live.run, absent.stem, absent.receipt, live.written, live.told))
 
     def listing(self) -> bytes:
         """Return all of this as JSON; the same object until something changes."""
@@ -339,6 +337,23 @@ class Receipts:
 
     def _so_far(self, live: _Live) -> Receipt:
         return self._receipt(live, live.run.account)
+
+
+def _on_a_thread(work: Callable[[], T]) -> asyncio.Future[T | Exception]:
+    """Do blocking work on a thread that ends with it, as one that waited would take its memory; what it raises counts.
+
+    A daemon thread: one that hangs in a disk must not keep the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T | Exception] = loop.create_future()
+
+    def run() -> None:
+        outcome = outcome_of(work)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(future.set_result, outcome)
+
+    threading.Thread(target=run, name="receipts", daemon=True).start()
+    return future
 
 
 def _json(receipt: Receipt) -> bytes:

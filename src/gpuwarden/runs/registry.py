@@ -11,14 +11,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any, cast
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import headroom
-from gpuwarden.protocol import DeviceMemory, End, Error, Hello, Message, ProtocolError, Report
+from gpuwarden.protocol import DeviceMemory, End, Error, ErrorKind, Hello, Message, ProtocolError, Report
 from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.ending import OUTCOMES, Ending, Evidence, Outcome
+from gpuwarden.runs.error_log import ErrorLog
 from gpuwarden.runs.inquest import Inquest, xids
+from gpuwarden.runs.oom import Oom, ooms
 from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
@@ -50,9 +53,10 @@ class Run:
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
     than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
     its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
-    the last that it told; the report counts them all. `ending` is there once the run is not up, and may change until it
-    is settled. `stall` is there while a step hangs, which it did `stalls` times so far. `account` says what it has had
-    of the GPUs.
+    the last that it told; the report counts them all. `last_errors` is when the last of each kind was heard of, in Unix
+    time; `ooms` are the allocations that failed in the last out-of-memory on GPUs, by UUID. `ending` is there once the
+    run is not up, and may change until it is settled. `stall` is there while a step hangs, which it did `stalls` times
+    so far. `account` says what it has had of the GPUs.
     """
 
     peer: Peer
@@ -68,6 +72,8 @@ class Run:
     usage: Usage | None = None
     began: float = 0.0
     errors: tuple[SeenError, ...] = ()
+    last_errors: Mapping[ErrorKind, float] = field(default_factory=dict)
+    ooms: Mapping[str, Oom] = field(default_factory=dict)
     ending: Ending | None = None
     stall: Stall | None = None
     stalls: int = 0
@@ -96,6 +102,10 @@ class _Record:
     present: Present | None = None  # when its processes were last seen
     stalling: StallWatch = field(default_factory=StallWatch)
     errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
+    last_errors: dict[ErrorKind, float] = field(default_factory=dict)  # Unix time, to show
+    last_oom: SeenError | None = None
+    ooms: Mapping[str, Oom] = field(default_factory=dict)
+    error_log: ErrorLog = field(default_factory=ErrorLog)
 
 
 class RunRegistry:
@@ -138,8 +148,9 @@ class RunRegistry:
         if record.inquest and record.inquest.evidence.exit_status is None:  # it goes on
             record.inquest = None
         if isinstance(message, Error):
-            self._note(record, message)
+            self._note(record, message, now)
         elif isinstance(message, Report):
+            self._date_errors(record, message)
             record.report, record.last_report, record.last_report_time = message, now, self._wall()
             record.stalling.hear(message, now)
         elif isinstance(message, End):
@@ -161,11 +172,11 @@ class RunRegistry:
 
     def _rename(self, record: _Record, hello: Hello, now: float) -> None:
         """Take a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
-        same = (hello.name, hello.framework) == (record.hello.name, record.hello.framework)
+        same = _labels(hello) == _labels(record.hello)
         record.wish = None
         if not same and now - record.named <= self._expiry:
             record.wish = hello
-            hello = replace(hello, name=record.hello.name, framework=record.hello.framework)
+            hello = replace(hello, **_labels(record.hello))
         elif not same:
             record.named = now
         record.hello = hello
@@ -264,8 +275,22 @@ class RunRegistry:
         who = record.peer.run_id, record.hello.name
         log.info("run=%s name=%r ended: %s (%s)", *who, ending.outcome, ending.evidence)
 
-    def _note(self, record: _Record, error: Error) -> None:
-        record.errors.append(SeenError(error, self._wall(), record.headroom))
+    def _note(self, record: _Record, error: Error, now: float) -> None:
+        seen = SeenError(error, self._wall(), record.headroom)
+        record.errors.append(seen)
+        record.last_errors[error.kind] = seen.at
+        failed = ooms(error, record.hello, record.uuids, seen.headroom) if error.kind == "device_oom" else {}
+        if error.kind == "device_oom":
+            record.last_oom, record.ooms = seen, failed
+        record.error_log.tell(record.peer.run_id, record.hello, error, failed, now)
+
+    def _date_errors(self, record: _Record, report: Report) -> None:
+        """Take note of errors that were not told one by one; of a first report nobody knows how old they are."""
+        if record.report is None:
+            return
+        for kind, count in report.errors.items():
+            if count > record.report.errors.get(kind, 0):
+                record.last_errors[cast("ErrorKind", kind)] = self._wall()
 
     def disconnected(self, peer: Peer, now: float) -> None:
         """Note that the run has no connection left; unless it comes back it is forgotten in an expiry."""
@@ -303,6 +328,8 @@ class RunRegistry:
         if up:
             record.uuids = uuids or record.uuids
             record.present = (usage.present if usage else None) or record.present
+        if record.last_oom and not record.ooms:  # it came before the first poll
+            record.ooms = ooms(record.last_oom.error, record.hello, record.uuids, record.last_oom.headroom)
         memory = _by_gpu(record.report.memory, uuids) if record.report and current else {}
         record.headroom, at_peak = self._headrooms(record.peer.pid, memory, snapshot)
         return Run(
@@ -319,6 +346,8 @@ class RunRegistry:
             usage=usage,
             began=record.began,
             errors=tuple(record.errors),
+            last_errors=dict(record.last_errors),
+            ooms=record.ooms,
             ending=record.inquest.ending if record.inquest else None,
             stall=self._stall(record, usage, snapshot, now),
             stalls=record.stalling.stalls,
@@ -371,6 +400,11 @@ def _evidence(snapshot: Snapshot) -> object:
         (gpu.identity, [each.identity for each in gpu.mig], [(each.pid, each.instance) for each in gpu.processes])
         for gpu in snapshot.gpus
     ]
+
+
+def _labels(hello: Hello) -> dict[str, Any]:
+    """Give what of a hello becomes labels."""
+    return {"name": hello.name, "framework": hello.framework, "job": hello.job, "rank": hello.rank}
 
 
 def _busiest(uuids: Iterable[str], snapshot: Snapshot) -> float | None:

@@ -101,7 +101,7 @@ class RunServer:
     def _is_in_place(self) -> bool:
         assert self._path is not None
         try:
-            return self._path.stat().st_ino == self._inode
+            return os.stat(self._path).st_ino == self._inode  # noqa: PTH116 - a Path's own stat costs more than the call
         except OSError:
             return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuwarden.metric import Histogram, Metric, Reading, Table
-from gpuwarden.protocol import PHASES, STEP_BUCKETS
+from gpuwarden.protocol import ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.process_tree import STATES, Present
 from gpuwarden.runs.registry import Run
@@ -14,7 +14,9 @@ from gpuwarden.runs.stall import CAUSES
 
 
 def _info(run: Run) -> Reading:
-    return {(run.hello.name, run.hello.framework, str(run.peer.pid), str(run.peer.uid)): 1}
+    hello = run.hello
+    rank = "" if hello.rank is None else str(hello.rank)
+    return {(hello.name, hello.framework, str(run.peer.pid), str(run.peer.uid), hello.job or "", rank): 1}
 
 
 def _step_duration(run: Run) -> Reading:
@@ -37,6 +39,21 @@ def _stalled(run: Run) -> Reading:
 
 def _stall_cause(run: Run) -> Reading:
     return {(name,): float(run.stall.cause == name) for name in CAUSES} if run.stall else None
+
+
+def _errors(run: Run) -> Reading:
+    """Count each kind from the first report on: a counter that begins at its first error would hide it."""
+    return {(kind,): run.report.errors.get(kind, 0) for kind in ERROR_KINDS} if run.report else None
+
+
+def _of_report(reading: Callable[[Report], Reading]) -> Callable[[Run], Reading]:
+    """Read a total of the last report; it holds on when the run has ended."""
+    return lambda run: reading(run.report) if run.report else None
+
+
+def _of_current_report(reading: Callable[[Report], Reading]) -> Callable[[Run], Reading]:
+    """Read something that is so now, by the last report; nothing once that is old or the run has ended."""
+    return lambda run: reading(run.report) if run.report and run.current else None
 
 
 def _present(run: Run) -> Present | None:
@@ -83,8 +100,8 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
 
     # fmt: off
     info = Metric[Run](
-        "gpuwarden_run_info", "info", "", "Identity of a training run; join on run_id.",
-        _info, labels=("run_name", "framework", "pid", "uid"), source="hello; pid and uid from the kernel (SO_PEERCRED)")
+        "gpuwarden_run_info", "info", "", "Identity of a training run, to be joined on run_id; of a job with several workers also which job and rank.",
+        _info, labels=("run_name", "framework", "pid", "uid", "job_id", "rank"), source="hello; pid and uid from the kernel (SO_PEERCRED)")
     up = Metric[Run](
         "gpuwarden_run_up", "gauge", "", "Whether the run's process lives and has not said its end.",
         lambda run: float(run.up), source="pidfd, end")
@@ -114,8 +131,29 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: run.report.steps if run.report else None, source="report")
     step_duration_seconds = Metric[Run](
         "gpuwarden_run_step_duration_seconds", "histogram", "seconds",
-        "Duration of training steps, without the compiling first one, validation and the callback's own time.",
+        "Duration of training steps, without those that compile, validation and the callback's own time.",
         _step_duration, source="report")
+    examples_total = Metric[Run](
+        "gpuwarden_run_examples_total", "counter", "", "Examples the run has trained on, where the size of its batches is known.",
+        lambda run: run.report.examples if run.report else None, source="report, docs/keras.md")
+    compile_seconds_total = Metric[Run](
+        "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where that is known.",
+        lambda run: run.report.compile_seconds if run.report else None, source="report, docs/keras.md")
+    loss = Metric[Run](
+        "gpuwarden_run_loss", "gauge", "", "Mean loss of the epoch so far, where the user has it reported.",
+        lambda run: run.report.loss if run.report and run.current else None, source="report")
+    input_wait_seconds_total = Metric[Run](
+        "gpuwarden_run_input_wait_seconds_total", "counter", "seconds", "How long training steps waited for their input, of the seconds observed for it.",
+        _of_report(lambda report: report.input_wait_seconds), source="report, where the wait can be known (slow.md)")
+    input_observed_seconds_total = Metric[Run](
+        "gpuwarden_run_input_observed_seconds_total", "counter", "seconds", "Seconds of training for which the wait for input is known: all or a part of them, none where it cannot be known.",
+        _of_report(lambda report: report.input_observed_seconds), source="report, where the wait can be known (slow.md)")
+    input_buffered_batches = Metric[Run](
+        "gpuwarden_run_input_buffered_batches", "gauge", "", "Batches that stand ready at the end of the run's input pipeline.",
+        _of_current_report(lambda report: report.input_buffered), source="report, with tf.data")
+    input_buffer_size_batches = Metric[Run](
+        "gpuwarden_run_input_buffer_size_batches", "gauge", "", "Batches that the end of the run's input pipeline holds at most, as tf.data has tuned it.",
+        _of_current_report(lambda report: report.input_buffer_size), source="report, with tf.data")
     epoch = Metric[Run](
         "gpuwarden_run_epoch", "gauge", "", "Epoch the run is in, from 0.",
         lambda run: run.report.epoch if run.report and run.current else None, source="report")
@@ -145,6 +183,20 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     unresolved_devices = Metric[Run](
         "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be told to be a certain GPU.",
         lambda run: run.unresolved, source="hello")
+    errors_total = Metric[Run](
+        "gpuwarden_run_errors_total", "counter", "", "Errors that training raised, evaluation and prediction included, by kind.",
+        _errors, labels=("kind",), source="report, docs/errors.md")
+    last_error_timestamp_seconds = Metric[Run](
+        "gpuwarden_run_last_error_timestamp_seconds", "gauge", "seconds", "When the run last told of an error of the kind, in Unix time.",
+        lambda run: {(kind,): at for kind, at in run.last_errors.items()}, labels=("kind",), source="error, report")
+    oom_requested_bytes = Metric[Run](
+        "gpuwarden_run_oom_requested_bytes", "gauge", "bytes", "Bytes that could not be allocated in the run's last out-of-memory on the GPU.",
+        lambda run: {(uuid,): oom.requested for uuid, oom in run.ooms.items() if oom.requested is not None},
+        labels=("uuid",), source="error, docs/errors.md")
+    oom_headroom_bytes = Metric[Run](
+        "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom that had been known before the run's last out-of-memory on the GPU.",
+        lambda run: {(uuid,): oom.headroom for uuid, oom in run.ooms.items() if oom.headroom is not None},
+        labels=("uuid",), source="error, docs/errors.md")
     reports_dropped_total = Metric[Run](
         "gpuwarden_run_reports_dropped_total", "counter", "", "Reports the run could not send because the daemon did not read.",
         lambda run: run.report.dropped if run.report else None, source="report")

@@ -14,8 +14,9 @@ from typing import Any, cast
 import pynvml
 
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml, nvml_error
+from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Meter, Nvml, nvml_error
 from gpuwarden.sources.listing import listing_functions
+from gpuwarden.sources.often_asked import Memory, MemoryV2, often_asked
 
 LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
 PATIENCE_SECONDS = 10.0
@@ -58,6 +59,7 @@ def binding(module: Any = pynvml) -> Nvml:
         else:
             functions[name] = _missing
     functions |= listing_functions(module)
+    functions |= often_asked(module)
     functions["memory_meter"] = partial(_memory_meter, module)
     return cast("Nvml", SimpleNamespace(**functions))
 
@@ -96,37 +98,14 @@ def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:
     return version.value
 
 
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t, without the Python code that nvidia-ml-py's structs run at each look at a field."""
-
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
-
-
-class _MemoryV2(ctypes.Structure):
-    """nvmlMemory_v2_t, likewise."""
-
-    _fields_ = [
-        ("version", ctypes.c_uint),
-        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
-    ]
-
-
-def _memory_meter(module: Any, handle: Handle, version: int | None) -> Callable[[], int]:
-    """See nvml.memory_meter: with nothing made for a question, a wake-up costs a third less."""
+def _memory_meter(module: Any, handle: Handle, version: int | None) -> Meter:
+    """See nvml.memory_meter: nothing is made for a question."""
     answer: Any
     if version is None:
-        name, answer = "nvmlDeviceGetMemoryInfo", _Memory()
+        name, answer = "nvmlDeviceGetMemoryInfo", Memory()
     else:
-        name, answer = "nvmlDeviceGetMemoryInfo_v2", _MemoryV2(version=version)
-    ask, place = module._nvmlGetFunctionPointer(name), ctypes.byref(answer)  # noqa: SLF001 - see below
-
-    def used() -> int:
-        code = ask(handle, place)
-        if code:
-            raise nvml_error(code)
-        return answer.used  # type: ignore[no-any-return] # ctypes makes it an int
-
-    return used
+        name, answer = "nvmlDeviceGetMemoryInfo_v2", MemoryV2(version=version)
+    return module._nvmlGetFunctionPointer(name), handle, ctypes.byref(answer), answer  # noqa: SLF001 - see below
 
 
 # nvmlFieldValue_t: field, scope, time stamp, latency, type of the value, return code, value

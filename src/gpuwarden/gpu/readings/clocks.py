@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
@@ -10,6 +11,7 @@ from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UN
 from gpuwarden.metric import Labels
 
 _MEGA = 1e6
+_ALL_REASONS: int = sum(CLOCK_EVENT_REASONS.values())
 _CLOCKS: dict[Labels, int] = {(name,): number for name, number in CLOCKS.items()}
 # What is settled of clock events: the reasons there are, that they are told at all, those the driver counts.
 _REASONS, _TOLD, _COUNTED = "clock event reasons", "clock events told", "clock events counted"
@@ -49,23 +51,33 @@ def _active(gpu: Device) -> int:
     return gpu.query(gpu.nvml.nvmlDeviceGetCurrentClocksThrottleReasons) if active is None else active
 
 
-def _known(gpu: Device) -> dict[str, int]:
-    """Return the bits of the reasons that this device can tell."""
+def _known(gpu: Device) -> int:
+    """Return the reasons that this device can tell, as a mask."""
     bits = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksEventReasons)
     if bits is None:
         bits = gpu.supported(gpu.nvml.nvmlDeviceGetSupportedClocksThrottleReasons)
-    return {name: bit for name, bit in CLOCK_EVENT_REASONS.items() if bits is None or bits & bit}
+    return _ALL_REASONS if bits is None else bits & _ALL_REASONS
 
 
-def events(gpu: Device) -> dict[Labels, float]:
+def events(gpu: Device) -> Mapping[Labels, float]:
     """Whether each clock event reason holds the clocks down. Adds up the time that it does, for `event_seconds`."""
     active = _active(gpu)
     known = gpu.settled(_REASONS, lambda: _known(gpu))
     gpu.settled(_TOLD, lambda: True)
-    for name, bit in known.items() if active else ():
-        if active & bit:
+    if active & known:
+        for name in _names(active & known):
             gpu.integral(("clock event", name), 1.0)
-    return {(name,): float(bool(active & bit)) for name, bit in known.items()}
+    return _events(active & known, known)
+
+
+@lru_cache(maxsize=64)  # GPUs are idle, or at their limit of power: few answers are ever given
+def _events(active: int, known: int) -> Mapping[Labels, float]:
+    return {(name,): float(bool(active & CLOCK_EVENT_REASONS[name])) for name in _names(known)}
+
+
+@lru_cache(maxsize=64)
+def _names(mask: int) -> tuple[str, ...]:
+    return tuple(name for name, bit in CLOCK_EVENT_REASONS.items() if mask & bit)
 
 
 def event_seconds(gpu: Device) -> dict[Labels, float]:
@@ -77,7 +89,7 @@ def event_seconds(gpu: Device) -> dict[Labels, float]:
     counted = dict(zip(numbers, gpu.fields((number, 0) for number in numbers.values()), strict=True))
     known = gpu.settled(_REASONS, lambda: _known(gpu))
     by_driver = gpu.settled(_COUNTED, lambda: [name for name, value in counted.items() if value is not None])
-    seen = known if gpu.is_settled(_TOLD) else ()
+    seen = _names(known) if gpu.is_settled(_TOLD) else ()
     ours = {name: gpu.added_up(("clock event", name)) for name in seen if name not in by_driver}
     theirs = {name: nanoseconds / 1e9 for name in by_driver if (nanoseconds := counted[name]) is not None}
     return {(name,): seconds for name, seconds in (ours | theirs).items()}

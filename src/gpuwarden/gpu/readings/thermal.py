@@ -14,7 +14,7 @@ _MOST_FANS = 32  # that are asked for, whatever the driver says
 def temperatures(gpu: Device) -> dict[Labels, float]:
     """Degrees by sensor. Boards whose memory has none answer 0 for it (DCGM shows it so), which no chip is at."""
     core = gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE)
-    memory = gpu.attempt(lambda: gpu.field(fields.MEMORY_TEMPERATURE))
+    memory = gpu.seldom("memory temperature", lambda: gpu.attempt(lambda: gpu.field(fields.MEMORY_TEMPERATURE)))
     return {("core",): core, ("memory",): memory} if memory else {("core",): core}
 
 

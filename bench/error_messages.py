@@ -1,0 +1,127 @@
+"""Print how error messages that people met are told: `python bench/error_messages.py`.
+
+By kind: how many samples of tests/error_messages there are, how many are told right, and what the others are taken for.
+Then the facts of allocations that failed: how many the messages state, and how many of them are told right.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuwarden.client.errors import describe
+from gpuwarden.protocol import ERROR_KINDS, Allocation, Error, ErrorKind
+
+SAMPLES = Path(__file__).parents[1] / "tests" / "error_messages"
+FACTS = ("requested", "shape", "dtype", "op", "device", "allocator")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A message that somebody met, what it means, and the allocations that it says have failed."""
+
+    type: str
+    kind: ErrorKind
+    source: str
+    message: str
+    allocations: tuple[Allocation, ...]
+
+    def described(self) -> Error:
+        """Say what an exception with this message is told to be."""
+        return describe(_type(self.type)(self.message), "train", 0)
+
+
+def _type(name: str) -> type[Exception]:
+    module, _, name = name.rpartition(".")
+    if not module and isinstance(found := getattr(builtins, name, None), type):
+        return found
+    return type(name, (Exception,), {"__module__": module})
+
+
+def _allocation(said: dict[str, Any]) -> Allocation:
+    shape, device = said["shape"], said["device"]
+    return Allocation(
+        requested=said["requested_bytes"],
+        shape=None if shape is None else ",".join(map(str, shape)),
+        dtype=said["dtype"],
+        op=said["op"],
+        device=None
+        if device is None
+        else re.sub(r"^(GPU|device|device ordinal) (?=\d)", "GPU:", device),  # as the client does
+        allocator=said["allocator"],
+    )
+
+
+def samples() -> Iterator[Sample]:
+    """Read all samples; an allocation that a message states twice counts once."""
+    for path in sorted(SAMPLES.glob("*.yaml")):
+        for each in yaml.safe_load(path.read_text()):
+            said = [each["allocation"]] if each.get("allocation") else []
+            said += each.get("further_allocations") or []
+            allocations = tuple(dict.fromkeys(map(_allocation, said)))
+            yield Sample(each["type"], each["class"], each["source"], each["message"], allocations)
+
+
+def facts(sample: Sample) -> Iterator[tuple[str, object, object]]:
+    """Give each fact as the message states it and as it is told, where either says something."""
+    told = sample.described().allocations
+    for index in range(max(len(sample.allocations), len(told))):
+        stated = sample.allocations[index] if index < len(sample.allocations) else Allocation()
+        heard = told[index] if index < len(told) else Allocation()
+        for fact in FACTS:
+            pair = getattr(stated, fact), getattr(heard, fact)
+            if pair != (None, None):
+                yield fact, *pair
+
+
+def _print_kinds(known: list[Sample]) -> None:
+    print("| kind | samples | right | taken for |\n|---|---|---|---|")
+    every = 0
+    for kind in ERROR_KINDS:
+        taken = Counter(each.described().kind for each in known if each.kind == kind)
+        right = taken.pop(kind, 0)
+        every += right
+        wrong = ", ".join(f"{count} {other}" for other, count in taken.most_common())
+        print(f"| {kind} | {right + taken.total()} | {right} | {wrong} |")
+    print(f"| all | {len(known)} | {every} | |")
+
+
+def _print_facts(known: list[Sample]) -> None:
+    print("\n| fact of an allocation | stated | right | wrong | missed | told without |\n|---|---|---|---|---|---|")
+    found = [each for sample in known for each in facts(sample)]
+    for fact in FACTS:
+        pairs = [(stated, told) for name, stated, told in found if name == fact]
+        counts = (
+            sum(stated is not None for stated, _ in pairs),
+            sum(stated == told for stated, told in pairs),
+            sum(None not in (stated, told) and stated != told for stated, told in pairs),
+            sum(told is None for _, told in pairs),
+            sum(stated is None for stated, _ in pairs),
+        )
+        print(f"| {fact} | {' | '.join(map(str, counts))} |")
+
+
+def main() -> None:
+    """Print both tables, and each sample that is told wrong."""
+    known = list(samples())
+    _print_kinds(known)
+    _print_facts(known)
+    for sample in known:
+        told = sample.described()
+        differing = [each for each in facts(sample) if each[1] != each[2]]
+        if told.kind != sample.kind or differing:
+            print(f"\n{sample.type}: {sample.kind}, told {told.kind}; {sample.source}")
+            print(f"  {' '.join(sample.message.split())[:300]}")
+            for fact, stated, heard in differing:
+                print(f"  {fact}: {stated!r}, told {heard!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What kind of error an exception is, and which allocations failed: read from its type's name and text alone.
+
+Frameworks say in words what went wrong, and each in its own: TensorFlow, XLA, JAX, torch, the CUDA libraries below
+them, NumPy and Python itself. The texts stand in error_patterns.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gpuwarden.client.error_patterns import ALLOCATIONS, PATTERNS
+from gpuwarden.protocol import (
+    MAX_ALLOCATIONS,
+    MAX_COUNT,
+    MAX_ERROR_TEXT,
+    Allocation,
+    DeviceMemory,
+    Error,
+    ErrorKind,
+    Phase,
+    ProtocolError,
+    clip,
+    encode,
+)
+
+_MAX_CHAIN = 8  # exceptions that are looked at: an error, its cause, that one's cause and so on
+_MAX_SEARCHED = 1 << 16  # characters: XLA's may come with a listing of every buffer
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_WIDTHS = {  # bytes of an element, by TensorFlow's and NumPy's names
+    **dict.fromkeys(("bool", "int8", "uint8", "qint8", "quint8", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("half", "float16", "bfloat16", "int16", "uint16", "qint16", "quint16"), 2),
+    **dict.fromkeys(("float", "float32", "int32", "uint32", "qint32"), 4),
+    **dict.fromkeys(("double", "float64", "int64", "uint64", "complex64", "resource"), 8),
+    **dict.fromkeys(("complex128",), 16),
+}
+_OP = r"\[\[\{\{node ([^}]+)\}\}|\[\[Node:? (\S+)|\[Op:(?!__)(\w+)\]"
+# Colors, and what TensorFlow appends to every out-of-memory.
+_NOISE = r"\x1b\[[0-9;]*[A-Za-z]|Hint: If you want to see a list of allocated tensors[^\n]*"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One exception of a chain, as it was read."""
+
+    kind: ErrorKind
+    exception: str
+    text: str
+    at: int  # where in the text the kind shows
+
+
+def describe(
+    exception: BaseException, phase: Phase, steps: int, memory: Mapping[str, DeviceMemory] | None = None
+) -> Error:
+    """Say what `exception` tells; it is neither kept nor changed. Takes some ms, raises nothing.
+
+    `memory` is what the allocators say now. A CPU in it stands for a GPU, as the run was told: elsewhere a CPU's
+    memory is the host's.
+    """
+    memory = memory or {}
+    told = _tell(exception)
+    kind = told.kind
+    allocations: tuple[Allocation, ...] = ()
+    if kind in ("device_oom", "host_oom"):
+        allocations = tuple(dict.fromkeys(_allocations(told.text)))[:MAX_ALLOCATIONS]
+        if kind == "device_oom" and _all_on_the_host(allocations, memory):
+            kind = "host_oom"
+    return _fitted(Error(kind, clip(told.exception), _excerpt(told), phase, steps, allocations, dict(memory)))
+
+
+def _tell(exception: BaseException) -> _Reading:
+    """Read the exception that shows what went wrong: it, or else the nearest one behind it; never a mere follower."""
+    first: _Reading | None = None
+    for each in _chain(exception):
+        reading = _read(type(each), _text(each))
+        if reading.kind != "other":
+            return reading
+        first = first or reading
+    assert first is not None  # the exception itself
+    return first
+
+
+def _chain(exception: BaseException) -> Iterator[BaseException]:
+    each: BaseException | None = exception
+    for _ in range(_MAX_CHAIN):
+        if each is None:
+            return
+        yield each
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _text(exception: BaseException) -> str:
+    try:
+        text = str(exception)
+    except Exception:  # noqa: BLE001 - the exception's own __str__
+        return ""
+    text = re.sub(_NOISE, "", text).strip()
+    return text if len(text) <= _MAX_SEARCHED else text[: _MAX_SEARCHED // 2] + " ... " + text[-_MAX_SEARCHED // 2 :]
+
+
+def _read(cls: type[BaseException], text: str) -> _Reading:
+    names = " ".join(each.__name__ for each in cls.__mro__ if each.__module__ != "builtins" or each is MemoryError)
+    searched = f"{names or cls.__name__}: {text}"
+    for pattern in PATTERNS:
+        if found := re.search(pattern.regex, searched, re.IGNORECASE):
+            return _Reading(pattern.kind, cls.__name__, text, max(found.start() - (len(searched) - len(text)), 0))
+    return _Reading("other", cls.__name__, text, len(text))
+
+
+def _excerpt(told: _Reading) -> str:
+    """Give the text's end, where frameworks put what matters; of one whose kind shows before that, what follows there.
+
+    Such as XLA's, which lists its buffers after it.
+    """
+    start = min(told.at, max(len(told.text) - MAX_ERROR_TEXT, 0))
+    return clip(told.text[start:], MAX_ERROR_TEXT).strip()
+
+
+def _allocations(text: str) -> Iterator[Allocation]:
+    """Read the allocations that failed, each with the operation named after it."""
+    for regex in ALLOCATIONS:
+        found = list(re.finditer(regex, text, re.IGNORECASE))
+        for index, match in enumerate(found):
+            after = text[match.end() : found[index + 1].start() if index + 1 < len(found) else None]
+            yield _allocation({name: value for name, value in match.groupdict().items() if value is not None}, after)
+        if found:
+            return
+    if op := _op(text):
+        yield Allocation(op=clip(op))
+
+
+def _allocation(said: Mapping[str, str], after: str) -> Allocation:
+    shape = said["shape"].replace(" ", "").rstrip(",") if "shape" in said else None
+    gpu = said.get("gpu") or said.get("gpu_too")
+    device = f"GPU:{gpu}" if gpu else said.get("device", "").rstrip(".,;") or None
+    return Allocation(
+        requested=_requested(said, shape),
+        shape=_clipped(shape),
+        dtype=_clipped(said.get("dtype")),
+        op=_clipped(said.get("op") or _op(after)),
+        device=_clipped(device),
+        allocator=_clipped(said.get("allocator")),
+    )
+
+
+def _clipped(text: str | None) -> str | None:
+    return None if text is None else clip(text)
+
+
+def _requested(said: Mapping[str, str], shape: str | None) -> int | None:
+    try:
+        requested = _exact(said, shape)
+    except (KeyError, ValueError, OverflowError):  # not told, or figures that are none
+        return None
+    return requested if requested < MAX_COUNT else None
+
+
+def _exact(said: Mapping[str, str], shape: str | None) -> int:
+    """Work out the bytes: by shape and type where both are told, as other figures may be rounded."""
+    if shape is not None and said.get("dtype") in _WIDTHS:
+        return math.prod(int(each) for each in shape.split(",") if each) * _WIDTHS[said["dtype"]]
+    if "bytes" in said:
+        return int(said["bytes"])
+    return round(float(said["size"].rstrip(".").replace(",", "")) * _UNITS[said["unit"].upper().rstrip("BYTESI")])
+
+
+def _op(after: str) -> str | None:
+    found = re.search(_OP, after, re.IGNORECASE)
+    return next((each for each in found.groups() if each), None) if found else None
+
+
+def _all_on_the_host(allocations: tuple[Allocation, ...], memory: Mapping[str, DeviceMemory]) -> bool:
+    devices = [re.search(r"(CPU:\d+)$", each.device or "") for each in allocations]
+    return bool(devices) and all(cpu and cpu[1] not in memory for cpu in devices)
+
+
+def _fitted(error: Error) -> Error:
+    """Shorten what makes a message too long for the daemon: many devices, or text that JSON writes at length."""
+    for shorter in (
+        error,
+        replace(error, text=error.text[-MAX_ERROR_TEXT // 2 :]),
+        replace(error, text=error.text[-MAX_ERROR_TEXT // 10 :], allocations=error.allocations[:2]),
+        replace(error, text=error.text[-MAX_ERROR_TEXT // 10 :], allocations=error.allocations[:1], memory={}),
+    ):
+        try:
+            encode(shorter)
+        except ProtocolError:
+            continue
+        return shorter
+    return replace(error, text="", allocations=(), memory={})

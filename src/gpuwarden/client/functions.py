@@ -1,0 +1,47 @@
+"""The functions that fit, evaluate and predict call each step, with somebody before them who sees what they raise.
+
+Keras tells a callback of no exception. What is set before a function is taken away again at the end, and at an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from gpuwarden.client.input_wait import Feed
+from gpuwarden.client.wrapped import Observer, unwrap, wrap
+
+Kind = Literal["train", "test", "predict"]
+KINDS: tuple[Kind, ...] = ("train", "test", "predict")
+
+
+class Functions:
+    """The functions of one model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def watch(self, kind: Kind, observer: Observer, feed: Feed | None = None) -> None:
+        """Stand before a function; again each epoch, since `compile` or `make_train_function` makes another.
+
+        `feed` is shown what the function is called with.
+        """
+        function = getattr(self._model, f"{kind}_function", None)
+        if function is not None:
+            setattr(self._model, f"{kind}_function", wrap(function, observer, feed))
+
+    def watch_test_early(self, observer: Observer) -> None:
+        """Stand before Keras 2's test function before `evaluate` takes hold of it, which no hook comes before.
+
+        `evaluate` itself would make it a moment later, by the same call.
+        """
+        if hasattr(self._model, "_get_test_function_runner"):
+            if getattr(self._model, "_is_compiled", False):
+                self._model.make_test_function()
+            self.watch("test", observer)
+
+    def leave(self, *kinds: Kind) -> None:
+        """Put the model's own functions back, all of them unless some are named."""
+        for kind in kinds or KINDS:
+            function = getattr(self._model, f"{kind}_function", None)
+            if unwrap(function) is not function:
+                setattr(self._model, f"{kind}_function", unwrap(function))

@@ -1,0 +1,57 @@
+"""What a Keras model tells of how it trains, in Keras 2 and 3; what it does not tell is None."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpuwarden.client.wrapped import unwrap
+
+
+def steps_per_execution(model: Any) -> int:
+    """Read the model's steps_per_execution: a number in Keras 3, a variable under another name in Keras 2."""
+    value = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", None)
+    return 1 if value is None else int(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def updates(model: Any) -> int | None:
+    """Read how often the optimizer has updated the weights, about 20 µs; None where it does not count each step."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or getattr(optimizer, "gradient_accumulation_steps", None):
+        return None
+    return int(optimizer.iterations.numpy())
+
+
+class Traces:
+    """Tells whether a model's train function was traced again, some µs a question."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._function: Any = None
+        self._counts: list[Callable[[], int]] = []
+
+    def __call__(self) -> object | None:
+        """Give what changes when the function is made anew or traced; None where that cannot be known.
+
+        An eager model never traces. XLA may compile again without a trace, for another shape.
+        """
+        function = unwrap(getattr(self._model, "train_function", None))
+        if function is not self._function:
+            self._function = function
+            self._counts = [each.experimental_get_tracing_count for each in _compiled(self._model, function)]
+        if self._counts:
+            return (id(function), *[count() for count in self._counts])
+        return "eager" if getattr(self._model, "run_eagerly", False) else None
+
+
+def _compiled(model: Any, function: Any) -> Iterator[Any]:
+    """Find the tf.functions behind a train function: itself before Keras 3.7, else what its closure holds.
+
+    Keras 2 calls one through a lambda and keeps it as train_tf_function.
+    """
+    held: list[Any] = [function, getattr(model, "train_tf_function", None)]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            held.append(cell.cell_contents)
+    yield from (each for each in held if hasattr(type(each), "experimental_get_tracing_count"))

@@ -1,0 +1,72 @@
+"""How many examples a fit has trained on and their mean loss, read from the metric that Keras itself keeps of it.
+
+Keras weighs each batch's loss by its examples, so the weights' sum is their number, whatever the data come from and
+with a last batch that is shorter. No callback is told a batch's size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpuwarden.client.keras_model import steps_per_execution
+from gpuwarden.client.run import Run
+
+_EXACT = 2**24  # from here on a count in 32-bit floats misses examples
+
+# Keras 3 before them: counts batches; counts some twice in an execution of several steps; adds replicas up wrongly.
+_WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
+
+_ALONE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")
+# With several workers nothing is read: that makes them all add up, and would hang one alone.
+_IN_ONE_PROCESS = (*_ALONE, "MirroredStrategy")
+
+
+class LossMetric:
+    """Adds the examples of one fit to its run, and tells it the mean loss of the epoch so far if `loss` is set."""
+
+    def __init__(self, run: Run, model: Any, keras: Any, *, loss: bool) -> None:
+        self._run = run
+        self._model = model
+        self._loss = loss
+        version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+        strategy = type(getattr(model, "distribute_strategy", None)).__name__
+        alone = strategy in _ALONE
+        since = _REPLICAS if not alone else _SEVERAL_STEPS if steps_per_execution(model) > 1 else _WEIGHED
+        own = getattr(type(model), "train_step", None) is keras.Model.train_step  # who knows what another counts
+        self._readable = own and strategy in _IN_ONE_PROCESS and (version < (3,) or version >= since)
+        # Between steps Keras 3 has read this metric anyway, and the device has done all before; Keras 2 does not wait.
+        self._in_epoch = self._readable and alone and version >= since
+        self._metric: Any = None  # Keras 2 makes it with the first step
+        self._counted = 0
+
+    def begin_epoch(self) -> None:
+        """Take note that Keras has set the metric back."""
+        self._counted = 0
+
+    def look(self) -> None:
+        """Read it between two steps, some 50 µs, where that makes nobody wait for the device."""
+        if self._in_epoch:
+            self.look_at_end()
+
+    def look_at_end(self) -> None:
+        """Read it when the epoch's steps are done."""
+        self._metric = self._metric or (_metric(self._model) if self._readable else None)
+        if self._metric is None:
+            return
+        count = float(self._metric.count.numpy())
+        if not 0 < count < _EXACT:
+            return
+        examples = int(count)
+        # Below what was counted, the user has set the metric back meanwhile.
+        self._run.examples = (self._run.examples or 0) + examples - (self._counted if examples >= self._counted else 0)
+        self._counted = examples
+        if self._loss:
+            mean = float(self._metric.total.numpy()) / count
+            self._run.loss = mean if math.isfinite(mean) else None
+
+
+def _metric(model: Any) -> Any:
+    """Find the mean loss: Keras 3 keeps it in a tracker, Keras 2 first among those of its losses."""
+    found = getattr(model, "_loss_tracker", None) or next(iter(getattr(model.compiled_loss, "metrics", ())), None)
+    return found if hasattr(found, "count") and hasattr(found, "total") else None

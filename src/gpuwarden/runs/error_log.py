@@ -1,0 +1,82 @@
+"""One log line for an error that a run told: of a run that errs again and again one a minute and kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from gpuwarden.protocol import Allocation, DeviceMemory, Error, ErrorKind, Hello
+from gpuwarden.runs.oom import Oom, named
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 60.0
+_MAX_TEXT = 300  # characters of a message; what a run keeps has more of them
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+class ErrorLog:
+    """Writes the lines of one run; `now` is monotonic."""
+
+    def __init__(self) -> None:
+        self._told: dict[ErrorKind, float] = {}
+        self._untold: dict[ErrorKind, int] = {}
+
+    def tell(self, run_id: str, hello: Hello, error: Error, oom: Mapping[str, Oom], now: float) -> None:
+        """Write the error's line, or count it where its kind was told a short time ago."""
+        last = self._told.get(error.kind)
+        if last is not None and now - last < QUIET_SECONDS:
+            self._untold[error.kind] = self._untold.get(error.kind, 0) + 1
+            return
+        self._told[error.kind] = now
+        untold = self._untold.pop(error.kind, 0)
+        log.warning(
+            "run=%s name=%r kind=%s phase=%s steps=%d: %s%s",
+            run_id,
+            hello.name,
+            error.kind,
+            error.phase,
+            error.steps,
+            _line(error, hello, oom),
+            f" (and {untold} more since the last line)" if untold else "",
+        )
+
+
+def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
+    if error.allocations:
+        parts = [_allocation(each) for each in error.allocations]
+        parts += [_device(uuid, each) for uuid, each in oom.items()]
+        return "; ".join(parts + _in_use(error, hello))
+    text = error.text if len(error.text) <= _MAX_TEXT else f"... {error.text[-_MAX_TEXT:]}"
+    return f"{error.exception}: {text}"
+
+
+def _allocation(asked: Allocation) -> str:
+    words = [_size(asked.requested) if asked.requested is not None else "an unknown size"]
+    if asked.shape is not None:
+        words.append(f"for shape [{asked.shape}] {asked.dtype or ''}".rstrip())
+    if asked.op is not None:
+        words.append(f"by op {asked.op}")
+    if asked.device is not None:
+        words.append(f"on {asked.device}")
+    return " ".join(words)
+
+
+def _device(uuid: str, oom: Oom) -> str:
+    known = "no headroom was known" if oom.headroom is None else f"headroom known {_size(oom.headroom)}"
+    return f"{uuid}: {known}"
+
+
+def _in_use(error: Error, hello: Hello) -> list[str]:
+    """Say what was in use on the devices that the allocations name."""
+    devices = dict.fromkeys(named(hello, each.device) for each in error.allocations)
+    return [f"{device}: in use {_of(error.memory[device])}" for device in devices if device and device in error.memory]
+
+
+def _of(memory: DeviceMemory) -> str:
+    return _size(memory.current) + ("" if memory.limit is None else f" of {_size(memory.limit)}")
+
+
+def _size(count: float) -> str:
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.1f} MiB"

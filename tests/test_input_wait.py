@@ -1,0 +1,341 @@
+"""How long steps wait for their input, by a clock and a pipeline of the test's own; test_keras.py has the real ones."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuwarden.client.input_wait import InputWait
+from gpuwarden.client.tf_data import GAPS, MOST, TfData
+from gpuwarden.client.timed_next import TimedNext
+
+
+def counted(wait: InputWait) -> tuple[float, float]:
+    """Give the seconds waited and observed, where they are known."""
+    assert wait.waited is not None
+    assert wait.observed is not None
+    return wait.waited, wait.observed
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now
+
+
+def node(name: str, *inputs: int, **more: Any) -> SimpleNamespace:
+    """Make a node of tf.data's model."""
+    settings = {"num_elements": 0, "ratio": 1, "buffered_elements": 0, "parameters": []}
+    return SimpleNamespace(name=name, inputs=inputs, **(settings | more))
+
+
+class Pipeline:
+    """An iterator of tf.data as its own model shows it; trains on what it gives, by the test's clock."""
+
+    def __init__(self, clock: Clock, feed: TfData) -> None:
+        self.clock = clock
+        self.feed = feed
+        size = SimpleNamespace(name="buffer_size", value=4.0)
+        self.nodes = {1: node("Root", 2), 2: node("Prefetch", 3, buffered_elements=3, parameters=[size])}
+        self.output = 1
+        self.gap_times: list[int] = []
+        self._left: float | None = None
+
+    def fetch(self, wait: float) -> None:
+        """Fetch a batch, which takes `wait` seconds."""
+        if self._left is not None and self.clock.now - self._left < 10:
+            self.gap_times = [*self.gap_times, round((self.clock.now - self._left) * 1e6)][-GAPS:]
+        self.clock.now += wait
+        self.nodes[1].num_elements += 1
+        self._left = self.clock.now
+
+    def train(self, steps: int, *, wait: float, compute: float, fetches: int = 1) -> None:
+        """Execute the train function."""
+        for _ in range(steps):
+            assert self.feed((self,)) == (self,)
+            for _ in range(fetches):
+                self.fetch(wait)
+                self.clock.now += compute
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Make a clock."""
+    return Clock()
+
+
+@pytest.fixture
+def wait() -> InputWait:
+    """Make what is told."""
+    return InputWait()
+
+
+@pytest.fixture
+def tf_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand for a TensorFlow whose iterators are their own models."""
+    experimental = SimpleNamespace(get_model_proto=lambda iterator: iterator)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(data=SimpleNamespace(experimental=experimental)))
+
+
+@pytest.fixture
+def pipeline(wait: InputWait, clock: Clock, tf_data: None) -> Pipeline:
+    """Make a pipeline that feeds steps of one execution each."""
+    return Pipeline(clock, TfData(wait, 1, clock))
+
+
+def test_wait(pipeline: Pipeline, wait: InputWait) -> None:
+    """The wait is what the gaps leave of the time between executions; the last step has no gap yet."""
+    pipeline.train(1, wait=1, compute=8)  # compiles
+    pipeline.train(11, wait=0.3, compute=0.1)
+    pipeline.feed.look()
+    assert counted(wait) == pytest.approx((3, 4))
+    assert (wait.buffered, wait.buffer_size) == (3, 4)
+
+
+def test_looks_add_up(pipeline: Pipeline, wait: InputWait) -> None:
+    """Whatever looks are taken, each step but the compiling and the last is observed once."""
+    for steps in (4, 1, 7, 2):
+        pipeline.train(steps, wait=0.3, compute=0.1)
+        pipeline.feed.look()
+        pipeline.feed.look()
+    pipeline.feed.pause()
+    assert counted(wait) == pytest.approx((12 * 0.3, 12 * 0.4))
+
+
+def test_many_steps(pipeline: Pipeline, wait: InputWait) -> None:
+    """Of more steps than tf.data has gaps of, the last are observed: a slow start is not laid upon them."""
+    pipeline.train(300, wait=0.004, compute=0.001)
+    pipeline.train(101, wait=0.001, compute=0.001)
+    pipeline.feed.look()
+    assert counted(wait) == pytest.approx((0.1, 0.2))
+
+
+def test_pause(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
+    """What passes between two epochs is no wait, whether the iterator goes on or is another."""
+    pipeline.train(11, wait=0.3, compute=0.1)
+    pipeline.feed.pause()
+    assert wait.buffered is None
+    for _ in range(2):
+        clock.now += 5
+        pipeline.train(11, wait=0.3, compute=0.1)
+        pipeline.feed.pause()
+        pipeline = Pipeline(clock, pipeline.feed)
+    assert counted(wait) == pytest.approx((29 * 0.3, 29 * 0.4))
+
+
+def test_slow_callback(pipeline: Pipeline, wait: InputWait, clock: Clock) -> None:
+    """What other callbacks do between two steps is no wait for input, even when it ends right before a look."""
+    pipeline.train(11, wait=0.01, compute=0.01)
+    clock.now += 5
+    pipeline.feed.look()
+    pipeline.train(5, wait=0.01, compute=0.01)
+    pipeline.feed.look()
+    assert wait.waited == pytest.approx(14 * 0.01)
+
+
+def test_end_of_data(pipeline: Pipeline, wait: InputWait) -> None:
+    """The execution that only finds the data at its end ends the last step."""
+    pipeline.train(11, wait=0.3, compute=0.1)
+    pipeline.train(1, wait=0, compute=0)
+    pipeline.nodes[1].num_elements -= 1
+    pipeline.feed.pause()
+    assert counted(wait) == pytest.approx((3, 4))
+
+
+def test_forgotten_gap(pipeline: Pipeline, wait: InputWait) -> None:
+    """A step of 10 s or more, whose gap tf.data does not keep, leaves the steps around it unknown."""
+    pipeline.train(11, wait=0.1, compute=0.1)
+    pipeline.train(1, wait=0.1, compute=12)
+    pipeline.train(11, wait=0.1, compute=0.1)
+    pipeline.feed.look()
+    assert wait.observed is None
+    pipeline.train(11, wait=0.1, compute=0.1)
+    pipeline.feed.look()
+    assert wait.observed == pytest.approx(2.2)
+
+
+def test_several_steps(wait: InputWait, clock: Clock, tf_data: None) -> None:
+    """With several steps an execution the wait is unknown, and the buffer is not."""
+    pipeline = Pipeline(clock, TfData(wait, 5, clock))
+    pipeline.train(11, wait=0.3, compute=0.1, fetches=5)
+    pipeline.feed.look()
+    assert (wait.waited, wait.observed, wait.buffered) == (None, None, 3)
+
+
+def test_several_batches(pipeline: Pipeline, wait: InputWait) -> None:
+    """A step of the user's own that fetches two batches is noticed, and the wait unknown."""
+    pipeline.train(11, wait=0.3, compute=0.1, fetches=2)
+    pipeline.feed.look()
+    assert (wait.waited, wait.observed) == (None, None)
+
+
+def test_never_looked_at(pipeline: Pipeline, wait: InputWait) -> None:
+    """Without looks the memory is bounded, and nothing is said of what was not kept."""
+    pipeline.train(2 * MOST, wait=0.001, compute=0.001)
+    pipeline.feed.look()
+    assert wait.observed is None
+
+
+@pytest.mark.parametrize("error", [ValueError("distributed"), RuntimeError("NotFoundError: no model")])
+def test_no_model(
+    pipeline: Pipeline, wait: InputWait, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """An iterator without a model is asked once, and nothing is said."""
+    asked: list[Any] = []
+
+    def ask(iterator: Any) -> Any:
+        asked.append(iterator)
+        raise error
+
+    monkeypatch.setattr(sys.modules["tensorflow"].data.experimental, "get_model_proto", ask)
+    pipeline = Pipeline(clock, TfData(wait, 1, clock))
+    for _ in range(3):
+        pipeline.train(3, wait=0.1, compute=0.1)
+        pipeline.feed.look()
+    assert wait == InputWait()
+    assert len(asked) == 2  # in the compiling execution and at the first look
+
+
+@pytest.mark.parametrize("tensorflow", [None, SimpleNamespace(data=SimpleNamespace(experimental=SimpleNamespace()))])
+def test_older_tensorflow(wait: InputWait, clock: Clock, monkeypatch: pytest.MonkeyPatch, tensorflow: Any) -> None:
+    """A TensorFlow that cannot be asked says nothing."""
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    pipeline = Pipeline(clock, TfData(wait, 1, clock))
+    pipeline.train(3, wait=0.1, compute=0.1)
+    pipeline.feed.look()
+    assert wait == InputWait()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "buffered"),
+    [
+        ({1: node("Root", 2), 2: node("Map", 3), 3: node("Prefetch", 4, buffered_elements=7)}, 7),
+        ({1: node("Root", 2), 2: node("BatchV2", 3, ratio=32), 3: node("Prefetch", 4, buffered_elements=7)}, None),
+        ({1: node("Root", 2), 2: node("Zip", 3, 4), 3: node("Prefetch"), 4: node("Prefetch")}, None),
+        ({1: node("Root", 2), 2: node("Range", ratio=0)}, None),
+    ],
+    ids=["prefetch then map", "prefetch of examples", "several prefetches", "no prefetch"],
+)
+def test_buffered(pipeline: Pipeline, wait: InputWait, nodes: dict[int, Any], buffered: int | None) -> None:
+    """Ready batches are those of one prefetch behind which nothing turns examples into batches."""
+    pipeline.nodes = nodes
+    pipeline.train(1, wait=0.1, compute=0.1)
+    pipeline.feed.look()
+    assert wait.buffered == buffered
+
+
+def test_iterator_is_let_go(wait: InputWait, clock: Clock, tf_data: None) -> None:
+    """The user's iterator dies as it would without us, and looking for it after says nothing."""
+    feed = TfData(wait, 1, clock)
+    pipeline = Pipeline(clock, feed)
+    pipeline.train(3, wait=0.1, compute=0.1)
+    died = weakref.ref(pipeline)
+    del pipeline
+    assert died() is None
+    feed.look()
+    assert wait == InputWait()
+
+
+class Array:
+    """Stands for a JAX array that is computed at some time."""
+
+    def __init__(self, clock: Clock, done: float) -> None:
+        self.clock = clock
+        self.done = done
+
+    def is_ready(self) -> bool:
+        """Say whether it is computed."""
+        return self.clock.now >= self.done
+
+
+class Jax:
+    """Trains as Keras does on JAX: `next`, then a computation that runs beside Python."""
+
+    def __init__(self, clock: Clock, feed: TimedNext) -> None:
+        self.clock = clock
+        self.feed = feed
+        self.done = 0.0
+
+    def train(self, steps: int, *, wait: float, compute: float, rest: float = 0.0) -> None:
+        """Execute the train function.
+
+        The device takes `compute` seconds a step, one step after the other; between two steps Python takes `rest`.
+        """
+        batches = self.batches(wait)
+        for _ in range(steps):
+            _, iterator = self.feed((((Array(self.clock, self.done),), ()), batches))
+            next(iterator)
+            # Python goes on at once, but by a step ahead only.
+            self.clock.now = max(self.clock.now, self.done)
+            self.done = self.clock.now + compute
+            self.clock.now += rest
+
+    def batches(self, wait: float) -> Iterator[int]:
+        """Make batches that take `wait` seconds each."""
+        while True:
+            self.clock.now += wait
+            yield 0
+
+
+@pytest.fixture
+def jax(wait: InputWait, clock: Clock) -> Jax:
+    """Make a JAX that is watched."""
+    return Jax(clock, TimedNext(wait, clock))
+
+
+def test_jax_slow_input(jax: Jax, wait: InputWait) -> None:
+    """Where Keras waits for each step, as a callback makes it, the time of `next` is the wait."""
+    jax.train(12, wait=0.3, compute=0.1, rest=0.1)
+    jax.feed.look()
+    assert counted(wait) == pytest.approx((3, 4))
+
+
+def test_jax_fast_input(jax: Jax, wait: InputWait) -> None:
+    """While the device still computes, nobody waits, however long `next` takes."""
+    jax.train(12, wait=0.09, compute=0.1)
+    jax.feed.look()
+    assert wait.waited == 0
+    assert wait.observed == pytest.approx(1, rel=0.2)
+
+
+def test_jax_unknown(jax: Jax, wait: InputWait) -> None:
+    """Where the device is done at some time while `next` runs, nothing is said of the time until the next look."""
+    jax.train(12, wait=0.3, compute=0.1)
+    jax.feed.look()
+    assert wait == InputWait()
+    jax.train(1, wait=0.3, compute=0.1, rest=0.1)
+    jax.train(21, wait=0.3, compute=0.1, rest=0.1)
+    jax.feed.look()
+    assert counted(wait)[0] == pytest.approx(20 * 0.3, abs=0.31)
+
+
+def test_jax_pause(jax: Jax, wait: InputWait, clock: Clock) -> None:
+    """What passes between two epochs is not observed."""
+    jax.train(12, wait=0.3, compute=0.1, rest=0.1)
+    jax.feed.pause()
+    clock.now += 5
+    jax.train(12, wait=0.3, compute=0.1, rest=0.1)
+    jax.feed.pause()
+    jax.feed.pause()
+    assert counted(wait) == pytest.approx((21 * 0.3, 21 * 0.4))
+
+
+def test_jax_iterator(wait: InputWait) -> None:
+    """The iterator that JAX gets is like the other, and does not hold it."""
+    batches = (number for number in range(3))
+    _, iterator = TimedNext(wait)((((), ()), batches))
+    assert list(iterator) == [0, 1, 2]
+    assert iterator.gi_frame is None
+    died = weakref.ref(batches)
+    del batches
+    assert died() is None

@@ -1,0 +1,83 @@
+"""A worker's place in its job, read from environments as launchers leave them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.client.job import Place, place
+
+CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+
+
+def tf_config(kind: str, index: int, cluster: object = CLUSTER) -> dict[str, str]:
+    """Write TF_CONFIG as its user would."""
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Place()),
+        ({"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "llama"}, Place("llama", 3, 8)),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "h", "MASTER_PORT": "29500"},
+            Place("h:29500", 1, 2),
+        ),
+        ({"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "5", "SLURM_NTASKS": "16"}, Place("77", 5, 16)),
+        ({"SLURM_JOB_NAME": "bash"}, Place("bash")),
+        # torchrun under srun: one task a node, eight workers each
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "9", "WORLD_SIZE": "16"},
+            Place("7", 9, 16),
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-h-1@1"},
+            Place("prterun-h-1@1", 0, 4),
+        ),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, Place(None, 4, None)),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, Place()),
+        ({"RANK": "٣"}, Place()),
+        ({"RANK": "9" * 40}, Place()),
+        ({"SLURM_JOB_ID": "7\n8"}, Place("7 8")),
+    ],
+)
+def test_launchers(environ: dict[str, str], expected: Place) -> None:
+    """What each launcher leaves tells job and rank, and what makes no sense tells nothing."""
+    assert place(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "rank"),
+    [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("worker", 2, None), ("ps", 0, None), ("evaluator", 0, None)],
+)
+def test_cluster(kind: str, index: int, rank: int | None) -> None:
+    """A chief is rank 0 and the workers follow; who does not train has no rank, and all have one job."""
+    found = place(tf_config(kind, index))
+    assert (found.rank, found.world_size) == (rank, None if rank is None else 3)
+    assert found.job == place(tf_config("chief", 0)).job
+
+
+def test_other_cluster() -> None:
+    """Another cluster is another job."""
+    assert place(tf_config("worker", 0, {"worker": ["b:1"]})).job != place(tf_config("worker", 0)).job
+
+
+def test_cluster_in_slurm() -> None:
+    """The scheduler's name for the job goes before a hash, and the cluster's rank before the scheduler's."""
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    assert place(slurm | tf_config("worker", 1)) == Place("7", 2, 3)
+
+
+@given(
+    st.text()
+    | st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)).map(
+        json.dumps
+    )
+)
+def test_anything(config: str) -> None:
+    """Whatever TF_CONFIG says, nothing is raised."""
+    assert place({"TF_CONFIG": config}).world_size is None

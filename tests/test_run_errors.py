@@ -1,0 +1,175 @@
+"""What the daemon makes of errors that runs tell: their place, their time, one line in the log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.runs.oom import Oom, named
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.registry import KEPT_ERRORS, RunRegistry
+from snapshots import GIB, gpu, snapshot
+
+ALICE = Peer(pid=7, uid=1000, start=1)
+HELLO = Hello("resnet", "tensorflow 2.21.0", {"GPU:0": "GPU-0"})
+BOX = snapshot(gpu(0, free=10 * GIB, held={7: 30 * GIB}), gpu(1))
+REPORT = Report("train", 5, 1.5, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(20 * GIB, 28 * GIB, 38 * GIB)})
+ON = "/job:localhost/replica:0/task:0/device:"
+OOM = Error(
+    "device_oom",
+    "ResourceExhaustedError",
+    "OOM when allocating",
+    "train",
+    5,
+    (Allocation(20 * GIB, "20000,4000", "float", "wide/Relu", f"{ON}GPU:0", "GPU_0_bfc"),),
+    {"GPU:0": DeviceMemory(21 * GIB, 28 * GIB, 38 * GIB)},
+)
+OTHER = Error("other", "ValueError", "loss is nan", "train", 5)
+
+
+class Clock:
+    """Unix time that a test sets."""
+
+    time = 1000.0
+
+
+@pytest.fixture
+def runs() -> RunRegistry:
+    """Make a registry with one run that has been polled, with a headroom of 18 GiB."""
+    registry = RunRegistry(limit=10, expiry=60.0, overhead=GIB, wall=lambda: Clock.time)
+    registry.receive(ALICE, HELLO, 0.0)
+    registry.receive(ALICE, REPORT, 1.0)
+    (run,) = registry.runs(BOX, 2.0)
+    assert run.headroom == {"GPU-0": 18 * GIB}  # up to the allocator's limit
+    return registry
+
+
+def test_headroom_is_that_of_before(runs: RunRegistry) -> None:
+    """An out-of-memory keeps the headroom of the poll before it, and what was asked for."""
+    runs.receive(ALICE, OOM, 2.5)
+    runs.receive(ALICE, replace(REPORT, memory={"GPU:0": DeviceMemory(0, 28 * GIB)}, errors={"device_oom": 1}), 2.6)
+    for _ in range(2):
+        (run,) = runs.runs(BOX, 3.0)
+        assert run.ooms == {"GPU-0": Oom(20 * GIB, 18 * GIB)}
+        assert run.errors[0].headroom == {"GPU-0": 18 * GIB}
+
+
+def test_before_the_first_poll() -> None:
+    """An out-of-memory that comes before a poll has resolved the run's devices finds its GPU at the next."""
+    runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, OOM, 0.1)
+    (run,) = runs.runs(BOX, 1.0)
+    assert run.ooms == {"GPU-0": Oom(20 * GIB, None)}
+
+
+def test_process_is_gone(runs: RunRegistry) -> None:
+    """The last out-of-memory stays while the run is known, though nothing tells its device any more."""
+    runs.receive(ALICE, OOM, 2.5)
+    runs.exited(ALICE, 2.6)
+    (run,) = runs.runs(snapshot(), 3.0)
+    assert (run.up, run.ooms) == (False, {"GPU-0": Oom(20 * GIB, 18 * GIB)})
+
+
+def test_last_errors(runs: RunRegistry) -> None:
+    """Each kind has the time of its last error, told by itself or only counted in a report."""
+    Clock.time = 1010.0
+    runs.receive(ALICE, OTHER, 2.0)
+    Clock.time = 1020.0
+    runs.receive(ALICE, OOM, 3.0)
+    Clock.time = 1030.0
+    runs.receive(ALICE, replace(REPORT, errors={"other": 30}), 4.0)
+    Clock.time = 1040.0
+    runs.receive(ALICE, replace(REPORT, errors={"other": 30}), 5.0)
+    (run,) = runs.runs(BOX, 6.0)
+    assert run.last_errors == {"other": 1030.0, "device_oom": 1020.0}
+
+
+def test_errors_of_unknown_age() -> None:
+    """What a first report counts happened before this daemon was there."""
+    runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
+    runs.receive(ALICE, HELLO, 0.0)
+    runs.receive(ALICE, replace(REPORT, errors={"other": 3}), 1.0)
+    (run,) = runs.runs(BOX, 2.0)
+    assert run.last_errors == {}
+
+
+def test_others_are_no_oom(runs: RunRegistry) -> None:
+    """Memory of the host is no GPU's, and later errors do not put an out-of-memory out of sight."""
+    runs.receive(ALICE, replace(OOM, kind="host_oom"), 2.5)
+    assert runs.runs(BOX, 3.0)[0].ooms == {}
+    runs.receive(ALICE, OOM, 3.5)
+    for _ in range(2 * KEPT_ERRORS):
+        runs.receive(ALICE, OTHER, 4.0)
+    (run,) = runs.runs(BOX, 5.0)
+    assert run.ooms == {"GPU-0": Oom(20 * GIB, 18 * GIB)}
+    assert len(run.errors) == KEPT_ERRORS
+
+
+def test_several_devices() -> None:
+    """Each GPU has its own figures; of two failures on one the larger."""
+    runs = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
+    runs.receive(ALICE, replace(HELLO, devices={"GPU:0": "GPU-0", "GPU:1": "GPU-1"}), 0.0)
+    runs.runs(BOX, 1.0)
+    asked = [Allocation(1, device="GPU:0"), Allocation(3, device="GPU:1"), Allocation(2, device="GPU:1"), Allocation(9)]
+    runs.receive(ALICE, replace(OOM, allocations=tuple(asked)), 2.0)
+    assert runs.runs(BOX, 3.0)[0].ooms == {"GPU-0": Oom(1, None), "GPU-1": Oom(3, None)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "told", "meant"),
+    [
+        (["GPU:0"], f"{ON}GPU:0", "GPU:0"),
+        (["GPU:0"], None, "GPU:0"),
+        (["GPU:3"], f"{ON}GPU:0", "GPU:3"),
+        (["GPU:0"], f"{ON}GPU:1", "GPU:0"),  # cut in two
+        (["GPU:2", "GPU:3"], "GPU:1", "GPU:3"),
+        (["GPU:1", "GPU:2"], "GPU:1", "GPU:2"),
+        (["GPU:0", "GPU:1"], None, None),
+        (["GPU:0", "GPU:1"], "GPU:2", None),
+        (["GPU:0", "GPU:1"], "something", None),
+        (["GPU:0"], f"{ON}CPU:0", None),
+        (["GPU:0", "CPU:0"], f"{ON}CPU:0", "CPU:0"),
+        ([], f"{ON}GPU:0", None),
+        ([], None, None),
+    ],
+)
+def test_device(devices: list[str], told: str | None, meant: str | None) -> None:
+    """A device of a message is counted among those that the run uses; what is not sure is none."""
+    assert named(replace(HELLO, devices=dict.fromkeys(devices)), told) == meant
+
+
+def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    """An out-of-memory's line has all its figures."""
+    runs.receive(ALICE, OOM, 2.5)
+    (line,) = caplog.messages
+    head, *parts = line.split("; ")
+    assert head == (
+        "run=7-1 name='resnet' kind=device_oom phase=train steps=5: "
+        f"20.0 GiB for shape [20000,4000] float by op wide/Relu on {ON}GPU:0"
+    )
+    assert parts == ["GPU-0: headroom known 18.0 GiB", "GPU:0: in use 21.0 GiB of 38.0 GiB"]
+
+
+def test_line_of_another(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    """Another error's line has its type, and of a long message the end."""
+    runs.receive(ALICE, replace(OTHER, text="x" * 2000 + " the end"), 2.5)
+    (line,) = caplog.messages
+    assert line.startswith("run=7-1 name='resnet' kind=other phase=train steps=5: ValueError: ... xxx")
+    assert line.endswith("xxx the end")
+    assert len(line) < 450
+
+
+def test_lines_are_bounded(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that errs in a loop has one line a minute and kind, which says how many it stands for."""
+    for tenth in range(1500):
+        runs.receive(ALICE, OTHER, tenth / 10)
+    runs.receive(ALICE, OOM, 150.0)
+    assert [line.rpartition(": ")[2] for line in caplog.messages[:-1]] == [
+        "loss is nan",
+        "loss is nan (and 599 more since the last line)",
+        "loss is nan (and 599 more since the last line)",
+    ]
+    assert "kind=device_oom" in caplog.messages[-1]

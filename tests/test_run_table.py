@@ -1,0 +1,46 @@
+"""What a run's page says of its input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwarden.protocol import STEP_BUCKETS, Hello, Report
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.table import RunReadings
+from snapshots import snapshot
+
+PEER = Peer(pid=7, uid=1000, start=1)
+UNKNOWN = Report("train", 5, 1.5, (0,) * (len(STEP_BUCKETS) + 1), {})
+KNOWN = replace(UNKNOWN, input_wait_seconds=0.5, input_observed_seconds=1.25, input_buffered=0, input_buffer_size=4)
+ROWS = (
+    RunReadings.input_wait_seconds_total,
+    RunReadings.input_observed_seconds_total,
+    RunReadings.input_buffered_batches,
+    RunReadings.input_buffer_size_batches,
+)
+
+
+@pytest.mark.parametrize(
+    ("report", "ends", "now", "expected"),
+    [
+        (KNOWN, False, 2.0, (0.5, 1.25, 0, 4)),
+        (KNOWN, False, 90.0, (0.5, 1.25, None, None)),
+        (KNOWN, True, 3.0, (0.5, 1.25, None, None)),
+        (UNKNOWN, False, 2.0, (None, None, None, None)),
+        (None, False, 2.0, (None, None, None, None)),
+    ],
+    ids=["known", "silent", "ended", "unknown", "no report"],
+)
+def test_input(report: Report | None, ends: bool, now: float, expected: tuple[float | None, ...]) -> None:  # noqa: FBT001 - a parameter of cases
+    """Totals hold on, an empty buffer is 0 batches, and what is unknown or no longer so is absent."""
+    runs = RunRegistry(limit=1, expiry=60.0, overhead=0.0)
+    runs.receive(PEER, Hello("resnet", "", {}), 0.0)
+    if report is not None:
+        runs.receive(PEER, report, 1.0)
+    if ends:
+        runs.exited(PEER, 2.0)
+    (run,) = runs.runs(snapshot(), now)
+    assert tuple(row.read(run) for row in ROWS) == expected
