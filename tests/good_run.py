@@ -20,7 +20,8 @@ def main() -> None:
         now = time.monotonic()
         if now >= run.due:
             run.observe(now)
-        print(run.steps, flush=True)
+        sys.stdout.write(f"{run.steps}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

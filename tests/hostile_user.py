@@ -96,7 +96,8 @@ def main() -> None:
     os.close(is_done)
     for _ in range(processes):
         os.read(done, 1)
-    print("ready", flush=True)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     sys.stdin.read()
 
 
