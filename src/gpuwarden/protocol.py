@@ -348,7 +348,10 @@ def decode(data: bytes) -> Message:
     if not isinstance(value, dict):
         raise ProtocolError("not_json", "want an object")
     if value.get("v") != VERSION:
-        raise ProtocolError("unknown_version", f"this daemon speaks version {VERSION}, the run {value.get('v')!r:.20}")
+        raise ProtocolError(
+            "unknown_version",
+            f"this daemon speaks version {VERSION}, the run {value.get('v')!r:.20}: update gpuwarden on the older side",
+        )
     kind = value.get("type")
     cls = _TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
