@@ -21,7 +21,7 @@ demo: ## a real training climbs to its memory limit, and the alert fires
 	@exec $(BIN)/gpuwarden demo --listen $(LISTEN)
 
 test: ## all tests; sets up what it needs
-	@tools/environment.sh test
+	@tools/environment.sh test frameworks
 	@tools/system-parts.sh
 	@tools/keras2.sh $(BIN)/python
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -63,6 +63,7 @@ bench: ## measure beside peers, by size and for long; 40 minutes
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
+	$(BIN)/python bench/watch.py
 	$(BIN)/python bench/run_end.py
 	$(BIN)/python bench/many_runs.py
 	$(BIN)/python bench/http_servers.py
@@ -71,7 +72,7 @@ bench: ## measure beside peers, by size and for long; 40 minutes
 # A GPU box without a network: a Python that has the packages already, GPU_PYTHON=python3 say, spares the virtual one.
 gpu-check: ## the tests that need a GPU
 	@$(if $(GPU_PYTHON),,tools/environment.sh test)
-	$(if $(GPU_PYTHON),PYTHONPATH=src $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/test_hardware.py $(PYTEST_FLAGS)
+	$(if $(GPU_PYTHON),PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/test_hardware*.py $(PYTEST_FLAGS)
 
 clean: ## remove what the other words made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

@@ -1,5 +1,6 @@
 """Fixtures for all tests, and the rule that nothing is skipped in CI."""
 
+import importlib.util
 import os
 
 import pytest
@@ -13,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the skipped tests that make a run in CI fail: only a missing GPU excuses one there."""
+    """Name the skipped tests that make a run in CI fail: only a missing GPU, or no torch, excuses one there."""
     if os.environ.get("CI"):
         for report in _wrongly_skipped(terminalreporter):
             terminalreporter.write_line(f"SKIPPED IN CI, which is a failure: {report.nodeid}: {report.longrepr}")
@@ -28,4 +29,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _wrongly_skipped(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
-    return [report for report in reporter.stats.get("skipped", []) if "gpu" not in report.keywords]
+    skipped = reporter.stats.get("skipped", [])
+    return [report for report in skipped if "gpu" not in report.keywords and not _lacks_torch(report)]
+
+
+def _lacks_torch(report: pytest.TestReport) -> bool:
+    """Tell whether it was skipped for want of torch: a build for the CPU alone is not to be had everywhere."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+    return reason.endswith("torch") and importlib.util.find_spec("torch") is None

@@ -127,3 +127,16 @@ def test_figures_have_their_places_in_the_docs() -> None:
         assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)
     with pytest.raises(LookupError):
         write_down.written(page, "no_benchmark.py", "")
+
+
+@driver
+def test_watch_gives_every_figure() -> None:
+    """A smoke run of bench/watch.py measures every row of both its tables."""
+    own, pairs = tables("watch.py")
+    assert [len(own), len(pairs)] == [12, 12]
+    for cells in own:
+        average, middle, p99, longest = map(float, cells[2:6])
+        assert 0 < average <= longest + 1, cells
+        assert 0 < middle <= p99 + 1 <= longest + 2, cells
+    for cells in pairs:
+        assert min(float(cells[3]), float(cells[4])) > 10, cells

@@ -51,6 +51,7 @@ RECORDER = """
 import asyncio, json, sys
 from pathlib import Path
 from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.sources.capture import save
 from gpuwarden.sources.driver import binding
 from gpuwarden.sources.recording import record
@@ -65,7 +66,7 @@ async def polls():
     clock = Clock()
     poller = Poller(binding(), 30, clock=clock)
     await poller.poll()
-    clock.sleep(10)
+    clock.sleep(DEFAULT_PLAN.slow_interval)
     return await poller.poll()
 
 print(json.dumps(told(asyncio.run(polls()))))

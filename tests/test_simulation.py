@@ -141,10 +141,11 @@ class TestBox:
     def test_activity_follows_the_load(self) -> None:
         """Units do no more than their GPU does: those of an idle one nothing, and parts stay below their whole."""
         box = Box()
-        readers = [reader.GpuReader(box.nvml, box.handle(index), clock=box.clock) for index in range(8)]
+        plan = reader.Plan(slow_interval=10)  # activity is the mean over it, the load is of one moment
+        readers = [reader.GpuReader(box.nvml, box.handle(index), plan, clock=box.clock) for index in range(8)]
         for gpu in readers:
             gpu.read()
-        box.clock.sleep(reader.DEFAULT_PLAN.slow_interval)
+        box.clock.sleep(plan.slow_interval)
         for index, gpu in enumerate(readers):
             answers = gpu.read()
             busy, active = value(answers, "graphics_engine_active_ratio"), value(answers, "sm_active_ratio")

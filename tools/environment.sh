@@ -35,6 +35,19 @@ make_venv() {
     exit 1
 }
 
+# The usual torch brings three gigabytes of CUDA along, which no test needs. A build for the CPU alone is in an index or a
+# folder of its own, which pip may have been told of; what it depends on comes from the usual one.
+CPU_TORCH=torch==2.13.0+cpu
+install_cpu_torch() {
+    if pip_install --no-deps "$CPU_TORCH" 2>/dev/null; then
+        pip_install filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+    else
+        say "pip finds no $CPU_TORCH: tests with torch are skipped. PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS can tell it where."
+    fi
+}
+
+pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+
 extras=$(printf '%s\n' "$@" | paste -sd, -)
 stamp=.venv/.installed-${extras:-run}
 if ! .venv/bin/python -c '' 2>/dev/null; then
@@ -44,6 +57,7 @@ elif [ -n "${PYTHON-}" ]; then
 fi
 if [ ! -e "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     say "Installing gpuwarden${extras:+ with what $extras needs} into .venv ..."
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
+    case ,$extras, in *,frameworks,*) install_cpu_torch ;; esac
+    pip_install --editable ".${extras:+[$extras]}"
     touch "$stamp"
 fi

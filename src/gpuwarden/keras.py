@@ -11,9 +11,7 @@ import contextlib
 import functools
 import importlib
 import logging
-import math
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -21,17 +19,18 @@ from typing import Any, Concatenate, ParamSpec
 
 from gpuwarden.client import keras_model
 from gpuwarden.client.errors import describe
-from gpuwarden.client.frameworks.tensorflow import TensorFlow
+from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.functions import Functions, Kind
+from gpuwarden.client.hello import introduction
 from gpuwarden.client.input_wait import Feed, InputWait
-from gpuwarden.client.job import place
 from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.memory import with_named
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
+from gpuwarden.client.settings import checked
 from gpuwarden.client.steps import Steps
 from gpuwarden.client.tf_data import TfData
 from gpuwarden.client.timed_next import TimedNext
-from gpuwarden.protocol import MAX_LIST, Hello, Phase, clip
+from gpuwarden.protocol import Phase
 
 MAX_ERRORS = 5  # failures of our own until the callback switches itself off
 _OF_ONE_FIT = {"_run", "_steps", "_metric", "_feed", "_functions", "_watched", "_model", "model"}
@@ -75,13 +74,10 @@ def _guarded(hook: Callable[Concatenate[GpuWarden, P], None]) -> Callable[Concat
     return guarded
 
 
-_DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
-
-
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] # Keras ships no types
     """Report this process's training to the gpuwarden daemon; without a daemon it does nothing.
 
-    `name` says what the run is called, by default its script. `devices` says which GPU, by UUID, a TensorFlow device
+    `name` says what the run is called, by default its script. `devices` says which GPU, by UUID, a framework's device
     stands for, where the daemon cannot know: `{"CPU:0": "GPU-..."}`. `socket` is the daemon's, by default
     GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `loss` reports the mean
     loss of the epoch so far too. `disabled`, or GPUWARDEN_DISABLED=1, switches it off.
@@ -101,22 +97,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         disabled: bool | None = None,
     ) -> None:
         super().__init__()
-        if not (math.isfinite(interval) and interval >= 0):
-            raise ValueError(f"interval: want seconds, 0 or more, not {interval!r}")
-        if not (name is None or isinstance(name, str)):
-            raise TypeError(f"name: want text, not {name!r}")
-        gpus = {} if devices is None else devices
-        if not (isinstance(gpus, Mapping) and all(isinstance(text, str) for pair in gpus.items() for text in pair)):
-            raise TypeError(f'devices: want the GPU of each TensorFlow device, {{"GPU:0": "GPU-..."}}, not {devices!r}')
-        for device in gpus:
-            if not _DEVICE.fullmatch(device):  # TensorFlow would know "/GPU:0", but as a second device beside GPU:0
-                raise ValueError(f'devices: want names such as "GPU:0", not {device!r}')
-        self._name = name
-        self._gpus = dict(gpus)
-        self._socket = None if socket is None else os.fspath(socket)
-        self._interval = interval
+        settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
+        self._settings = settings
         self._loss = loss
-        self._off = os.environ.get("GPUWARDEN_DISABLED") == "1" if disabled is None else disabled
+        self._off = settings.disabled
         self._errors = 0
         # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
         self._watched: Any = None
@@ -252,21 +236,15 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
         backend = keras.backend.backend()
-        framework = TensorFlow() if backend == "tensorflow" else None
-        names = with_named(framework.devices() if framework else {}, self._gpus)
-        here = place(os.environ)
-        hello = Hello(
-            name=clip(self._name or default_name()),
-            framework=clip(f"{backend} {_version(backend)} keras {_version(keras.__name__)}"),
-            devices={clip(device): gpu and clip(gpu) for device, gpu in names.items()},
-            visible_devices=_environment("CUDA_VISIBLE_DEVICES"),
-            device_order=_environment("CUDA_DEVICE_ORDER"),
-            job=here.job,
-            rank=here.rank,
-            world_size=here.world_size,
+        framework = for_backend(backend)
+        names = with_named(framework.devices() if framework else {}, self._settings.devices)
+        hello = introduction(
+            self._settings.name or default_name(),
+            f"{backend} {_version(backend)} keras {_version(keras.__name__)}",
+            names,
         )
-        self._run = run = join(self._socket, hello)
-        run.interval = self._interval
+        self._run = run = join(self._settings.socket, hello)
+        run.interval = self._settings.interval
         run.settle()  # what a fit counted that an exception ended unseen
         run.stepping = False
         run.input.forget_buffer()
@@ -304,7 +282,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
             self._feed.look()
 
     def _end_steps(self) -> None:
-        if self._steps is not None and self._steps.end_epoch(stopped=bool(self._watched.stop_training)):
+        # torch's trainer has a batch before it begins a step: so no begin of its is made in vain.
+        all_made = keras.backend.backend() == "torch" or bool(self._watched.stop_training)
+        if self._steps is not None and self._steps.end_epoch(stopped=all_made):
             assert self._metric is not None
             self._metric.look_at_end()
         if self._feed is not None:
@@ -329,11 +309,3 @@ def _feed(wait: InputWait, per_execution: int) -> Feed | None:
 
 def _version(module: str) -> str:
     return getattr(sys.modules.get(module), "__version__", "")
-
-
-def _environment(variable: str) -> str | None:
-    """Read a variable; of a list that is too long the whole entries that fit, since half an index is another GPU's."""
-    value = os.environ.get(variable)
-    if value is not None and len(value) > MAX_LIST:
-        value = value[:MAX_LIST].rpartition(",")[0]
-    return None if value is None else clip(value, MAX_LIST)

@@ -34,6 +34,8 @@ class Memory:
                 now = self._framework.memory(device)
             except Exception:  # noqa: BLE001 - by framework, version and allocator: it has no statistics
                 self._devices = tuple(each for each in self._devices if each != device)
+                now = None
+            if now is None:  # has no statistics, or was not used yet
                 self._latest.pop(device, None)
                 continue
             if last and last.peak > now.peak:  # the user has reset the allocator's

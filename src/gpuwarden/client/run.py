@@ -49,6 +49,7 @@ class Run:
         self.compile_seconds: float | None = None
         self.input = InputWait()
         self.durations = Durations()
+        self.failure: Error | None = None  # the last
         self._errors: Counter[str] = Counter()
         self._connection = connection
         self._report_due = 0.0
@@ -87,6 +88,7 @@ class Run:
 
     def fail(self, error: Error) -> None:
         """Count an error and tell the daemon of it, waiting at most ERROR_WAIT for one that lags; of many only some."""
+        self.failure = error
         self._errors[error.kind] += 1
         if self._errors.total() <= MAX_TOLD:
             self._connection.wait_for_room(ERROR_WAIT)

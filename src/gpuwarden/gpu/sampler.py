@@ -26,6 +26,11 @@ class Look:
         self.seen: deque[int] = deque(maxlen=_MOST_SEEN)  # bytes in use
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
 
+    def under_way_since(self, moment: float) -> bool:
+        """Whether a read has been under way since before that moment. Another thread may be looking."""
+        asked = self.asked
+        return asked is not None and asked < moment
+
     def highest(self) -> float:
         """Return the highest since the last call, 0 where nothing was seen. Another thread may be looking."""
         seen = [self.seen.popleft() for _ in range(len(self.seen))]
@@ -56,9 +61,9 @@ class Sampler:
     def watch(self, looks: Iterable[Look]) -> None:
         """Look at these from now on, except for those under way for longer than `patience` seconds."""
         late = time.monotonic() - self._patience
-        if self._thread and any(look.asked and look.asked < late for look in self._thread.looks):
+        if self._thread and any(look.under_way_since(late) for look in self._thread.looks):
             self.stop()
-        self._looks = tuple(look for look in looks if look.asked is None or look.asked >= late)
+        self._looks = tuple(look for look in looks if not look.under_way_since(late))
         if self._thread:
             self._thread.looks = self._looks
         elif self._looks:

@@ -224,6 +224,7 @@ class Receipt:
 
 
 PARTS = (Receipt, DeviceShare, ToldError, FailedAllocation, DeviceMemoryThen)
+_NAMES = {part: tuple(each.name for each in fields(part)) for part in PARTS}  # asked for once: a list has many runs
 
 
 def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
@@ -303,14 +304,17 @@ def concluded(receipt: Receipt, evidence: str) -> Receipt:
 
 def to_plain(value: Any) -> Any:
     """Return a receipt as JSON has it, without what is not known."""
-    if isinstance(value, PARTS):
-        found = ((each.name, getattr(value, each.name)) for each in fields(value))
-        return {name: to_plain(said) for name, said in found if said is not None and said not in ((), {})}
+    kind = type(value)
+    if kind is float:
+        return round(value, 6)
+    if kind is str or kind is int:
+        return value
+    if names := _NAMES.get(kind):
+        found = ((name, getattr(value, name)) for name in names)
+        return {name: to_plain(said) for name, said in found if said is not None and said != () and said != {}}  # noqa: PLR1714 - a tuple would ask for a hash
     if isinstance(value, Mapping):
         return {str(key): to_plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple):
-        return [to_plain(entry) for entry in value]
-    return round(value, 6) if isinstance(value, float) else value
+    return [to_plain(entry) for entry in value]
 
 
 def from_plain(value: Any) -> Receipt:

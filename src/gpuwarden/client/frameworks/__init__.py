@@ -1,9 +1,15 @@
-"""One small adapter for each framework: its devices, and what its allocators say of them."""
+"""One small adapter for each framework: its devices, and what its allocators say of them.
+
+Which framework a process computes with is seen by what it has imported and set up. Nothing here imports or sets up any:
+that would take memory, and freeze options that the program still wants to set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Protocol, cast
 
 from gpuwarden.protocol import DeviceMemory
 
@@ -26,5 +32,53 @@ class Framework(Protocol):
     def devices(self) -> Mapping[str, str | None]:
         """Name the GPUs the run may use, "GPU:0" and so on, each with its UUID where the process can tell."""
 
-    def memory(self, device: str) -> DeviceMemory:
-        """Ask the device's allocator; raises any exception where it has no statistics."""
+    def memory(self, device: str) -> DeviceMemory | None:
+        """Ask the device's allocator; None while the run has not used the device.
+
+        Raises any exception where it has no statistics.
+        """
+
+
+# By the name of the module, which is also Keras's name of the backend. torch and JAX come before TensorFlow, which
+# often only reads their data.
+_ADAPTERS = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow"}
+NAMES = tuple(_ADAPTERS)
+
+
+def imported() -> list[str]:
+    """Name the frameworks that this process has imported."""
+    return [name for name in NAMES if getattr(sys.modules.get(name), "__version__", None) is not None]
+
+
+def running() -> Iterator[str]:
+    """Name the frameworks of this process that have set up their devices, in some µs."""
+    for name, runs in (("torch", _torch_runs), ("jax", _jax_runs), ("tensorflow", _tensorflow_runs)):
+        if runs():
+            yield name
+
+
+def for_backend(name: str) -> Framework | None:
+    """Make the adapter for a framework, or a backend of Keras's, that has set up its devices; None for another."""
+    if name not in _ADAPTERS or name not in sys.modules:
+        return None
+    module = importlib.import_module(f"{__name__}.{name}")
+    return cast("Framework", getattr(module, _ADAPTERS[name])())
+
+
+def _torch_runs() -> bool:
+    # Not there yet while another thread imports torch.
+    asked = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    return asked is not None and bool(asked())
+
+
+def _jax_runs() -> bool:
+    # Not by jax.devices(), which makes the devices and takes most of their memory; nor by the bridge's own function,
+    # which waits while another thread makes them.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    lock = getattr(bridge, "_backend_lock", None)
+    return bool(getattr(bridge, "_backends", None)) and not (lock is not None and lock.locked())
+
+
+def _tensorflow_runs() -> bool:
+    eager = sys.modules.get("tensorflow.python.eager.context")
+    return bool(getattr(getattr(eager, "_context", None), "_initialized", False))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from gpuwarden.client import cuda
 from gpuwarden.protocol import DeviceMemory
 
 MEBIBYTE = 1 << 20  # TensorFlow writes MB: bfc_allocator's users in process_state.cc and gpu_device.cc shift by 20
@@ -34,8 +35,12 @@ class TensorFlow:
         return str(self._tf.__version__)
 
     def devices(self) -> Mapping[str, str | None]:
-        """Give the visible GPUs, each with its UUID where that is known."""
-        return dict.fromkeys(self._parts)
+        """Give the visible GPUs, each with its UUID where that is known.
+
+        The number of a physical name is CUDA's index (ListPhysicalDevices in gpu_device.cc), whatever is visible.
+        """
+        known = {f"GPU:{index}": uuid for index, uuid in enumerate(cuda.uuids() or ())}
+        return {name: known.get(name) for name in self._parts}
 
     def memory(self, device: str) -> DeviceMemory:
         """Ask the allocator, about 1 µs; raises ValueError, InternalError or KeyError where it has no statistics."""

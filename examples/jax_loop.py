@@ -1,0 +1,42 @@
+"""A plain JAX loop that reports to gpuwarden: epochs, steps, input wait, and the memory of JAX's GPUs.
+
+Runs on whatever devices JAX finds; with a daemon or without. `python examples/jax_loop.py`
+"""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from gpuwarden import watch
+
+RATE = 0.01
+
+
+def batches(key: jax.Array, count: int) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Make batches of 64 examples."""
+    for part in jax.random.split(key, count):
+        x = jax.random.normal(part, (64, 32))
+        yield x, x.sum(axis=1)
+
+
+def loss_of(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Give the mean squared error of a linear model."""
+    return jnp.mean((x @ weights - y) ** 2)
+
+
+@jax.jit
+def update(weights: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Make one step."""
+    loss, gradient = jax.value_and_grad(loss_of)(weights, x, y)
+    return weights - RATE * gradient, loss
+
+
+weights, key = jnp.zeros(32), jax.random.key(0)
+with watch("jax loop") as run:
+    for epoch in run.epochs(3):
+        key, part = jax.random.split(key)
+        for x, y in run.batches(batches(part, 64)):
+            weights, loss = update(weights, x, y)
+            run.step(batch_size=len(x))
+        print(f"epoch {epoch}: {loss.item():.3f}")

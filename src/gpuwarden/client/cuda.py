@@ -1,0 +1,72 @@
+"""The UUIDs of this process's CUDA devices, in CUDA's own order, from a driver that the process has loaded already.
+
+CUDA counts devices by speed or by PCI address, leaves out those that CUDA_VISIBLE_DEVICES hides, and takes a MIG
+instance for a device; NVML does none of this. Only CUDA itself, in this process, says which GPU its device 0 is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from uuid import UUID
+
+from gpuwarden.protocol import MAX_DEVICES
+
+_LIBRARY = "libcuda.so.1"
+_UUID_BYTES = 16
+
+
+def uuids() -> tuple[str, ...] | None:
+    """Return the UUID of each device as NVML writes it; None where CUDA is not loaded, not set up, or fails.
+
+    Nothing is loaded or set up for it: cuInit would create what a process that forks or sets options must not have yet.
+    """
+    driver = _loaded()
+    try:
+        return None if driver is None else _ask(driver)
+    except AttributeError:  # a library of that name that lacks a function
+        return None
+
+
+def _loaded() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None
+
+
+def _ask(driver: ctypes.CDLL) -> tuple[str, ...] | None:
+    # Every function of the driver's returns 0 for success, and 3 where cuInit was not called in this process.
+    count = ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)):
+        return None
+    found: list[str] = []
+    for ordinal in range(min(count.value, MAX_DEVICES)):
+        device = ctypes.c_int()
+        if driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(ordinal)):
+            return None
+        uuid = _uuid(driver, device)
+        if uuid is None:
+            return None
+        found.append(uuid)
+    return tuple(found)
+
+
+def _uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
+    """Ask for one device's UUID.
+
+    The second version, from driver 470 on, gives a MIG instance's own; the first gives its GPU's (CUDA Driver API,
+    Device Management). So a device for which they differ is an instance.
+    """
+    gpu = _asked(driver.cuDeviceGetUuid, device)
+    second = getattr(driver, "cuDeviceGetUuid_v2", None)
+    own = gpu if second is None else _asked(second, device)
+    if gpu is None or own is None:
+        return None
+    return f"GPU-{own}" if own == gpu else f"MIG-{own}"
+
+
+def _asked(function: Callable[..., int], device: ctypes.c_int) -> UUID | None:
+    buffer = ctypes.create_string_buffer(_UUID_BYTES)
+    return None if function(buffer, device) else UUID(bytes=buffer.raw)

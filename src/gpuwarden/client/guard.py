@@ -1,0 +1,58 @@
+"""Nothing of ours that fails may reach the training it watches; what fails again and again switches itself off."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+MAX_ERRORS = 5  # failures of our own until what fails is off for good
+
+log = logging.getLogger("gpuwarden")
+
+
+class Guard:
+    """Counts the failures of `what`; `off` once there were too many."""
+
+    def __init__(self, what: str, *, off: bool) -> None:
+        self.off = off
+        self._what = what
+        self._errors = 0
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure; at the last one say so, once."""
+        self._errors += 1
+        if self._errors == MAX_ERRORS:
+            self.off = True
+            with contextlib.suppress(Exception):  # a logging handler of the user's may raise
+                log.warning(
+                    "%s switched off after errors=%d; training goes on", self._what, self._errors, exc_info=error
+                )
+
+
+class Guarded(Protocol):
+    """What has methods that must not raise."""
+
+    _guard: Guard
+
+
+S = TypeVar("S", bound=Guarded)
+P = ParamSpec("P")
+
+
+def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
+    """Keep a failing method from its caller, and from being called once there were too many."""
+
+    @functools.wraps(method)
+    def kept(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        guard = self._guard
+        if guard.off:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
+            guard.failed(error)
+
+    return kept

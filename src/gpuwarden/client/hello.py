@@ -1,0 +1,32 @@
+"""How a run introduces itself: who it is, its place in its job, its devices, and what CUDA was told of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from gpuwarden.client.job import place
+from gpuwarden.protocol import MAX_LIST, Hello, clip
+
+
+def introduction(name: str, framework: str, devices: Mapping[str, str | None]) -> Hello:
+    """Make the hello of this process, whatever is in its environment."""
+    here = place(os.environ)
+    return Hello(
+        name=clip(name),
+        framework=clip(framework),
+        devices={clip(device): gpu and clip(gpu) for device, gpu in devices.items()},
+        visible_devices=_environment("CUDA_VISIBLE_DEVICES"),
+        device_order=_environment("CUDA_DEVICE_ORDER"),
+        job=here.job,
+        rank=here.rank,
+        world_size=here.world_size,
+    )
+
+
+def _environment(variable: str) -> str | None:
+    """Read a variable; of a list that is too long the whole entries that fit, since half an index is another GPU's."""
+    value = os.environ.get(variable)
+    if value is not None and len(value) > MAX_LIST:
+        value = value[:MAX_LIST].rpartition(",")[0]
+    return None if value is None else clip(value, MAX_LIST)

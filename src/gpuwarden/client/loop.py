@@ -1,0 +1,335 @@
+"""One loop of this process: what it notes of its steps, and when that is counted into the run and reported.
+
+Noting takes no lock and costs next to nothing. Counting and reporting is done by one thread at a time, a few times a
+second, for all loops of the run: the thread that looks may not be the one whose steps are slow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from time import monotonic
+from typing import Any
+
+from gpuwarden.client.guard import Guard, guarded, log
+from gpuwarden.client.hello import introduction
+from gpuwarden.client.run import Run, default_name, join
+from gpuwarden.client.search import Search
+from gpuwarden.client.settings import Settings
+from gpuwarden.protocol import MAX_COUNT, PHASES, Error, Hello, Phase
+
+MAX_NOTED = 1 << 16  # steps that wait to be counted, should a look of another thread never come back
+MAX_CHANGES = 20  # reports a second of a new phase or epoch; more wait for the next look
+MAX_ADVICE = 8  # different sentences in the log
+
+_open: set[Loop] = set()
+_joined: weakref.WeakSet[Run] = weakref.WeakSet()
+_looking = threading.Lock()  # never waited for
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What grows with the steps, as of the last one or as of the last counting."""
+
+    examples: int = 0
+    waited: float = 0.0
+    observed: float = 0.0
+
+
+class Loop:
+    """Counts one loop's steps into this process's run. Nothing it does raises, but for its making."""
+
+    def __init__(self, settings: Settings, framework: str | None) -> None:
+        self._guard = Guard("watch", off=settings.disabled)
+        self._settings = settings
+        self._search = Search(framework, settings.devices)
+        self._before: list[tuple[Phase, bool]] = []  # the phases around this one, and whether a step was under way
+        self._left = 0.0  # when the phase was last left in which steps are made
+        self._failed_in: Phase | None = None  # a phase that an exception left
+        self._resting = True  # no step came since the beginning, the data's end or a phase
+        self._stepped = False  # ever
+        self._begun: float | None = None  # when the step under way began; may be unknown before the first
+        self._took: deque[float | None] = deque(maxlen=MAX_NOTED)  # seconds of steps, None for one that is not timed
+        self._note = self._took.append
+        self._fetched: float | None = None  # seconds that the step under way has waited for its batches
+        self._made, self._told = _Sums(), _Sums()
+        self._epoch: int | None = None
+        self._in_epoch = 0  # steps
+        self._loss: float | None = None
+        self._changes: deque[float] = deque(maxlen=MAX_CHANGES)  # when they were reported
+        self._advised: set[str] = set()
+        self._failure: Error | None = None  # the run's last when this began
+        self.closed = False  # and still to be counted while it is in _open
+        self.phase: Phase = "train"
+        self.stepping = False  # a step is under way
+        self.run: Run
+        self._begin()
+
+    @guarded
+    def _begin(self) -> None:
+        self.run = run = join(self._settings.socket, self._hello())
+        run.interval = self._settings.interval
+        self._failure = run.failure
+        _open.add(self)
+        if run not in _joined:
+            _joined.add(run)
+            atexit.register(_count_rest, weakref.ref(run))  # called before what the run itself has registered
+        self._tell(run.report)
+
+    def step(self, batch_size: int | None, loss: float | None) -> None:
+        """Note that a step has ended."""
+        guard = self._guard
+        if guard.off:
+            return
+        try:
+            now = monotonic()
+            if self.phase == "train":
+                took = now - self._begun if self._stepped and self._begun is not None else None
+                self._note(took)
+                if self._resting:
+                    self._set_off(now)
+                if self._fetched is not None:
+                    self._count_wait(took)
+                if batch_size is not None:
+                    self._made.examples += (
+                        batch_size if type(batch_size) is int and batch_size > 0 else self._size(batch_size)
+                    )
+                if loss is not None:
+                    self._loss = loss if type(loss) is float else self._number(loss)
+            if now >= self.run.due:
+                self._tell(self.run.observe)
+            if self.phase == "train":
+                self._begun = monotonic()  # what this took is no part of a step
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
+            guard.failed(error)
+
+    def _set_off(self, now: float) -> None:
+        """Note the first step after a rest; the very first may compile."""
+        if not self._stepped and self._begun is not None:
+            self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._begun
+        self._stepped, self._resting, self.stepping = True, False, True
+        self._failed_in = None
+
+    def _count_wait(self, took: float | None) -> None:
+        if took is not None and self._fetched is not None:
+            self._made.waited += self._fetched
+            self._made.observed += took
+        self._fetched = None
+
+    @guarded
+    def begin_epoch(self, number: Any) -> None:
+        """Note that an epoch begins, and its first step with it."""
+        self._only_one(self._count_all)
+        self._epoch, self._in_epoch = self._whole(number, "epoch"), 0
+        self._restart()
+        self._change()
+
+    @guarded
+    def begin_batches(self) -> None:
+        """Note that a loader is asked for its first batch, and a step begins with it."""
+        self._restart()
+        if self.phase == "train":
+            self.stepping = True
+
+    @guarded
+    def waited_since(self, asked: float) -> None:
+        """Note that a batch came that was `asked` for; `asked` is monotonic."""
+        if self.phase == "train":
+            self._fetched = (self._fetched or 0.0) + monotonic() - asked
+
+    @guarded
+    def rest(self) -> None:
+        """Note that the data is at its end, so that silence from here on is no step that hangs."""
+        if self.phase == "train":
+            self.stepping, self._resting = False, True
+            self._change()
+
+    @guarded
+    def enter(self, phase: Phase) -> None:
+        """Note that another phase begins within this one; steps are made in "train" alone."""
+        if phase not in PHASES:
+            given = repr(phase[:20]) if isinstance(phase, str) else f"this {type(phase).__name__}"
+            self._advise(f"phase: want one of {', '.join(PHASES)}, not {given}; idle is taken for it")
+            phase = "idle"
+        self._before.append((self.phase, self.stepping))
+        self._failed_in = None
+        self._go(phase, stepping=self.stepping and phase == "train")
+
+    @guarded
+    def leave(self, *, failed: bool) -> None:
+        """Note that the phase is over."""
+        self._failed_in = self.phase if failed else None
+        phase, stepping = self._before.pop()
+        self._go(phase, stepping=stepping)
+
+    def _go(self, phase: Phase, *, stepping: bool) -> None:
+        """Go to a phase; the time between two phases of training is no part of the step that it falls into."""
+        now = monotonic()
+        if self.phase == "train" != phase:
+            self._left = now
+        elif self.phase != "train" == phase and self._begun is not None:
+            self._begun += now - self._left
+        self.phase, self.stepping, self._resting = phase, stepping, True
+        self._change()
+
+    @guarded
+    def fail(self, error: BaseException) -> None:
+        """Tell an error in words, and let go of it: with it the tensors of its frames would stay on the device."""
+        if not _is_error(error):
+            return
+        from gpuwarden.client.errors import describe  # noqa: PLC0415 - its patterns are for those who need them
+
+        self._only_one(self._count_all)
+        run = self.run
+        run.memory.sample()
+        told = describe(error, self._failed_in or self.phase, run.steps, run.memory.reading())
+        last = None if run.failure is self._failure else run.failure
+        # The same one may have been told where it was raised, by a watch or a callback within this one.
+        if last is None or (last.exception, last.text, last.steps) != (told.exception, told.text, told.steps):
+            run.fail(told)
+
+    def close(self) -> None:
+        """Report the last totals, and do nothing any more."""
+        self._close()
+        self._guard.off = True
+
+    @guarded
+    def _close(self) -> None:
+        self.stepping, self.phase, self.closed = False, "idle", True
+        others = [each for each in tuple(_open) if each.run is self.run and not each.closed]
+        (others or [self])[0].report()
+
+    @guarded
+    def report(self) -> None:
+        """Report where this loop stands."""
+        self._tell(self.run.report)
+
+    def _tell(self, send: Callable[[float], None]) -> None:
+        """Count what is noted, say where the loop stands, and send."""
+
+        def tell() -> None:
+            run = self.run
+            if self._search.look(run.memory):
+                run.introduce(self._hello())
+            self._count_all()
+            run.phase = self.phase
+            run.epoch = run.epoch if self._epoch is None else self._epoch
+            run.batch = max(self._in_epoch - 1, 0)
+            run.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
+            send(monotonic())
+
+        self._only_one(tell)
+
+    def _only_one(self, act: Callable[[], None]) -> None:
+        """Do what only one thread may do at a time; not at all while another does."""
+        lock = _looking
+        while lock.acquire(blocking=False):
+            try:
+                act()
+            finally:
+                lock.release()
+            if not any(each.closed for each in tuple(_open)):
+                break  # else one closed meanwhile, and could not count itself
+
+    def _change(self) -> None:
+        """Report a new state at once; or, where that is done too often, with the next report."""
+        now = monotonic()
+        if len(self._changes) == MAX_CHANGES and now - self._changes[0] < 1:
+            return
+        self._changes.append(now)
+        self._tell(self.run.report)
+
+    def _count_all(self) -> None:
+        for each in tuple(_open):
+            closed = each.closed
+            each.count()
+            if closed:
+                _open.discard(each)
+
+    def count(self) -> None:
+        """Count what is noted into the run."""
+        run, took, made, told = self.run, self._took, self._made, self._told
+        noted = [took.popleft() for _ in range(len(took))]
+        timed = [each for each in noted if each is not None]
+        run.execute(timed, 1)
+        run.count(len(noted) - len(timed), None)
+        self._in_epoch += len(noted)
+        if (examples := made.examples) > told.examples:
+            run.examples = (run.examples or 0) + examples - told.examples
+            told.examples = examples
+        waited, observed = made.waited, made.observed
+        if observed > told.observed:
+            run.input.add(waited - told.waited, observed - told.observed)
+            told.waited, told.observed = waited, observed
+        if (loss := self._loss) is not None:
+            run.loss = loss if abs(loss) < MAX_COUNT else None  # NaN and infinity are no numbers of a message
+            self._loss = None
+
+    def _hello(self) -> Hello:
+        name = self._settings.name or default_name()
+        return introduction(name, self._search.framework, self._search.devices)
+
+    def _restart(self) -> None:
+        """Begin a step now."""
+        if self.phase == "train":
+            self._begun = monotonic()
+            self._fetched = None
+
+    def _size(self, value: Any) -> int:
+        return self._whole(value, "batch_size") or 0
+
+    def _whole(self, value: Any, what: str) -> int | None:
+        if isinstance(value, Integral) and 0 <= value < MAX_COUNT:  # type: ignore[operator] # they compare
+            return int(value)
+        self._advise(f"{what}: want a whole number, 0 or more, not this {type(value).__name__}; left out")
+        return None
+
+    def _number(self, value: Any) -> float | None:
+        # Not float() of anything: a tensor would wait for its device.
+        if isinstance(value, Real):
+            return float(value)
+        self._advise(f"loss: want a number such as loss.item(), not {type(value).__name__}; left out")
+        return None
+
+    def _advise(self, text: str) -> None:
+        """Say once what the program might do better."""
+        if text not in self._advised and len(self._advised) < MAX_ADVICE:
+            self._advised.add(text)
+            log.warning(text)
+
+    def forget(self) -> None:
+        """Do nothing any more: the loop was its parent's, in a forked child, or nobody holds its watch."""
+        self._guard.off = self.closed = True
+
+
+def _is_error(error: BaseException) -> bool:
+    """Tell an error from a way to stop: the end of data, an interrupt, an exit."""
+    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
+        return False
+    return all(each.__name__ != "OutOfRangeError" for each in type(error).__mro__)  # TensorFlow's end of data
+
+
+def _count_rest(reference: weakref.ref[Run]) -> None:
+    """Count what is noted before the run says its end."""
+    for each in tuple(_open):
+        if each.run is reference():
+            with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
+                each.count()
+
+
+def _forget_in_child() -> None:
+    global _looking  # noqa: PLW0603 - the lock may be held, by a thread that the child does not have
+    _looking = threading.Lock()
+    for each in tuple(_open):
+        each.forget()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

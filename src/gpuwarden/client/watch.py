@@ -1,0 +1,162 @@
+"""The watch of a loop that people write themselves: `with watch("name") as run:`, and `run.step()` after each step.
+
+It needs no framework, and the loop never suffers from it: nothing here waits, raises, or asks a device for anything but
+its allocator's counters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from time import monotonic
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from gpuwarden.client.frameworks import NAMES
+from gpuwarden.client.loop import Loop
+from gpuwarden.client.run import REPORT_INTERVAL
+from gpuwarden.client.settings import checked
+from gpuwarden.protocol import Phase
+
+T = TypeVar("T")
+
+
+def watch(
+    name: str | None = None,
+    *,
+    devices: Mapping[str, str] | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    interval: float = REPORT_INTERVAL,
+    framework: str | None = None,
+    disabled: bool | None = None,
+) -> Watch:
+    """Report this process's loop to the gpuwarden daemon; without a daemon it does nothing.
+
+    `name` says what the run is called, by default its script. `devices` says which GPU, by UUID, a framework's device
+    stands for, where the daemon cannot know: `{"GPU:0": "GPU-..."}`. `socket` is the daemon's, by default
+    GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `framework`, "torch",
+    "jax" or "tensorflow", says which one computes where the process uses several. `disabled`, or GPUWARDEN_DISABLED=1,
+    switches it off. Raises ValueError or TypeError for a wrong argument, and nothing ever after.
+    """
+    settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
+    if framework not in (None, *NAMES):
+        raise ValueError(f"framework: want one of {', '.join(NAMES)}, not {framework!r}")
+    return Watch(Loop(settings, framework))
+
+
+class Watch:
+    """One loop of this process; `watch()` makes one. To be used by one thread at a time: another has its own.
+
+    All watches of a process, and its Keras callbacks, are one run, whose totals go on until the process ends. A copy
+    does nothing, nor does a forked child's: a child that trains makes its own.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def step(self, batch_size: int | None = None, loss: float | None = None) -> None:
+        """Note that a step has ended, in about 1 µs but a few times a second; it never waits and never raises.
+
+        `batch_size` is how many examples went through it. `loss` is a number of the host's: a tensor is left out, since
+        to read it would wait for the device.
+        """
+        self._loop.step(batch_size, loss)
+
+    def epoch(self, number: int) -> None:
+        """Note that epoch `number`, from 0, begins: what went before it since the last step is no part of a step."""
+        self._loop.begin_epoch(number)
+
+    def epochs(self, epochs: int | Iterable[int]) -> Iterator[int]:
+        """Go through so many epochs, or these: `for epoch in run.epochs(10)`, `run.epochs(range(5, 10))`."""
+        for number in epochs if isinstance(epochs, Iterable) else range(epochs):
+            self._loop.begin_epoch(number)
+            yield number
+        self._loop.rest()
+
+    def batches(self, loader: Iterable[T]) -> Batches[T]:
+        """Go through a loader's batches, and note how long the loop waits for each; the loader does as ever."""
+        return Batches(self, self._loop, loader)
+
+    def phase(self, name: Phase) -> Stay:
+        """Stay in another phase for a while, "test", "predict" or "idle": its time is no step time.
+
+        `with run.phase("test"): ...`. Steps within are not counted.
+        """
+        return Stay(self, self._loop, name)
+
+    def close(self) -> None:
+        """End the loop: report the last totals. The run itself ends with the process."""
+        self._loop.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(watch, disabled=True), ()
+
+    def __del__(self) -> None:
+        # At any moment, in any thread: so what is left is counted with the next look of another loop, or at the end.
+        self._loop.forget()
+
+    def __enter__(self) -> Watch:  # noqa: PYI034 - Self is there from Python 3.11 on
+        return self
+
+    def __exit__(
+        self, _cls: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._loop.fail(error)
+        self._loop.close()
+
+
+class Batches(Generic[T]):
+    """A loader's batches as the loader gives them; each pass through it is timed."""
+
+    def __init__(self, watch: Watch, loop: Loop, loader: Iterable[T]) -> None:
+        self._watch = watch  # which lives as long as this
+        self._loop = loop
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[T]:
+        self._loop.begin_batches()
+        asked = monotonic()
+        iterator = iter(self._loader)
+        self._loop.waited_since(asked)  # a loader that starts workers does it here
+        return _Pass(self._watch, self._loop, iterator)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type] # raises TypeError as the loader does
+
+
+class _Pass(Iterator[T]):
+    """One pass; it holds no batch, which would keep it in memory while the next is made."""
+
+    def __init__(self, watch: Watch, loop: Loop, iterator: Iterator[T]) -> None:
+        self._watch = watch
+        self._loop = loop
+        self._iterator = iterator
+
+    def __next__(self) -> T:
+        asked = monotonic()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._loop.rest()
+            raise
+        self._loop.waited_since(asked)
+        return batch
+
+
+class Stay:
+    """A phase that a loop is in for a while."""
+
+    def __init__(self, watch: Watch, loop: Loop, name: Phase) -> None:
+        self._watch = watch
+        self._loop = loop
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._loop.enter(self._name)
+
+    def __exit__(
+        self, _cls: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._loop.leave(failed=error is not None)

@@ -1,0 +1,52 @@
+"""Each script of examples/ runs without a daemon, and is a run like any other where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from services import ROOT, Daemon, Process, ending, until
+
+# The framework that each needs, the name it reports under, and its steps.
+EXAMPLES = {
+    "gradient_tape": ("tensorflow", "gradient tape", 192),
+    "jax_loop": ("jax", "jax loop", 192),
+    "keras_fit": ("tensorflow", "keras_fit", 339),
+    "mirrored": ("tensorflow", "mirrored", 189),
+    "torch_loop": ("torch", "torch loop", 192),
+}
+TIME = 240  # seconds, on a machine that does much else
+
+
+def test_all_are_run() -> None:
+    """No example is forgotten here."""
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, tmp_path: Path) -> None:
+    """It does the same with a daemon and without; the daemon shows it as a run with all of its steps."""
+    framework, run_name, steps = EXAMPLES[name]
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs {framework}")
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
+    with ending(daemon):
+        absent = {**quiet, "GPUWARDEN_SOCKET": os.fspath(tmp_path / "none.sock")}
+        alone = Process(command, tmp_path / "alone.log", absent)
+        watched = Process(command, tmp_path / "watched.log", {**quiet, "GPUWARDEN_SOCKET": str(daemon.socket)})
+        with ending(alone, watched):
+            for each in (alone, watched):
+                each.popen.wait(TIME)
+        assert (alone.popen.returncode, watched.popen.returncode) == (0, 0)
+        for each in (alone, watched):
+            assert len([line for line in each.output().splitlines() if line.lower().startswith("epoch")]) == 3
+        (labels,) = until(lambda: daemon.samples().all("gpuwarden_run_info", run_name=run_name), "the run")
+        assert dict(labels)["framework"].startswith(f"{framework} ")
+        run = {"run_id": dict(labels)["run_id"]}
+        until(lambda: daemon.samples().value("gpuwarden_run_up", **run) == 0, "the run's end")
+        assert daemon.samples().value("gpuwarden_run_steps_total", **run) == steps

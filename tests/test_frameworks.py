@@ -1,0 +1,391 @@
+"""The frameworks' adapters: real ones on their CPU builds, and stand-ins for the figures that only a GPU has."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from receiver import Receiver
+from services import ROOT
+
+from gpuwarden.client import cuda, frameworks
+from gpuwarden.client.frameworks.jax import Jax
+from gpuwarden.client.frameworks.tensorflow import TensorFlow
+from gpuwarden.client.frameworks.torch import Torch
+from gpuwarden.client.memory import Memory
+from gpuwarden.client.search import Search
+from gpuwarden.protocol import DeviceMemory, Hello, Message, Report
+
+IMPORT_TIME = 120  # seconds until a framework that hangs is ended
+
+
+def needs(module: str) -> pytest.MarkDecorator:
+    """Skip where a framework is not installed."""
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
+
+
+@pytest.fixture(autouse=True)
+def none_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the frameworks that other tests have imported into this process."""
+    for module in (*frameworks.NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
+    """Give the UUIDs that CUDA tells, to be filled by the test."""
+    found: list[str] = []
+    monkeypatch.setattr(cuda, "uuids", lambda: tuple(found) or None)
+    return found
+
+
+class FakeCuda:
+    """torch.cuda of a process with two GPUs; the figures are the test's."""
+
+    def __init__(self) -> None:
+        self.initialized = True
+        self.fractions = [1.0, 0.25]
+        self.bytes = [[0, 0, 0, 0], [10, 20, 30, 40]]  # allocated now and at most, reserved now and at most
+
+    def is_initialized(self) -> bool:
+        """See torch."""
+        return self.initialized
+
+    def device_count(self) -> int:
+        """See torch."""
+        assert self.initialized, "torch would set CUDA up"
+        return 2
+
+    def memory_stats_as_nested_dict(self, index: int) -> dict[str, Any]:
+        """See torch."""
+        now, most, held, most_held = self.bytes[index]
+        return {
+            "allocated_bytes": {"all": {"current": now, "peak": most}, "small_pool": {"current": -1, "peak": -1}},
+            "reserved_bytes": {"all": {"current": held, "peak": most_held}},
+        }
+
+    def get_per_process_memory_fraction(self, index: int) -> float:
+        """See torch."""
+        return self.fractions[index]
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        """See torch."""
+        return SimpleNamespace(total_memory=1000, uuid=f"{index:08}-0000-0000-0000-000000000000")
+
+
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Stand for torch."""
+    made = FakeCuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.9", cuda=made))
+    monkeypatch.setitem(sys.modules, "torch.cuda", made)
+    return made
+
+
+def test_torch_figures(fake_torch: FakeCuda, known: list[str]) -> None:
+    """Torch tells what is allocated and reserved, the limit where one is set, and nothing of a GPU not used."""
+    torch = Torch()
+    assert torch.memory("GPU:1") == DeviceMemory(current=10, peak=20, limit=250, reserved=30)
+    assert torch.memory("GPU:0") is None
+    fake_torch.bytes[0] = [1, 1, 2, 2]
+    assert torch.memory("GPU:0") == DeviceMemory(current=1, peak=1, limit=None, reserved=2)
+    fake_torch.bytes[0] = [0, 0, 0, 0]  # emptied, and the peak reset
+    assert torch.memory("GPU:0") == DeviceMemory(current=0, peak=0, limit=None, reserved=0)
+
+
+def test_torch_device_used_later(fake_torch: FakeCuda, known: list[str]) -> None:
+    """A GPU that the process uses only later is reported from then on."""
+    memory = Memory()
+    memory.watch(Torch(), Torch().devices())
+    assert set(memory.reading()) == {"GPU:1"}
+    fake_torch.bytes[0] = [1, 1, 2, 2]
+    memory.sample()
+    assert set(memory.reading()) == {"GPU:0", "GPU:1"}
+
+
+def test_torch_uuids(fake_torch: FakeCuda, known: list[str]) -> None:
+    """Torch's GPUs have CUDA's UUIDs, else torch's own."""
+    known.extend(["MIG-a", "GPU-b"])
+    assert Torch().devices() == {"GPU:0": "MIG-a", "GPU:1": "GPU-b"}
+    known.clear()
+    assert list(Torch().devices().values()) == [f"GPU-{n:08}-0000-0000-0000-000000000000" for n in range(2)]
+
+
+def test_torch_old(fake_torch: FakeCuda, known: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older torch tells neither UUID nor limit."""
+    monkeypatch.delattr(FakeCuda, "get_per_process_memory_fraction")
+    monkeypatch.setattr(FakeCuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=1000))
+    assert Torch().devices() == {"GPU:0": None, "GPU:1": None}
+    assert Torch().memory("GPU:1") == DeviceMemory(current=10, peak=20, limit=None, reserved=30)
+
+
+def test_torch_not_set_up(fake_torch: FakeCuda) -> None:
+    """A torch that has not set up CUDA is not asked for devices."""
+    fake_torch.initialized = False
+    assert Torch().devices() == {}
+    assert list(frameworks.running()) == []
+
+
+def gpu(index: int, statistics: dict[str, int] | None, hardware: int | None = None) -> SimpleNamespace:
+    """Make a device of JAX's."""
+    hardware = index if hardware is None else hardware
+    return SimpleNamespace(id=index, local_hardware_id=hardware, platform="gpu", memory_stats=lambda: statistics)
+
+
+BFC = {  # the keys of a real answer of XLA's best-fit allocator
+    "num_allocs": 7,
+    "bytes_in_use": 10,
+    "peak_bytes_in_use": 20,
+    "largest_alloc_size": 5,
+    "bytes_limit": 100,
+    "bytes_reserved": 0,
+    "peak_bytes_reserved": 0,
+    "largest_free_block_bytes": 0,
+    "pool_bytes": 100,
+    "peak_pool_bytes": 100,
+}
+
+
+@pytest.fixture
+def fake_jax(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """Stand for JAX; the devices are the test's."""
+    devices: list[SimpleNamespace] = []
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.9", local_devices=lambda: devices))
+    return devices
+
+
+def test_jax_figures(fake_jax: list[SimpleNamespace], known: list[str]) -> None:
+    """JAX tells what is in use, its limit, and its pool, which by allocator goes by either name."""
+    other = {"bytes_in_use": 1, "peak_bytes_in_use": 2, "bytes_reserved": 64, "bytes_limit": 0}
+    fake_jax.extend([gpu(0, BFC), gpu(1, other), gpu(2, None)])
+    jax = Jax()
+    assert jax.memory("GPU:0") == DeviceMemory(current=10, peak=20, limit=100, reserved=100)
+    assert jax.memory("GPU:1") == DeviceMemory(current=1, peak=2, limit=None, reserved=64)
+    with pytest.raises(LookupError):
+        jax.memory("GPU:2")
+
+
+def test_jax_devices(fake_jax: list[SimpleNamespace], known: list[str]) -> None:
+    """A GPU of JAX's goes by CUDA's index, whatever JAX counts among all processes; a CPU is none."""
+    known.extend(["GPU-a", "GPU-b"])
+    cpu = SimpleNamespace(id=0, local_hardware_id=None, platform="cpu", memory_stats=lambda: None)
+    fake_jax.extend([gpu(5, BFC, hardware=1), gpu(4, BFC, hardware=0), gpu(6, BFC, hardware=2), cpu])
+    assert Jax().devices() == {"GPU:1": "GPU-b", "GPU:0": "GPU-a", "GPU:2": None}
+
+
+def test_tensorflow_uuids(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> None:
+    """A visible GPU of TensorFlow's has the UUID of the CUDA device whose index its physical name bears."""
+    known.extend(["GPU-a", "GPU-b", "GPU-c"])
+    gpus = [SimpleNamespace(name=f"/physical_device:GPU:{index}") for index in (2, 0)]
+    config = SimpleNamespace(
+        get_visible_devices=lambda *_: gpus,
+        get_logical_device_configuration=lambda _: None,
+        experimental=SimpleNamespace(get_memory_info=None),
+    )
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+    assert TensorFlow().devices() == {"GPU:2": "GPU-c", "GPU:0": "GPU-a"}
+
+
+@pytest.fixture
+def bridge(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stand for what JAX keeps its backends in."""
+    made = SimpleNamespace(_backends={}, _backend_lock=Lock())
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", made)
+    return made
+
+
+def test_jax_runs(bridge: SimpleNamespace) -> None:
+    """JAX counts once it has made its backends, not while another thread makes them."""
+    assert list(frameworks.running()) == []
+    bridge._backends["cpu"] = object()
+    assert list(frameworks.running()) == ["jax"]
+    with bridge._backend_lock:
+        assert list(frameworks.running()) == []
+
+
+@pytest.mark.usefixtures("fake_torch", "known")
+def test_search_prefers_devices(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace], fake_torch: FakeCuda) -> None:
+    """Of several frameworks the one with GPUs computes, also where another was there before."""
+    fake_jax.append(SimpleNamespace(id=0, local_hardware_id=0, platform="cpu", memory_stats=lambda: None))
+    fake_torch.initialized = False
+    bridge._backends["cpu"] = object()
+    memory, search = Memory(), Search(None, {})
+    assert search.look(memory)
+    assert (search.framework, dict(search.devices)) == ("jax 0.9", {})
+    assert not search.look(memory)
+    fake_torch.initialized = True
+    assert search.look(memory)
+    assert (search.framework, set(search.devices), set(memory.reading())) == (
+        "torch 2.9",
+        {"GPU:0", "GPU:1"},
+        {"GPU:1"},
+    )
+    fake_torch.initialized = False
+    assert not search.look(memory)
+
+
+@pytest.mark.usefixtures("fake_torch", "known")
+def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace]) -> None:
+    """A framework that the user names is the only one asked."""
+    fake_jax.append(gpu(0, BFC))
+    search = Search("jax", {"GPU:0": "GPU-a"})
+    memory = Memory()
+    assert (search.framework, dict(search.devices)) == ("jax 0.9", {"GPU:0": "GPU-a"})
+    assert not search.look(memory)
+    bridge._backends["cuda"] = object()
+    search.look(memory)
+    assert (search.framework, dict(search.devices)) == ("jax 0.9", {"GPU:0": "GPU-a"})
+    assert memory.reading()["GPU:0"].reserved == 100
+
+
+@pytest.mark.usefixtures("fake_torch")
+def test_imported(fake_jax: list[SimpleNamespace]) -> None:
+    """With several frameworks and none at work, none is named."""
+    assert frameworks.imported() == ["torch", "jax"]
+    assert Search(None, {}).framework.startswith("python 3.")
+    assert frameworks.for_backend("numpy") is None
+    assert frameworks.for_backend("tensorflow") is None
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Listen where scripts report to."""
+    receiver = Receiver(tmp_path / "run.sock")
+    monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
+    yield receiver
+    receiver.close()
+
+
+def heard(daemon: Receiver, script: str, **environment: str) -> tuple[str, list[Message]]:
+    """Run a script in an interpreter of its own; give what it prints and what it reports."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **quiet, **environment},
+        capture_output=True,
+        text=True,
+        timeout=IMPORT_TIME,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.strip(), daemon.accept().waiting()
+
+
+def hellos(messages: list[Message]) -> list[Hello]:
+    """Keep the hellos."""
+    return [each for each in messages if isinstance(each, Hello)]
+
+
+def last(messages: list[Message]) -> Report:
+    """Give the last report."""
+    return [each for each in messages if isinstance(each, Report)][-1]
+
+
+@needs("torch")
+def test_torch_on_the_cpu(daemon: Receiver) -> None:
+    """A torch loop on the CPU reports its steps and input wait, no device; CUDA is left as it was."""
+    script = """
+import torch
+from gpuwarden import watch
+from torch.utils.data import DataLoader, TensorDataset
+data = DataLoader(TensorDataset(torch.ones(32, 3), torch.ones(32, 1)), batch_size=8, num_workers=1)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters())
+with watch("torch", interval=0) as run:
+    for epoch in run.epochs(2):
+        for x, y in run.batches(data):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.step(batch_size=len(x), loss=loss.item())
+print(torch.__version__, torch.cuda.is_initialized())
+"""
+    printed, messages = heard(daemon, script)
+    (hello,) = hellos(messages)
+    assert printed == f"{hello.framework.removeprefix('torch ')} False"
+    assert (hello.framework[:6], hello.devices) == ("torch ", {})
+    report = last(messages)
+    assert (report.steps, report.examples, report.epoch, report.memory) == (8, 64, 1, {})
+    assert report.loss is not None
+    assert report.input_wait_seconds is not None
+    assert 0 < report.input_wait_seconds < (report.input_observed_seconds or 0)
+
+
+@needs("torch")
+def test_torchrun(daemon: Receiver) -> None:
+    """Of a job that torchrun starts each process is a run, with its rank and the same job."""
+    script = """
+import sys
+from torch.distributed.run import main
+sys.argv[1:] = ["--standalone", "--nproc-per-node", "2", "examples/torch_loop.py"]
+main()
+"""
+    printed, messages = heard(daemon, script, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert printed.count("epoch 2:") == 2
+    (hello,), (other,) = hellos(messages), hellos(daemon.accept().waiting())
+    assert {hello.rank, other.rank} == {0, 1}
+    assert hello.world_size == other.world_size == 2
+    assert hello.job == other.job is not None
+
+
+@needs("jax")
+def test_jax_on_the_cpu(daemon: Receiver) -> None:
+    """A watch leaves JAX's devices unmade until the loop makes them; a CPU without statistics has none."""
+    script = """
+import jax
+from jax._src import xla_bridge
+from gpuwarden import watch
+with watch("jax", interval=0, devices={"CPU:0": "GPU-a"}) as run:
+    run.step()
+    print(bool(xla_bridge._backends), end=" ")
+    step = jax.jit(lambda x: x * 0.5)
+    x = jax.numpy.ones(8)
+    for batch in run.batches([1, 2, 3]):
+        x = step(x)
+        run.step(batch_size=8, loss=x[0])
+print(jax.__version__)
+"""
+    printed, messages = heard(daemon, script)
+    hello = hellos(messages)[-1]
+    assert printed == f"False {hello.framework.removeprefix('jax ')}"
+    assert (hello.framework[:4], hello.devices) == ("jax ", {"CPU:0": "GPU-a"})
+    assert (last(messages).steps, last(messages).memory, last(messages).loss) == (4, {}, None)
+
+
+@needs("tensorflow")
+def test_tensorflow_on_the_cpu(daemon: Receiver) -> None:
+    """A GradientTape loop reports what TensorFlow's allocator says; until it computes, its devices can be set up."""
+    script = """
+import tensorflow as tf
+from gpuwarden import watch
+with watch("tape", interval=0, devices={"CPU:0": "GPU-a"}) as run:
+    run.step()
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    x = tf.Variable(tf.ones((1 << 18,)))
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * x)
+        x.assign_sub(0.1 * tape.gradient(loss, x))
+        run.step(loss=float(loss))
+print(len(tf.config.list_logical_devices("CPU")), tf.__version__)
+"""
+    printed, messages = heard(daemon, script, TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="512")
+    hello = hellos(messages)[-1]
+    assert printed == f"2 {hello.framework.removeprefix('tensorflow ')}"
+    assert hello.devices == {"CPU:0": "GPU-a"}
+    memory = last(messages).memory["CPU:0"]
+    assert memory.limit == 512 << 20
+    assert memory.peak >= memory.current >= 2 << 20  # the variable, in each of the CPU's halves, which share it
+    assert last(messages).steps == 4

@@ -1,0 +1,259 @@
+"""On a machine with a real GPU: what torch, JAX and Keras on both report of real device memory, a real end of it too.
+
+`make gpu-check` runs these where torch or JAX are installed with CUDA. Each case is a process of its own, since a
+framework holds its memory until its process ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from receiver import Receiver
+from services import Daemon, Process, ending, until
+
+from gpuwarden.protocol import Error, Hello, Message, Report
+from gpuwarden.sources.driver import binding, why_unusable
+
+pytestmark = pytest.mark.gpu
+
+TIME = 240  # seconds; a framework's first look at a GPU takes long
+MIB = 1 << 20
+MEMORY = 256 * MIB  # that each case takes
+
+TORCH = """
+import json, os, sys
+import torch
+from gpuwarden import watch
+from gpuwarden.client import cuda
+with watch("torch", interval=0) as run:
+    run.step()
+    before = torch.cuda.is_initialized(), cuda.uuids()
+    torch.cuda.set_per_process_memory_fraction(0.1, 0)
+    held = torch.zeros(256 << 20, dtype=torch.uint8, device="cuda:0")
+    for _ in range(3):
+        held += 1
+        run.step()
+    properties = torch.cuda.get_device_properties(0)
+    print(json.dumps({
+        "before": before, "cuda": cuda.uuids(), "own": str(getattr(properties, "uuid", "")),
+        "current": torch.cuda.memory_allocated(0), "peak": torch.cuda.max_memory_allocated(0),
+        "reserved": torch.cuda.memory_reserved(0), "total": properties.total_memory,
+    }), flush=True)
+    sys.stdin.readline()
+    run.step()
+    more = [torch.zeros(1 << 30, dtype=torch.uint8, device="cuda:0") for _ in range(1000)]
+"""
+
+JAX = """
+import json, os, sys
+os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.1"
+import jax
+from jax._src import xla_bridge
+from gpuwarden import watch
+from gpuwarden.client import cuda
+with watch("jax", interval=0) as run:
+    run.step()
+    before = bool(xla_bridge._backends), cuda.uuids()
+    held = jax.numpy.zeros(256 << 20, dtype="uint8")
+    for _ in range(3):
+        held = (held + 1).block_until_ready()
+        run.step()
+    statistics = jax.local_devices()[0].memory_stats()
+    print(json.dumps({"before": before, "cuda": cuda.uuids(), "statistics": statistics}), flush=True)
+    sys.stdin.readline()
+    run.step()
+    more = [jax.numpy.zeros(1 << 30, dtype="uint8").block_until_ready() for _ in range(1000)]
+"""
+
+KERAS = """
+import json, sys
+import numpy as np
+from gpuwarden.keras import GpuWarden, keras
+class Huge(keras.layers.Layer):
+    def call(self, x):
+        return x + keras.ops.sum(keras.ops.ones((1 << 20, 1 << 20)) * keras.ops.mean(x))
+def fit(*layers, **compiling):
+    model = keras.Sequential([keras.layers.Input((1024,)), *layers, keras.layers.Dense(8192), keras.layers.Dense(1)])
+    model.compile("adam", "mse", **compiling)
+    x = np.ones((64, 1024), "float32")
+    model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[GpuWarden(interval=0)])
+fit()
+try:
+    fit(Huge(), run_eagerly=True)
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uuids() -> Iterator[list[str]]:
+    """Give the UUIDs of the GPUs in NVML's order; skip without a GPU."""
+    reason = why_unusable(binding(), patience=30)
+    if reason:
+        pytest.skip(f"no usable GPU: {reason}")
+    pynvml.nvmlInit()
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    yield [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    pynvml.nvmlShutdown()
+
+
+def needs(framework: str) -> None:
+    """Skip where the framework is missing, or has no GPU."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs {framework}")
+    asks = {
+        "torch": "import torch; print(torch.cuda.is_available())",
+        "jax": "import jax; print(jax.default_backend() == 'gpu')",
+    }
+    asked = subprocess.run([sys.executable, "-c", asks[framework]], capture_output=True, timeout=TIME, check=False)
+    if asked.stdout.strip() != b"True":
+        pytest.skip(f"{framework} has no GPU here")
+
+
+class Script(Process):
+    """A script that tells one line, waits for one, and goes on to its end."""
+
+    def __init__(self, script: str, folder: Path, socket: str) -> None:
+        super().__init__([sys.executable, "-c", script], folder / "script.log", {"GPUWARDEN_SOCKET": socket})
+
+    def told(self) -> dict[str, Any]:
+        """Wait for its line."""
+
+        def line() -> str:
+            assert self.popen.poll() is None, self.output()
+            return next((each for each in self.output().splitlines() if each.startswith("{")), "")
+
+        found: dict[str, Any] = json.loads(until(line, "the script's line", TIME))
+        return found
+
+
+def reports(messages: list[Message]) -> list[Report]:
+    """Keep the reports."""
+    return [each for each in messages if isinstance(each, Report)]
+
+
+def error_of(messages: list[Message]) -> Error:
+    """Give the one error."""
+    (error,) = [each for each in messages if isinstance(each, Error)]
+    return error
+
+
+def test_torch(tmp_path: Path, uuids: list[str]) -> None:
+    """Torch's figures are its own, by CUDA's UUIDs, within the limit that is set, and an end of memory is told so."""
+    needs("torch")
+    daemon = Receiver(tmp_path / "run.sock")
+    script = Script(TORCH, tmp_path, daemon.path)
+    with ending(script):
+        said = script.told()
+        peer = daemon.accept()
+        messages = peer.waiting()
+        script.say("on")
+        assert script.popen.wait(TIME) == 1
+        after = peer.waiting()
+    daemon.close()
+    assert said["before"] == [False, None]
+    assert set(said["cuda"]) <= set(uuids)
+    assert not said["own"] or said["cuda"][0] == f"GPU-{said['own']}"
+    hello = [each for each in messages if isinstance(each, Hello)][-1]
+    assert hello.framework.startswith("torch ")
+    assert dict(hello.devices) == {f"GPU:{index}": uuid for index, uuid in enumerate(said["cuda"])}
+    memory = reports(messages)[-1].memory
+    assert set(memory) == {"GPU:0"}  # of the others nothing was used
+    told = memory["GPU:0"]
+    assert (told.current, told.peak, told.reserved) == (said["current"], said["peak"], said["reserved"])
+    assert told.current >= MEMORY
+    assert told.limit == int(said["total"] * 0.1)
+    error = error_of(after)
+    assert (error.kind, error.exception) == ("device_oom", "OutOfMemoryError")
+    assert [each.requested for each in error.allocations] == [1 << 30]
+    assert reports(after)[-1].errors == {"device_oom": 1}
+    assert "CUDA out of memory" in script.output()  # raised as it was
+
+
+def test_jax(tmp_path: Path, uuids: list[str]) -> None:
+    """JAX's devices are made by the loop, not by the watch; its figures are its own, and so is its end of memory."""
+    needs("jax")
+    daemon = Receiver(tmp_path / "run.sock")
+    script = Script(JAX, tmp_path, daemon.path)
+    with ending(script):
+        said = script.told()
+        peer = daemon.accept()
+        messages = peer.waiting()
+        script.say("on")
+        assert script.popen.wait(TIME) == 1
+        after = peer.waiting()
+    daemon.close()
+    assert said["before"] == [False, None]
+    hello = [each for each in messages if isinstance(each, Hello)][-1]
+    assert hello.framework.startswith("jax ")
+    assert hello.devices["GPU:0"] == said["cuda"][0]
+    assert hello.devices["GPU:0"] in uuids
+    told, statistics = reports(messages)[-1].memory["GPU:0"], said["statistics"]
+    assert told.peak == statistics["peak_bytes_in_use"] >= told.current >= MEMORY
+    assert told.limit == statistics["bytes_limit"]
+    assert told.reserved is not None, statistics
+    assert told.limit is not None
+    assert told.current <= told.reserved <= told.limit
+    error = error_of(after)
+    assert error.kind == "device_oom"
+    assert [each.requested for each in error.allocations] == [1 << 30]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_keras(tmp_path: Path, uuids: list[str], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras on torch and on JAX reports device memory by the GPU's UUID, and an end of memory with what was asked."""
+    needs(backend)
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("needs keras")
+    daemon = Receiver(tmp_path / "run.sock")
+    done = subprocess.run(
+        [sys.executable, "-c", KERAS],
+        env={**os.environ, "KERAS_BACKEND": backend, "GPUWARDEN_SOCKET": daemon.path},
+        capture_output=True,
+        text=True,
+        timeout=TIME,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    messages = daemon.accept().waiting()
+    daemon.close()
+    hello = messages[0]
+    assert isinstance(hello, Hello)
+    assert hello.framework.startswith(f"{backend} ")
+    assert hello.devices["GPU:0"] in uuids
+    of_gpu = [each.memory["GPU:0"] for each in reports(messages) if each.memory]
+    assert of_gpu[-1].peak > 32 * MIB  # the wide layer's weights
+    assert error_of(messages).kind == "device_oom"
+    assert reports(messages)[-1].steps == 16
+
+
+@pytest.mark.parametrize(("framework", "script"), [("torch", TORCH), ("jax", JAX)])
+def test_headroom(tmp_path: Path, framework: str, script: str, uuids: list[str]) -> None:
+    """The daemon joins a real run with its real GPU: memory and headroom by its UUID, within the allocator's limit."""
+    needs(framework)
+    daemon = Daemon(tmp_path / "daemon")
+    with ending(daemon):
+        training = Script(script, tmp_path, str(daemon.socket))
+        with ending(training):
+            training.told()
+            until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "headroom")
+            samples = daemon.samples()
+            ((labels, used),) = samples.all("gpuwarden_run_allocator_memory_bytes").items()
+            uuid = dict(labels)["uuid"]
+            assert uuid in uuids
+            limit = samples.value("gpuwarden_run_allocator_memory_limit_bytes", uuid=uuid)
+            headroom = samples.value("gpuwarden_run_memory_headroom_bytes", uuid=uuid)
+            assert limit is not None
+            assert headroom is not None
+            assert MEMORY <= used <= limit
+            assert 0 < headroom <= limit - used
+            assert samples.value("gpuwarden_run_unresolved_devices") == 0

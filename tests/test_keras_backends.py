@@ -1,0 +1,118 @@
+"""The callback in real training with Keras on JAX and on torch (keras_backend_cases.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAINING_TIME = 300  # seconds until training that hangs is ended
+MESSAGE = dict[str, Any]
+ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+LATE = {"jax": 1, "torch": 0}  # steps: JAX raises an error when it is asked for the result, so perhaps a step later
+
+
+@pytest.fixture(scope="module", params=["jax", "torch"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Give the backend's name; skip where it is not installed."""
+    name = str(request.param)
+    for module in ("keras", name):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")
+    return name
+
+
+@pytest.fixture(scope="module")
+def cases(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Play all cases in one process of this backend and give what each saw."""
+    script = Path(__file__).with_name("keras_backend_cases.py")
+    played = subprocess.run(
+        [sys.executable, script, tmp_path_factory.mktemp("sockets")],
+        env={**os.environ, **ON_THE_CPU, "KERAS_BACKEND": backend},
+        capture_output=True,
+        text=True,
+        timeout=TRAINING_TIME,
+        check=False,
+    )
+    assert played.returncode == 0, played.stderr[-4000:]
+    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
+    return outcomes
+
+
+@pytest.fixture
+def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
+    """Give what the case named by the test, or by its parameter, saw."""
+    name = getattr(request, "param", None) or request.function.__name__.removeprefix("test_")
+    assert "raised" not in cases[name], cases[name]["raised"]
+    assert cases[name]["said"] == []
+    return cases[name]["saw"]
+
+
+def reports(messages: list[MESSAGE]) -> list[MESSAGE]:
+    """Keep the reports."""
+    return [each for each in messages if each["type"] == "Report"]
+
+
+def phases(messages: list[MESSAGE]) -> list[str]:
+    """Give the phases in the order they were entered."""
+    return [phase for phase, _ in groupby(each["phase"] for each in reports(messages))]
+
+
+def test_validation(saw: list[MESSAGE], backend: str) -> None:
+    """A fit with validation says its backend and keeps validation out of its steps."""
+    assert (saw[0]["name"], saw[0]["framework"].partition(" ")[0], saw[0]["devices"]) == ("a name", backend, {})
+    assert " keras 3." in saw[0]["framework"]
+    assert phases(saw) == ["train", "test", "train", "test", "train", "idle"]
+    last = reports(saw)[-1]
+    assert (last["steps"], sum(last["step_buckets"]), last["epoch"], last["memory"]) == (8, 7, 1, {})
+
+
+@pytest.mark.parametrize(("saw", "steps"), [("unknown_length", 7), ("eager", 8), ("repeated", 16)], indirect=["saw"])
+def test_steps(saw: list[MESSAGE], steps: int) -> None:
+    """Every step counts, whatever Keras knows of the data's length, however it runs them, and how often."""
+    counted = [each["steps"] for each in reports(saw)]
+    assert counted == sorted(counted)
+    assert counted[-1] == steps
+
+
+def test_evaluate_and_predict(saw: list[MESSAGE]) -> None:
+    """Evaluation and prediction are phases without steps."""
+    assert phases(saw) == ["test", "idle", "predict", "idle"]
+    assert reports(saw)[-1]["steps"] == 0
+
+
+def test_unchanged(saw: Any) -> None:
+    """Weights and history are the same with the callback as without."""
+    assert saw["watched"] == saw["bare"]
+
+
+def test_out_of_memory(saw: Any, backend: str) -> None:
+    """A real out-of-memory in a step is told with what was asked for, and the callback works on."""
+    assert saw["raised"]
+    (error,) = [each for each in saw["heard"] if each["type"] == "Error"]
+    kind = {"jax": "device_oom", "torch": "host_oom"}[backend]  # JAX says the same of a CPU as of a GPU
+    assert (error["kind"], error["phase"]) == (kind, "train")
+    assert 0 <= error["steps"] <= LATE[backend]
+    assert [each["requested"] for each in error["allocations"]] == [4 << 44]
+    assert reports(saw["heard"])[-1]["steps"] == 8 + error["steps"]
+
+
+def test_within_a_watch(saw: Any, backend: str) -> None:
+    """A fit within a watch is of the same run: steps of both count, and an error that leaves both counts once."""
+    assert saw["raised"]
+    (error,) = [each for each in saw["heard"] if each["type"] == "Error"]
+    assert 10 <= error["steps"] <= 10 + LATE[backend]
+    last = reports(saw["heard"])[-1]
+    assert (last["steps"], sum(last["errors"].values()), last["phase"]) == (error["steps"], 1, "idle")
+
+
+def test_dispatch(saw: list[bool]) -> None:
+    """The callback leaves Keras's asynchronous dispatch on: without it every step would wait for its loss."""
+    assert saw == [True, True, True]

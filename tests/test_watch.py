@@ -1,0 +1,703 @@
+"""The watch of a loop of one's own, against a real socket: what it counts, and that the loop does not feel it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiver import PATIENCE, Peer, Receiver
+
+import gpuwarden
+from gpuwarden import watch
+from gpuwarden.client import loop
+from gpuwarden.client.frameworks import NAMES
+from gpuwarden.client.guard import MAX_ERRORS
+from gpuwarden.client.loop import MAX_CHANGES, Loop
+from gpuwarden.client.run import Run
+from gpuwarden.client.watch import Watch
+from gpuwarden.protocol import End, Error, Hello, Message, Report
+
+
+@dataclass
+class Clock:
+    """A monotonic clock that stands still until it is moved."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """Give the time."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Move it."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Put a clock that the test moves in the watch's place."""
+    made = Clock()
+    monkeypatch.setattr("gpuwarden.client.loop.monotonic", made)
+    monkeypatch.setattr("gpuwarden.client.watch.monotonic", made)
+    return made
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Listen where watches report to."""
+    monkeypatch.delenv("GPUWARDEN_DISABLED", raising=False)
+    for module in (*NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
+        monkeypatch.delitem(sys.modules, module, raising=False)  # which another test may have imported
+    receiver = Receiver(tmp_path / "run.sock")
+    monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
+    yield receiver
+    receiver.close()
+
+
+def told(messages: list[Message]) -> list[Report]:
+    """Keep the reports."""
+    return [each for each in messages if isinstance(each, Report)]
+
+
+def last(peer: Peer) -> Report:
+    """Give the last report that waits."""
+    return told(peer.waiting())[-1]
+
+
+def phases(messages: list[Message]) -> list[str]:
+    """Give the phases in the order they were entered."""
+    return [phase for phase, _ in groupby(each.phase for each in told(messages))]
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `script` in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_two_lines(daemon: Receiver, clock: Clock) -> None:
+    """Each step counts and is timed, but for the first, of which nobody knows when it began."""
+    with watch("name") as run:
+        for seconds in (5.0, 0.02, 0.02, 0.03):
+            clock.sleep(seconds)
+            run.step(batch_size=64, loss=0.5)
+    messages = daemon.accept().waiting()
+    assert isinstance(messages[0], Hello)
+    assert (messages[0].name, messages[0].devices) == ("name", {})
+    assert messages[0].framework.startswith("python 3.")
+    report = told(messages)[-1]
+    assert (report.steps, sum(report.step_buckets), report.examples, report.loss) == (4, 3, 256, 0.5)
+    assert report.step_seconds == pytest.approx(0.07)
+    assert (report.compile_seconds, report.input_wait_seconds) == (None, None)
+    assert phases(messages) == ["train", "idle"]
+
+
+def test_epochs(daemon: Receiver, clock: Clock) -> None:
+    """Epochs are counted; what lies between an epoch's last step and the next epoch is no step, the first compiles."""
+    with watch(interval=0) as run:
+        for _ in run.epochs(range(3, 5)):
+            for _ in range(3):
+                clock.sleep(1)
+                run.step()
+            clock.sleep(100)
+    reports = told(daemon.accept().waiting())
+    assert [epoch for epoch, _ in groupby(each.epoch for each in reports)] == [None, 3, 4]
+    assert [each.batch for each in reports if each.epoch == 4][:4] == [0, 0, 1, 2]
+    assert (reports[-1].steps, reports[-1].step_seconds, reports[-1].compile_seconds) == (6, 5, 1)
+
+
+def test_count_of_epochs(daemon: Receiver) -> None:
+    """A number of epochs is counted from 0."""
+    with watch() as run:
+        assert list(run.epochs(3)) == [0, 1, 2]
+
+
+def test_phase(daemon: Receiver, clock: Clock) -> None:
+    """What happens in another phase is no part of a step, wherever the phase stands, and its steps do not count."""
+    with watch(interval=0) as run:
+        run.step()
+        for _ in range(2):
+            clock.sleep(1)
+            with run.phase("test"):
+                for _ in run.batches([1, 2]):
+                    clock.sleep(10)
+                    run.step(batch_size=3)
+            clock.sleep(1)
+            run.step(batch_size=5)
+    messages = daemon.accept().waiting()
+    report = told(messages)[-1]
+    assert (report.steps, report.step_seconds, report.examples) == (3, 4, 10)
+    assert report.input_observed_seconds is None
+    assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
+
+
+def test_nested_phases(daemon: Receiver, clock: Clock) -> None:
+    """A phase within a phase is left for the one around it, and the time counts once."""
+    with watch() as run:
+        run.step()
+        with run.phase("test"):
+            clock.sleep(1)
+            with run.phase("predict"):
+                clock.sleep(1)
+        clock.sleep(3)
+        run.step()
+    messages = daemon.accept().waiting()
+    assert told(messages)[-1].step_seconds == 3
+    assert phases(messages) == ["train", "test", "predict", "test", "train", "idle"]
+
+
+def test_training_phase(daemon: Receiver, clock: Clock) -> None:
+    """A loop may say that it trains: within the block, or even within another phase, its steps count."""
+    with watch() as run, run.phase("train"):
+        run.step()
+        clock.sleep(1)
+        run.step()
+        with run.phase("test"):
+            clock.sleep(10)
+            with run.phase("train"):
+                clock.sleep(2)
+                run.step()
+            clock.sleep(20)
+        clock.sleep(4)
+        run.step()
+    messages = daemon.accept().waiting()
+    assert (told(messages)[-1].steps, told(messages)[-1].step_seconds) == (4, 7)
+    assert phases(messages) == ["train", "test", "train", "test", "train", "idle"]
+
+
+class Loader:
+    """A loader that takes its time, to begin and for each batch."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __iter__(self) -> Iterator[int]:
+        """Start workers, so to say."""
+        self.clock.sleep(0.5)
+        return self.wait()
+
+    def wait(self) -> Iterator[int]:
+        """Make batches."""
+        for batch in range(3):
+            self.clock.sleep(0.25)
+            yield batch
+        self.clock.sleep(100)
+
+
+def test_input_wait(daemon: Receiver, clock: Clock) -> None:
+    """The wait for each timed step's batches counts, the loader's start included; the end of the data is no step."""
+    loader = Loader(clock)
+    with watch(interval=0) as run:
+        for _ in range(2):
+            for _ in run.batches(loader):
+                clock.sleep(1)
+                run.step()
+    report = last(daemon.accept())
+    # The very first step compiles: neither its time nor its wait counts.
+    assert (report.steps, report.compile_seconds) == (6, 1.75)
+    assert report.step_seconds == report.input_observed_seconds == 2 * 1.25 + 1.75 + 2 * 1.25
+    assert report.input_wait_seconds == 2 * 0.25 + 0.75 + 2 * 0.25
+
+
+def test_several_batches_a_step(daemon: Receiver, clock: Clock) -> None:
+    """A step that accumulates several batches has waited for all of them."""
+    with watch(interval=0) as run:
+        run.step()
+        for batch in run.batches(Loader(clock)):
+            if batch == 2:
+                run.step()
+    report = last(daemon.accept())
+    assert (report.input_wait_seconds, report.input_observed_seconds) == (1.25, 1.25)
+
+
+def test_loader_unchanged(daemon: Receiver) -> None:
+    """A loader can be passed through again, has its length or none, and its own errors."""
+    with watch() as run:
+        batches = run.batches([1, 2])
+        assert (list(batches), list(batches), len(batches)) == ([1, 2], [1, 2], 2)
+        iterator = run.batches(iter("ab"))
+        assert (list(iterator), list(iterator)) == (["a", "b"], [])
+        with pytest.raises(TypeError, match="has no len"):
+            len(iterator)
+        with pytest.raises(TypeError, match="not iterable"):
+            iter(run.batches(3))  # type: ignore[arg-type] # a mistake of the user's
+
+        def failing() -> Iterator[int]:
+            yield 1
+            raise ZeroDivisionError("the loader's")
+
+        with pytest.raises(ZeroDivisionError, match="the loader's"):
+            list(run.batches(failing()))
+
+
+class Batch:
+    """What can be watched for its end."""
+
+
+def test_batches_are_not_held(daemon: Receiver) -> None:
+    """A batch that the loop has let go of is gone, also while the next is made; so is the loader that was left."""
+    alive: list[weakref.ref[Batch]] = []
+    gone: list[bool] = []
+    closed: list[bool] = []
+
+    def loader() -> Iterator[Batch]:
+        try:
+            for _ in range(3):
+                gone.extend(each() is None for each in alive)
+                made = Batch()
+                alive.append(weakref.ref(made))
+                yield made
+                del made
+        finally:
+            closed.append(True)
+
+    with watch() as run:
+        for batch in run.batches(loader()):
+            run.step()
+            del batch
+            if len(alive) == 3:
+                break
+        assert gone == [True] * 3
+        assert closed == [True]
+
+
+@pytest.mark.usefixtures("clock")
+def test_stepping(daemon: Receiver) -> None:
+    """A step is under way from the first batch's request on, not after the data's end, nor in another phase."""
+    with watch(interval=0) as run:
+        peer = daemon.accept()
+        assert not last(peer).stepping
+        for _ in run.batches([1]):
+            run.step()
+            assert last(peer).stepping
+        assert not last(peer).stepping
+        run.step()
+        assert last(peer).stepping
+        with run.phase("idle"):
+            assert not last(peer).stepping
+        assert last(peer).stepping
+    assert not last(peer).stepping
+
+
+def test_by_hand(daemon: Receiver) -> None:
+    """A watch without a block is closed by hand; after that it does nothing."""
+    run = watch("by hand")
+    run.step()
+    run.close()
+    run.step()
+    run.epoch(3)
+    run.close()
+    messages = daemon.accept().waiting()
+    assert (told(messages)[-1].steps, told(messages)[-1].phase, told(messages)[-1].epoch) == (1, "idle", None)
+
+
+@pytest.mark.parametrize("then", ["pass", "del run"])
+def test_forgotten(daemon: Receiver, then: str) -> None:
+    """Steps of a watch that nobody closes are counted before the run says its end."""
+    done = python(f"from gpuwarden import watch\nrun = watch()\nfor _ in range(1000): run.step()\n{then}")
+    assert (done.returncode, done.stderr) == (0, "")
+    messages = daemon.accept().waiting()
+    assert told(messages)[-1].steps == 1000
+    assert messages[-1] == End("exit")
+
+
+def test_one_run(daemon: Receiver) -> None:
+    """Watches of one process, after each other or within each other, are one run on one connection."""
+    with watch("outer") as outer:
+        outer.step()
+        with watch("inner") as inner:
+            inner.step(batch_size=2)
+        peer = daemon.accept()
+        assert last(peer).phase == "train"
+        outer.step(batch_size=1)
+    with watch("again") as again:
+        again.step()
+    report = last(peer)
+    assert (report.steps, report.examples, report.phase) == (4, 3, "idle")
+    assert not daemon.connected()
+
+
+def test_threads(daemon: Receiver) -> None:
+    """Threads with a watch each lose no step, and all of them end well."""
+
+    def train() -> None:
+        with watch(interval=0.001) as run:
+            for _ in range(3000):
+                run.step(batch_size=1)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    peer = daemon.accept()
+    while any(thread.is_alive() for thread in threads):
+        peer.waiting()
+    for thread in threads:
+        thread.join()
+    run = watch()
+    report = last(peer)
+    assert (report.steps, report.examples) == (12_000, 12_000)
+    assert not loop._open - {run._loop}
+    assert not daemon.connected()
+
+
+def test_closed_while_another_looks(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that closes while another thread looks is counted by that one."""
+    first, second = watch(interval=0), watch(interval=0)
+    peer = daemon.accept()
+    second.step()
+    sending = Run.report
+
+    def closing(run: Run, now: float) -> None:
+        sending(run, now)
+        if not second._loop.closed:
+            first._loop._took.append(None)  # after the count
+            second.step()
+            threading.Thread(target=second.close).run()
+
+    monkeypatch.setattr(Run, "report", closing)
+    first.epoch(1)
+    assert (last(peer).steps, second._loop in loop._open) == (3, False)
+    first.close()
+
+
+def test_dropped(daemon: Receiver) -> None:
+    """A watch that nobody holds is over; its steps are counted with the next look."""
+    watch().step()
+    for _ in watch().batches([1]):
+        pass
+    with watch() as run:
+        run.step()
+        peer = daemon.accept()
+    assert last(peer).steps == 2
+    assert not [each for each in loop._open if each.run is run._loop.run]
+
+
+def test_slow_thread(daemon: Receiver) -> None:
+    """The steps of a thread that never looks are counted by the one that does."""
+    slow, fast = watch(interval=0), watch(interval=0)
+    peer = daemon.accept()
+    for each in (slow, fast):
+        each._loop.run.due = float("inf")
+        each.step()
+    fast._loop.run.due = 0.0
+    fast.step()
+    assert last(peer).steps == 3
+    slow.close()
+    fast.close()
+
+
+def test_busy(daemon: Receiver) -> None:
+    """While another thread looks nothing waits for it, and what was noted meanwhile is counted later."""
+    with watch(interval=0) as run:
+        peer = daemon.accept()
+        peer.waiting()
+        with loop._looking:
+            run.step()
+            run.epoch(1)
+            with run.phase("test"):
+                pass
+            assert peer.waiting() == []
+        run.step()
+        assert (last(peer).steps, run._loop.phase) == (2, "train")
+
+
+def test_forked_child(daemon: Receiver) -> None:
+    """A forked child's copy says nothing, even from a fork at which the lock was held; its own watch is its own run."""
+    with watch("parent") as run:
+        run.step()
+        peer = daemon.accept()
+        with loop._looking:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    run.step()
+                    run.epoch(7)
+                    run.__exit__(ValueError, ValueError("the child's"), None)
+                    with watch("child") as own:
+                        own.step()
+                    status = 0
+                finally:
+                    os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        run.step()
+    messages = peer.waiting()
+    assert (told(messages)[-1].steps, told(messages)[-1].epoch, told(messages)[-1].errors) == (2, None, {})
+    childs = daemon.accept()
+    assert childs.pid() == child
+    heard = childs.waiting()
+    assert isinstance(heard[0], Hello)
+    assert (heard[0].name, told(heard)[-1].steps) == ("child", 1)
+
+
+def test_copies(daemon: Receiver) -> None:
+    """Copies and pickles of a watch, as programs hand to their workers, do nothing."""
+    with watch() as run:
+        run.step()
+        for twin in (copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))):  # noqa: S301 - our own
+            with twin:
+                twin.step()
+            del twin
+        run.step()
+    assert last(daemon.accept()).steps == 2
+    assert not daemon.connected()
+
+
+class Held:
+    """What stands for tensors in a frame."""
+
+
+def test_error(daemon: Receiver) -> None:
+    """An exception is told in words and raised unchanged; nothing of its frames stays."""
+    tensors: list[weakref.ref[Held]] = []
+
+    def train() -> None:
+        held = Held()
+        tensors.append(weakref.ref(held))
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def loop_of_the_user() -> None:
+        with watch() as run:
+            run.step()
+            with run.phase("test"):
+                train()
+
+    with pytest.raises(RuntimeError, match="CUDA out of memory") as raised:
+        loop_of_the_user()
+    assert raised.value.__context__ is None
+    assert raised.value.__cause__ is None
+    assert vars(raised.value) == {}
+    del raised
+    gc.collect()
+    assert tensors[0]() is None
+    messages = daemon.accept().waiting()
+    (error,) = [each for each in messages if isinstance(each, Error)]
+    assert (error.kind, error.exception, error.phase, error.steps) == ("device_oom", "RuntimeError", "test", 1)
+    assert told(messages)[-1].errors == {"device_oom": 1}
+
+
+def test_error_later(daemon: Receiver) -> None:
+    """An error is of the phase in which it was raised, not of one whose error was caught before."""
+    run = watch()
+    with pytest.raises(KeyError), run.phase("test"):
+        raise KeyError("caught")
+    run.step()
+    with pytest.raises(ValueError, match="later"), run:
+        raise ValueError("later")
+    messages = daemon.accept().waiting()
+    assert [(each.exception, each.phase) for each in messages if isinstance(each, Error)] == [("ValueError", "train")]
+
+
+def test_error_of_a_watch_within(daemon: Receiver) -> None:
+    """An error that leaves two watches is one; the same one again is another."""
+    for _ in range(2):
+        with pytest.raises(ValueError, match="once"), watch(), watch():
+            raise ValueError("once")
+    assert sum(last(daemon.accept()).errors.values()) == 2
+
+
+class OutOfRangeError(Exception):
+    """Named as TensorFlow's end of data."""
+
+
+@pytest.mark.parametrize(
+    "raised", [KeyboardInterrupt, GeneratorExit, SystemExit, StopIteration, StopAsyncIteration, OutOfRangeError]
+)
+def test_no_error(daemon: Receiver, raised: type[BaseException]) -> None:
+    """A way to stop is no error, and goes on as it was."""
+    with pytest.raises(raised), watch():
+        raise raised
+    messages = daemon.accept().waiting()
+    assert not any(isinstance(each, Error) for each in messages)
+    assert told(messages)[-1].phase == "idle"
+
+
+def test_uncaught(daemon: Receiver) -> None:
+    """A script that an error ends prints its traceback as ever, and its run failed."""
+    done = python("from gpuwarden import watch\nwith watch() as run:\n    run.step()\n    1 / 0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    messages = daemon.accept().waiting()
+    assert messages[-1] == End("uncaught ZeroDivisionError", "failed")
+    assert told(messages)[-1].errors == {"other": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "name"),
+    [
+        ({"interval": float("nan")}, ValueError, "interval"),
+        ({"interval": -1}, ValueError, "interval"),
+        ({"interval": "1"}, TypeError, "interval"),
+        ({"interval": True}, TypeError, "interval"),
+        ({"name": 3}, TypeError, "name"),
+        ({"socket": 3}, TypeError, "socket"),
+        ({"devices": ["GPU:0"]}, TypeError, "devices"),
+        ({"devices": {"GPU:0": 1}}, TypeError, "devices"),
+        ({"devices": {"cuda:0": "GPU-a"}}, ValueError, "devices"),
+        ({"framework": "keras"}, ValueError, "framework"),
+    ],
+)
+def test_bad_arguments(settings: dict[str, Any], error: type[Exception], name: str) -> None:
+    """A wrong argument is refused at once, by its name."""
+    with pytest.raises(error, match=f"^{name}: "):
+        watch(**settings)
+
+
+class Tensor:
+    """What must not be asked for its value: that would wait for the device."""
+
+    def __float__(self) -> float:
+        raise AssertionError("asked for its value")
+
+    __index__ = __int__ = __repr__ = __bool__ = __gt__ = __float__  # type: ignore[assignment] # none may be called
+
+
+def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """What is no number of the host's is left out with one sentence in the log, and the steps count."""
+    odd: Any = Tensor()
+    with watch() as run:
+        for _ in range(3):
+            run.step(batch_size=odd, loss=odd)
+            run.step(batch_size=-1)
+            run.step(batch_size=True)
+        run.epoch(odd)
+        with run.phase(odd):
+            pass
+    report = last(daemon.accept())
+    assert (report.steps, report.examples, report.loss, report.epoch) == (9, 3, None, None)
+    assert [each.partition(":")[0] for each in caplog.messages] == [
+        "batch_size",
+        "loss",
+        "batch_size",
+        "epoch",
+        "phase",
+    ]
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(2, 2.0), (float("nan"), None), (float("inf"), None), (1e30, None)])
+def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
+    """The last loss is told; one that is no number of a message leaves none, and no report is lost by it."""
+    with watch() as run:
+        run.step(loss=1.0)
+        run.step()
+        run.step(loss=loss)
+    report = last(daemon.accept())
+    assert (report.loss, report.steps) == (expected, 3)
+
+
+def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A watch that fails switches itself off with one warning, and the loop goes on."""
+
+    def fail(_self: Loop) -> None:
+        raise RuntimeError("a fault of the watch's own")
+
+    run = watch(interval=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "count", fail)
+        for _ in range(MAX_ERRORS + 3):
+            run.step()
+    with run.phase("test"):
+        run.step()
+    assert [each.partition(" after")[0] for each in caplog.messages] == ["watch switched off"]
+    assert len(told(daemon.accept().waiting())) == 1
+
+
+def test_failing_from_the_start(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch whose very beginning fails lets the loop run."""
+    monkeypatch.setattr("gpuwarden.client.loop.join", lambda *_: 1 / 0)
+    with watch() as run:
+        for _ in run.epochs(2):
+            for _ in run.batches([1, 2, 3]):
+                run.step()
+    assert not daemon.connected()
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_disabled(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A disabled watch, by argument or environment, connects to nobody and lets the loop run."""
+    if how == "environment":
+        monkeypatch.setenv("GPUWARDEN_DISABLED", "1")
+    with watch(disabled=True if how == "argument" else None) as run:
+        for _ in run.epochs(2):
+            assert list(run.batches([1, 2])) == [1, 2]
+            with run.phase("test"):
+                run.step()
+    assert not daemon.connected()
+
+
+def test_absent(tmp_path: Path) -> None:
+    """Without a daemon the loop runs."""
+    with watch(socket=tmp_path / "none.sock") as run:
+        for _ in run.batches([1, 2]):
+            run.step()
+
+
+def test_many_changes(daemon: Receiver, clock: Clock) -> None:
+    """Epochs that follow each other too fast are reported now and then, and the last of them in the next report."""
+    with watch() as run:
+        peer = daemon.accept()
+        peer.waiting()
+        for _ in run.epochs(1000):
+            clock.sleep(1e-6)
+        assert len(told(peer.waiting())) == MAX_CHANGES
+        clock.sleep(1)
+        run.step()
+        assert last(peer).epoch == 999
+
+
+def test_place(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that torchrun started tells its job, its rank and how many there are."""
+    for name, value in {"TORCHELASTIC_RUN_ID": "job 7", "RANK": "3", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with watch():
+        hello = daemon.accept().receive()
+    assert isinstance(hello, Hello)
+    assert (hello.job, hello.rank, hello.world_size, hello.visible_devices) == ("job 7", 3, 8, "3")
+
+
+def test_package() -> None:
+    """The package has the watch, and nothing else that it has not."""
+    assert gpuwarden.watch is watch
+    assert isinstance(watch(disabled=True), Watch)
+    with pytest.raises(AttributeError, match="module 'gpuwarden' has no attribute 'wotch'"):
+        gpuwarden.wotch  # noqa: B018 - the error is the point
+
+
+def test_imports() -> None:
+    """The package alone loads nothing of the watch; the watch loads its own half, and of others only Python's."""
+    script = """
+import sys
+import gpuwarden
+print(*sorted(name for name in sys.modules if name.startswith("gpuwarden")))
+before = set(sys.modules)
+with gpuwarden.watch() as run: run.step()
+new = set(sys.modules) - before
+print(*{name.partition(".")[0] for name in new} - sys.stdlib_module_names)
+print(*{name for name in new if name.startswith("gpuwarden") and not name.startswith("gpuwarden.client")})
+"""
+    assert python(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", "gpuwarden.protocol"]
+
+
+def test_quiet(caplog: pytest.LogCaptureFixture, daemon: Receiver) -> None:
+    """A loop that goes well leaves nothing in the log."""
+    caplog.set_level(logging.DEBUG, "gpuwarden")
+    with watch() as run:
+        run.step(batch_size=1, loss=1.0)
+    assert daemon.connected()
+    assert caplog.messages == []
