@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from gpuwarden.runs import rounds
-from gpuwarden.runs.rounds import BURST, PAUSE_SECONDS, Rounds
+from gpuwarden.runs.rounds import BURST, Rounds
+
+PAUSE_SECONDS = 0.05
 
 
 class Pipes:
@@ -121,6 +124,33 @@ def test_pause_between_rounds(pipes: Pipes) -> None:
     asyncio.run(scenario())
 
 
+def test_long_rounds_are_followed_by_long_pauses() -> None:
+    """However much there is to do it takes a part of the time only."""
+    took: list[float] = []
+
+    def work() -> None:
+        begin = time.monotonic()
+        time.sleep(0.005)
+        took.append(time.monotonic() - begin)
+
+    async def scenario() -> float:
+        out, into = os.pipe()
+        there = Rounds(0.0)
+        there.add(out, work)
+        os.write(into, b"x")  # and nobody reads it
+        begin = time.monotonic()
+        there.start()
+        while len(took) < 40:
+            await asyncio.sleep(0.001)
+        there.stop()
+        os.close(out)
+        os.close(into)
+        return time.monotonic() - begin
+
+    elapsed = asyncio.run(scenario())
+    assert sum(took) / elapsed < 0.5
+
+
 def test_removed_one_is_not_called_for(pipes: Pipes) -> None:
     """What a call removes is not called for in the same round, not even under the number of another's descriptor."""
 
@@ -153,7 +183,7 @@ def test_removed_one_is_not_called_for(pipes: Pipes) -> None:
 @contextlib.contextmanager
 def running() -> Iterator[Rounds]:
     """Have rounds while the context lasts."""
-    there = Rounds()
+    there = Rounds(PAUSE_SECONDS)
     there.start()
     try:
         yield there

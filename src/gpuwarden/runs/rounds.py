@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-PAUSE_SECONDS = 0.05  # between the beginnings of rounds, and so the longest that something waits while there is room
 LONGEST_SECONDS = 0.02  # of a round
+REST = 2.5  # times as long as a round took is the least time to the next: all take at most two sevenths of a core
 BURST = 32  # calls for one descriptor in a round
 _BATCH = 16  # the kernel hands out those next that have waited for longest
 
@@ -21,10 +21,12 @@ _BATCH = 16  # the kernel hands out those next that have waited for longest
 class Rounds:
     """Calls for each descriptor that has something to read, on one event loop, for as long as it has.
 
-    The first after a pause is called for at once. Rounds that are too short for all go on where the last one ended.
+    Between two rounds there is a pause of `pause` seconds or more, for something to gather; what comes after that is
+    called for at once. Rounds that are too short for all go on where the last one ended.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pause = pause
         self._clock = clock
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], object]] = {}
@@ -69,11 +71,12 @@ class Rounds:
         self._go_round()
 
     def _go_round(self) -> None:
-        end = self._clock() + LONGEST_SECONDS
+        begin = self._clock()
         calls: Counter[int] = Counter()
-        while self._call(calls) and self._clock() < end:
+        while self._call(calls) and self._clock() - begin < LONGEST_SECONDS:
             pass
-        self._next = self._clock() + PAUSE_SECONDS
+        now = self._clock()
+        self._next = now + max(self._pause, REST * (now - begin))
 
     def _call(self, calls: Counter[int]) -> bool:
         """Call for the next few that are ready; tell whether there were any that have not had their share."""

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2048
 MAX_PER_PROCESS = 8  # a run needs one
+PAUSE_SECONDS = 0.05  # between rounds in which messages are read
 _AT_ONCE = 16  # connections accepted, or last words of a process read, before something else has its turn
 _SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi/asm-generic/socket.h)
 
@@ -40,7 +41,8 @@ class RunServer:
         self._inode = 0
         self._displaced = False  # the socket's place is taken, and that has been told
         self._connections = Connections()
-        self._rounds: Rounds
+        self._messages: Rounds  # and new connections
+        self._ends: Rounds  # of processes: those are not to wait
         self._pidfds: dict[Peer, int] = {}
         self._unexplained: dict[Peer, int] = {}  # pidfds of ended runs whose exit status is not known yet
         self._serial = 0
@@ -56,9 +58,10 @@ class RunServer:
         self._limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._listener = listen(path, mode, group=group)
         self._path, self._mode, self._group, self._inode = path, mode, group, path.stat().st_ino
-        self._rounds = Rounds()
-        self._rounds.start()
-        self._rounds.add(self._listener.fileno(), self._accept)
+        self._messages, self._ends = Rounds(PAUSE_SECONDS), Rounds(0.0)
+        self._messages.start()
+        self._ends.start()
+        self._messages.add(self._listener.fileno(), self._accept)
 
     def keep_listening(self) -> None:
         """Listen anew where somebody has removed the socket, say so once where that fails; called once a poll."""
@@ -74,10 +77,10 @@ class RunServer:
             return
         while self._accept():  # those who came while it was in place
             pass
-        self._rounds.remove(self._listener.fileno())
+        self._messages.remove(self._listener.fileno())
         self._listener.close()
         self._listener, self._inode, self._displaced = listener, inode, False
-        self._rounds.add(listener.fileno(), self._accept)
+        self._messages.add(listener.fileno(), self._accept)
         log.warning("%s had been removed and is there again", self._path)
 
     def forget_strangers(self) -> None:
@@ -109,7 +112,8 @@ class RunServer:
         """Close everything and remove the socket, unless another daemon has put its own there since."""
         if self._listener is None or self._path is None:
             return
-        self._rounds.stop()
+        self._messages.stop()
+        self._ends.stop()
         for connection in self._connections:
             connection.close()
         for pidfd in (*self._pidfds.values(), *self._unexplained.values()):
@@ -148,7 +152,7 @@ class RunServer:
             return
         peer = self._identify(connection, pid, uid)
         self._connections.add(connection, peer)
-        self._rounds.add(connection.fileno(), partial(self._read, connection))
+        self._messages.add(connection.fileno(), partial(self._read, connection))
         if len(self._connections.of(peer)) > MAX_PER_PROCESS:
             self._close(connection)
             self.refused += 1
@@ -167,9 +171,9 @@ class RunServer:
     def _pause(self, listener: socket.socket) -> None:
         def go_on() -> None:
             if listener is self._listener and listener.fileno() != -1:
-                self._rounds.add(listener.fileno(), self._accept)
+                self._messages.add(listener.fileno(), self._accept)
 
-        self._rounds.remove(listener.fileno())
+        self._messages.remove(listener.fileno())
         asyncio.get_running_loop().call_later(1.0, go_on)
 
     def _identify(self, connection: socket.socket, pid: int, uid: int) -> Peer:
@@ -185,7 +189,7 @@ class RunServer:
                 os.close(pidfd)
             else:
                 self._pidfds[peer] = pidfd
-                self._rounds.add(pidfd, partial(self._exited, peer))
+                self._ends.add(pidfd, partial(self._exited, peer))
         return peer
 
     def _exited(self, peer: Peer) -> None:
@@ -201,7 +205,7 @@ class RunServer:
         pidfd = self._pidfds.pop(peer, None)
         if pidfd is None:  # it was no run, and went with its connection
             return
-        self._rounds.remove(pidfd)
+        self._ends.remove(pidfd)
         status = exit_status(pidfd, peer.pid, peer.start)
         self._registry.exited(peer, time.monotonic(), status)
         if status is None and self._registry.awaits(peer):
@@ -247,7 +251,7 @@ class RunServer:
         self._registry.rejected[error.reason] += 1
 
     def _close(self, connection: socket.socket) -> None:
-        self._rounds.remove(connection.fileno())
+        self._messages.remove(connection.fileno())
         peer = self._connections.remove(connection)
         connection.close()
         if self._connections.of(peer):
@@ -266,7 +270,7 @@ class RunServer:
     def _forget_process(self, peer: Peer) -> None:
         pidfd = self._pidfds.pop(peer, None)
         if pidfd is not None:
-            self._rounds.remove(pidfd)
+            self._ends.remove(pidfd)
             os.close(pidfd)
 
 
