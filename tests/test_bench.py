@@ -121,7 +121,7 @@ def test_soak_finds_what_grows() -> None:
 def test_figures_have_their_places_in_the_docs() -> None:
     """What a benchmark prints replaces what it printed before, and nothing else of the page."""
     page = write_down.PAGE.read_text(encoding="utf-8")
-    for program in ("exporters.py", "scale.py", "soak.py", "callback.py", "run_end.py", "many_runs.py"):
+    for program in ("exporters.py", "scale.py", "soak.py", "callback.py", "watch.py", "run_end.py", "many_runs.py"):
         once = write_down.written(page, program, "| new | figures |\n")
         assert "\n| new | figures |\n" in once
         assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)

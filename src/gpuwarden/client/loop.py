@@ -138,9 +138,8 @@ class Loop:
         if self.phase == "train":
             self.stepping = True
 
-    @guarded
     def waited_since(self, asked: float) -> None:
-        """Note that a batch came that was `asked` for; `asked` is monotonic."""
+        """Note that a batch came that was `asked` for; `asked` is monotonic. For each batch, and nothing can fail."""
         if self.phase == "train":
             self._fetched = (self._fetched or 0.0) + monotonic() - asked
 
