@@ -194,6 +194,16 @@ def test_without_a_daemon(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_daemon_without_a_folder(tmp_path: Path) -> None:
+    """Simulated GPUs leave nothing behind: nobody is sent to a folder that has nothing of it."""
+    simulated = Daemon(tmp_path, "--source", "simulated")
+    with ending(simulated):
+        done = run("show", "none", port=simulated.port)
+    assert done.returncode == 1
+    assert "in memory alone" in done.stderr
+    assert "/receipts" not in done.stderr
+
+
 def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
     """The daemon's own configuration says where it listens, on every address too."""
     config = tmp_path / "config.yaml"

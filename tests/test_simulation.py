@@ -334,7 +334,7 @@ class TestRuns:
         assert resnet.step_p95 == pytest.approx(0.31, rel=0.05)
         assert (pair.examples, pair.input_wait_seconds) == (None, None)
         assert _share(resnet) < 0.1
-        assert 0.35 < _share(starved) < 0.5
+        assert _share(starved) > 0.35
 
     def test_preallocating_run_is_full_and_healthy(self) -> None:
         """Nearly all memory is used, and a third of the GPU is still there for the run to allocate."""

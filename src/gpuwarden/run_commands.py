@@ -89,6 +89,8 @@ def _where(config: Config, answer: Mapping[str, Any]) -> str:
     """Say where receipts of past runs lie."""
     if "folder" in answer:
         return f"Receipts lie in {shown(str(answer['folder']))}"
+    if answer:
+        return "This daemon keeps receipts in memory alone, those of its own time"
     own = of_user()
     folders = [config.receipts.path.path, place(config.receipts), own if own and own.is_dir() else None]
     names = dict.fromkeys(shown(str(folder)) for folder in folders if folder)
