@@ -766,6 +766,15 @@ def test_percentiles_of_one() -> None:
     assert median < 1e-8
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.0503, 0.007])
+def test_percentiles_of_equal_steps(seconds: float) -> None:
+    """Where all steps took the same, that is what they took, not the middle of its class."""
+    durations = Durations()
+    durations.extend([seconds] * 10, 1)
+    durations.add(4 * seconds, 4)
+    assert durations.percentiles(0.5, 0.95) == (seconds, seconds)
+
+
 def failure(kind: ErrorKind = "device_oom") -> Error:
     """Give an error of this kind."""
     return Error(kind, "ResourceExhaustedError", "OOM when allocating tensor", "train", 3)
