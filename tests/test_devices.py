@@ -25,6 +25,8 @@ def hello(devices: Mapping[str, str | None], visible: str | None = None, order: 
     [
         (hello({"CPU:0": "GPU-2"}), {"CPU:0": "GPU-2"}),
         (hello({"CPU:0": "GPU-9"}), {}),
+        (hello({"GPU:0": "GPU-9"}), {}),  # in another container than the daemon's
+        (hello({"GPU:0": "GPU-9", "GPU:1": None}, "0,1"), {"GPU:1": "GPU-1"}),
         (hello({"CPU:0": None}), {}),
         (hello(TWO), {"GPU:0": "GPU-0", "GPU:1": "GPU-1"}),
         (hello(TWO, "3,1"), {"GPU:0": "GPU-3", "GPU:1": "GPU-1"}),
@@ -50,6 +52,7 @@ def test_mixed_models_need_pci_order() -> None:
 def test_single_device_is_where_the_process_holds_memory() -> None:
     """A run of one device on a mixed box is found by its process's memory, if that is on one GPU only."""
     assert resolve(hello({"GPU:0": None}), 7, MIXED) == {"GPU:0": "GPU-1"}
+    assert resolve(hello({"GPU:0": "GPU-9"}), 7, MIXED) == {"GPU:0": "GPU-1"}
     assert resolve(hello({"GPU:0": None}), 8, MIXED) == {}
     both = snapshot(gpu(0, name="T4", held={7: 1}), gpu(1, held={7: 1}))
     assert resolve(hello({"GPU:0": None}), 7, both) == {}

@@ -543,6 +543,8 @@ def test_uncaught(daemon: Receiver) -> None:
         ({"interval": -1}, ValueError, "interval"),
         ({"interval": "1"}, TypeError, "interval"),
         ({"interval": True}, TypeError, "interval"),
+        ({"interval": 10**400}, ValueError, "interval"),
+        ({"disabled": "false"}, TypeError, "disabled"),
         ({"name": 3}, TypeError, "name"),
         ({"socket": 3}, TypeError, "socket"),
         ({"devices": ["GPU:0"]}, TypeError, "devices"),
@@ -564,6 +566,18 @@ class Tensor:
         raise AssertionError("asked for its value")
 
     __index__ = __int__ = __repr__ = __bool__ = __gt__ = __float__  # type: ignore[assignment] # none may be called
+
+
+def test_absurd_batch_size(daemon: Receiver) -> None:
+    """A batch size that no message can hold is left out, and the reports go on."""
+    with watch() as run:
+        run.step(batch_size=8)
+        run.epoch(1)
+        run.step(batch_size=10**30)
+        run.epoch(2)
+        run.step(batch_size=8)
+    last = told(daemon.accept().waiting())[-1]
+    assert (last.steps, last.examples) == (3, 16)
 
 
 def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,14 +12,16 @@ def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
     """Map the run's devices to UUIDs of GPUs or MIG instances; a device without sufficient evidence is left out.
 
     In this order: what the run was told; UUIDs in CUDA_VISIBLE_DEVICES; its indices where CUDA's order equals NVML's;
-    the one GPU, or MIG instance, on which the process holds memory, for a run of one device.
+    the one GPU, or MIG instance, on which the process holds memory, for a run of one device. A device that was told to
+    be a GPU unknown here is no other GPU by its index: that may count what another container has.
     """
     known = {gpu.identity.uuid for gpu in snapshot.gpus}
     known |= {instance.identity.uuid for gpu in snapshot.gpus for instance in gpu.mig}
     told = {device: uuid for device, uuid in hello.devices.items() if uuid in known and uuid is not None}
     open_devices = [device for device in hello.devices if device not in told and _ordinal(device) is not None]
     visible = _visible(hello, snapshot)
-    found = {device: visible[n] for device in open_devices if (n := _ordinal(device)) is not None and n in visible}
+    untold = [device for device in open_devices if hello.devices[device] is None]
+    found = {device: visible[n] for device in untold if (n := _ordinal(device)) is not None and n in visible}
     if not found and len(open_devices) == 1:
         processes = ((gpu, process) for gpu in snapshot.gpus for process in gpu.processes if process.pid == pid)
         holding = [process.instance or gpu.identity.uuid for gpu, process in processes]
