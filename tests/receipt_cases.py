@@ -9,7 +9,7 @@ from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.receipt import Receipt, receipt_of
-from gpuwarden.runs.registry import Run, SeenError
+from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.share import Account, Share
 from snapshots import GIB
 

@@ -13,7 +13,8 @@ from gpuwarden.metric import Readings
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.registry import Run, RunRegistry
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account, Share
 from snapshots import GIB, divided, gpu, snapshot
 

@@ -15,7 +15,7 @@ from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import PARTS, ReceiptError, continued, from_plain, receipt_of, to_plain
 from gpuwarden.runs.receipt_text import duration, energy, log_line, size
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import NO_ACCOUNT
 from snapshots import GIB
 

@@ -9,7 +9,8 @@ import pytest
 from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.registry import KEPT_ERRORS, RunRegistry
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run import KEPT_ERRORS
 from snapshots import GIB, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)

@@ -14,7 +14,7 @@ from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Labels, Metric
 from gpuwarden.protocol import PHASES, DeviceMemory
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account, Share, added
 
 # Clock event reasons that slow a run down, as opposed to those that say how a GPU was set up or that it has no work.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from gpuwarden.protocol import Allocation, DeviceMemory
-from gpuwarden.runs.registry import KEPT_ERRORS, Run, SeenError
+from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.share import Account, Share
 
 VERSION = 1

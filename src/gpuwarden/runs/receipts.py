@@ -24,7 +24,7 @@ from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.receipt import Receipt, concluded, continued, receipt_of, to_plain
 from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_text import log_line
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account
 
 T = TypeVar("T")

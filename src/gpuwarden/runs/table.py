@@ -8,7 +8,7 @@ from gpuwarden.metric import Histogram, Metric, Reading, Table
 from gpuwarden.protocol import ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.process_tree import STATES, Present
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Share
 from gpuwarden.runs.stall import CAUSES
 
