@@ -600,7 +600,7 @@ def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
 
 
 def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A watch that fails switches itself off with one warning, and the loop goes on."""
+    """A watch that fails switches itself off with one warning and is idle from there on; the loop goes on."""
 
     def fail(_self: Loop) -> None:
         raise RuntimeError("a fault of the watch's own")
@@ -613,7 +613,8 @@ def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: p
     with run.phase("test"):
         run.step()
     assert [each.partition(" after")[0] for each in caplog.messages] == ["watch switched off"]
-    assert len(told(daemon.accept().waiting())) == 1
+    first, last = told(daemon.accept().waiting())
+    assert (first.phase, last.phase, last.stepping) == ("train", "idle", False)
 
 
 def test_failing_from_the_start(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

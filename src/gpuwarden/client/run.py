@@ -125,6 +125,11 @@ class Run:
             )
         )
 
+    def give_up(self) -> None:
+        """Report that no step is under way: nobody tells of steps any more. Neither counts nor looks: that may fail."""
+        self.phase, self.stepping = "idle", False
+        self._send(time.monotonic())
+
     def end(self) -> None:
         """Send the last totals and say goodbye; waits at most END_WAIT for a daemon that lags."""
         self._connection.wait_for_room(END_WAIT)
