@@ -41,8 +41,8 @@ class RunServer:
         self._inode = 0
         self._displaced = False  # the socket's place is taken, and that has been told
         self._connections = Connections()
-        self._messages: Rounds  # and new connections
-        self._ends: Rounds  # of processes: those are not to wait
+        self._messages: Rounds
+        self._news: Rounds  # new connections and ends of processes, which are not to wait
         self._pidfds: dict[Peer, int] = {}
         self._unexplained: dict[Peer, int] = {}  # pidfds of ended runs whose exit status is not known yet
         self._serial = 0
@@ -58,10 +58,10 @@ class RunServer:
         self._limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._listener = listen(path, mode, group=group)
         self._path, self._mode, self._group, self._inode = path, mode, group, path.stat().st_ino
-        self._messages, self._ends = Rounds(PAUSE_SECONDS), Rounds(0.0)
+        self._messages, self._news = Rounds(PAUSE_SECONDS), Rounds(0.0)
         self._messages.start()
-        self._ends.start()
-        self._messages.add(self._listener.fileno(), self._accept)
+        self._news.start()
+        self._news.add(self._listener.fileno(), self._accept)
 
     def keep_listening(self) -> None:
         """Listen anew where somebody has removed the socket, say so once where that fails; called once a poll."""
@@ -77,10 +77,10 @@ class RunServer:
             return
         while self._accept():  # those who came while it was in place
             pass
-        self._messages.remove(self._listener.fileno())
+        self._news.remove(self._listener.fileno())
         self._listener.close()
         self._listener, self._inode, self._displaced = listener, inode, False
-        self._messages.add(listener.fileno(), self._accept)
+        self._news.add(listener.fileno(), self._accept)
         log.warning("%s had been removed and is there again", self._path)
 
     def forget_strangers(self) -> None:
@@ -113,7 +113,7 @@ class RunServer:
         if self._listener is None or self._path is None:
             return
         self._messages.stop()
-        self._ends.stop()
+        self._news.stop()
         for connection in self._connections:
             connection.close()
         for pidfd in (*self._pidfds.values(), *self._unexplained.values()):
@@ -145,6 +145,9 @@ class RunServer:
         return True
 
     def _admit(self, connection: socket.socket) -> None:
+        if _has_hung_up(connection):  # a tenth of the work where somebody does nothing else
+            connection.close()
+            return
         pid, uid = _credentials(connection)
         if not self._has_room(uid):
             connection.close()
@@ -171,9 +174,9 @@ class RunServer:
     def _pause(self, listener: socket.socket) -> None:
         def go_on() -> None:
             if listener is self._listener and listener.fileno() != -1:
-                self._messages.add(listener.fileno(), self._accept)
+                self._news.add(listener.fileno(), self._accept)
 
-        self._messages.remove(listener.fileno())
+        self._news.remove(listener.fileno())
         asyncio.get_running_loop().call_later(1.0, go_on)
 
     def _identify(self, connection: socket.socket, pid: int, uid: int) -> Peer:
@@ -189,7 +192,7 @@ class RunServer:
                 os.close(pidfd)
             else:
                 self._pidfds[peer] = pidfd
-                self._ends.add(pidfd, partial(self._exited, peer))
+                self._news.add(pidfd, partial(self._exited, peer))
         return peer
 
     def _exited(self, peer: Peer) -> None:
@@ -205,7 +208,7 @@ class RunServer:
         pidfd = self._pidfds.pop(peer, None)
         if pidfd is None:  # it was no run, and went with its connection
             return
-        self._ends.remove(pidfd)
+        self._news.remove(pidfd)
         status = exit_status(pidfd, peer.pid, peer.start)
         self._registry.exited(peer, time.monotonic(), status)
         if status is None and self._registry.awaits(peer):
@@ -270,8 +273,17 @@ class RunServer:
     def _forget_process(self, peer: Peer) -> None:
         pidfd = self._pidfds.pop(peer, None)
         if pidfd is not None:
-            self._ends.remove(pidfd)
+            self._news.remove(pidfd)
             os.close(pidfd)
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int]:
