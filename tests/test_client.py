@@ -443,6 +443,50 @@ def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_name() == "vit.ipynb"
 
 
+UNCAUGHT = """
+import sys
+from gpuwarden.client.errors import describe
+from gpuwarden.client.run import join
+from gpuwarden.protocol import Hello
+run = join(sys.argv[1], Hello("a", "b", {}))
+run.phase = "train"
+run.count(3, None)
+run.report(0)
+def told(error):
+    run.fail(describe(error, "train", 3))
+    raise error
+%s
+"""
+OOM = 'RuntimeError("CUDA error: out of memory")'
+CAUGHT = f"try:\n    told({OOM})\nexcept RuntimeError as error:\n    "
+
+
+@pytest.mark.parametrize(
+    ("ending", "kinds"),
+    [
+        (f"raise {OOM}", ["device_oom"]),
+        (f"told({OOM})", ["device_oom"]),  # and not once more
+        (CAUGHT + "raise KeyError('fit') from error", ["device_oom"]),
+        (CAUGHT + "raise ValueError('Incompatible shapes')", ["device_oom", "shape_dtype"]),
+        (CAUGHT + "pass\nraise KeyError('later')", ["device_oom", "other"]),
+        ("raise KeyboardInterrupt", []),
+        ("sys.exit(3)", []),
+    ],
+    ids=["untold", "told", "wrapped", "another in its place", "another later", "interrupt", "exit"],
+)
+def test_error_that_nobody_told(daemon: Receiver, ending: str, kinds: list[str]) -> None:
+    """What ends the process is told before its goodbye, unless it was told where it was raised."""
+    assert python(UNCAUGHT % ending, daemon.path).returncode != 0
+    messages = daemon.accept().waiting()
+    errors = [each for each in messages if isinstance(each, Error)]
+    assert [each.kind for each in errors] == kinds
+    assert all((each.phase, each.steps) == ("train", 3) for each in errors)
+    *_, report, end = messages
+    assert isinstance(end, End)
+    assert isinstance(report, Report)
+    assert report.errors == dict.fromkeys(kinds, 1)
+
+
 PROMPT = """
 import code, sys
 from gpuwarden.client.run import join
@@ -455,7 +499,7 @@ join(sys.argv[1], Hello("a", "b", {})).report(0)
 @pytest.mark.parametrize(
     "survived",
     [
-        "sys.ps1 = '>>> '\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.last_type = sys.exc_info()[0]",
+        "sys.ps1 = '>>> '\ntry:\n    1 / 0\nexcept Exception:\n    sys.last_type, sys.last_value, _ = sys.exc_info()",
         "code.InteractiveInterpreter().runsource('1 / 0')",
     ],
     ids=["prompt", "console"],
@@ -463,7 +507,9 @@ join(sys.argv[1], Hello("a", "b", {})).report(0)
 def test_exception_that_was_survived(daemon: Receiver, survived: str) -> None:
     """An exception that a prompt or a console has printed did not end the run."""
     assert python(PROMPT % survived, daemon.path).returncode == 0
-    assert daemon.accept().waiting()[-1] == END
+    messages = daemon.accept().waiting()
+    assert messages[-1] == END
+    assert not any(isinstance(each, Error) for each in messages)
 
 
 def test_imports() -> None:

@@ -174,18 +174,35 @@ def test_subclass() -> None:
     assert told(MyMemoryError()).kind == "host_oom"
 
 
-def test_text_is_the_end() -> None:
-    """Of a long message the end is kept, on one line and without a terminal's colors."""
+def test_text_of_no_known_kind() -> None:
+    """Of a long message that nobody knows front and end are kept, on one line and without a terminal's colors."""
     hint = "Hint: If you want to see a list of allocated tensors when OOM happens, add this."
-    error = told(ResourceExhaustedError("x" * 9000 + f"\n\x1b[1mthe end\x1b[0m\n{hint}\n"))
-    assert error.text == ("x" * (MAX_ERROR_TEXT - 8) + " the end")
+    error = told(ResourceExhaustedError("the front" + "x" * 9000 + f"\n\x1b[1mthe end\x1b[0m\n{hint}\n"))
+    assert (error.kind, error.at) == ("other", None)
+    assert error.text.startswith("the frontxxx")
+    assert error.text.endswith("xxx the end")
+    assert " ... " in error.text
+    assert MAX_ERROR_TEXT - 5 <= len(error.text) <= MAX_ERROR_TEXT
 
 
-def test_text_shows_the_kind() -> None:
-    """Where the kind shows before the end, the text begins there."""
-    error = told(RuntimeError("Out of memory while trying to allocate 8 bytes.\n" + "a buffer\n" * 9000))
-    assert error.text.startswith("Out of memory while trying to allocate 8 bytes. a buffer")
-    assert error.kind == "device_oom"
+ILLEGAL = "an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize("limit_by", ["characters", "bytes"])
+@pytest.mark.parametrize("before", [0, 5, 300, 340, 500, 1000, 1500, 1800, 1980, 2100, 5000, 30000])
+@pytest.mark.parametrize("after", [0, 5, 300, 340, 500, 1000, 1500, 1800, 1980, 2100, 5000, 30000])
+def test_text_shows_the_kind(before: int, after: int, limit_by: str) -> None:
+    """Wherever the kind shows, that place is kept and told, with the front and the end of the message."""
+    filler = {"characters": "x", "bytes": "\N{SNAKE}"}[limit_by]
+    error = told(RuntimeError(f"front {filler * before} {ILLEGAL} {filler * after} end"))
+    assert error.kind == "illegal_address"
+    assert error.at is not None
+    assert error.text[error.at :].startswith("illegal memory access was encountered")
+    assert error.text.startswith("front ")
+    assert error.text.endswith(" end")
+    assert error.text.count("illegal") == 1
+    if limit_by == "characters":
+        assert len(error.text) >= min(MAX_ERROR_TEXT - 10, before + after)
 
 
 def test_huge_text() -> None:

@@ -87,10 +87,16 @@ def fit(*layers, **compiling):
     x = np.ones((64, 1024), "float32")
     model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[GpuWarden(interval=0)])
 fit()
+"""
+CAUGHT = """
 try:
     fit(Huge(), run_eagerly=True)
 except Exception as error:
     print(type(error).__name__)
+"""
+# JAX raises it where no wrapper stands: as Keras builds the model, or once a result is asked for.
+UNCAUGHT = """
+fit(Huge(), run_eagerly=True)
 """
 
 
@@ -208,22 +214,24 @@ def test_jax(tmp_path: Path, uuids: list[str]) -> None:
     assert [each.requested for each in error.allocations] == [1 << 30]
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_keras(tmp_path: Path, uuids: list[str], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("backend", "end", "status"), [("torch", CAUGHT, 0), ("jax", UNCAUGHT, 1)], ids=["torch", "jax"]
+)
+def test_keras(tmp_path: Path, uuids: list[str], backend: str, end: str, status: int) -> None:
     """Keras on torch and on JAX reports device memory by the GPU's UUID, and an end of memory with what was asked."""
     needs(backend)
     if importlib.util.find_spec("keras") is None:
         pytest.skip("needs keras")
     daemon = Receiver(tmp_path / "run.sock")
     done = subprocess.run(
-        [sys.executable, "-c", KERAS],
+        [sys.executable, "-c", KERAS + end],
         env={**os.environ, "KERAS_BACKEND": backend, "GPUWARDEN_SOCKET": daemon.path},
         capture_output=True,
         text=True,
         timeout=TIME,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == status, done.stderr[-4000:]
     messages = daemon.accept().waiting()
     daemon.close()
     hello = messages[0]
@@ -233,7 +241,7 @@ def test_keras(tmp_path: Path, uuids: list[str], backend: str, monkeypatch: pyte
     of_gpu = [each.memory["GPU:0"] for each in reports(messages) if each.memory]
     assert of_gpu[-1].peak > 32 * MIB  # the wide layer's weights
     assert error_of(messages).kind == "device_oom"
-    assert reports(messages)[-1].steps == 16
+    assert reports(messages)[-1].steps >= 16  # JAX may raise it at a later step than the one that could not be made
 
 
 @pytest.mark.parametrize(("framework", "script"), [("torch", TORCH), ("jax", JAX)])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwarden.client.errors import describe
 from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.peer import Peer
@@ -155,12 +156,47 @@ def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_line_of_another(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:
-    """Another error's line has its type, and of a long message the end."""
-    runs.receive(ALICE, replace(OTHER, text="x" * 2000 + " the end"), 2.5)
+    """Another error's line has its type, and of a long message of no known kind front and end."""
+    runs.receive(ALICE, replace(OTHER, text="the front " + "x" * 1980 + " the end"), 2.5)
     (line,) = caplog.messages
-    assert line.startswith("run=7-1 name='resnet' kind=other phase=train steps=5: ValueError: ... xxx")
+    assert line.startswith("run=7-1 name='resnet' kind=other phase=train steps=5: ValueError: the front xxx")
     assert line.endswith("xxx the end")
     assert len(line) < 450
+
+
+TORCH = (
+    "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in "
+    "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)  # PyTorch 2.11
+TENSORFLOW = (
+    "Graph execution error:\n\nDetected at node wide/MatMul defined at (most recent call last):\n"
+    + '  File "train.py", line 7, in <module>\n' * 100
+    + "\nAn illegal memory access was encountered\n\t [[{{node wide/MatMul}}]] [Op:__inference_one_step_12]"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "front"), [(TORCH, "CUDA error: an illegal memory"), (TENSORFLOW, "... ")], ids=["torch", "tensorflow"]
+)
+def test_line_shows_the_kind(runs: RunRegistry, caplog: pytest.LogCaptureFixture, text: str, front: str) -> None:
+    """Of a long message the line has what its kind was told by, wherever that stands."""
+    runs.receive(ALICE, describe(RuntimeError(text), "train", 5), 2.5)
+    (line,) = caplog.messages
+    head = "run=7-1 name='resnet' kind=illegal_address phase=train steps=5: RuntimeError: "
+    assert line.startswith(head + front)
+    assert "n illegal memory access was encountered" in line
+    assert len(line) <= len(head) + 300 + 8
+
+
+@pytest.mark.parametrize("at", [0, 1999, 2000, 2**62])
+def test_line_of_a_client_that_errs(runs: RunRegistry, caplog: pytest.LogCaptureFixture, at: int) -> None:
+    """Whatever place a client names, the line has some of its message."""
+    runs.receive(ALICE, replace(OTHER, text="x" * 2000, at=at), 2.5)
+    (line,) = caplog.messages
+    assert line.count("x") == 300
 
 
 def test_lines_are_bounded(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:

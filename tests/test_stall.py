@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,10 @@ def test_what_is_a_stall(report: Report, silent: float, *, expected: bool) -> No
         (Signs("running", cpus=0.09), "waiting"),
         (Signs("sleeping", cpus=0.1, gpu=0.0), "waiting"),
         (Signs("zombie", cpus=0.1), "waiting"),
-        (Signs("sleeping", gpu=0.0), "unknown"),
+        (Signs("sleeping", gpu=0.0), "waiting"),  # before its CPUs are known
+        (Signs("running", gpu=0.0), "cpu_busy"),
+        (Signs("sleeping", gpu=1.0), "gpu_busy"),
+        (Signs(gpu=0.0), "unknown"),
         (Signs(), "unknown"),
     ],
 )
@@ -68,21 +72,25 @@ def idle() -> float:
     return 0.0
 
 
+def hidden() -> None:
+    """Tell nothing of a process."""
+
+
 def test_watch_counts_each_stall_once() -> None:
     """A stall lasts until the next step; the same totals told again are none."""
     watch = StallWatch()
     watch.hear(REPORT, 100.0)
-    assert watch.judge(REPORT, idle, PATIENCE, 120.0) is None
+    assert watch.judge(REPORT, idle, hidden, PATIENCE, 120.0) is None
     watch.hear(REPORT, 119.0)
     for now in (121.0, 125.0):
-        stall = watch.judge(REPORT, idle, PATIENCE, now)
+        stall = watch.judge(REPORT, idle, hidden, PATIENCE, now)
         assert stall is not None
         assert stall.seconds == now - 100.0
     further = replace(REPORT, steps=6)
     watch.hear(further, 126.0)
-    assert watch.judge(further, idle, PATIENCE, 127.0) is None
-    assert watch.judge(further, idle, PATIENCE, 150.0) is not None
-    assert watch.judge(None, idle, PATIENCE, 151.0) is None  # it has ended
+    assert watch.judge(further, idle, hidden, PATIENCE, 127.0) is None
+    assert watch.judge(further, idle, hidden, PATIENCE, 150.0) is not None
+    assert watch.judge(None, idle, hidden, PATIENCE, 151.0) is None  # it has ended
     assert watch.stalls == 2
 
 
@@ -95,9 +103,30 @@ def test_cpu_is_that_since_the_last_look() -> None:
     for number, look in enumerate(looks):
         for now in (100.0 + 10 * number, 101.0 + 10 * number):
             watch.look(look, now)
-            stall = watch.judge(REPORT, idle, PATIENCE, now)
+            stall = watch.judge(REPORT, idle, hidden, PATIENCE, now)
             causes.append(stall.cause if stall else "none")
-    assert causes == ["unknown"] * 2 + ["waiting"] * 2 + ["cpu_busy"] * 2 + ["stopped"] * 2
+    assert causes == ["waiting"] * 4 + ["cpu_busy"] * 2 + ["stopped"] * 2
+
+
+@pytest.mark.parametrize(("state", "expected"), [("sleeping", "waiting"), ("running", "cpu_busy"), (None, "waiting")])
+def test_state_is_that_of_the_stall(state: str | None, expected: str) -> None:
+    """As a stall begins the process is looked at; CPUs it used before are no sign, and later looks count again."""
+    watch = StallWatch()
+    watch.hear(REPORT, 0.0)
+    watch.look(used(1000.0), 1.0)
+    watch.look(used(1010.0), 11.0)
+    moved = replace(REPORT, steps=6)
+    watch.hear(moved, 12.0)
+    told: list[Cause] = []
+    for now in (33.0, 34.0):
+        stall = watch.judge(moved, idle, lambda: state, PATIENCE, now)
+        assert stall is not None
+        told.append(stall.cause)
+    assert told == [expected] * 2
+    watch.look(used(1020.0, "stopped"), 35.0)
+    stall = watch.judge(moved, idle, hidden, PATIENCE, 35.0)
+    assert stall is not None
+    assert stall.cause == "stopped"
 
 
 CONFIG = """
@@ -159,6 +188,25 @@ def test_hanging_runs_stall_with_their_cause(daemon: Daemon) -> None:
             assert daemon.samples().value("gpuwarden_run_stalls_total", run_id=runs[how].run_id) == 1
         assert stalled(daemon, runs["rests"].run_id) == 0
         assert causes(daemon, runs["rests"].run_id) == []
+
+
+def lines(daemon: Daemon, said: str) -> list[str]:
+    """Return the lines of the log that say so."""
+    return [line for line in daemon.output().splitlines() if said in line]
+
+
+def test_log_names_the_cause_at_once(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """The log's line has a cause also where the host is looked at much more seldom."""
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.replace("slow_interval: 1s", "slow_interval: 1h"))
+    daemon = Daemon(tmp_path, "--config", str(config), env=mock_nvml.env(gpus=1))
+    with ending(daemon):
+        runs = {how: TestRun(daemon, how) for how in HANGS}
+        with ending(*runs.values()):
+            for how, (hang, cause) in HANGS.items():
+                hang(runs[how])
+                (told,) = until(partial(lines, daemon, f"name='{how}' stalls: no step for "), "the line")
+                assert told.endswith(f"({cause})")
 
 
 def test_stopped_run_goes_on(daemon: Daemon) -> None:

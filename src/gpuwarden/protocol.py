@@ -17,7 +17,7 @@ MAX_MESSAGE_BYTES = 8192
 MAX_TEXT = 120  # characters of a name, device or version
 MAX_DEVICES = 64  # devices of one run
 MAX_COUNT = 2**63  # and of seconds
-MAX_ERROR_TEXT = 2000  # characters of an error's message: of a long one the end, where frameworks put what matters
+MAX_ERROR_TEXT = 2000  # characters of an error's message: of a long one what its kind shows by, the front and the end
 MAX_ALLOCATIONS = 8  # that failed in one error: several replicas may fail at once
 MAX_LIST = 41 * MAX_DEVICES  # characters of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
@@ -242,8 +242,8 @@ class Report:
 class Error:
     """One error that a step raised, told when it happens; that there were more of them is in the reports' `errors`.
 
-    `exception` is the type's name, `text` the end of its message. `allocations` are those that failed, `memory` is what
-    the allocators said afterwards.
+    `exception` is the type's name, `text` what matters of its message. `allocations` are those that failed, `memory` is
+    what the allocators said afterwards. `at` is the place in the text where its kind shows, where it does.
     """
 
     kind: ErrorKind = _checked(_kind)
@@ -253,6 +253,7 @@ class Error:
     steps: int = _checked(_count)
     allocations: tuple[Allocation, ...] = _checked(_allocations, ())
     memory: Mapping[str, DeviceMemory] = _checked_mapping(_by_device(_memory))
+    at: int | None = _checked(_optional(_count), None)
 
 
 @dataclass(frozen=True, slots=True)

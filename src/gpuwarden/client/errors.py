@@ -27,6 +27,7 @@ from gpuwarden.protocol import (
 )
 
 _MAX_CHAIN = 8  # exceptions that are looked at: an error, its cause, that one's cause and so on
+_CUT = " ... "
 _MAX_SEARCHED = 1 << 16  # characters: XLA's may come with a listing of every buffer
 
 
@@ -50,7 +51,7 @@ class _Reading:
     kind: ErrorKind
     exception: str
     text: str
-    at: int  # where in the text the kind shows
+    at: int | None  # where in the text the kind shows
 
 
 def describe(
@@ -69,7 +70,7 @@ def describe(
         allocations = tuple(dict.fromkeys(_allocations(told.text)))[:MAX_ALLOCATIONS]
         if kind == "device_oom" and _all_on_the_host(allocations, memory):
             kind = "host_oom"
-    return _fitted(Error(kind, clip(told.exception), _excerpt(told), phase, steps, allocations, dict(memory)))
+    return _fitted(told, Error(kind, clip(told.exception), "", phase, steps, allocations, dict(memory)))
 
 
 def _tell(exception: BaseException) -> _Reading:
@@ -108,16 +109,38 @@ def _read(cls: type[BaseException], text: str) -> _Reading:
     for pattern in PATTERNS:
         if found := re.search(pattern.regex, searched, re.IGNORECASE):
             return _Reading(pattern.kind, cls.__name__, text, max(found.start() - (len(searched) - len(text)), 0))
-    return _Reading("other", cls.__name__, text, len(text))
+    return _Reading("other", cls.__name__, text, None)
 
 
-def _excerpt(told: _Reading) -> str:
-    """Give the text's end, where frameworks put what matters; of one whose kind shows before that, what follows there.
+def _excerpt(told: _Reading, limit: int) -> tuple[str, int | None]:
+    """Give what matters of a text, and where in that the kind shows.
 
-    Such as XLA's, which lists its buffers after it.
+    Of a long one these are the place where the kind shows, the front, where torch and CUDA put what matters, and the
+    end, where TensorFlow does.
     """
-    start = min(told.at, max(len(told.text) - MAX_ERROR_TEXT, 0))
-    return clip(told.text[start:], MAX_ERROR_TEXT).strip()
+    said, at = "", None
+    for start, stop in _kept(len(told.text), told.at, limit):
+        said += _CUT if start else ""
+        if told.at is not None and start <= told.at < max(stop, start + 1):
+            at = len(said) + told.at - start
+        said += clip(told.text[start:stop], limit)
+    return said.rstrip(), at
+
+
+def _kept(length: int, at: int | None, limit: int) -> list[tuple[int, int]]:
+    """Choose the parts of a text that are kept, in their order; the end gets what room the others leave."""
+    if length <= limit:
+        return [(0, length)]
+    room = limit - 2 * len(_CUT)
+    front = room // 6
+    start, stop = (0, 0) if at is None else (max(at - room // 10, 0), min(at + room // 3, length))
+    if start <= front + len(_CUT):
+        front = max(front, stop)
+        return [(0, front), (length - room + front, length)]
+    end = room - front - (stop - start)
+    if length - end <= stop + len(_CUT):
+        return [(0, front), (length - room + front, length)]
+    return [(0, front), (start, stop), (length - end, length)]
 
 
 def _allocations(text: str) -> Iterator[Allocation]:
@@ -178,17 +201,19 @@ def _all_on_the_host(allocations: tuple[Allocation, ...], memory: Mapping[str, D
     return bool(devices) and all(cpu and cpu[1] not in memory for cpu in devices)
 
 
-def _fitted(error: Error) -> Error:
-    """Shorten what makes a message too long for the daemon: many devices, or text that JSON writes at length."""
-    for shorter in (
-        error,
-        replace(error, text=error.text[-MAX_ERROR_TEXT // 2 :]),
-        replace(error, text=error.text[-MAX_ERROR_TEXT // 10 :], allocations=error.allocations[:2]),
-        replace(error, text=error.text[-MAX_ERROR_TEXT // 10 :], allocations=error.allocations[:1], memory={}),
+def _fitted(told: _Reading, error: Error) -> Error:
+    """Add the text, and shorten what makes a message too long: many devices, or text that JSON writes at length."""
+    for limit, shorter in (
+        (MAX_ERROR_TEXT, error),
+        (MAX_ERROR_TEXT // 2, error),
+        (MAX_ERROR_TEXT // 10, replace(error, allocations=error.allocations[:2])),
+        (MAX_ERROR_TEXT // 10, replace(error, allocations=error.allocations[:1], memory={})),
     ):
+        text, at = _excerpt(told, limit)
+        fitting = replace(shorter, text=text, at=at)
         try:
-            encode(shorter)
+            encode(fitting)
         except ProtocolError:
             continue
-        return shorter
-    return replace(error, text="", allocations=(), memory={})
+        return fitting
+    return replace(error, allocations=(), memory={})

@@ -23,6 +23,7 @@ from gpuwarden.client.hello import introduction
 from gpuwarden.client.run import Run, default_name, join
 from gpuwarden.client.search import Search
 from gpuwarden.client.settings import Settings
+from gpuwarden.client.uncaught import is_error
 from gpuwarden.protocol import MAX_COUNT, PHASES, Error, Hello, Phase
 
 MAX_NOTED = 1 << 16  # steps that wait to be counted, should a look of another thread never come back
@@ -181,7 +182,7 @@ class Loop:
     @guarded
     def fail(self, error: BaseException) -> None:
         """Tell an error in words, and let go of it: with it the tensors of its frames would stay on the device."""
-        if not _is_error(error):
+        if not is_error(error):
             return
         from gpuwarden.client.errors import describe  # noqa: PLC0415 - its patterns are for those who need them
 
@@ -312,13 +313,6 @@ class Loop:
     def forget(self) -> None:
         """Do nothing any more: the loop was its parent's, in a forked child, or nobody holds its watch."""
         self._guard.off = self.closed = True
-
-
-def _is_error(error: BaseException) -> bool:
-    """Tell an error from a way to stop: the end of data, an interrupt, an exit."""
-    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
-        return False
-    return all(each.__name__ != "OutOfRangeError" for each in type(error).__mro__)  # TensorFlow's end of data
 
 
 def _count_rest(reference: weakref.ref[Run]) -> None:

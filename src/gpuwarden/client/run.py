@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from gpuwarden.client.connection import Connection
 from gpuwarden.client.durations import Durations
 from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.memory import Memory
+from gpuwarden.client.uncaught import uncaught, untold
 from gpuwarden.protocol import End, Error, Hello, Phase, Report, clip
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
@@ -131,18 +133,26 @@ class Run:
         self._send(time.monotonic())
 
     def end(self) -> None:
-        """Send the last totals and say goodbye; waits at most END_WAIT for a daemon that lags."""
+        """Send the last totals and say goodbye; tell before it what ends the process, where nobody has.
+
+        Waits at most END_WAIT for a daemon that lags, and ERROR_WAIT more where there is an error to tell.
+        """
         self._connection.wait_for_room(END_WAIT)
+        phase: Phase = self.phase
         self.phase, self.stepping = "idle", False
         self.settle()
         self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
+        with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
+            error = untold(self.failure, phase, self.steps, self.memory.reading())
+            if error is not None:
+                self.fail(error)
         self._send(time.monotonic())
-        uncaught = _uncaught()
-        if uncaught is None:
+        kind = uncaught()
+        if kind is None:
             self._connection.send(End("exit"))
         else:
-            self._connection.send(End(clip(f"uncaught {uncaught}"), "failed"))
+            self._connection.send(End(clip(f"uncaught {kind}"), "failed"))
         self._connection.close()
 
 
@@ -156,18 +166,6 @@ def join(path: str | None, hello: Hello) -> Run:
         atexit.register(run.end)
     run.introduce(hello)
     return run
-
-
-def _uncaught() -> str | None:
-    """Name the type of the exception that ends the interpreter.
-
-    The interpreter notes what it has just printed. So do those that go on after it: Python's prompt and IPython, which
-    tell themselves by sys.ps1, and others whose frames stand below the exception's.
-    """
-    kind, trace = getattr(sys, "last_type", None), getattr(sys, "last_traceback", None)
-    if kind is None or hasattr(sys, "ps1") or (trace is not None and trace.tb_frame.f_back is not None):
-        return None
-    return str(kind.__name__)
 
 
 def default_name() -> str:

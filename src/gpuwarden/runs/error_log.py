@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 _MAX_TEXT = 300  # characters of a message; what a run keeps has more of them
+_BEFORE = 80  # of these before what the message's kind shows by
 _GIB = 1 << 30
 _MIB = 1 << 20
 
@@ -48,8 +49,18 @@ def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
         parts = [_allocation(each) for each in error.allocations]
         parts += [_device(uuid, each) for uuid, each in oom.items()]
         return "; ".join(parts + _in_use(error, hello))
-    text = error.text if len(error.text) <= _MAX_TEXT else f"... {error.text[-_MAX_TEXT:]}"
-    return f"{error.exception}: {text}"
+    return f"{error.exception}: {_excerpt(error.text, error.at)}"
+
+
+def _excerpt(text: str, at: int | None) -> str:
+    """Give of a long message what its kind shows by; of one of no known kind the front and the end."""
+    if len(text) <= _MAX_TEXT:
+        return text
+    if at is None:
+        return f"{text[: _MAX_TEXT // 3]} ... {text[-_MAX_TEXT * 2 // 3 :]}"
+    start = max(min(at - _BEFORE, len(text) - _MAX_TEXT), 0)
+    end = start + _MAX_TEXT
+    return f"{'... ' if start else ''}{text[start:end]}{' ...' if end < len(text) else ''}"
 
 
 def _allocation(asked: Allocation) -> str:

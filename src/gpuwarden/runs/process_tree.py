@@ -153,6 +153,12 @@ class ProcessTrees:
         return left_out
 
 
+def state_of(peer: Peer) -> str | None:
+    """Return the state of a run's first thread now, from one small file; None where its process cannot be seen."""
+    fields = proc.stat(peer.pid) if peer.pid else None
+    return _STATES.get(fields[0]) if fields and int(fields[19]) == peer.start else None
+
+
 def _lost(before: Mapping[int, proc.Figures], now: Mapping[int, proc.Figures]) -> proc.Amounts:
     """Return what ended processes had used and no living one has inherited by waiting for them."""
     left: defaultdict[int | None, list[proc.Amounts]] = defaultdict(list)

@@ -113,7 +113,7 @@ class ToldError:
     timestamp_seconds: float = _must(_number, "When it came, in Unix time.")
     kind: str = _must(_text, "What kind of error it is, as in `errors`.")
     exception: str = _must(_text, "Name of the exception's type.")
-    text: str = _must(_text, "The end of its message.")
+    text: str = _must(_text, "What matters of its message: the place where its kind shows, the front and the end.")
     phase: str | None = _said(_text, "What the run did then.")
     steps: int | None = _said(_whole, "Steps it had made.")
     headroom_bytes: Mapping[str, float] | None = _said(

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from gpuwarden.gpu.snapshot import Snapshot
@@ -19,7 +20,7 @@ from gpuwarden.runs.memory import by_gpu, headrooms
 from gpuwarden.runs.oom import Oom, ooms
 from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.process_tree import Present, Usage, state_of
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 
@@ -203,7 +204,8 @@ class Record:
         watch, before = self.stalling, self.stalling.stall
         watch.look(usage, now)
         report = self.report if self.inquest is None else None
-        stall = watch.judge(report, lambda: _busiest(self.uuids.values(), snapshot), self.rules.patience, now)
+        busiest = partial(_busiest, self.uuids.values(), snapshot)
+        stall = watch.judge(report, busiest, partial(state_of, self.peer), self.rules.patience, now)
         who = self.peer.run_id, self.hello.name
         if stall and not before and watch.stalls <= TOLD_STALLS:
             log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, stall.seconds, stall.cause)

@@ -6,7 +6,7 @@ between steps. The first step of all compiles, for as long as that takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,6 +15,7 @@ from gpuwarden.runs.process_tree import Usage
 
 Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting", "unknown"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+_BY_STATE: Mapping[str | None, Cause] = {"running": "cpu_busy", None: "unknown"}
 BUSY_GPU = 0.5  # ratio of a GPU's time
 BUSY_CPUS = 0.5  # CPUs
 CONTENDING_CPUS = 0.1  # of a run that was found to run, or to wait for a CPU: on a full host it gets less than it asks
@@ -34,7 +35,10 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What there is to see of a run from outside: its first thread's state, CPUs it uses, how busy its GPUs are."""
+    """What there is to see of a run from outside: its first thread's state, CPUs it uses, how busy its GPUs are.
+
+    The CPUs are of a time in which it made no step.
+    """
 
     state: str | None = None
     cpus: float | None = None
@@ -60,8 +64,8 @@ def cause(signs: Signs) -> Cause:
         return "stopped" if signs.state == "stopped" else "uninterruptible"
     if signs.gpu is not None and signs.gpu >= BUSY_GPU:
         return "gpu_busy"
-    if signs.cpus is None:
-        return "unknown"
+    if signs.cpus is None:  # not known of the time in which it hangs: the state has to do
+        return _BY_STATE.get(signs.state, "waiting")
     busy = CONTENDING_CPUS if signs.state == "running" else BUSY_CPUS
     return "cpu_busy" if signs.cpus >= busy else "waiting"
 
@@ -75,7 +79,9 @@ class StallWatch:
         self._at: tuple[object, ...] | None = None
         self._moved = 0.0  # monotonic
         self._looked: tuple[Usage, float] | None = None
-        self._cpus: float | None = None
+        self._state: str | None = None  # when its process was last seen
+        self._cpus: float | None = None  # that it used
+        self._cpus_since = 0.0  # monotonic
 
     def hear(self, report: Report, now: float) -> None:
         """Take a report; one that says the same again is no sign of a step."""
@@ -90,18 +96,30 @@ class StallWatch:
         if self._looked:
             before, when = self._looked
             self._cpus = max(usage.cpu_seconds - before.cpu_seconds, 0.0) / max(now - when, 1e-3)
+            self._cpus_since = when
         self._looked = usage, now
+        self._state = usage.present.state if usage.present else None
 
     def judge(
-        self, report: Report | None, gpu: Callable[[], float | None], patience: Patience, now: float
+        self,
+        report: Report | None,
+        gpu: Callable[[], float | None],
+        state: Callable[[], str | None],
+        patience: Patience,
+        now: float,
     ) -> Stall | None:
-        """Return the stall that a living run is in, if any; `gpu` tells how busy the busiest of its GPUs is."""
+        """Return the stall that a living run is in, if any.
+
+        `gpu` tells how busy the busiest of its GPUs is, and `state` that of its first thread: asked as the stall
+        begins, since the last look may be of before, and not again, as each look tells it too.
+        """
         silent = now - self._moved
         if report is None or not hangs(report, silent, patience):
             self.stall = None
             return None
-        present = self._looked[0].present if self._looked else None
         if self.stall is None:
             self.stalls += 1
-        self.stall = Stall(silent, cause(Signs(present.state if present else None, self._cpus, gpu())))
+            self._state = state() or self._state
+        cpus = self._cpus if self._cpus_since >= self._moved else None
+        self.stall = Stall(silent, cause(Signs(self._state, cpus, gpu())))
         return self.stall
