@@ -543,6 +543,8 @@ def test_uncaught(daemon: Receiver) -> None:
         ({"interval": -1}, ValueError, "interval"),
         ({"interval": "1"}, TypeError, "interval"),
         ({"interval": True}, TypeError, "interval"),
+        ({"interval": 10**400}, ValueError, "interval"),
+        ({"disabled": "false"}, TypeError, "disabled"),
         ({"name": 3}, TypeError, "name"),
         ({"socket": 3}, TypeError, "socket"),
         ({"devices": ["GPU:0"]}, TypeError, "devices"),

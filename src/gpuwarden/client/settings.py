@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+MAX_INTERVAL = 86400  # seconds
 
 _DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
 
@@ -37,8 +38,10 @@ def checked(
         raise TypeError(f"socket: want a path, not {socket!r}")
     if isinstance(interval, bool) or not isinstance(interval, int | float):
         raise TypeError(f"interval: want seconds, not {interval!r}")
-    if not (math.isfinite(interval) and interval >= 0):
-        raise ValueError(f"interval: want seconds, 0 or more, not {interval!r}")
+    if not 0 <= interval <= MAX_INTERVAL:  # a NaN is neither
+        raise ValueError(f"interval: want seconds, from 0 to {MAX_INTERVAL}, not {interval!r}")
+    if disabled not in (None, True, False):  # text is true whatever it says, "false" and "0" too
+        raise TypeError(f"disabled: want True or False, not {disabled!r}")
     return Settings(
         name=name,
         devices=_checked_devices({} if devices is None else devices),
