@@ -531,7 +531,7 @@ def case_internal_errors_in_steps(daemon: Daemon) -> Any:
     class Breaks(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
             if batch == 2:
-                callback._steps._note = fail
+                callback._steps._note = fail  # type: ignore[union-attr] # it is there
 
     callback = daemon.callback(interval=0)
     made = model()

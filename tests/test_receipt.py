@@ -98,6 +98,10 @@ def test_keys_of_a_later_version_are_left_alone() -> None:
         {"throttled_seconds": {"a": "b"}},
         {"errors": []},
         {"xids": {str(n): 1 for n in range(1000)}},
+        {"xids": {"a fault": 1}},
+        {"devices": [{"uuid": "GPU-1", "name": "H100", "gpu_seconds": 1.0, "xids": {"a fault": 1}}]},
+        {"began_timestamp_seconds": 1e12},
+        {"ended_timestamp_seconds": 2e19},
     ],
 )
 def test_what_is_no_receipt_is_refused(change: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ VERSION = 1
 MAX_TEXT = 4096  # characters of a text in a receipt
 MAX_ENTRIES = 512  # of a list or an object in a receipt
 MAX_NUMBER = 2.0**64
+MAX_TIME = 253402300800.0  # the end of the year 9999, in Unix time: what comes after has no date
 
 T = TypeVar("T")
 _Check = Callable[[Any], Any]
@@ -60,6 +61,12 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _time(value: Any) -> float:
+    if _number(value) >= MAX_TIME:
+        raise ReceiptError("want Unix time")
+    return float(value)
+
+
 def _signed(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
         raise ReceiptError("want a number")
@@ -73,6 +80,12 @@ def _each(check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
         return {_text(key): check(entry) for key, entry in value.items()}
 
     return checked
+
+
+def _xids(value: Any) -> dict[str, int]:
+    if not all(code.isascii() and code.isdigit() for code in _each(_whole)(value)):
+        raise ReceiptError("want codes for keys")
+    return dict(value)
 
 
 def _list(cls: Callable[[], type[T]]) -> Callable[[Any], tuple[T, ...]]:
@@ -110,7 +123,7 @@ class DeviceMemoryThen:
 class ToldError:
     """One error that the run told."""
 
-    timestamp_seconds: float = _must(_number, "When it came, in Unix time.")
+    timestamp_seconds: float = _must(_time, "When it came, in Unix time.")
     kind: str = _must(_text, "What kind of error it is, as in `errors`.")
     exception: str = _must(_text, "Name of the exception's type.")
     text: str = _must(_text, "What matters of its message: the place where its kind shows, the front and the end.")
@@ -155,7 +168,7 @@ class DeviceShare:
     memory_limit_bytes: int | None = _said(_whole, "The allocator's own limit.")
     headroom_at_peak_bytes: float | None = _said(_number, "What the run could have allocated on top of that peak.")
     lowest_headroom_bytes: float | None = _said(_number, "The least headroom of any poll.")
-    xids: Mapping[str, int] | None = _said(_each(_whole), "XIDs of the GPU while the run lived, by code.")
+    xids: Mapping[str, int] | None = _said(_xids, "XIDs of the GPU while the run lived, by code.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +181,8 @@ class Receipt:
     framework: str = _must(_text, "What it trains with.")
     pid: int = _must(_whole, "Its process; 0 for one that this daemon cannot see.")
     uid: int = _must(_whole, "Whose process that is.")
-    began_timestamp_seconds: float = _must(_number, "When it first reported, in Unix time.")
-    updated_timestamp_seconds: float = _must(_number, "Of when the receipt is, in Unix time.")
+    began_timestamp_seconds: float = _must(_time, "When it first reported, in Unix time.")
+    updated_timestamp_seconds: float = _must(_time, "Of when the receipt is, in Unix time.")
     duration_seconds: float = _must(_number, "From its begin to its end, or so far.")
     boot_id: str | None = _said(_text, "Which boot of the box that was (/proc/sys/kernel/random/boot_id).")
     user: str | None = _said(_text, "The user's name.")
@@ -177,7 +190,7 @@ class Receipt:
     rank: int | None = _said(_whole, "Its place in the job, from 0.")
     world_size: int | None = _said(_whole, "How many processes the job has.")
     ended_timestamp_seconds: float | None = _said(
-        _number, "When it ended, in Unix time; not there so far, nor where no daemon saw the end."
+        _time, "When it ended, in Unix time; not there so far, nor where no daemon saw the end."
     )
     outcome: str | None = _said(_text, "How it ended; not there so far.")
     evidence: str | None = _said(_text, "What that was concluded from.")
@@ -209,7 +222,7 @@ class Receipt:
     )
     errors: Mapping[str, int] | None = _said(_each(_whole), "Errors that steps raised, by kind.")
     errors_told: tuple[ToldError, ...] = _several(_list(lambda: ToldError), "The last of them, oldest first.")
-    xids: Mapping[str, int] | None = _said(_each(_whole), "XIDs of its GPUs while it lived, by code.")
+    xids: Mapping[str, int] | None = _said(_xids, "XIDs of its GPUs while it lived, by code.")
     host_memory_peak_bytes: int | None = _said(_whole, "Most host memory resident in its processes at any look.")
     cpu_seconds: float | None = _said(_number, "CPU time of its processes, ended ones too.")
     read_bytes: int | None = _said(_whole, "Bytes they had fetched from storage.")
@@ -360,11 +373,7 @@ def _device(uuid: str, share: Share) -> DeviceShare:
 
 
 def _share(device: DeviceShare) -> Share:
-    """Return what `_device` was made of. Raises ReceiptError."""
-    try:
-        xids = {int(code): count for code, count in (device.xids or {}).items()}
-    except ValueError:
-        raise ReceiptError("xids: want numbers for keys") from None
+    """Return what `_device` was made of."""
     return Share(
         name=device.name,
         seconds=device.gpu_seconds,
@@ -378,7 +387,7 @@ def _share(device: DeviceShare) -> Share:
         memory_limit=device.memory_limit_bytes,
         headroom_at_peak=device.headroom_at_peak_bytes,
         lowest_headroom=device.lowest_headroom_bytes,
-        xids=xids,
+        xids={int(code): count for code, count in (device.xids or {}).items()},
     )
 
 
