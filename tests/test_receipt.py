@@ -13,7 +13,8 @@ from services import ROOT
 from gpuwarden.protocol import Hello
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.receipt import PARTS, ReceiptError, continued, from_plain, receipt_of, to_plain
+from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
+from gpuwarden.runs.receipt_content import account_of, continued, receipt_of
 from gpuwarden.runs.receipt_text import duration, energy, log_line, size
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import NO_ACCOUNT
@@ -54,7 +55,7 @@ def test_what_is_not_known_has_no_key() -> None:
         "updated_timestamp_seconds": BEGAN + 5,
         "duration_seconds": 5.0,
     }
-    assert from_plain(plain).account == NO_ACCOUNT
+    assert account_of(from_plain(plain)) == NO_ACCOUNT
 
 
 def test_totals_are_those_of_the_devices() -> None:
@@ -69,7 +70,7 @@ def test_receipt_comes_back_from_json() -> None:
     made = receipt()
     back = from_plain(json.loads(json.dumps(to_plain(made))))
     assert to_plain(back) == to_plain(made)
-    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=back.account)
+    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account_of(back))
     assert to_plain(again) == to_plain(made)
 
 

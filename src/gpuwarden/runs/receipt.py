@@ -1,4 +1,4 @@
-"""The run receipt: what one run was, did and cost, in a form that is kept and served.
+"""The run receipt: the form in which it is kept and served what one run was, did and cost.
 
 A field's name is its key in JSON, with its unit; what is not known has no key. Receipts come back from files that
 anybody may have changed: reading one checks every field.
@@ -7,12 +7,8 @@ anybody may have changed: reading one checks every field.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
-
-from gpuwarden.protocol import Allocation, DeviceMemory
-from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
-from gpuwarden.runs.share import Account, Share
 
 VERSION = 1
 MAX_TEXT = 4096  # characters of a text in a receipt
@@ -229,90 +225,9 @@ class Receipt:
     written_bytes: int | None = _said(_whole, "Bytes they had sent to storage.")
     reports_dropped: int | None = _said(_whole, "Reports it could not send because the daemon did not read.")
 
-    @property
-    def account(self) -> Account:
-        """What the run had had of GPUs, to go on with."""
-        shares = {each.uuid: _share(each) for each in self.devices}
-        return Account(shares, self.phase_seconds or {}, self.host_memory_peak_bytes)
-
 
 PARTS = (Receipt, DeviceShare, ToldError, FailedAllocation, DeviceMemoryThen)
 _NAMES = {part: tuple(each.name for each in fields(part)) for part in PARTS}  # asked for once: a list has many runs
-
-
-def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
-    """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time."""
-    report, hello, ending, usage = run.report, run.hello, run.ending, run.usage
-    until = ending.at if ending else now
-    shares = account.shares.values()
-    busy, idle = (_total(getattr(each, name) for each in shares) for name in ("busy", "idle"))
-    waited, observed = (report.input_wait_seconds, report.input_observed_seconds) if report else (None, None)
-    return Receipt(
-        version=VERSION,
-        run_id=run.peer.run_id,
-        name=hello.name,
-        framework=hello.framework,
-        pid=run.peer.pid,
-        uid=run.peer.uid,
-        began_timestamp_seconds=run.began,
-        updated_timestamp_seconds=until,
-        duration_seconds=max(until - run.began, 0.0),
-        boot_id=boot_id,
-        user=user,
-        job=hello.job,
-        rank=hello.rank,
-        world_size=hello.world_size,
-        ended_timestamp_seconds=ending.at if ending else None,
-        outcome=ending.outcome if ending else None,
-        evidence=ending.evidence if ending else None,
-        phase=report.phase if report else None,
-        phase_seconds=account.phases,
-        epoch=report.epoch if report else None,
-        steps=report.steps if report else None,
-        examples=report.examples if report else None,
-        step_seconds=report.step_seconds if report else None,
-        step_median_seconds=report.step_median if report else None,
-        step_p95_seconds=report.step_p95 if report else None,
-        compile_seconds=report.compile_seconds if report else None,
-        stalls=run.stalls if report else None,
-        loss=report.loss if report else None,
-        input_wait_seconds=waited,
-        input_observed_seconds=observed,
-        input_wait_ratio=min(waited / observed, 1.0) if waited is not None and observed else None,
-        gpu_seconds=_total(each.seconds for each in shares),
-        gpu_idle_ratio=idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None,
-        energy_joules=_total(each.joules for each in shares),
-        throttled_seconds=_by_key(each.throttled for each in shares),
-        throttled_step_seconds=_by_key(each.throttled_steps for each in shares),
-        devices=tuple(_device(uuid, share) for uuid, share in account.shares.items()),
-        errors=report.errors if report else None,
-        errors_told=tuple(map(_told, run.errors)),
-        xids=_counts(account),
-        host_memory_peak_bytes=account.host_memory_peak,
-        cpu_seconds=usage.cpu_seconds if usage else None,
-        read_bytes=usage.read_bytes if usage else None,
-        written_bytes=usage.written_bytes if usage else None,
-        reports_dropped=report.dropped if report else None,
-    )
-
-
-def continued(before: Receipt, since: Receipt) -> Receipt:
-    """Return a run's receipt where an earlier daemon has written one of it; its account has been taken up already."""
-    said = ((each.name, getattr(before, each.name)) for each in fields(Receipt))
-    missed = {name: value for name, value in said if value is not None and getattr(since, name) is None}
-    began = min(before.began_timestamp_seconds, since.began_timestamp_seconds)
-    return replace(
-        since,
-        **missed,
-        began_timestamp_seconds=began,
-        duration_seconds=max(since.updated_timestamp_seconds - began, 0.0),
-        errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
-    )
-
-
-def concluded(receipt: Receipt, evidence: str) -> Receipt:
-    """Return the receipt of a run whose end nobody saw: it lasted until it was last seen, at least."""
-    return replace(receipt, outcome="unknown", evidence=evidence)
 
 
 def to_plain(value: Any) -> Any:
@@ -351,82 +266,3 @@ def _read(cls: type[T], value: Any) -> T:
         return cls(**known)
     except TypeError:
         raise ReceiptError("it lacks what every receipt has") from None
-
-
-def _device(uuid: str, share: Share) -> DeviceShare:
-    return DeviceShare(
-        uuid=uuid,
-        name=share.name,
-        gpu_seconds=share.seconds,
-        busy_seconds=share.busy,
-        idle_seconds=share.idle,
-        energy_joules=share.joules,
-        energy_by_power_joules=share.joules_by_power,
-        throttled_seconds=share.throttled,
-        throttled_step_seconds=share.throttled_steps,
-        memory_peak_bytes=share.memory_peak,
-        memory_limit_bytes=share.memory_limit,
-        headroom_at_peak_bytes=share.headroom_at_peak,
-        lowest_headroom_bytes=share.lowest_headroom,
-        xids={str(code): count for code, count in share.xids.items()},
-    )
-
-
-def _share(device: DeviceShare) -> Share:
-    """Return what `_device` was made of."""
-    return Share(
-        name=device.name,
-        seconds=device.gpu_seconds,
-        busy=device.busy_seconds,
-        idle=device.idle_seconds,
-        joules=device.energy_joules,
-        joules_by_power=device.energy_by_power_joules,
-        throttled=device.throttled_seconds or {},
-        throttled_steps=device.throttled_step_seconds or {},
-        memory_peak=device.memory_peak_bytes,
-        memory_limit=device.memory_limit_bytes,
-        headroom_at_peak=device.headroom_at_peak_bytes,
-        lowest_headroom=device.lowest_headroom_bytes,
-        xids={int(code): count for code, count in (device.xids or {}).items()},
-    )
-
-
-def _told(seen: SeenError) -> ToldError:
-    error = seen.error
-    return ToldError(
-        timestamp_seconds=seen.at,
-        kind=error.kind,
-        exception=error.exception,
-        text=error.text,
-        phase=error.phase,
-        steps=error.steps,
-        headroom_bytes=seen.headroom,
-        allocations=tuple(map(_allocation, error.allocations)),
-        memory={device: _memory(memory) for device, memory in error.memory.items()},
-    )
-
-
-def _allocation(each: Allocation) -> FailedAllocation:
-    return FailedAllocation(each.requested, each.shape, each.dtype, each.op, each.device, each.allocator)
-
-
-def _memory(each: DeviceMemory) -> DeviceMemoryThen:
-    return DeviceMemoryThen(each.current, each.peak, each.limit, each.reserved)
-
-
-def _total(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _by_key(mappings: Any) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for mapping in mappings:
-        for key, value in mapping.items():
-            total[key] = total.get(key, 0.0) + value
-    return total
-
-
-def _counts(account: Account) -> dict[str, int]:
-    """Count XIDs over all of a run's GPUs."""
-    return {str(code): int(n) for code, n in _by_key(share.xids for share in account.shares.values()).items()}
