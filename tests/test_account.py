@@ -331,6 +331,17 @@ def test_account_is_taken_up() -> None:
     assert run.account.host_memory_peak == 123
 
 
+def test_phase_that_was_not_counted_before() -> None:
+    """What is taken up may lack the phase that the run is in: its time is counted from here on."""
+    box = Box()
+    box.meet(ALICE)
+    box.accounts.resume(ALICE.run_id, Account({}, {"predict": 90.0}, None))
+    box.join()
+    box.poll(10)
+    (run,) = box.join()
+    assert run.account.phases == {"predict": 90, "train": 10}
+
+
 def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
     """A disk that was slow to tell of the run's past costs nothing of it."""
     before = Share("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
