@@ -145,8 +145,8 @@ def measure(effort: Effort) -> int:
             held = memory(it.pid)["Rss"]
     print("| runs | reports a second | a scrape every | CPU, share of a core | at most | met | resident MiB |")
     print("| ---: | ---: | ---: | ---: | ---: | --- | ---: |")
-    print(f"| 0 | 0 | | {alone:.1%} | | | {empty / 1024:.1f} |")
-    for shown, scrapes in ((full, ""), (seen, f"{effort.scrape_interval:g} s")):
+    print(f"| 0 | 0 | none | {alone:.1%} | | | {empty / 1024:.1f} |")
+    for shown, scrapes in ((full, "none"), (seen, f"{effort.scrape_interval:g} s")):
         met = "yes" if shown <= MOST_SHARE else "**no**"
         print(
             f"| {effort.runs} | {rate:.0f} | {scrapes} | {shown:.1%} | {MOST_SHARE:.0%} | {met} | {held / 1024:.1f} |"
