@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gpuwarden.exposition import Exposition
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import STATES
+from gpuwarden.runs.process_tree import STATES, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import open_source
 from gpuwarden.state import State
@@ -120,6 +121,43 @@ def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> Non
         assert 'gpuwarden_access{source="run_io"} 1.0' in text
         warden._slow_due = 0.0
         assert (await warden.poll()).host is not first.host
+
+    asyncio.run(scenario())
+
+
+def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's processes are read at the first poll after its hello, and every few seconds while it is new."""
+    warden = daemon(tmp_path, poll__slow_interval="1h")
+    begin = time.monotonic()
+    now = begin
+    looks: list[float] = []
+    read = warden._trees.read
+
+    def looked(peers: list[Peer]) -> Mapping[Peer, Usage]:
+        looks.append(now - begin)
+        return read(peers)
+
+    monkeypatch.setattr(warden._trees, "read", looked)
+    monkeypatch.setattr(warden, "_source", replace(warden._source, reports=list))  # none of simulated runs
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    gone = Peer(0, 0, 0)
+    warden._registry.receive(gone, Hello("gone", "none", {}), begin)
+    warden._registry.exited(gone, begin)
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    me = Peer(os.getpid(), os.getuid(), int(stat[19]))
+
+    async def scenario() -> None:
+        nonlocal now
+        for second in range(10):
+            now = begin + second
+            await warden.poll()
+        assert looks == [0]  # of the slow interval: the only run has ended
+        warden._registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), begin + 9.5)
+        for second in range(10, 200):
+            now = begin + second
+            runs = (await warden.poll()).runs
+            assert [run.peer for run in runs if run.usage] == [me]
+        assert looks == [0, *range(10, 70, 5)]
 
     asyncio.run(scenario())
 

@@ -15,9 +15,9 @@ from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import account_of, continued, receipt_of
-from gpuwarden.runs.receipt_text import duration, energy, log_line, size
+from gpuwarden.runs.receipt_text import duration, energy, lasting, log_line, ratio, short, size
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import NO_ACCOUNT
+from gpuwarden.runs.share import NO_ACCOUNT, Account, Share
 from snapshots import GIB
 
 GOLDEN = ROOT / "tests/receipt.json"
@@ -143,24 +143,86 @@ def test_log_line_of_nothing_known() -> None:
     ("seconds", "text"),
     [
         (0, "0ms"),
+        (1e-9, "0ms"),
+        (0.000184, "0.184ms"),
         (0.0123, "12.3ms"),
+        (0.9994, "999ms"),
+        (0.9996, "1s"),
+        (0.99999, "1s"),
+        (1, "1s"),
         (9.25, "9.25s"),
+        (9.996, "10s"),
         (59.4, "59s"),
-        (60, "1m00s"),
-        (3599.6, "1h00m"),
+        (59.6, "1m00s"),
         (7980, "2h13m"),
-        (90000, "1d01h"),
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    """Durations are written as people do."""
+    """What was measured exactly has three digits."""
     assert duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.04, "0.0s"),
+        (0.9993, "1.0s"),
+        (0.9996, "1.0s"),
+        (5.37, "5.4s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (60, "1m00s"),
+        (3599.6, "1h00m"),
+        (7980, "2h13m"),
+        (86399.7, "1d00h"),
+        (90000, "1d01h"),
+    ],
+)
+def test_times(seconds: float, text: str) -> None:
+    """What polls add up is written as people do, and tells no more than they can."""
+    assert lasting(seconds) == text
+
+
 def test_amounts() -> None:
-    """Sizes and energies are written in units that leave few digits."""
-    assert [size(16384), size(15 << 20), size(GIB), size(10.14 * GIB)] == ["16 KiB", "15.0 MiB", "1.0 GiB", "10.1 GiB"]
-    assert [energy(joules) for joules in (1844, 3.6e6)] == ["1844 J", "1.00 kWh"]
+    """Sizes, energies, ratios and counts are written in units that leave few digits, at their borders too."""
+    sizes = [0, 900, 16384, 15 << 20, GIB, 10.14 * GIB]
+    assert [size(each) for each in sizes] == ["0 B", "900 B", "16 KiB", "15.0 MiB", "1.0 GiB", "10.1 GiB"]
+    energies = [0.4, 1844, 35999, 36000, 246000, 3.6e5, 3.6e6]
+    assert [energy(each) for each in energies] == [
+        "0 J",
+        "1844 J",
+        "35999 J",
+        "10.0 Wh",
+        "68.3 Wh",
+        "0.10 kWh",
+        "1.00 kWh",
+    ]
+    assert [ratio(each) for each in (0, 1e-7, 0.1, 0.3333, 0.9996, 1)] == [
+        "0 %",
+        "0 %",
+        "10 %",
+        "33.3 %",
+        "100 %",
+        "100 %",
+    ]
+    counts = [0, 99999, 100_000, 999_499, 999_999, 1_500_000, 999_999_999, 10**13]
+    assert [short(each) for each in counts] == ["0", "99999", "100k", "999k", "1M", "1.5M", "1G", "10000G"]
+
+
+def test_what_one_poll_saw() -> None:
+    """Of a run that held a GPU in one poll alone, nobody knows for how long, nor what the GPU did meanwhile."""
+    account = Account({"GPU-0": Share("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)})
+    made = receipt(account=account)
+    plain = to_plain(made)
+    assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
+    assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
+    assert "gpu_seconds" not in log_line(made)
+    assert "energy" not in log_line(made)
+    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account_of(from_plain(plain)))
+    assert to_plain(again) == plain
 
 
 def test_reference_has_every_part() -> None:

@@ -45,6 +45,10 @@ log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 86400.0  # a pause that is forgotten must not leave the box unwatched for good
 
+# Between two looks at what runs use on the host while one of them is new, so that a short one has some in its receipt.
+NEW_LOOK_SECONDS = 5.0
+NEW_RUN_SECONDS = 60.0  # age of a run that is not new any more, where poll.slow_interval is longer
+
 RUNS = "/api/v1/runs"
 
 _NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
@@ -101,6 +105,7 @@ class Daemon:
         self._host_reader = HostReader()
         self._trees = ProcessTrees()
         self._slow_due = 0.0  # monotonic
+        self._new_due = 0.0  # monotonic
         self._host = Host()
         self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
@@ -240,6 +245,9 @@ class Daemon:
             self._slow_due = now + self._config.poll.slow_interval
             self._host = self._host_reader.read()
             self._usages = self._trees.read(self._registry.peers())
+        elif now >= self._new_due and self._registry.has_begun_since(now - self._new_run_seconds):
+            self._new_due = now + NEW_LOOK_SECONDS
+            self._usages = self._trees.read(self._registry.peers())
         state = self._join(snapshot, now)
         self._teller.see(state)
         self._state, self._page = state, None
@@ -248,6 +256,10 @@ class Daemon:
         if systemd.listens():
             systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
         return state
+
+    @property
+    def _new_run_seconds(self) -> float:
+        return min(self._config.poll.slow_interval, NEW_RUN_SECONDS)
 
     def _feeds_watchdog(self, snapshot: Snapshot) -> bool:
         """Tell whether the watchdog is to be fed: it follows real polls, a driver that hangs as a whole stops the beat.

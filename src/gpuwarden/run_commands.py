@@ -17,7 +17,7 @@ from typing import Any
 from gpuwarden.config import Address, Config
 from gpuwarden.runs.receipt import DeviceShare, FailedAllocation, Receipt, ReceiptError, ToldError, from_plain
 from gpuwarden.runs.receipt_place import of_user, place
-from gpuwarden.runs.receipt_text import counts, duration, energy, ratio, size
+from gpuwarden.runs.receipt_text import counts, duration, energy, lasting, ratio, short, size
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20
@@ -126,13 +126,6 @@ def _fit(text: str, width: int) -> str:
     return text + " " * (width - _cells(text))
 
 
-def _short(count: int) -> str:
-    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")):
-        if count >= least:
-            return f"{count / unit:.3g}{letter}"
-    return str(count)
-
-
 def _peak(receipt: Receipt) -> str:
     peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
     return size(max(peaks)) if peaks else ""
@@ -142,8 +135,8 @@ _COLUMNS: Mapping[str, Callable[[Receipt], str]] = {
     "RUN": lambda receipt: receipt.run_id,
     "STATE": lambda receipt: receipt.outcome or (receipt.phase or "reports"),
     "BEGAN": lambda receipt: time.strftime("%m-%d %H:%M", time.localtime(receipt.began_timestamp_seconds)),
-    "FOR": lambda receipt: duration(receipt.duration_seconds),
-    "STEPS": lambda receipt: "" if receipt.steps is None else _short(receipt.steps),
+    "FOR": lambda receipt: lasting(receipt.duration_seconds),
+    "STEPS": lambda receipt: "" if receipt.steps is None else short(receipt.steps),
     "PEAK": _peak,
 }
 _RIGHT = ("FOR", "STEPS", "PEAK")
@@ -218,26 +211,26 @@ def _lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield "process", f"pid {receipt.pid} of {receipt.user or 'uid'} {receipt.uid}"
     yield "began", _moment(receipt.began_timestamp_seconds)
     if receipt.outcome is None:
-        yield "so far", duration(receipt.duration_seconds)
+        yield "so far", lasting(receipt.duration_seconds)
     else:
         if receipt.ended_timestamp_seconds is not None:
             yield "ended", _moment(receipt.ended_timestamp_seconds)
-        yield "lasted", duration(receipt.duration_seconds)
+        yield "lasted", lasting(receipt.duration_seconds)
         yield "outcome", f"{receipt.outcome} ({receipt.evidence})"
     yield from _training_lines(receipt)
     yield from _cost_lines(receipt)
 
 
 def _training_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
-    yield from _maybe("phase", receipt.phase)
+    yield from _maybe("phase", None if receipt.outcome and receipt.phase == "idle" else receipt.phase)
     spent = {name: seconds for name, seconds in (receipt.phase_seconds or {}).items() if seconds}
-    yield from _maybe("in phases", ", ".join(f"{name} {duration(seconds)}" for name, seconds in spent.items()))
+    yield from _maybe("in phases", ", ".join(f"{name} {lasting(seconds)}" for name, seconds in spent.items()))
     yield from _maybe("epoch", receipt.epoch, str)
     yield from _maybe("steps", receipt.steps, str)
     yield from _maybe("examples", receipt.examples, str)
     times = [("p50", receipt.step_median_seconds), ("p95", receipt.step_p95_seconds)]
     yield from _maybe("step time", ", ".join(f"{name} {duration(each)}" for name, each in times if each is not None))
-    yield from _maybe("compiling", receipt.compile_seconds, duration)
+    yield from _maybe("compiling", receipt.compile_seconds or None, duration)
     yield from _maybe("stalls", receipt.stalls or None)
     yield from _maybe("loss", receipt.loss, "{:.6g}".format)
     yield from _maybe("input wait", receipt.input_wait_ratio, lambda share: f"{ratio(share)} of step time")
@@ -245,25 +238,25 @@ def _training_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
 
 
 def _cost_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
-    yield from _maybe("GPU time", receipt.gpu_seconds, duration)
+    yield from _maybe("GPU time", receipt.gpu_seconds, lasting)
     yield from _maybe("idle", receipt.gpu_idle_ratio, lambda share: f"{ratio(share)} of GPU time")
     yield from _maybe("energy", receipt.energy_joules, energy)
     yield from _maybe("throttled", _reasons(receipt.throttled_seconds))
     yield from _maybe("in steps", _reasons(receipt.throttled_step_seconds))
     yield from _maybe("XIDs", counts(receipt.xids or {}).replace(",", ", ").replace(":", " x "))
     yield from _maybe("host memory", receipt.host_memory_peak_bytes, lambda count: f"{size(count)} at most")
-    yield from _maybe("CPU time", receipt.cpu_seconds, duration)
+    yield from _maybe("CPU time", receipt.cpu_seconds, lasting)
     yield from _maybe("from storage", receipt.read_bytes, size)
     yield from _maybe("to storage", receipt.written_bytes, size)
     yield from _maybe("lost reports", receipt.reports_dropped or None, str)
 
 
 def _device_lines(device: DeviceShare) -> Iterator[tuple[str, str]]:
-    yield "held", duration(device.gpu_seconds)
-    yield from _maybe("idle", device.idle_seconds, duration)
+    yield from _maybe("held", device.gpu_seconds, lasting)
+    yield from _maybe("idle", device.idle_seconds, lasting)
     yield from _maybe("energy", device.energy_joules, energy)
     yield from _maybe("throttled", _reasons(device.throttled_seconds))
-    yield from _maybe("memory", device.memory_peak_bytes, lambda count: f"{size(count)} at its peak")
+    yield from _maybe("peak memory", device.memory_peak_bytes, size)
     yield from _maybe("limit", device.memory_limit_bytes, size)
     yield from _maybe("headroom", device.headroom_at_peak_bytes, lambda count: f"{size(count)} at that peak")
     yield from _maybe("least", device.lowest_headroom_bytes, lambda count: f"{size(count)} of headroom")
@@ -304,7 +297,7 @@ def _job(receipt: Receipt) -> str | None:
 
 
 def _reasons(seconds: Mapping[str, float] | None) -> str:
-    return ", ".join(f"{duration(each)} by {reason}" for reason, each in (seconds or {}).items() if each)
+    return ", ".join(f"{lasting(each)} by {reason}" for reason, each in (seconds or {}).items() if each)
 
 
 def _maybe(label: str, value: Any, write: Callable[[Any], str] = str) -> Iterator[tuple[str, str]]:

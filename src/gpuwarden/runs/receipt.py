@@ -143,7 +143,9 @@ class DeviceShare:
 
     uuid: str = _must(_text, "UUID of the GPU or MIG instance.")
     name: str = _must(_text, "What kind of GPU it is.")
-    gpu_seconds: float = _must(_number, "Time that the run held memory there.")
+    gpu_seconds: float | None = _said(
+        _number, "Time that the run held memory there, from poll to poll; of one that only one poll saw none is known."
+    )
     busy_seconds: float | None = _said(_number, "Of that, time with a kernel of any program running.")
     idle_seconds: float | None = _said(_number, "Of that, time without one.")
     energy_joules: float | None = _said(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from gpuwarden.protocol import Allocation, DeviceMemory, Report
 from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.receipt import VERSION, DeviceMemoryThen, DeviceShare, FailedAllocation, Receipt, ToldError
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.share import Account, Share
-
-K = TypeVar("K", str, int)
 
 
 def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
@@ -67,17 +65,17 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
 
 def _gpus(account: Account) -> dict[str, Any]:
     """Sum up what each GPU did meanwhile; and what the account has beside them."""
-    shares = account.shares.values()
-    busy, idle = _total(each.busy for each in shares), _total(each.idle for each in shares)
+    devices = tuple(_device(uuid, share) for uuid, share in account.shares.items())
+    busy, idle = _total(each.busy_seconds for each in devices), _total(each.idle_seconds for each in devices)
     return {
         "phase_seconds": account.phases,
-        "gpu_seconds": _total(each.seconds for each in shares),
+        "gpu_seconds": _total(each.gpu_seconds for each in devices),
         "gpu_idle_ratio": idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None,
-        "energy_joules": _total(each.joules for each in shares),
-        "throttled_seconds": _by_key(each.throttled for each in shares),
-        "throttled_step_seconds": _by_key(each.throttled_steps for each in shares),
-        "devices": tuple(_device(uuid, share) for uuid, share in account.shares.items()),
-        "xids": {str(code): int(count) for code, count in _by_key(each.xids for each in shares).items()},
+        "energy_joules": _total(each.energy_joules for each in devices),
+        "throttled_seconds": _by_key(each.throttled_seconds or {} for each in devices),
+        "throttled_step_seconds": _by_key(each.throttled_step_seconds or {} for each in devices),
+        "devices": devices,
+        "xids": {code: int(count) for code, count in _by_key(each.xids or {} for each in devices).items()},
         "host_memory_peak_bytes": account.host_memory_peak,
     }
 
@@ -116,9 +114,19 @@ def concluded(receipt: Receipt, evidence: str) -> Receipt:
 
 
 def _device(uuid: str, share: Share) -> DeviceShare:
-    return DeviceShare(
+    device = DeviceShare(
         uuid=uuid,
         name=share.name,
+        memory_peak_bytes=share.memory_peak,
+        memory_limit_bytes=share.memory_limit,
+        headroom_at_peak_bytes=share.headroom_at_peak,
+        lowest_headroom_bytes=share.lowest_headroom,
+        xids={str(code): count for code, count in share.xids.items()},
+    )
+    if not share.seconds:  # no time passed between polls: that it was idle and used no energy is not known
+        return device
+    return replace(
+        device,
         gpu_seconds=share.seconds,
         busy_seconds=share.busy,
         idle_seconds=share.idle,
@@ -126,11 +134,6 @@ def _device(uuid: str, share: Share) -> DeviceShare:
         energy_by_power_joules=share.joules_by_power,
         throttled_seconds=share.throttled,
         throttled_step_seconds=share.throttled_steps,
-        memory_peak_bytes=share.memory_peak,
-        memory_limit_bytes=share.memory_limit,
-        headroom_at_peak_bytes=share.headroom_at_peak,
-        lowest_headroom_bytes=share.lowest_headroom,
-        xids={str(code): count for code, count in share.xids.items()},
     )
 
 
@@ -138,7 +141,7 @@ def _share(device: DeviceShare) -> Share:
     """Return what `_device` was made of."""
     return Share(
         name=device.name,
-        seconds=device.gpu_seconds,
+        seconds=device.gpu_seconds or 0.0,
         busy=device.busy_seconds,
         idle=device.idle_seconds,
         joules=device.energy_joules,
@@ -181,8 +184,8 @@ def _total(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _by_key(mappings: Iterable[Mapping[K, float]]) -> dict[K, float]:
-    total: dict[K, float] = {}
+def _by_key(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
     for mapping in mappings:
         for key, value in mapping.items():
             total[key] = total.get(key, 0.0) + value

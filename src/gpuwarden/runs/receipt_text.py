@@ -10,14 +10,22 @@ from gpuwarden.runs.receipt import Receipt
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _SHORT = 10.0  # seconds below which tenths matter
+_LEAST_MS = 0.001  # that is told from nothing
+_WATT_HOUR = 3600.0  # joules
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as people do: 2h13m, 45s, 12.3ms."""
-    if seconds < 1:
-        return f"{seconds * 1000:.3g}ms"
-    if seconds < _SHORT:
-        return f"{seconds:.3g}s"
+    """Write a time that was measured exactly, such as a step's: 12.3ms, 1.25s, and longer ones as `lasting` does."""
+    milliseconds = float(f"{seconds * 1000:.3g}")  # rounded before the unit is chosen
+    if milliseconds < 1000:  # noqa: PLR2004 - a second
+        return f"{milliseconds:.15g}ms" if milliseconds >= _LEAST_MS else "0ms"
+    return f"{seconds:.3g}s" if seconds < _SHORT else lasting(seconds)
+
+
+def lasting(seconds: float) -> str:
+    """Write a time that polls add up as people do: 0.4s, 45s, 2h13m."""
+    if round(seconds, 1) < _SHORT:
+        return f"{seconds:.1f}s" if seconds else "0s"
     whole = round(seconds)
     if whole < _MINUTE:
         return f"{whole}s"
@@ -33,17 +41,30 @@ def size(count: float) -> str:
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
         if count >= unit / 10:
             return f"{count / unit:.1f} {name}"
-    return f"{count / _KIB:.0f} KiB"
+    return f"{count / _KIB:.0f} KiB" if count >= _KIB else f"{count:.0f} B"
 
 
 def energy(joules: float) -> str:
-    """Write joules in kWh, or as they are below a hundredth of one."""
-    return f"{joules / 3.6e6:.2f} kWh" if joules >= 3.6e4 else f"{joules:.0f} J"  # noqa: PLR2004 - 0.01 kWh
+    """Write joules as they are, in Wh from ten of these on, and in kWh from a tenth of one on."""
+    if joules < 10 * _WATT_HOUR:
+        return f"{joules:.0f} J"
+    if joules < 100 * _WATT_HOUR:
+        return f"{joules / _WATT_HOUR:.1f} Wh"
+    return f"{joules / _WATT_HOUR / 1000:.2f} kWh"
 
 
 def ratio(share: float) -> str:
     """Write a ratio in percent."""
-    return f"{share * 100:.3g} %"
+    return f"{round(share * 100, 1):.15g} %"
+
+
+def short(count: int) -> str:
+    """Write a count in few letters: 99999, 100k, 1.5M."""
+    for unit, letter in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
+        rounded = float(f"{count / unit:.3g}") if letter else count
+        if rounded < (1000 if letter else 100_000):
+            break
+    return f"{rounded:.15g}{letter}"
 
 
 def worst(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
@@ -55,7 +76,7 @@ def log_line(receipt: Receipt) -> str:
     """Sum a run up that has ended."""
     said = [f"{name}={text}" for name, text in _figures(receipt).items() if text]
     return (
-        f"run={receipt.run_id} name={receipt.name!r} {receipt.outcome} after {duration(receipt.duration_seconds)}: "
+        f"run={receipt.run_id} name={receipt.name!r} {receipt.outcome} after {lasting(receipt.duration_seconds)}: "
         + (" ".join(said) or "nothing is known of it")
     )
 
@@ -71,10 +92,10 @@ def _figures(receipt: Receipt) -> dict[str, str]:
         "p95": _known(duration, receipt.step_p95_seconds),
         "peak": _known(_together, max(peaks, default=None)),
         "headroom_at_peak": _known(_together, min(left, default=None)),
-        "gpu_seconds": _known("{:.0f}".format, receipt.gpu_seconds),
+        "gpu_seconds": _known(_tenths, receipt.gpu_seconds),
         "idle": _known("{:.2f}".format, receipt.gpu_idle_ratio),
         "energy": _known(energy, receipt.energy_joules).replace(" ", ""),
-        "throttled": f"{duration(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
+        "throttled": f"{lasting(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
         "input_wait": _known("{:.2f}".format, receipt.input_wait_ratio),
         "errors": counts(receipt.errors or {}),
         "xids": counts(receipt.xids or {}),
@@ -84,6 +105,10 @@ def _figures(receipt: Receipt) -> dict[str, str]:
 def counts(by_name: Mapping[str, int]) -> str:
     """Write counts behind their names."""
     return ",".join(f"{name}:{count}" for name, count in by_name.items())
+
+
+def _tenths(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < _SHORT else f"{seconds:.0f}"
 
 
 def _together(count: float) -> str:

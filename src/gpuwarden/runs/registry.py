@@ -146,6 +146,10 @@ class RunRegistry:
         """Return the processes of all runs."""
         return [record.peer for record in self._records.values()]
 
+    def has_begun_since(self, then: float) -> bool:
+        """Tell whether a run began since `then` that has not ended."""
+        return any(record.began_at >= then and record.inquest is None for record in self._records.values())
+
     def runs(
         self, snapshot: Snapshot, now: float, usages: Mapping[Peer, Usage] = MappingProxyType({})
     ) -> tuple[Run, ...]:
