@@ -619,6 +619,19 @@ def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: p
     assert (first.phase, last.phase, last.stepping) == ("train", "idle", False)
 
 
+def test_own_errors_beside_another(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that fails says nothing of another's steps, which go on."""
+    other, run = watch(interval=0), watch(interval=0)
+    other.step()
+    monkeypatch.setattr(run._loop, "_search", None)
+    for _ in range(MAX_ERRORS):
+        run.step()
+    other.step()
+    reports = told(daemon.accept().waiting())
+    assert {each.phase for each in reports} == {"train"}
+    assert (reports[-1].stepping, reports[-1].steps) == (True, 2 + MAX_ERRORS)
+
+
 def test_failing_from_the_start(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch whose very beginning fails lets the loop run."""
     monkeypatch.setattr("gpuwarden.client.loop.join", lambda *_: 1 / 0)
