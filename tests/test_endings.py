@@ -56,8 +56,11 @@ class TestRun(Process):
 
     def evidence(self) -> str:
         """Return what the daemon's log says of how it ended."""
-        (line,) = re.findall(rf"name='{re.escape(self.name)}' ended: (.*)", self._daemon.output())
-        return str(line)
+        name = re.escape(self.name)
+        ((outcome, evidence),) = re.findall(
+            rf"name='{name}' ended: (\w+) after \S+ \((.*)\): (?:\w+=|nothing)", self._daemon.output()
+        )
+        return f"{outcome} ({evidence})"
 
     def ended(self) -> tuple[str, str]:
         """Wait for its outcome; return that, with the evidence."""
@@ -103,7 +106,11 @@ CORE = r"(, with a core dump)?"
 WAYS: dict[str, tuple[Callable[[TestRun], object], str, str]] = {
     "returns": (told("return"), "finished", "exit status 0; it said: exit"),
     "exits with 3": (told("exit 3"), "failed", "exit status 3; it said: exit"),
-    "raises": (told("raise"), "failed", "exit status 1; it said: uncaught ValueError"),
+    "raises": (
+        told("raise"),
+        "failed",
+        "exit status 1; it said: uncaught ValueError; the last error it told: other \\(ValueError\\)",
+    ),
     "leaves without a word": (told("_exit 0"), "finished", "exit status 0"),
     "is told to go": (by(signal.SIGTERM), "killed", "ended by SIGTERM"),
     "is interrupted": (by(signal.SIGINT), "killed", "ended by SIGINT; it said: uncaught KeyboardInterrupt"),
@@ -178,7 +185,8 @@ def test_process_that_closes_its_connection_for_good(tmp_path: Path, mock_nvml: 
             run.say("exec")
             ended = lambda: daemon.samples().value("gpuwarden_runs_ended_total", outcome="unknown")  # noqa: E731
             until(ended, "the end of its reports")
-            assert run.evidence() == "unknown (it closed its connection, and its process went on)"
+            assert "name='exec' forgotten without a connection" in daemon.output()
+            assert "ended: " not in daemon.output()  # until its process is gone
 
 
 def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,10 +13,12 @@ from services import ROOT
 
 from gpuwarden.protocol import Hello
 from gpuwarden.reference import RECEIPT_PARTS
+from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import account_of, continued, receipt_of
 from gpuwarden.runs.receipt_text import duration, energy, lasting, log_line, ratio, short, size
+from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import NO_ACCOUNT, Account, Share
 from snapshots import GIB
@@ -124,9 +127,10 @@ def test_continued_receipt() -> None:
 
 
 def test_log_line() -> None:
-    """One line says what it was and what it cost."""
+    """One line says what it was, how it ended and what it cost."""
     assert log_line(receipt()) == (
-        "run=4711-99 name='resnet' failed after 2h13m: steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
+        "run=4711-99 name='resnet' ended: failed after 2h13m (it said: uncaught ResourceExhaustedError): "
+        "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
         "headroom_at_peak=0.9GiB gpu_seconds=8000 idle=0.10 energy=0.67kWh throttled=2m00s(sw_power_cap) "
         "input_wait=0.10 errors=device_oom:2 xids=31:1"
     )
@@ -136,7 +140,25 @@ def test_log_line_of_nothing_known() -> None:
     """It does not end in the middle of a sentence."""
     bare = replace(run(), report=None)
     said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=NO_ACCOUNT)
-    assert log_line(said).endswith("after 2h13m: nothing is known of it")
+    assert log_line(said).endswith("after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it")
+
+
+def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that ends and goes on without end must not fill the log; one that ends otherwise at last is told of."""
+    receipts = Receipts(Accounts(1.0), None, 10)
+    ending = run().ending
+    assert ending is not None
+    with caplog.at_level("INFO"):
+        for number in range(5):
+            receipts.see([run(ended=False)], number)
+            receipts.see([run()], number)
+        receipts.see([run(ended=False)], 6)
+        receipts.see([replace(run(), ending=replace(ending, outcome="killed", evidence="ended by SIGKILL"))], 7)
+        receipts.see([], 8)
+    assert [re.findall(r"ended: (\w+) after \S+ \((.*)\): steps=1000 ", line) for line in caplog.messages] == [
+        [("failed", ending.evidence)],
+        [("killed", "ended by SIGKILL")],
+    ]
 
 
 @pytest.mark.parametrize(

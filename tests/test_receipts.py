@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -126,7 +127,10 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
         assert json.loads(fetch(f"{daemon.url}/api/v1/runs/{run_id}")) == receipt
         assert of_pid(runs(daemon)["live"], run.pid) == {}
         (line,) = [line for line in daemon.output().splitlines() if " steps=10 " in line]
-        assert f"run={run_id} name='resnet' finished after " in line
+        assert re.search(
+            rf"run={run_id} name='resnet' ended: finished after \d+\.\ds \(exit status 0; .*\): steps=10 ", line
+        )
+        assert daemon.output().count("ended: ") == 1
         assert "peak=2.0GiB headroom_at_peak=2.0GiB" in line
         assert line.endswith("input_wait=0.25 errors=device_oom:1 xids=31:1")
 

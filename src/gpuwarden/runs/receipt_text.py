@@ -73,12 +73,10 @@ def worst(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
 
 
 def log_line(receipt: Receipt) -> str:
-    """Sum a run up that has ended."""
-    said = [f"{name}={text}" for name, text in _figures(receipt).items() if text]
-    return (
-        f"run={receipt.run_id} name={receipt.name!r} {receipt.outcome} after {lasting(receipt.duration_seconds)}: "
-        + (" ".join(said) or "nothing is known of it")
-    )
+    """Sum a run up that has ended, with what shows how it did."""
+    said = " ".join(f"{name}={text}" for name, text in _figures(receipt).items() if text)
+    how = f"{receipt.outcome} after {lasting(receipt.duration_seconds)} ({receipt.evidence})"
+    return f"run={receipt.run_id} name={receipt.name!r} ended: {how}: {said or 'nothing is known of it'}"
 
 
 def _figures(receipt: Receipt) -> dict[str, str]:

@@ -55,7 +55,7 @@ class _Live:
     stem: str = ""
     before: Receipt | None = None
     written: Ending | None = None
-    told: bool = False
+    told: frozenset[str] = frozenset()  # outcomes, in the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,10 @@ class Receipts:
         live.written = live.run.ending
         self._keep(live.stem, _json(receipt))
         self._write(live.stem, receipt)
-        if not live.told:  # once a run: one that ends again and again must not fill the log
+        outcome = receipt.outcome or ""
+        if outcome not in live.told:  # one that says its end again and again must not fill the log
             log.info("%s", log_line(receipt))
-        live.told = True
+        live.told |= {outcome}
 
     def _part(self, live: _Live) -> None:
         """Let go of a run that the registry has forgotten; it may come back where nobody saw its end."""

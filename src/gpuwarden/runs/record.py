@@ -55,7 +55,7 @@ class Record:
     last_report: float | None = None
     last_report_time: float | None = None  # Unix time, to show
     inquest: Inquest | None = None  # once it is not up
-    told: set[Outcome] = field(default_factory=set)  # in the log and the counter
+    told: set[Outcome] = field(default_factory=set)  # one may say its end again and again
     connected: bool = True
     resolved: tuple[Hello, object] | None = None  # what the next was found by
     resolution: Mapping[str, str] = field(default_factory=dict)  # UUIDs by device, now
@@ -150,14 +150,12 @@ class Record:
         return None if inquest.settled else self._settle(inquest)
 
     def _settle(self, inquest: Inquest) -> Outcome | None:
-        """Stand by how it ended, and log that unless it had ended that way before and gone on."""
-        ending = inquest.settle()
-        if ending.outcome in self.told:  # one that says its end again and again must not fill the log
+        """Stand by how it ended; return that unless it had ended that way before and gone on. Its receipt tells it."""
+        outcome = inquest.settle().outcome
+        if outcome in self.told:
             return None
-        self.told.add(ending.outcome)
-        who = self.peer.run_id, self.hello.name
-        log.info("run=%s name=%r ended: %s (%s)", *who, ending.outcome, ending.evidence)
-        return ending.outcome
+        self.told.add(outcome)
+        return outcome
 
     def run(self, snapshot: Snapshot, evidence: object, usage: Usage | None, now: float) -> Run:
         """Return it as it stands, joined with its GPUs; `evidence` is another object once its devices may be others."""

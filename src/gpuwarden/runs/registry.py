@@ -139,8 +139,9 @@ class RunRegistry:
             if record.inquest is None and record.connected:
                 continue  # silent but alive: its totals still hold
             if now - (record.inquest.ended if record.inquest else record.seen) > self._rules.expiry:
+                lost = " without a connection" if record.inquest is None else ""
                 self._forget(run_id, now)
-                log.info("run=%s name=%r forgotten", run_id, record.hello.name)
+                log.info("run=%s name=%r forgotten%s", run_id, record.hello.name, lost)
 
     def peers(self) -> list[Peer]:
         """Return the processes of all runs."""
