@@ -271,6 +271,14 @@ def case_gradient_accumulation(daemon: Daemon) -> Any:
     return daemon.heard()
 
 
+def case_gradient_accumulation_several_steps_an_execution(daemon: Daemon) -> Any:
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    trained = model()
+    trained.compile(optimizer=optimizer, loss="mse", steps_per_execution=3)
+    fit_stream(trained, daemon.callback())
+    return daemon.heard()
+
+
 def case_compiled(daemon: Daemon) -> Any:
     fit(model(jit_compile=True), daemon.callback())
     return daemon.heard()
@@ -300,6 +308,23 @@ def case_repeated(daemon: Daemon) -> Any:
 
 def case_twice_in_one_fit(daemon: Daemon) -> Any:
     fit(model(), daemon.callback(), daemon.callback())
+    return daemon.heard()
+
+
+def case_same_twice_in_one_fit(daemon: Daemon) -> Any:
+    callback = daemon.callback()
+    fit(model(), callback, callback)
+    return daemon.heard()
+
+
+def case_fit_within_a_fit(daemon: Daemon) -> Any:
+    class Within(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        """Fits another model between two epochs."""
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            fit(model(), daemon.callback(), epochs=1)
+
+    fit(model(), daemon.callback(), Within())
     return daemon.heard()
 
 

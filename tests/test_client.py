@@ -205,6 +205,26 @@ def test_bad_path(bad: str) -> None:
     assert not Connection(bad, HELLO).send(END)
 
 
+def test_descriptor_closed_by_the_program(
+    daemon: Receiver, connection: Connection, clock: Clock, tmp_path: Path
+) -> None:
+    """A program that closes all descriptors keeps what it opens at the same number, and is connected again."""
+    connection.send(END)
+    number = connection._socket.fileno()  # type: ignore[union-attr]
+    os.close(number)
+    assert not connection.send(END)
+    clock.now += FIRST_RETRY
+    assert connection.send(END)
+    number = connection._socket.fileno()  # type: ignore[union-attr]
+    other = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(other, number)
+    assert not connection.send(END)
+    assert os.path.samestat(os.fstat(number), os.fstat(other))
+    os.close(number)
+    os.close(other)
+    assert daemon.accept().waiting() == [HELLO, END]
+
+
 def test_too_long(daemon: Receiver, connection: Connection) -> None:
     """A message longer than the daemon accepts is dropped, and the connection lives on."""
     memory = {f"GPU:{index}".ljust(120, "0"): DeviceMemory(1, 2, 3) for index in range(64)}
@@ -827,6 +847,15 @@ def test_percentiles_of_one() -> None:
     assert median == p95
     assert median is not None
     assert median < 1e-8
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.0503, 0.007])
+def test_percentiles_of_equal_steps(seconds: float) -> None:
+    """Where all steps took the same, that is what they took, not the middle of its class."""
+    durations = Durations()
+    durations.extend([seconds] * 10, 1)
+    durations.add(4 * seconds, 4)
+    assert durations.percentiles(0.5, 0.95) == (seconds, seconds)
 
 
 def failure(kind: ErrorKind = "device_oom") -> Error:

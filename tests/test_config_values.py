@@ -115,6 +115,11 @@ def test_reads(kind: Kind[object], text: str, value: object) -> None:
             ":9846",
             ":9846 names no host: write 0.0.0.0:9846 for every address, or 127.0.0.1:9846 for this machine only",
         ),
+        (
+            ADDRESS,
+            "http://127.0.0.1:9846",
+            "http://127.0.0.1 is not a host name: write HOST:PORT alone, without a scheme or a path",
+        ),
         (ADDRESS, "::1:9846", "an IPv6 address stands in brackets: write [::1]:PORT"),
         (ADDRESS, "[::g]:1", "::g is not an IPv6 address"),
         (ADDRESS, "[::\0]:1", r"'::\x00' is not an IPv6 address"),

@@ -123,10 +123,12 @@ def test_predict(saw: list[MESSAGE]) -> None:
         ("unknown_length", 7),
         ("unknown_length_validation", 7),
         ("gradient_accumulation", 7),
+        ("gradient_accumulation_several_steps_an_execution", 5),
         ("compiled", 7),
         ("eager", 8),
         ("mirrored", 7),
         ("twice_in_one_fit", 7),
+        ("same_twice_in_one_fit", 7),
     ],
     indirect=["saw"],
 )
@@ -156,6 +158,13 @@ def test_repeated(saw: Any) -> None:
     assert not saw["second_connection"]
     assert reports(saw["heard"])[-1]["steps"] == 24
     assert phases(saw["heard"]) == ["train", "idle"] * 3
+
+
+@pytest.mark.parametrize("saw", ["fit_within_a_fit"], indirect=True)
+def test_within_another(saw: list[MESSAGE]) -> None:
+    """The steps of a fit count that another interrupts between two epochs, and so do the other's."""
+    assert reports(saw)[-1]["steps"] == 16
+    assert phases(saw) == ["train", "idle"] * 2
 
 
 def test_traced_again(saw: list[MESSAGE]) -> None:

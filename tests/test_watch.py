@@ -568,6 +568,18 @@ class Tensor:
     __index__ = __int__ = __repr__ = __bool__ = __gt__ = __float__  # type: ignore[assignment] # none may be called
 
 
+def test_absurd_batch_size(daemon: Receiver) -> None:
+    """A batch size that no message can hold is left out, and the reports go on."""
+    with watch() as run:
+        run.step(batch_size=8)
+        run.epoch(1)
+        run.step(batch_size=10**30)
+        run.epoch(2)
+        run.step(batch_size=8)
+    last = told(daemon.accept().waiting())[-1]
+    assert (last.steps, last.examples) == (3, 16)
+
+
 def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     """What is no number of the host's is left out with one sentence in the log, and the steps count."""
     odd: Any = Tensor()

@@ -151,6 +151,8 @@ def _address(text: str) -> Address | None:
 def _host(text: str) -> str:
     if text.startswith("[") and text.endswith("]"):
         return _numeric(socket.AF_INET6, text[1:-1], "IPv6")
+    if "/" in text:
+        raise ValueError(f"{shown(text)} is not a host name: write HOST:PORT alone, without a scheme or a path")
     if ":" in text:
         raise ValueError(f"an IPv6 address stands in brackets: write [{shown(text)}]:PORT")
     if re.fullmatch(r"[0-9.]+", text):

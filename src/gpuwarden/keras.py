@@ -85,6 +85,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._functions: Functions | None = None
         self._run: Run | None = None
         self._steps: Steps | None = None  # of the fit under way
+        self._batch: int | None = None  # whose begin was the last, in the epoch under way
         self._metric: LossMetric | None = None
         self._feed: Feed | None = None  # what it is fed, where that tells something
 
@@ -129,10 +130,14 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self._steps is None or self._steps.superseded():
-            self._steps = None  # by a second GpuWarden of this fit: one of them counts
+        if self._steps is None:
             return
         assert self._run is not None
+        if self._steps.superseded():
+            if self._run.phase == "train":
+                self._steps = None  # by a second GpuWarden of this fit: one of them counts
+                return
+            self._steps.resume()  # by a fit within this one, which is over
         assert self._metric is not None
         assert self._functions is not None
         self._standalone = False
@@ -140,6 +145,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._functions.watch_test_early(self)
         self._metric.begin_epoch()
         self._steps.begin_epoch()  # and its first step reports
+        self._batch = None
         self._run.phase, self._run.epoch, self._run.batch = "train", int(epoch), 0
 
     @guarded
@@ -149,7 +155,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         try:  # not guarded: this is done each step
-            if self._steps is not None:
+            if self._steps is not None and batch != self._batch:  # the same again where this is in the list twice
+                self._batch = batch
                 self._steps.begin()
         except Exception as error:  # noqa: BLE001 - as there
             self._guard.failed(error, self._give_up)

@@ -69,7 +69,8 @@ class Connection:
     def close(self) -> None:
         """Close for good."""
         if self._socket is not None:
-            self._socket.close()
+            with contextlib.suppress(OSError):  # the program has closed it before
+                self._socket.close()
         self._socket = None
         self._retry_at = float("inf")
 
@@ -111,8 +112,10 @@ class Connection:
         except OSError as error:
             if error.errno == errno.EMSGSIZE:
                 self.dropped += 1
-            else:
-                self._lose()
+                return False
+            if error.errno in (errno.EBADF, errno.ENOTSOCK):  # the program closed all it knew of, as daemons do
+                self._socket.detach()  # the number may be another file's by now
+            self._lose()
             return False
         return True
 

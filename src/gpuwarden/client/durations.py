@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import MutableMapping, MutableSequence, Sequence
+from math import inf
 
 from gpuwarden.protocol import STEP_BUCKETS
 
@@ -19,6 +20,7 @@ class Durations:
         self.total = 0.0
         self.buckets = [0] * (len(STEP_BUCKETS) + 1)
         self.count = 0
+        self._least, self._most = inf, 0.0
         self._classes: Counter[int] = Counter()
 
     def add(self, seconds: float, steps: int) -> None:
@@ -30,18 +32,23 @@ class Durations:
         self.total += sum(executions)
         self.count += len(executions) * steps
         ordered = sorted(executions) if steps == 1 else sorted(each / steps for each in executions)
+        if ordered:
+            self._least, self._most = min(self._least, ordered[0]), max(self._most, ordered[-1])
         _spread(ordered, steps, STEP_BUCKETS, self.buckets)
         _spread(ordered, steps, _CLASSES, self._classes)
 
     def percentiles(self, *shares: float) -> tuple[float | None, ...]:
-        """Return the seconds that each share of the steps, rising and from 0 to 1, did not exceed; None without any."""
+        """Return the seconds that each share of the steps, rising and from 0 to 1, did not exceed; None without any.
+
+        Right to 2 %, and nothing that no step took: not less than the shortest, nor more than the longest.
+        """
         found: list[float | None] = []
         classes = iter(sorted(self._classes.items()))
         reached, middle = 0, None
         for share in shares:
             while reached < max(share * self.count, 1) and (entry := next(classes, None)):
                 reached += entry[1]
-                middle = _middle(entry[0])
+                middle = min(max(_middle(entry[0]), self._least), self._most)
             found.append(middle)
         return tuple(found)
 

@@ -16,11 +16,14 @@ def steps_per_execution(model: Any) -> int:
 
 
 def updates(model: Any) -> int | None:
-    """Read how often the optimizer has updated the weights, about 20 µs; None where it does not count each step."""
+    """Read how often the optimizer was given gradients, about 20 µs; None where it does not tell."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or getattr(optimizer, "gradient_accumulation_steps", None):
+    if optimizer is None:
         return None
-    return int(optimizer.iterations.numpy())
+    # Where gradients are accumulated, `iterations` counts a step in so many alone.
+    gradual = getattr(optimizer, "gradient_accumulation_steps", None)
+    count = getattr(optimizer, "_iterations" if gradual else "iterations", None)
+    return None if count is None else int(count.numpy())
 
 
 class Traces:

@@ -268,7 +268,8 @@ class Loop:
         run.count(len(noted) - len(timed), None)
         self._in_epoch += len(noted)
         if (examples := made.examples) > told.examples:
-            run.examples = (run.examples or 0) + examples - told.examples
+            total = (run.examples or 0) + examples - told.examples
+            run.examples = total if total < MAX_COUNT else run.examples  # a message with more would be refused
             told.examples = examples
         waited, observed = made.waited, made.observed
         if observed > told.observed:

@@ -73,6 +73,11 @@ class Steps:
         """Say whether another fit, or another callback of the same one, has begun to count into the run since."""
         return self._run.settle != self.settle
 
+    def resume(self) -> None:
+        """Count into the run again, where another fit has done so meanwhile."""
+        self._run.settle()
+        self._run.settle = self.settle
+
     def begin_epoch(self) -> None:
         """Start to count an epoch; its first begin is reported at once."""
         self._reset()
