@@ -19,3 +19,21 @@ def test_no_tempfile() -> None:
         "assert ctypes.util.shutil.which is shutil.which"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_compressors() -> None:
+    """Nor shutil for the width of its help."""
+    code = (
+        "import sys, gpuwarden.cli; assert gpuwarden.cli.main(['reference', 'xid']) == 0;"
+        "assert not {'shutil', 'bz2', 'lzma'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_no_idna() -> None:
+    """Nor the codec of international host names, for one that is not."""
+    code = (
+        "import sys; from gpuwarden.listening import listen; listen('127.0.0.1', 0); listen('localhost', 0);"
+        "assert not {'encodings.idna', 'unicodedata'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,10 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpuwarden import event_loop, logs, malloc
+from gpuwarden import event_loop, loading, logs, malloc
 from gpuwarden._version import __version__
 from gpuwarden.config import Config, ConfigError, load
 
@@ -48,10 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + 2
 
 
+class _Parser(argparse.ArgumentParser):
+    """Writes help for 80 columns: argparse asks shutil for the terminal's at each argument, which takes 0.5 MiB."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=partial(argparse.HelpFormatter, width=78))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gpuwarden", description="GPU hardware and training runs on one Prometheus endpoint."
-    )
+    parser = _Parser(prog="gpuwarden", description="GPU hardware and training runs on one Prometheus endpoint.")
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -104,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_runs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_runs(commands: argparse._SubParsersAction[_Parser]) -> None:
     runs = commands.add_parser("runs", help="list training runs, past ones too, or show one")
     _add_asking(runs)
     _add_choice(runs)
@@ -170,9 +176,10 @@ def _open(config: Config) -> Source:
 
 def _serve(parsed: argparse.Namespace) -> int:
     malloc.keep_small()
+    config = _load(parsed)
+    loading.forget("yaml")  # before the rest is loaded, which takes the room: 1.2 MiB
     from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
 
-    config = _load(parsed)
     _allow_open_files()
     daemon = Daemon(config, _open(config))
 

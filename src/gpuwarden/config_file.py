@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from gpuwarden.config_values import shown
+from gpuwarden.loading import without
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -126,7 +127,8 @@ class _Reader:
 
     def compose(self, text: str) -> Node | None:
         """Return the document's node tree; None where there is none, or none can be read, which is then noted."""
-        import yaml  # noqa: PLC0415  the defaults need none of its time and memory
+        with without("yaml._yaml"):  # libyaml, which is not used here
+            import yaml  # noqa: PLC0415 - the defaults need none of its time and memory
 
         try:
             # Not CSafeLoader: libyaml's composer recurses in C, and deep nesting ends the process with SIGSEGV.

@@ -6,16 +6,10 @@ has imported it already, as in tests, nothing changes. ssl itself stays importab
 
 from __future__ import annotations
 
-import sys
+from gpuwarden.loading import without
 
-_absent = "ssl" not in sys.modules
-if _absent:
-    sys.modules["ssl"] = None  # type: ignore[assignment] # an import of it fails, as documented for sys.modules
-try:
+with without("ssl"):
     import asyncio
-finally:
-    if _absent:
-        del sys.modules["ssl"]
 
 run = asyncio.run
 
