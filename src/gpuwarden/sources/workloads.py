@@ -141,7 +141,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         place=Place(systemd_unit="session-12.scope"),
         batch=4096,
         input_wait=0.36,
-        hangs=0.06,
+        hangs=0.12,
     ),
     # A notebook somebody forgot: holds memory, does nothing, reports nothing.
     Workload(
