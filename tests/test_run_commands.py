@@ -37,6 +37,8 @@ def kept() -> Iterator[Receipt]:
     error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
     yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
     yield replace(receipt(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
+    longest = replace(receipt(pid=4194303), run_id="4194303-1234567890", outcome="oom_killed", name="resnet50-imagenet")
+    yield replace(longest, began_timestamp_seconds=BEGAN - 20)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +92,10 @@ def test_list_fits_a_terminal(daemon: Daemon) -> None:
     """Each run takes one line, however long its name, and ids are whole."""
     lines = in_terminal(port=daemon.port).splitlines()
     assert lines[0].split() == ["RUN", "NAME", "STATE", "BEGAN", "FOR", "STEPS", "PEAK"]
-    assert len(lines) == 7
+    assert len(lines) == 8
     assert [line for line in lines if cells(line) > COLUMNS] == []
-    assert [line.split()[0] for line in lines[1:]] == ["4003-99", "4002-99", "4001-99", "5000-99", "4000-99", "5000-99"]
+    ids = ["4003-99", "4002-99", "4001-99", "5000-99", "4000-99", "5000-99", "4194303-1234567890"]
+    assert [line.split()[0] for line in lines[1:]] == ids
     assert "  failed  " in lines[5]
     assert "  10.1 GiB" in lines[5]
 
@@ -114,7 +117,7 @@ def test_show_says_all(daemon: Daemon) -> None:
     assert said["outcome"] == "failed (it said: exit)"
     assert said["lasted"] == "2h13m"
     assert said["job"] == "slurm-17 rank 1 of 4"
-    assert said["process"] == "pid 4000 of alice 1000"
+    assert said["process"] == "pid 4000 of alice (uid 1000)"
     assert said["input"] == "wait    10 % of step time"
     assert said["throttled"] == "2m00s by sw_power_cap"
     for words in (

@@ -138,10 +138,16 @@ def _peak(receipt: Receipt) -> str:
     return size(max(peaks)) if peaks else ""
 
 
+def _began(seconds: float) -> str:
+    """Write the time of a run of today and the day of an earlier one, as ps does: the line has little room."""
+    began, today = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if began[:3] == today[:3] else "%m-%d", began)
+
+
 _COLUMNS: Mapping[str, Callable[[Receipt], str]] = {
     "RUN": lambda receipt: receipt.run_id,
     "STATE": lambda receipt: receipt.outcome or (receipt.phase or "reports"),
-    "BEGAN": lambda receipt: time.strftime("%m-%d %H:%M", time.localtime(receipt.began_timestamp_seconds)),
+    "BEGAN": lambda receipt: _began(receipt.began_timestamp_seconds),
     "FOR": lambda receipt: duration(receipt.duration_seconds),
     "STEPS": lambda receipt: "" if receipt.steps is None else _short(receipt.steps),
     "PEAK": _peak,
@@ -215,7 +221,8 @@ def _lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield "name", receipt.name
     yield "framework", receipt.framework
     yield from _maybe("job", _job(receipt))
-    yield "process", f"pid {receipt.pid} of {receipt.user or 'uid'} {receipt.uid}"
+    uid = f"uid {receipt.uid}"
+    yield "process", f"pid {receipt.pid} of {f'{receipt.user} ({uid})' if receipt.user else uid}"
     yield "began", _moment(receipt.began_timestamp_seconds)
     if receipt.outcome is None:
         yield "so far", duration(receipt.duration_seconds)
