@@ -38,7 +38,9 @@ def kept() -> Iterator[Receipt]:
     yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
     yield replace(receipt(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
     longest = replace(receipt(pid=4194303), run_id="4194303-1234567890", outcome="oom_killed", name="resnet50-imagenet")
-    yield replace(longest, began_timestamp_seconds=BEGAN - 20)
+    stack = " ".join(f"frame {number} in train_step" for number in range(60))
+    error = replace(longest.errors_told[0], text=f"{stack} out of it all")
+    yield replace(longest, began_timestamp_seconds=BEGAN - 20, errors_told=(error,))
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,15 @@ def test_terminal_gets_nothing_to_obey(daemon: Daemon, arguments: list[str]) -> 
     assert {character for character in text if not character.isprintable()} == {"\n"}
     assert max(map(cells, text.splitlines())) <= COLUMNS
     assert "\N{REPLACEMENT CHARACTER}" in text or arguments == ["show", "4002"]
+
+
+def test_show_says_the_end_of_a_long_message(daemon: Daemon) -> None:
+    """Frameworks write their whole stack before what went wrong: that end is shown, the rest is in the JSON."""
+    shown = run("show", "4194303", port=daemon.port).stdout
+    assert "out of it all" in shown
+    assert "…" in shown
+    assert "frame 0 " not in shown
+    assert "frame 0 " in run("show", "4194303", "--json", port=daemon.port).stdout
 
 
 def test_show_says_all(daemon: Daemon) -> None:

@@ -24,6 +24,7 @@ MAX_ANSWER_BYTES = 64 << 20
 NAME_WIDTH = 16  # least width of a run's name
 LABEL_WIDTH = 14
 INDENT = "  "
+SAID = 400  # characters of an error's message: what went wrong stands at its end, behind a long way there
 _ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened on by the daemon
 
 
@@ -287,7 +288,7 @@ def _error_lines(error: ToldError) -> Iterator[tuple[str, str]]:
     for device, memory in (error.memory or {}).items():
         limit = f" of {size(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
         yield "in use", f"{size(memory.in_use_bytes)}{limit} on {device}"
-    yield "said", error.text
+    yield "said", error.text if len(error.text) <= SAID else f"… {error.text[-SAID:]}"
 
 
 def _allocation(each: FailedAllocation) -> str:
