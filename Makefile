@@ -65,6 +65,7 @@ bench: ## measure beside peers, by size and for long; 40 minutes
 	$(BIN)/python bench/callback.py
 	$(BIN)/python bench/watch.py
 	$(BIN)/python bench/run_end.py
+	$(BIN)/python bench/many_runs.py
 	$(BIN)/python bench/http_servers.py
 	$(BIN)/python bench/soak.py
 

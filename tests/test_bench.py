@@ -92,6 +92,18 @@ def test_run_end_measures_every_way() -> None:
         assert met == ("yes" if float(longest) <= float(most) else "**no**")
 
 
+@driver
+def test_many_runs_measures_them() -> None:
+    """A smoke run of bench/many_runs.py has a row without runs and two with them, which cost something."""
+    (rows,) = tables("many_runs.py")
+    assert [cells[0] for cells in rows] == ["0", "20", "20"]
+    alone, full, scraped = (float(cells[3].rstrip("%")) for cells in rows)
+    assert 0 < alone < full < scraped
+    assert 20 < float(rows[1][1]) < 120  # reports a second, of 80
+    for cells in rows[1:]:
+        assert cells[5] == ("yes" if float(cells[3].rstrip("%")) <= float(cells[4].rstrip("%")) else "**no**")
+
+
 STILL = soak.Held(resident=20.0, anonymous=10.0, files=12, threads=4)
 
 
@@ -109,7 +121,7 @@ def test_soak_finds_what_grows() -> None:
 def test_figures_have_their_places_in_the_docs() -> None:
     """What a benchmark prints replaces what it printed before, and nothing else of the page."""
     page = write_down.PAGE.read_text(encoding="utf-8")
-    for program in ("exporters.py", "scale.py", "soak.py", "callback.py", "watch.py", "run_end.py"):
+    for program in ("exporters.py", "scale.py", "soak.py", "callback.py", "watch.py", "run_end.py", "many_runs.py"):
         once = write_down.written(page, program, "| new | figures |\n")
         assert "\n| new | figures |\n" in once
         assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)

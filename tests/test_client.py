@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -116,6 +118,21 @@ def test_retries_grow_apart(connection: Connection, clock: Clock) -> None:
         distances.append(connection._retry_at - clock.now)
         clock.now = connection._retry_at
     assert distances == [1, 2, 4, 8, 16, LAST_RETRY, LAST_RETRY]
+
+
+def test_full_backlog_is_tried_again_soon(connection: Connection, path: Path, clock: Clock) -> None:
+    """A daemon that is there, but at which too many knock at this moment, is tried every second."""
+    with contextlib.ExitStack() as stack:
+        busy = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        busy.bind(str(path))
+        busy.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)).connect(str(path))
+        for _ in range(4):
+            assert not connection.send(END)
+            assert connection._retry_at - clock.now == FIRST_RETRY
+            clock.now = connection._retry_at
+        busy.accept()[0].close()
+        assert connection.send(END)
 
 
 def test_restarted_daemon(connection: Connection, path: Path, clock: Clock) -> None:

@@ -425,3 +425,63 @@ def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
         "stalls: no step for 61 s (gpu_busy)",
         "goes on after 61 s without a step",
     ]
+
+
+def of_users(*uids: int) -> list[Peer]:
+    """Make a process for each."""
+    return [Peer(pid=100 + number, uid=uid, start=number) for number, uid in enumerate(uids)]
+
+
+def test_crowd_makes_room_for_another_user(caplog: pytest.LogCaptureFixture) -> None:
+    """Where one user's runs fill the table the newest of them gives way to another's, which is counted and told."""
+    runs = registry(limit=4)
+    crowd = of_users(1000, 1000, 1000, 1000)
+    for peer in crowd:
+        runs.receive(peer, HELLO, 0.0)
+    runs.receive(BOB, HELLO, 1.0)
+    assert [run.peer for run in runs.runs(BOX, 1.0)] == [*crowd[:3], BOB]
+    assert runs.displaced == [crowd[3]]
+    assert runs.rejected == {"too_many_runs": 1}
+    assert caplog.text.count("gives way to one of uid=1001, who has fewer runs; at most 4") == 1
+
+
+def test_users_do_not_take_turns() -> None:
+    """Who was turned away stays away, and two users with as many runs, or one more, leave each other alone."""
+    runs = registry(limit=4)
+    crowd = of_users(1000, 1000, 1000, 1000)
+    others = [replace(peer, uid=1001, pid=peer.pid + 100) for peer in crowd]
+    for peer in (*crowd, *others[:2]):
+        runs.receive(peer, HELLO, 0.0)
+    even = [*crowd[:2], *others[:2]]
+    assert [run.peer for run in runs.runs(BOX, 1.0)] == even
+    for peer in (*crowd[2:], *others[2:], Peer(pid=0, uid=1001, start=1)):
+        with pytest.raises(ProtocolError, match="too_many_runs"):
+            runs.receive(peer, HELLO, 1.0)
+    assert [run.peer for run in runs.runs(BOX, 1.0)] == even
+    runs.receive(Peer(pid=300, uid=1002, start=1), HELLO, 2.0)
+    assert len(runs.runs(BOX, 2.0)) == 4
+
+
+def test_ended_run_goes_before_a_living_one() -> None:
+    """As long as there are runs that have ended nobody is turned away."""
+    runs = registry(limit=3)
+    crowd = of_users(1000, 1000, 1000)
+    for peer in crowd:
+        runs.receive(peer, HELLO, 0.0)
+    runs.exited(crowd[0], 1.0)
+    runs.receive(BOB, HELLO, 2.0)
+    assert [run.peer for run in runs.runs(BOX, 2.0)] == [*crowd[1:], BOB]
+    assert runs.displaced == []
+
+
+def test_devices_follow_what_tells_them_apart() -> None:
+    """A run's devices are found anew when its hello, the GPUs or the processes on them change."""
+    runs = registry()
+    runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}, visible_devices=""), 0.0)
+    runs.receive(ALICE, report(), 1.0)
+    elsewhere = snapshot(gpu(0), gpu(1, held={7: GIB}))
+    for box, uuid in ((BOX, "GPU-0"), (elsewhere, "GPU-1"), (BOX, "GPU-0")):
+        assert list(runs.runs(box, 2.0)[0].memory) == [uuid]
+    runs.receive(ALICE, replace(HELLO, devices={"GPU:0": "GPU-1"}, visible_devices=""), 3.0)
+    assert list(runs.runs(elsewhere, 3.0)[0].memory) == ["GPU-1"]
+    assert list(runs.runs(snapshot(gpu(0)), 3.0)[0].memory) == []

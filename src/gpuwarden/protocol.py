@@ -131,7 +131,9 @@ def _by_kind(value: Any) -> dict[str, int]:
 def _buckets(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) != len(STEP_BUCKETS) + 1:
         raise ValueError(f"want {len(STEP_BUCKETS) + 1} counts")
-    return tuple(map(_count, value))
+    if set(map(type, value)) != {int} or min(value) < 0 or max(value) >= MAX_COUNT:
+        raise ValueError("want whole numbers from 0 to 2^63")
+    return tuple(value)
 
 
 def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -271,17 +273,24 @@ def _build(cls: type[Any], value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("want an object")  # noqa: TRY004 - one error class for every wrong value
     checks, required = _CHECKS[cls]
-    known: dict[str, Any] = {}
-    for name, said in value.items():
-        check = checks.get(name)
-        if check:
-            try:
-                known[name] = check(said)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+    try:
+        known = {name: checks[name](said) for name, said in value.items() if name in checks}
+    except ValueError:
+        raise ValueError(_first_wrong(checks, value)) from None
     if not required <= known.keys():
         raise ValueError(f"{min(required - known.keys())}: missing")
     return cls(**known)
+
+
+def _first_wrong(checks: Mapping[str, Callable[[Any], Any]], value: Mapping[str, Any]) -> str:
+    """Say which field is wrong, and how."""
+    for name, said in value.items():
+        if name in checks:
+            try:
+                checks[name](said)
+            except ValueError as error:
+                return f"{name}: {error}"
+    raise AssertionError("a check that fails fails again")
 
 
 def _defaults(cls: type[Any]) -> Mapping[str, Any]:
@@ -311,6 +320,7 @@ def _said(message: Any) -> dict[str, Any]:
     }
 
 
+_DECODER = json.JSONDecoder()
 _JSON = json.JSONEncoder(separators=(",", ":"), default=_said)
 
 
@@ -332,13 +342,16 @@ def decode(data: bytes) -> Message:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError("too_long", f"at most {MAX_MESSAGE_BYTES} bytes")
     try:
-        value = json.loads(data)
+        value = _DECODER.decode(data.decode())  # json.loads would ask of each which encoding it is
     except (ValueError, RecursionError) as error:
         raise ProtocolError("not_json", str(error)) from None
     if not isinstance(value, dict):
         raise ProtocolError("not_json", "want an object")
     if value.get("v") != VERSION:
-        raise ProtocolError("unknown_version", f"this daemon speaks version {VERSION}, the run {value.get('v')!r:.20}")
+        raise ProtocolError(
+            "unknown_version",
+            f"this daemon speaks version {VERSION}, the run {value.get('v')!r:.20}: update gpuwarden on the older side",
+        )
     kind = value.get("type")
     cls = _TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:

@@ -86,6 +86,8 @@ class Connection:
             self._socket.connect(self.path)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             self._tell_once(error)
+            if isinstance(error, BlockingIOError):  # there is a daemon, and too many others come at this moment
+                self._delay = FIRST_RETRY
             self._lose()
             return
         self._connected_at = self._clock()

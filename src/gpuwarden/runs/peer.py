@@ -19,7 +19,8 @@ class Peer:
     start: int
     since: float | None = field(default=None, compare=False)
 
-    @property
-    def run_id(self) -> str:
-        """The run's identity on this box: the same after a reconnect and after a restart of the daemon."""
-        return f"{self.pid}-{self.start}"
+    run_id: str = field(init=False, compare=False)
+    """The run's identity on this box: the same after a reconnect and after a restart of the daemon."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run_id", f"{self.pid}-{self.start}")

@@ -95,7 +95,9 @@ class _Record:
     connected: bool = True
     began: float = 0.0  # Unix time, to show
     began_at: float = 0.0  # monotonic
-    uuids: Mapping[str, str] = field(default_factory=dict)  # by device, while it lived
+    resolved: tuple[Hello, object] | None = None  # what the next was found by
+    resolution: Mapping[str, str] = field(default_factory=dict)  # UUIDs by device, now
+    uuids: Mapping[str, str] = field(default_factory=dict)  # likewise, while it lived
     headroom: Mapping[str, float] = field(default_factory=dict)  # at the last poll, by UUID
     present: Present | None = None  # when its processes were last seen
     stalling: StallWatch = field(default_factory=StallWatch)
@@ -125,7 +127,9 @@ class RunRegistry:
         self._wall = wall
         self._records: dict[str, _Record] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
+        self._evidence: object = None  # of which device is which, as of the last poll that changed it
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.displaced: list[Peer] = []  # whose connections are to be closed, by whoever holds them
         self.received = 0
         self.rejected: Counter[str] = Counter()
 
@@ -158,7 +162,7 @@ class RunRegistry:
         if record is not None:
             self._rename(record, hello, now)
             return record
-        if len(self._records) >= self._limit and not self._make_room(now):
+        if len(self._records) >= self._limit and not self._make_room(now) and not self._displace(peer):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
         record = self._records[peer.run_id] = _Record(
             peer, hello, seen=now, named=now, began=self._wall(), began_at=now
@@ -184,6 +188,26 @@ class RunRegistry:
         if not ended and not silent:
             return False
         self._forget(min(ended or silent)[1], now)
+        return True
+
+    def _displace(self, newcomer: Peer) -> bool:
+        """Turn the newest run of the user with most away for one of a user with at least two less.
+
+        Of less than two they would take turns: the one turned away would have the same right to come back.
+        """
+        held = Counter(record.peer.uid for record in self._records.values())
+        crowd, most = held.most_common(1)[0]
+        if most < held[newcomer.uid] + 2:
+            return False
+        run_id = next(run_id for run_id in reversed(self._records) if self._records[run_id].peer.uid == crowd)
+        self.displaced.append(self._records.pop(run_id).peer)
+        if not self.rejected["too_many_runs"]:
+            log.warning(
+                "run=%s uid=%d gives way to one of uid=%d, who has fewer runs; at most %d (runs.max; further ones are "
+                "counted only)",
+                *(run_id, crowd, newcomer.uid, self._limit),
+            )
+        self.rejected["too_many_runs"] += 1
         return True
 
     def _forget(self, run_id: str, now: float) -> None:
@@ -291,20 +315,23 @@ class RunRegistry:
         self, snapshot: Snapshot, now: float, usages: Mapping[Peer, Usage] = MappingProxyType({})
     ) -> tuple[Run, ...]:
         """Return all runs, joined with the GPUs of `snapshot` and with what their processes use on the host."""
+        evidence = _evidence(snapshot)
+        if evidence != self._evidence:
+            self._evidence = evidence
         return tuple(self._run(record, snapshot, now, usages.get(record.peer)) for record in self._records.values())
 
     def _run(self, record: _Record, snapshot: Snapshot, now: float, usage: Usage | None) -> Run:
         self._review(record, snapshot, now)
         up = record.inquest is None
         current = up and record.last_report is not None and now - record.last_report <= self._expiry
-        uuids = resolve(record.hello, record.peer.pid, snapshot)
+        uuids = self._uuids(record, snapshot)
         if up:
             record.uuids = uuids or record.uuids
             record.present = (usage.present if usage else None) or record.present
         if record.last_oom and not record.ooms:  # it came before the first poll
             record.ooms = ooms(record.last_oom.error, record.hello, record.uuids, record.last_oom.headroom)
         memory = _by_gpu(record.report.memory, uuids) if record.report and current else {}
-        record.headroom = self._headroom(record, memory, snapshot, lambda device: device.current)
+        record.headroom, at_peak = self._headrooms(record.peer.pid, memory, snapshot)
         return Run(
             peer=record.peer,
             hello=record.hello,
@@ -314,7 +341,7 @@ class RunRegistry:
             current=current,
             memory=memory,
             headroom=record.headroom,
-            headroom_at_peak=self._headroom(record, memory, snapshot, lambda device: device.peak),
+            headroom_at_peak=at_peak,
             unresolved=len(record.hello.devices) - len(uuids),
             usage=usage,
             began=record.began,
@@ -325,6 +352,14 @@ class RunRegistry:
             stall=self._stall(record, usage, snapshot, now),
             stalls=record.stalling.stalls,
         )
+
+    def _uuids(self, record: _Record, snapshot: Snapshot) -> Mapping[str, str]:
+        """Resolve a run's devices, anew only where it or what tells them apart has changed."""
+        known = record.resolved
+        if known is None or known[0] is not record.hello or known[1] is not self._evidence:
+            record.resolved = record.hello, self._evidence
+            record.resolution = resolve(record.hello, record.peer.pid, snapshot)
+        return record.resolution
 
     def _stall(self, record: _Record, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
         watch, before = record.stalling, record.stalling.stall
@@ -339,31 +374,32 @@ class RunRegistry:
             log.warning("run=%s name=%r %s after %.0f s without a step", *who, end, before.seconds)
         return stall
 
-    def _headroom(
-        self,
-        record: _Record,
-        memory: Mapping[str, DeviceMemory],
-        snapshot: Snapshot,
-        in_use: Callable[[DeviceMemory], int],
-    ) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def _headrooms(
+        self, pid: int, memory: Mapping[str, DeviceMemory], snapshot: Snapshot
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the headroom by UUID, and what it would be if the run used as much as at its peak."""
+        now: dict[str, float] = {}
+        at_peak: dict[str, float] = {}
         for uuid, device in memory.items():
             gpu = snapshot.gpu_with(uuid)
             if gpu is None or not gpu.up:
                 continue  # nothing is known of the device now
             instance = gpu.instance(uuid)
-            left = headroom(
-                free=instance.value(MigReadings.memory_free_bytes)
-                if instance
-                else gpu.value(GpuReadings.memory_free_bytes),
-                held=gpu.memory_of(record.peer.pid),
-                in_use=in_use(device),
-                limit=device.limit,
-                overhead=self._overhead,
-            )
-            if left is not None:
-                found[uuid] = left
-        return found
+            row = MigReadings.memory_free_bytes if instance else GpuReadings.memory_free_bytes
+            free, held = (instance or gpu).value(row), gpu.memory_of(pid)
+            for found, in_use in ((now, device.current), (at_peak, device.peak)):
+                left = headroom(free=free, held=held, in_use=in_use, limit=device.limit, overhead=self._overhead)
+                if left is not None:
+                    found[uuid] = left
+        return now, at_peak
+
+
+def _evidence(snapshot: Snapshot) -> object:
+    """Return what `resolve` goes by."""
+    return [
+        (gpu.identity, [each.identity for each in gpu.mig], [(each.pid, each.instance) for each in gpu.processes])
+        for gpu in snapshot.gpus
+    ]
 
 
 def _labels(hello: Hello) -> dict[str, Any]:

@@ -9,21 +9,23 @@ import resource
 import socket
 import struct
 import time
+from functools import partial
 from pathlib import Path
 
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Message, ProtocolError, decode
+from gpuwarden.runs.connections import Connections
 from gpuwarden.runs.exit_status import exit_status
 from gpuwarden.runs.listening import listen
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2048
 MAX_PER_PROCESS = 8  # a run needs one
-# Messages read from one connection before the others have their turn: a run that floods delays nobody.
-BURST = 32
-MAX_QUEUED = 512  # more than the kernel queues on one connection (278 small messages, net.core.wmem_default 212992)
+PAUSE_SECONDS = 0.05  # between rounds in which messages are read
+_AT_ONCE = 16  # connections accepted, or last words of a process read, before something else has its turn
 _SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi/asm-generic/socket.h)
 
 
@@ -38,7 +40,9 @@ class RunServer:
         self._group: str | None = None
         self._inode = 0
         self._displaced = False  # the socket's place is taken, and that has been told
-        self._connections: dict[socket.socket, Peer] = {}
+        self._connections = Connections()
+        self._messages: Rounds
+        self._news: Rounds  # new connections and ends of processes, which are not to wait
         self._pidfds: dict[Peer, int] = {}
         self._unexplained: dict[Peer, int] = {}  # pidfds of ended runs whose exit status is not known yet
         self._serial = 0
@@ -54,7 +58,10 @@ class RunServer:
         self._limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._listener = listen(path, mode, group=group)
         self._path, self._mode, self._group, self._inode = path, mode, group, path.stat().st_ino
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        self._messages, self._news = Rounds(PAUSE_SECONDS), Rounds(0.0)
+        self._messages.start()
+        self._news.start()
+        self._news.add(self._listener.fileno(), self._accept)
 
     def keep_listening(self) -> None:
         """Listen anew where somebody has removed the socket, say so once where that fails; called once a poll."""
@@ -68,12 +75,12 @@ class RunServer:
                 log.error("no new run can report: %s is gone, and %s", self._path, error.strerror)  # noqa: TRY400
             self._displaced = True
             return
-        loop = asyncio.get_running_loop()
-        self._accept()  # those who came while it was in place
-        loop.remove_reader(self._listener)
+        while self._accept():  # those who came while it was in place
+            pass
+        self._news.remove(self._listener.fileno())
         self._listener.close()
         self._listener, self._inode, self._displaced = listener, inode, False
-        loop.add_reader(listener, self._accept)
+        self._news.add(listener.fileno(), self._accept)
         log.warning("%s had been removed and is there again", self._path)
 
     def forget_strangers(self) -> None:
@@ -81,9 +88,9 @@ class RunServer:
 
         Else those that live on would keep their descriptors, until there is room for nobody.
         """
-        connected = set(self._connections.values())
-        for peer in [each for each in self._pidfds if each not in connected and not self._registry.knows(each)]:
-            self._forget_process(peer)
+        for peer in list(self._pidfds):
+            if not self._registry.knows(peer) and not self._connections.of(peer):
+                self._forget_process(peer)
 
     def ask_again(self) -> None:
         """Ask for the exit status of runs that nobody told it of yet, as long as it counts; called once a poll."""
@@ -103,71 +110,77 @@ class RunServer:
 
     def stop(self) -> None:
         """Close everything and remove the socket, unless another daemon has put its own there since."""
-        loop = asyncio.get_running_loop()
-        for connection in list(self._connections):
-            self._close(connection)
-        for pidfd in self._pidfds.values():
-            loop.remove_reader(pidfd)
+        if self._listener is None or self._path is None:
+            return
+        self._messages.stop()
+        self._news.stop()
+        for connection in self._connections:
+            connection.close()
+        for pidfd in (*self._pidfds.values(), *self._unexplained.values()):
             os.close(pidfd)
+        self._connections = Connections()
         self._pidfds.clear()
-        for pidfd in self._unexplained.values():
-            os.close(pidfd)
         self._unexplained.clear()
-        if self._listener is not None and self._path is not None:
-            loop.remove_reader(self._listener)
-            self._listener.close()
-            if self._is_in_place():
-                self._path.unlink()
+        self._listener.close()
+        if self._is_in_place():
+            self._path.unlink()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Accept some of those who wait; tell whether there were that many."""
         assert self._listener is not None
-        for _ in range(BURST):
+        for _ in range(_AT_ONCE):
             try:
                 connection, _address = self._listener.accept()
             except BlockingIOError:
-                return
+                return False
             except OSError as error:
                 # Out of file descriptors: the backlog waits, and so must we, or the loop would spin on it.
                 if not self.refused:
                     log.warning("a run cannot be accepted: %s (further ones are counted only)", error.strerror)
                 self.refused += 1
                 self._pause(self._listener)
-                return
+                return False
             connection.setblocking(False)  # noqa: FBT003 - the standard library's signature
-            if self._has_room():
-                self._admit(connection)
-            else:
-                connection.close()
-                self.refused += 1
+            self._admit(connection)
+        return True
 
     def _admit(self, connection: socket.socket) -> None:
-        peer = self._identify(connection)
-        self._connections[connection] = peer
-        asyncio.get_running_loop().add_reader(connection, self._read, connection)
-        if sum(peer == other for other in self._connections.values()) > MAX_PER_PROCESS:
+        if _has_hung_up(connection):  # a tenth of the work where somebody does nothing else
+            connection.close()
+            return
+        pid, uid = _credentials(connection)
+        if not self._has_room(uid):
+            connection.close()
+            self.refused += 1
+            return
+        peer = self._identify(connection, pid, uid)
+        self._connections.add(connection, peer)
+        self._messages.add(connection.fileno(), partial(self._read, connection))
+        if len(self._connections.of(peer)) > MAX_PER_PROCESS:
             self._close(connection)
             self.refused += 1
 
-    def _has_room(self) -> bool:
-        """Make room, if need be, by closing the oldest connection that has not become a run."""
+    def _has_room(self, uid: int) -> bool:
+        """Make room for one of the user's, if need be."""
         if max(len(self._connections), len(self._pidfds) + len(self._unexplained)) < self._limit:
             return True
-        silent = next((each for each, peer in self._connections.items() if not self._registry.knows(peer)), None)
-        if silent is None:
+        least_needed = self._connections.least_needed(uid, self._registry.knows)
+        if least_needed is None:
             return False
-        self._close(silent)
+        self._close(least_needed)
         self.refused += 1
         return True
 
     def _pause(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-        loop.call_later(1.0, lambda: listener.fileno() != -1 and loop.add_reader(listener, self._accept))
+        def go_on() -> None:
+            if listener is self._listener and listener.fileno() != -1:
+                self._news.add(listener.fileno(), self._accept)
 
-    def _identify(self, connection: socket.socket) -> Peer:
-        """Take the peer's identity from the kernel, and watch its process."""
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _gid = struct.unpack("3i", credentials)
+        self._news.remove(listener.fileno())
+        asyncio.get_running_loop().call_later(1.0, go_on)
+
+    def _identify(self, connection: socket.socket, pid: int, uid: int) -> Peer:
+        """Say which process it is by the kernel's word, and watch it."""
         if pid == 0:  # outside this pid namespace: nothing to watch, so each connection stands for a run
             self._serial += 1
             return Peer(0, uid, self._serial)
@@ -179,44 +192,52 @@ class RunServer:
                 os.close(pidfd)
             else:
                 self._pidfds[peer] = pidfd
-                asyncio.get_running_loop().add_reader(pidfd, self._exited, peer)
+                self._news.add(pidfd, partial(self._exited, peer))
         return peer
 
     def _exited(self, peer: Peer) -> None:
-        pidfd = self._pidfds.pop(peer)
-        asyncio.get_running_loop().remove_reader(pidfd)
-        status = exit_status(pidfd, peer.pid, peer.start)
-        for connection in [each for each, whose in self._connections.items() if whose == peer]:
-            for _ in range(MAX_QUEUED // BURST):  # what it said last still counts
-                if connection in self._connections:
-                    self._read(connection)
+        """Take what a process said last, a part at each call, and then its end."""
+        for connection in self._connections.of(peer):
+            for _ in range(_AT_ONCE):
+                if not self._read(connection):
+                    break
+            else:
+                return  # there may be more, and this is called again
             if connection in self._connections:  # a forked child still holds it
                 self._close(connection)
+        pidfd = self._pidfds.pop(peer, None)
+        if pidfd is None:  # it was no run, and went with its connection
+            return
+        self._news.remove(pidfd)
+        status = exit_status(pidfd, peer.pid, peer.start)
         self._registry.exited(peer, time.monotonic(), status)
         if status is None and self._registry.awaits(peer):
             self._unexplained[peer] = pidfd
         else:
             os.close(pidfd)
 
-    def _read(self, connection: socket.socket) -> None:
-        peer = self._connections[connection]
-        for _ in range(BURST):
-            try:
-                data = connection.recv(MAX_MESSAGE_BYTES + 1)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
+    def _read(self, connection: socket.socket) -> bool:
+        """Read one message; tell whether there may be more."""
+        try:
+            data = connection.recv(MAX_MESSAGE_BYTES + 1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._close(connection)
+            return False
+        peer = self._connections.peer(connection)
+        try:
+            self._registry.receive(peer, decode(data), time.monotonic())
+            while self._registry.displaced:
+                self._hang_up(self._registry.displaced.pop())
+        except ProtocolError as error:
+            self._reject(peer, error)
+            if error.reason in ("too_many_runs", "no_hello"):  # a run that reconnects says hello, and may have room
                 self._close(connection)
-                return
-            try:
-                self._registry.receive(peer, decode(data), time.monotonic())
-            except ProtocolError as error:
-                self._reject(peer, error)
-                if error.reason in ("too_many_runs", "no_hello"):  # a run that reconnects says hello, and may have room
-                    self._close(connection)
-                    return
+                return False
+        return True
 
     def receive(self, peer: Peer, message: Message) -> None:
         """Hand on one message; one that is refused is counted."""
@@ -233,10 +254,10 @@ class RunServer:
         self._registry.rejected[error.reason] += 1
 
     def _close(self, connection: socket.socket) -> None:
-        peer = self._connections.pop(connection)
-        asyncio.get_running_loop().remove_reader(connection)
+        self._messages.remove(connection.fileno())
+        peer = self._connections.remove(connection)
         connection.close()
-        if peer in self._connections.values():
+        if self._connections.of(peer):
             return
         if not self._registry.knows(peer):
             self._forget_process(peer)
@@ -245,11 +266,31 @@ class RunServer:
         else:  # nothing watches the process: the connection's end is all there is to see
             self._registry.exited(peer, time.monotonic())
 
+    def _hang_up(self, peer: Peer) -> None:
+        for connection in self._connections.of(peer):
+            self._close(connection)
+
     def _forget_process(self, peer: Peer) -> None:
         pidfd = self._pidfds.pop(peer, None)
         if pidfd is not None:
-            asyncio.get_running_loop().remove_reader(pidfd)
+            self._news.remove(pidfd)
             os.close(pidfd)
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and uid of who connected, by the kernel's word."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _gid = struct.unpack("3i", credentials)
+    return pid, uid
 
 
 def _who(peer: Peer) -> tuple[int, int]:

@@ -1,0 +1,28 @@
+"""A run that minds its own business: reports at `good_run.py SOCKET [NAME]` until it is ended, and says each step."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpuwarden.client.run import join
+from gpuwarden.protocol import Hello
+
+
+def main() -> None:
+    """Make steps of 50 ms, and report as callbacks do."""
+    path, name = [*sys.argv[1:], "good"][:2]
+    run = join(path, Hello(name, "none", {}))
+    run.phase, run.stepping = "train", True
+    while True:
+        time.sleep(0.05)
+        run.count(1, 0.05)
+        now = time.monotonic()
+        if now >= run.due:
+            run.observe(now)
+        sys.stdout.write(f"{run.steps}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
