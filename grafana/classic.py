@@ -151,9 +151,9 @@ def good_from(limit: float, good: str = GOOD) -> Json:
     return _steps((BAD, None), (good, limit))
 
 
-def bad_from(limit: float) -> Json:
+def bad_from(limit: float, good: str = GOOD) -> Json:
     """Color a value: bad from `limit` on, good below."""
-    return _steps((GOOD, None), (BAD, limit))
+    return _steps((good, None), (BAD, limit))
 
 
 def _steps(*steps: tuple[str, float | None]) -> Json:
@@ -274,6 +274,7 @@ def table(
     empty: str,
     sort: str,
     overrides: Sequence[Json],
+    descending: bool = False,
 ) -> Panel:
     """Show rows joined by the labels that all queries share; a column's title maps to a label or a query's legend."""
     values = {query.legend: f"Value #{name}" for name, query in zip(ascii_uppercase, queries, strict=False)}
@@ -291,7 +292,7 @@ def table(
                 "renameByName": fields,
             },
         },
-        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": sort, "desc": False}]}},
+        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": sort, "desc": descending}]}},
     ]
     options = {"cellHeight": "sm", "showHeader": True}
     defaults = {"custom": {"align": "auto", "filterable": False}, "noValue": empty}

@@ -34,6 +34,7 @@ from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.host import Host, Space
 from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.sources.workloads import USERS
@@ -66,6 +67,20 @@ class _Clock:
         """Return the Unix time, as `time.time` does."""
         return BEGIN + self.now
 
+    def monotonic(self) -> float:
+        """Return the seconds, as `time.monotonic` does."""
+        return self.now
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the daemon's own clocks run as fast, the one that its registry was given as a default too."""
+        with (
+            mock.patch("time.time", self.time),
+            mock.patch("time.monotonic", self.monotonic),
+            mock.patch.dict(RunRegistry.__init__.__kwdefaults__, wall=self.time),
+        ):
+            yield
+
 
 def record(directory: Path, seconds: float) -> tuple[float, float]:
     """Write a Prometheus' data directory; return the Unix times of its first and its last sample."""
@@ -79,19 +94,19 @@ def record(directory: Path, seconds: float) -> tuple[float, float]:
 
 async def _record(directory: Path, seconds: float) -> float:
     clock = _Clock()
-    simulation = Simulation(clock=lambda: clock.now)
+    simulation = Simulation(clock=clock.monotonic)
     source = Source(
         "simulated",
         simulation.nvml,
         reports=simulation.reports,
         identify=simulation.identify,
         user_name=USERS.__getitem__,
-        clock=lambda: clock.now,
+        clock=clock.monotonic,
     )
-    daemon = Daemon(Config(), source)
     page = Exposition()
     lines: list[str] = []
-    with mock.patch("time.time", clock.time):  # the daemon's own clock runs fast as well
+    with clock.running():
+        daemon = Daemon(Config(), source)
         while True:
             _break(simulation, clock.now / seconds)
             state = _refusing(_faulty(_hosted(await daemon.poll(), clock.now), clock.now, seconds), clock.now / seconds)
@@ -125,7 +140,10 @@ def _hosted(state: State, now: float) -> State:
     )
     names = sorted({run.hello.name for run in state.runs})
     runs = tuple(
-        replace(run, usage=_usage(1 + names.index(run.hello.name), now)) if run.up else run for run in state.runs
+        replace(run, peer=replace(run.peer, since=run.began), usage=_usage(1 + names.index(run.hello.name), now))
+        if run.up
+        else replace(run, peer=replace(run.peer, since=run.began))
+        for run in state.runs
     )
     return replace(state, host=host, runs=runs)
 

@@ -6,7 +6,7 @@ from classic import BAD, Json, good_from
 
 from gpuwarden import thresholds
 
-NO_RUN = "no run reports yet: add the callback GpuWarden() to model.fit"
+NO_RUN = "no run reports yet: add the callback GpuWarden() to model.fit, or watch() to a loop"
 # The driver tells whole degrees, and Grafana colors from a value on: 5 is the last bad one, 6 the first good one.
 MARGIN = thresholds.NEAR_SLOWDOWN + 1
 HEADROOM = good_from(thresholds.NEAR_OUT_OF_MEMORY)

@@ -35,6 +35,11 @@ def rate(row: Metric[Any], **only: str) -> str:
     return f"rate({series(row, {}, **only)}[$__rate_interval])"
 
 
+def last(row: Metric[Any], **only: str) -> str:
+    """Return what was read last in the time range, of what is gone too; `only` as in `series`."""
+    return f"last_over_time({series(row, {}, **only)}[$__range])"
+
+
 def risen(row: Metric[Any]) -> str:
     """Return a counter's increase, of the series alone that are not 0: legends of zeros say nothing.
 

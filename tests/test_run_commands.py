@@ -37,6 +37,10 @@ def kept() -> Iterator[Receipt]:
     error = replace(evil.errors_told[0], text=EVIL, exception=EVIL)
     yield replace(evil, framework=EVIL, user=EVIL, errors_told=(error,), errors={EVIL: 1})
     yield replace(receipt(pid=5000), began_timestamp_seconds=BEGAN - 9, name="of an earlier boot")
+    longest = replace(receipt(pid=4194303), run_id="4194303-1234567890", outcome="oom_killed", name="resnet50-imagenet")
+    stack = " ".join(f"frame {number} in train_step" for number in range(60))
+    error = replace(longest.errors_told[0], text=f"{stack} out of it all")
+    yield replace(longest, began_timestamp_seconds=BEGAN - 20, errors_told=(error,))
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +94,10 @@ def test_list_fits_a_terminal(daemon: Daemon) -> None:
     """Each run takes one line, however long its name, and ids are whole."""
     lines = in_terminal(port=daemon.port).splitlines()
     assert lines[0].split() == ["RUN", "NAME", "STATE", "BEGAN", "FOR", "STEPS", "PEAK"]
-    assert len(lines) == 7
+    assert len(lines) == 8
     assert [line for line in lines if cells(line) > COLUMNS] == []
-    assert [line.split()[0] for line in lines[1:]] == ["4003-99", "4002-99", "4001-99", "5000-99", "4000-99", "5000-99"]
+    ids = ["4003-99", "4002-99", "4001-99", "5000-99", "4000-99", "5000-99", "4194303-1234567890"]
+    assert [line.split()[0] for line in lines[1:]] == ids
     assert "  failed  " in lines[5]
     assert "  10.1 GiB" in lines[5]
 
@@ -106,6 +111,15 @@ def test_terminal_gets_nothing_to_obey(daemon: Daemon, arguments: list[str]) -> 
     assert "\N{REPLACEMENT CHARACTER}" in text or arguments == ["show", "4002"]
 
 
+def test_show_says_the_end_of_a_long_message(daemon: Daemon) -> None:
+    """Frameworks write their whole stack before what went wrong: that end is shown, the rest is in the JSON."""
+    shown = run("show", "4194303", port=daemon.port).stdout
+    assert "out of it all" in shown
+    assert "…" in shown
+    assert "frame 0 " not in shown
+    assert "frame 0 " in run("show", "4194303", "--json", port=daemon.port).stdout
+
+
 def test_show_says_all(daemon: Daemon) -> None:
     """What it was, did and cost, its devices, and its errors with their evidence, are there in words."""
     done = run("show", "4000", port=daemon.port)
@@ -114,7 +128,7 @@ def test_show_says_all(daemon: Daemon) -> None:
     assert said["outcome"] == "failed (it said: exit)"
     assert said["lasted"] == "2h13m"
     assert said["job"] == "slurm-17 rank 1 of 4"
-    assert said["process"] == "pid 4000 of alice 1000"
+    assert said["process"] == "pid 4000 of alice (uid 1000)"
     assert said["input"] == "wait    10 % of step time"
     assert said["throttled"] == "2m00s by sw_power_cap"
     for words in (

@@ -20,7 +20,7 @@ from gpuwarden.gpu.nvml import FUNCTIONS, MEMORY_V2, TEMPERATURE_CORE, NVMLError
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.protocol import End, Hello, Message, Report, decode, encode
+from gpuwarden.protocol import End, Error, Hello, Message, Report, decode, encode
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources.board import POWER_LIMIT, THRESHOLDS, Board, Load
@@ -314,6 +314,28 @@ class TestRuns:
                     last[peer] = message
         assert all(report.steps > 100 for report in last.values())
 
+    def test_runs_say_what_a_callback_can_know(self) -> None:
+        """Examples and input wait where the callback knows them; a step is under way while steps are made."""
+        box, last, names = Box(), dict[Peer, Report](), dict[Peer, str]()
+        for box.clock.now in range(600):
+            for peer, message in box.simulation.reports():
+                if isinstance(message, Hello):
+                    names[peer] = message.name
+                elif isinstance(message, Report):
+                    last[peer] = message
+                    assert not message.stepping or message.phase == "train"
+                    assert (message.input_wait_seconds or 0) <= (message.input_observed_seconds or 0)
+        reports = {names[peer]: report for peer, report in last.items()}
+        resnet, starved, pair = (
+            reports[f"{name}"] for name in ("resnet50-imagenet", "tabular-embedding", "vit-large-pretrain")
+        )
+        assert resnet.examples == 256 * resnet.steps
+        assert resnet.compile_seconds
+        assert resnet.step_p95 == pytest.approx(0.31, rel=0.05)
+        assert (pair.examples, pair.input_wait_seconds) == (None, None)
+        assert _share(resnet) < 0.1
+        assert 0.35 < _share(starved) < 0.5
+
     def test_preallocating_run_is_full_and_healthy(self) -> None:
         """Nearly all memory is used, and a third of the GPU is still there for the run to allocate."""
         box, registry = Box(), RunRegistry(limit=64, expiry=60, overhead=650 << 20)
@@ -328,7 +350,7 @@ class TestRuns:
         assert min(run.headroom_at_peak.values()) / size > 0.33
 
     def test_leak_dies_and_comes_back(self) -> None:
-        """The leaking run eats all memory within 10 to 16 minutes, vanishes without a word, and is started anew."""
+        """The leaking run eats all memory within 10 to 16 minutes, says that it ran out, and is started anew."""
         box = Box()
         said: dict[Peer, list[tuple[float, Message | None]]] = {}
         fullest = 0.0
@@ -345,8 +367,13 @@ class TestRuns:
         assert fullest > 0.97
         for words in leaking[1:-1]:
             assert 600 - 60 < words[-1][0] - words[0][0] < 960
-            assert words[-1][1] is None
-            assert not any(isinstance(message, End) for _time, message in words)
+            error, last, end, exit_ = (message for _time, message in words[-4:])
+            assert isinstance(error, Error)
+            assert error.kind == "device_oom"
+            assert isinstance(last, Report)
+            assert last.errors == {"device_oom": 1}
+            assert end == End("ResourceExhaustedError", "failed")
+            assert exit_ is None
 
     def test_healthy_run_ends_and_the_next_one_begins(self) -> None:
         """A run that is through says so and exits; another process follows after a pause without any."""
@@ -372,6 +399,13 @@ class TestRuns:
         for peer, messages in after.items():
             assert (peer in before) == (messages[-1] is None)
             assert isinstance(messages[0], Hello) or peer in before
+
+
+def _share(report: Report) -> float:
+    """Return the part of its steps that a run has waited for input."""
+    assert report.input_wait_seconds is not None
+    assert report.input_observed_seconds
+    return report.input_wait_seconds / report.input_observed_seconds
 
 
 class TestFaults:

@@ -16,7 +16,7 @@ from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
-from gpuwarden.protocol import DeviceMemory, Hello, encode
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report, encode
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run
@@ -74,6 +74,19 @@ def test_runs_say_how_they_ended() -> None:
         "<span class=down>no step for 61 s (stopped)</span>"
     )
     assert shown(replace(run, up=True)) == ""
+
+
+def test_runs_say_what_slows_them_and_what_they_raised() -> None:
+    """Median step, input wait where it is known, the kinds of errors, and the way to the receipt."""
+    report = Report("train", 9, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, step_median=0.25)
+    known = replace(report, input_wait_seconds=1.0, input_observed_seconds=4.0, errors={"device_oom": 2, "other": 1})
+    run = Run(Peer(7, 1000, 1), Hello("unet", "none", {}), report, None, up=True, current=True)
+    state = State(source="nvml", poll_interval=1.0, snapshot=snapshot(gpu(0)), runs=(run,))
+    (bare,) = _rows(state, "Training runs")
+    (full,) = _rows(replace(state, runs=(replace(run, report=known),)), "Training runs")
+    assert bare == ["unet", "-", "-", "9", "-", "250ms", "-", '<a href="/api/v1/runs/7-1">7-1</a>']
+    assert full[0] == 'unet <span class="down">device_oom x 2</span> <span class="ended">other</span>'
+    assert full[6] == "25 %"
 
 
 def test_gpu_that_is_left_alone_is_no_fault() -> None:

@@ -24,6 +24,7 @@ MAX_ANSWER_BYTES = 64 << 20
 NAME_WIDTH = 16  # least width of a run's name
 LABEL_WIDTH = 14
 INDENT = "  "
+SAID = 400  # characters of an error's message: what went wrong stands at its end, behind a long way there
 _ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened on by the daemon
 
 
@@ -131,10 +132,16 @@ def _peak(receipt: Receipt) -> str:
     return size(max(peaks)) if peaks else ""
 
 
+def _began(seconds: float) -> str:
+    """Write the time of a run of today and the day of an earlier one, as ps does: the line has little room."""
+    began, today = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if began[:3] == today[:3] else "%m-%d", began)
+
+
 _COLUMNS: Mapping[str, Callable[[Receipt], str]] = {
     "RUN": lambda receipt: receipt.run_id,
     "STATE": lambda receipt: receipt.outcome or (receipt.phase or "reports"),
-    "BEGAN": lambda receipt: time.strftime("%m-%d %H:%M", time.localtime(receipt.began_timestamp_seconds)),
+    "BEGAN": lambda receipt: _began(receipt.began_timestamp_seconds),
     "FOR": lambda receipt: lasting(receipt.duration_seconds),
     "STEPS": lambda receipt: "" if receipt.steps is None else short(receipt.steps),
     "PEAK": _peak,
@@ -208,7 +215,8 @@ def _lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield "name", receipt.name
     yield "framework", receipt.framework
     yield from _maybe("job", _job(receipt))
-    yield "process", f"pid {receipt.pid} of {receipt.user or 'uid'} {receipt.uid}"
+    uid = f"uid {receipt.uid}"
+    yield "process", f"pid {receipt.pid} of {f'{receipt.user} ({uid})' if receipt.user else uid}"
     yield "began", _moment(receipt.began_timestamp_seconds)
     if receipt.outcome is None:
         yield "so far", lasting(receipt.duration_seconds)
@@ -273,7 +281,7 @@ def _error_lines(error: ToldError) -> Iterator[tuple[str, str]]:
     for device, memory in (error.memory or {}).items():
         limit = f" of {size(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
         yield "in use", f"{size(memory.in_use_bytes)}{limit} on {device}"
-    yield "said", error.text
+    yield "said", error.text if len(error.text) <= SAID else f"… {error.text[-SAID:]}"
 
 
 def _allocation(each: FailedAllocation) -> str:

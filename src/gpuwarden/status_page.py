@@ -13,6 +13,7 @@ from gpuwarden.gpu.owners import UNKNOWN, Holder
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MigInstance, XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import Severity, explain
+from gpuwarden.runs.receipt_text import duration
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 
@@ -20,6 +21,7 @@ CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MOST_PROCESSES = 50
 MOST_XIDS = 50
 _PLAIN, _BAD = "number", "number down"  # how a cell looks; bad is where an alert fires
+_OOM = ("device_oom", "host_oom")
 _GRAVITY: Mapping[Severity, int] = {"page": 0, "warn": 1, "info": 2}
 _STYLE = """
 :root{color-scheme:light dark}
@@ -59,7 +61,8 @@ def _page(state: State, socket: Path) -> Iterator[str]:
             "<code>gpuwarden resume</code> ends it.</p>"
         )
     yield (
-        '<p><a href="/metrics">metrics</a> for Prometheus · <a href="/-/healthy">healthy</a> · '
+        '<p><a href="/metrics">metrics</a> for Prometheus · <a href="/api/v1/runs">runs</a> as JSON, past ones too · '
+        '<a href="/-/healthy">healthy</a> · '
         '<a href="/-/ready">ready</a></p>'
     )
     if xids := _recent_xids(state):
@@ -79,7 +82,8 @@ def _page(state: State, socket: Path) -> Iterator[str]:
         _RUN_COLUMNS,
         [_run_row(run) for run in state.runs],
         "No run reports. In a training script: <code>from gpuwarden.keras import GpuWarden</code>, then "
-        "<code>model.fit(…, callbacks=[GpuWarden()])</code>.",
+        "<code>model.fit(…, callbacks=[GpuWarden()])</code>. Around a loop of your own: "
+        "<code>with gpuwarden.watch() as run:</code> and in each step <code>run.step()</code>.",
     )
     found = _largest(state)
     rows = [_process_row(state, gpu, process) for gpu, process in found[:MOST_PROCESSES]]
@@ -95,7 +99,7 @@ def _page(state: State, socket: Path) -> Iterator[str]:
 # What people look for comes first: a narrow screen shows no more without being moved.
 _GPU_COLUMNS = ("GPU", "Full", "Memory used", "of", "Headroom", "Utilization", "Temperature", "Margin", "Power", "Name")
 _PROCESS_COLUMNS = ("GPU", "Memory", "User", "Process", "Owner")
-_RUN_COLUMNS = ("Name", "Headroom", "Allocated", "Steps", "Epoch", "pid", "Run")
+_RUN_COLUMNS = ("Name", "Headroom", "Allocated", "Steps", "Epoch", "Median step", "Input wait", "Run")
 _XID_COLUMNS = ("GPU", "XID", "Last", "In all", "What it means, what to do")
 _TEXT_COLUMNS = frozenset({"GPU", "Name", "Process", "User", "Owner", "Run", "XID", "What it means, what to do"})
 
@@ -203,17 +207,31 @@ def _memory(used: float | None, size: float | None) -> tuple[str, str, str]:
 
 
 def _run_row(run: Run) -> list[str]:
-    report = run.report
+    report, run_id = run.report, escape(run.peer.run_id)
     allocated = sum(memory.current for memory in run.memory.values()) if run.memory else None
     return [
-        f"<td>{escape(run.hello.name)}{_condition(run)}</td>",
+        f"<td>{escape(run.hello.name)}{_condition(run)}{_errors(run)}</td>",
         _least_of(run),
         _bytes(allocated),
         _number(report.steps if report else None, 1, "", 0),
         _number(report.epoch if report else None, 1, "", 0),
-        _number(run.peer.pid or None, 1, "", 0),
-        f'<td class="name">{escape(run.peer.run_id)}</td>',
+        f'<td class="number">{_median(run)}</td>',
+        _number(_input_wait(run), 0.01, "%", 0),
+        f'<td class="name"><a href="/api/v1/runs/{run_id}">{run_id}</a></td>',
     ]
+
+
+def _median(run: Run) -> str:
+    seconds = run.report.step_median if run.report else None
+    return "-" if seconds is None else duration(seconds)
+
+
+def _input_wait(run: Run) -> float | None:
+    """Return the part of the run's steps that has been waiting for input, where that is known."""
+    report = run.report
+    if report is None or report.input_wait_seconds is None or not report.input_observed_seconds:
+        return None
+    return report.input_wait_seconds / report.input_observed_seconds
 
 
 def _condition(run: Run) -> str:
@@ -224,6 +242,17 @@ def _condition(run: Run) -> str:
         return "" if run.up else " <span class=ended>ended</span>"
     kind = "ended" if run.ending.outcome in ("finished", "unknown") else "down"
     return f' <span class={kind} title="{escape(run.ending.evidence)}">{run.ending.outcome}</span>'
+
+
+def _errors(run: Run) -> str:
+    """Say which errors its steps raised, and how many of each; in red the ones of which an alert fires."""
+    written: list[str] = []
+    for kind, count in (run.report.errors if run.report else {}).items():
+        often = f" x {count}" if count > 1 else ""
+        written += (
+            [f' <span class="{"down" if kind in _OOM else "ended"}">{escape(kind)}{often}</span>'] if count else []
+        )
+    return "".join(written)
 
 
 def _least_of(run: Run) -> str:

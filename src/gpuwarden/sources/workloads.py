@@ -35,7 +35,8 @@ class Workload:
     """A kind of training run: how hard it works, what it holds, how long an epoch and a run take.
 
     `leaks` gives the seconds of training after which a leak has eaten all device memory, from and to; `uid` is one of
-    USERS.
+    USERS. `batch` is how many examples go through a step, and `input_wait` the part of it that waits for them: None
+    where the callback cannot know. `hangs` is how probable it is, from 0 to 1, that an epoch's input hangs once.
     """
 
     name: str
@@ -50,20 +51,28 @@ class Workload:
     cooling: float = 1.0
     uid: int = 1000
     place: Place = NOWHERE
+    batch: int | None = None
+    input_wait: float | None = None
+    hangs: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A time during which a run does one thing; `phase` is what it reports then, None: nothing yet."""
+    """A time during which a run does one thing; `phase` is what it reports then, None: nothing yet.
+
+    In one that `steps` it makes steps, in one that `waits` a step is under way whose input does not come.
+    """
 
     seconds: float
     load: Load
     phase: Phase | None = None
     steps: bool = False
+    waits: bool = False
     epoch: int = 0
 
 
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy"}
+_STARVED = Load(utilization=0.06, bandwidth=0.03, intensity=0.4)
 _TENSORFLOW = "tensorflow 2.21.0 keras 3.15.1"
 
 WORKLOADS: tuple[Workload | None, ...] = (
@@ -77,6 +86,8 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epoch_seconds=240,
         epochs=(8, 14),
         place=Place(slurm_job="4711"),
+        batch=256,
+        input_wait=0.02,
     ),
     # Keeps something from every step: runs out of memory, dies and is started again.
     Workload(
@@ -90,6 +101,8 @@ WORKLOADS: tuple[Workload | None, ...] = (
         leaks=(560, 720),
         uid=1001,
         place=Place(systemd_unit="unet-segmentation.service"),
+        batch=16,
+        input_wait=0.04,
     ),
     Workload(
         name="vit-large-pretrain",
@@ -115,6 +128,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         uid=1002,
         place=Place(slurm_job="4709"),
     ),
+    # Its input cannot keep up with the GPU, and hangs now and then.
     Workload(
         name="tabular-embedding",
         framework=_TENSORFLOW,
@@ -125,6 +139,9 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epochs=(12, 24),
         uid=1001,
         place=Place(systemd_unit="session-12.scope"),
+        batch=4096,
+        input_wait=0.36,
+        hangs=0.12,
     ),
     # A notebook somebody forgot: holds memory, does nothing, reports nothing.
     Workload(
@@ -160,8 +177,10 @@ def _epoch(workload: Workload, epoch: int, rng: random.Random) -> Iterator[Stret
     while left > 0:
         block = min(left, rng.uniform(25, 70))
         yield Stretch(block, workload.load, "train", steps=True, epoch=epoch)
-        yield Stretch(rng.uniform(0.8, 3), Load(utilization=0.06, bandwidth=0.03, intensity=0.4), "train", epoch=epoch)
+        yield Stretch(rng.uniform(0.8, 3), _STARVED, "train", waits=True, epoch=epoch)
         left -= block
+    if workload.hangs and rng.random() < workload.hangs:
+        yield Stretch(rng.uniform(100, 200), _STARVED, "train", waits=True, epoch=epoch)
     validation = Load(0.85 * workload.load.utilization, workload.load.bandwidth, 0.7 * workload.load.intensity)
     yield Stretch(rng.uniform(9, 16), validation, "test", epoch=epoch)
     yield Stretch(rng.uniform(2, 5), Load(utilization=0.02, bandwidth=0.05, intensity=0.2), "train", epoch=epoch)
