@@ -549,6 +549,21 @@ def case_internal_errors(daemon: Daemon) -> Any:
     return {"messages": messages, "losses": history, "connected": daemon.connected()}
 
 
+def case_internal_errors_in_steps(daemon: Daemon) -> Any:
+    def fail(_now: float) -> NoReturn:
+        raise RuntimeError("a fault of the callback's own")
+
+    class Breaks(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 2:
+                callback._steps._note = fail  # type: ignore[union-attr] # it is there
+
+    callback = daemon.callback(interval=0)
+    made = model()
+    made.fit(*data(20), batch_size=2, verbose=0, callbacks=[callback, Breaks()])
+    return daemon.heard()
+
+
 def case_disabled(daemon: Daemon) -> Any:
     fit(model(), daemon.callback(disabled=True))
     os.environ["GPUWARDEN_DISABLED"] = "1"

@@ -13,7 +13,8 @@ from gpuwarden.metric import Readings
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.registry import Run, RunRegistry
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account, Share
 from snapshots import GIB, divided, gpu, snapshot
 
@@ -328,6 +329,17 @@ def test_account_is_taken_up() -> None:
     assert run.account.shares["GPU-9"] == gone
     assert run.account.phases["train"] == 100
     assert run.account.host_memory_peak == 123
+
+
+def test_phase_that_was_not_counted_before() -> None:
+    """What is taken up may lack the phase that the run is in: its time is counted from here on."""
+    box = Box()
+    box.meet(ALICE)
+    box.accounts.resume(ALICE.run_id, Account({}, {"predict": 90.0}, None))
+    box.join()
+    box.poll(10)
+    (run,) = box.join()
+    assert run.account.phases == {"predict": 90, "train": 10}
 
 
 def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:

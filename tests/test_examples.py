@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from services import ROOT, Daemon, Process, ending, until
+from services import ROOT, Daemon, Process, ending, fetch, until
 
-# The framework that each needs, the name it reports under, and its steps.
+# The framework that each needs, the name it reports under, its steps and examples.
 EXAMPLES = {
-    "gradient_tape": ("tensorflow", "gradient tape", 192),
-    "jax_loop": ("jax", "jax loop", 192),
-    "keras_fit": ("tensorflow", "keras_fit", 339),
-    "mirrored": ("tensorflow", "mirrored", 189),
-    "torch_loop": ("torch", "torch loop", 192),
+    "gradient_tape": ("tensorflow", "gradient tape", 3 * 64, 3 * 4096),
+    "jax_loop": ("jax", "jax loop", 3 * 64, 3 * 64 * 64),
+    "keras_fit": ("tensorflow", "keras_fit", 3 * 113, 3 * 7200),
+    "mirrored": ("tensorflow", "mirrored", 3 * 63, 3 * 8000),
+    "torch_loop": ("torch", "torch loop", 3 * 64, 3 * 4096),
 }
 TIME = 240  # seconds, on a machine that does much else
 
@@ -28,8 +29,8 @@ def test_all_are_run() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, tmp_path: Path) -> None:
-    """It does the same with a daemon and without; the daemon shows it as a run with all of its steps."""
-    framework, run_name, steps = EXAMPLES[name]
+    """It does the same with a daemon and without; the daemon shows it as a run with all of its steps and examples."""
+    framework, run_name, steps, examples = EXAMPLES[name]
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"needs {framework}")
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
@@ -50,3 +51,6 @@ def test_example(name: str, tmp_path: Path) -> None:
         run = {"run_id": dict(labels)["run_id"]}
         until(lambda: daemon.samples().value("gpuwarden_run_up", **run) == 0, "the run's end")
         assert daemon.samples().value("gpuwarden_run_steps_total", **run) == steps
+        assert daemon.samples().value("gpuwarden_run_examples_total", **run) == examples
+        if name == "keras_fit":  # which has its loss told
+            assert json.loads(fetch(f"{daemon.url}/api/v1/runs/{run['run_id']}"))["loss"] > 0

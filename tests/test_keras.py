@@ -348,6 +348,13 @@ def test_internal_errors(saw: Any) -> None:
     assert not saw["connected"]
 
 
+def test_internal_errors_in_steps(saw: Any) -> None:
+    """A callback that switches itself off in the middle of a fit says so: its silence is no step that hangs."""
+    *before, last = reports(saw)
+    assert before[-1]["stepping"]
+    assert (last["phase"], last["stepping"]) == ("idle", False)
+
+
 @pytest.mark.parametrize("saw", ["disabled"], indirect=True)
 def test_disabled(saw: bool) -> None:  # noqa: FBT001 - what the case saw
     """A disabled callback, by argument or environment, never connects."""

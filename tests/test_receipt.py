@@ -15,10 +15,11 @@ from gpuwarden.protocol import Hello
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.receipt import PARTS, ReceiptError, continued, from_plain, receipt_of, to_plain
+from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
+from gpuwarden.runs.receipt_content import account_of, continued, receipt_of
 from gpuwarden.runs.receipt_text import duration, energy, lasting, log_line, ratio, short, size
 from gpuwarden.runs.receipts import Receipts
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import NO_ACCOUNT, Account, Share
 from snapshots import GIB
 
@@ -57,7 +58,7 @@ def test_what_is_not_known_has_no_key() -> None:
         "updated_timestamp_seconds": BEGAN + 5,
         "duration_seconds": 5.0,
     }
-    assert from_plain(plain).account == NO_ACCOUNT
+    assert account_of(from_plain(plain)) == NO_ACCOUNT
 
 
 def test_totals_are_those_of_the_devices() -> None:
@@ -72,7 +73,7 @@ def test_receipt_comes_back_from_json() -> None:
     made = receipt()
     back = from_plain(json.loads(json.dumps(to_plain(made))))
     assert to_plain(back) == to_plain(made)
-    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=back.account)
+    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account_of(back))
     assert to_plain(again) == to_plain(made)
 
 
@@ -101,6 +102,10 @@ def test_keys_of_a_later_version_are_left_alone() -> None:
         {"throttled_seconds": {"a": "b"}},
         {"errors": []},
         {"xids": {str(n): 1 for n in range(1000)}},
+        {"xids": {"a fault": 1}},
+        {"devices": [{"uuid": "GPU-1", "name": "H100", "gpu_seconds": 1.0, "xids": {"a fault": 1}}]},
+        {"began_timestamp_seconds": 1e12},
+        {"ended_timestamp_seconds": 2e19},
     ],
 )
 def test_what_is_no_receipt_is_refused(change: dict[str, Any]) -> None:
@@ -238,7 +243,7 @@ def test_what_one_poll_saw() -> None:
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
     assert "gpu_seconds" not in log_line(made)
     assert "energy" not in log_line(made)
-    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=from_plain(plain).account)
+    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account_of(from_plain(plain)))
     assert to_plain(again) == plain
 
 

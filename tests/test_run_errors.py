@@ -10,7 +10,8 @@ from gpuwarden.client.errors import describe
 from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.registry import KEPT_ERRORS, RunRegistry
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run import KEPT_ERRORS
 from snapshots import GIB, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)
@@ -149,7 +150,7 @@ def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> 
     head, *parts = line.split("; ")
     assert head == (
         "run=7-1 name='resnet' kind=device_oom phase=train steps=5: "
-        f"20.0 GiB for shape [20000,4000] float by op wide/Relu on {ON}GPU:0"
+        f"20.0 GiB for shape [20000,4000] float by op wide/Relu on {ON}GPU:0 from GPU_0_bfc"
     )
     assert parts == ["GPU-0: headroom known 18.0 GiB", "GPU:0: in use 21.0 GiB of 38.0 GiB"]
 

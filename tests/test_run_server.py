@@ -17,7 +17,8 @@ import pytest
 
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, End, Hello, Report, encode
 from gpuwarden.runs import exit_status
-from gpuwarden.runs.registry import Run, RunRegistry
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.server import RunServer
 from snapshots import GIB, gpu, snapshot
 

@@ -1,4 +1,4 @@
-"""What a run's page says of its input."""
+"""What a run's page says of its input and of its allocators."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.protocol import STEP_BUCKETS, Hello, Report
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.table import RunReadings
-from snapshots import snapshot
+from snapshots import gpu, snapshot
 
 PEER = Peer(pid=7, uid=1000, start=1)
 UNKNOWN = Report("train", 5, 1.5, (0,) * (len(STEP_BUCKETS) + 1), {})
@@ -44,3 +44,15 @@ def test_input(report: Report | None, ends: bool, now: float, expected: tuple[fl
         runs.exited(PEER, 2.0)
     (run,) = runs.runs(snapshot(), now)
     assert tuple(row.read(run) for row in ROWS) == expected
+
+
+def test_reserved_memory() -> None:
+    """What an allocator holds of a GPU is there where it says so, and absent where it does not."""
+    box = snapshot(gpu(0), gpu(1))
+    uuids = [each.identity.uuid for each in box.gpus]
+    memory = {"GPU:0": DeviceMemory(1, 2, reserved=5), "GPU:1": DeviceMemory(1, 2)}
+    runs = RunRegistry(limit=1, expiry=60.0, overhead=0.0)
+    runs.receive(PEER, Hello("resnet", "", dict(zip(memory, uuids, strict=True))), 0.0)
+    runs.receive(PEER, replace(UNKNOWN, memory=memory), 1.0)
+    (run,) = runs.runs(box, 2.0)
+    assert RunReadings.allocator_memory_reserved_bytes.read(run) == {(uuids[0],): 5}

@@ -19,7 +19,7 @@ from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report, encode
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from gpuwarden.status_page import MOST_PROCESSES, MOST_XIDS, page

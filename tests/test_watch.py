@@ -614,7 +614,7 @@ def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
 
 
 def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A watch that fails switches itself off with one warning, and the loop goes on."""
+    """A watch that fails switches itself off with one warning and is idle from there on; the loop goes on."""
 
     def fail(_self: Loop) -> None:
         raise RuntimeError("a fault of the watch's own")
@@ -627,7 +627,21 @@ def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: p
     with run.phase("test"):
         run.step()
     assert [each.partition(" after")[0] for each in caplog.messages] == ["watch switched off"]
-    assert len(told(daemon.accept().waiting())) == 1
+    first, last = told(daemon.accept().waiting())
+    assert (first.phase, last.phase, last.stepping) == ("train", "idle", False)
+
+
+def test_own_errors_beside_another(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that fails says nothing of another's steps, which go on."""
+    other, run = watch(interval=0), watch(interval=0)
+    other.step()
+    monkeypatch.setattr(run._loop, "_search", None)
+    for _ in range(MAX_ERRORS):
+        run.step()
+    other.step()
+    reports = told(daemon.accept().waiting())
+    assert {each.phase for each in reports} == {"train"}
+    assert (reports[-1].stepping, reports[-1].steps) == (True, 2 + MAX_ERRORS)
 
 
 def test_failing_from_the_start(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

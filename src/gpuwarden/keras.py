@@ -7,20 +7,18 @@ Training never suffers from it: no hook blocks, raises, reads logs, or forces th
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
-import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from gpuwarden.client import keras_model
 from gpuwarden.client.errors import describe
 from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.functions import Functions, Kind
+from gpuwarden.client.guard import Guard, guarded
 from gpuwarden.client.hello import introduction
 from gpuwarden.client.input_wait import Feed, InputWait
 from gpuwarden.client.loss_metric import LossMetric
@@ -32,11 +30,7 @@ from gpuwarden.client.tf_data import TfData
 from gpuwarden.client.timed_next import TimedNext
 from gpuwarden.protocol import Phase
 
-MAX_ERRORS = 5  # failures of our own until the callback switches itself off
 _OF_ONE_FIT = {"_run", "_steps", "_metric", "_feed", "_functions", "_watched", "_model", "model"}
-
-P = ParamSpec("P")
-log = logging.getLogger("gpuwarden")
 
 
 def _import_keras() -> Any:
@@ -57,21 +51,6 @@ def _import_keras() -> Any:
 
 
 keras = _import_keras()
-
-
-def _guarded(hook: Callable[Concatenate[GpuWarden, P], None]) -> Callable[Concatenate[GpuWarden, P], None]:
-    """Keep a failing hook from the training it watches."""
-
-    @functools.wraps(hook)
-    def guarded(self: GpuWarden, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self._off:
-            return
-        try:
-            hook(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
-            self._stumbled(error)
-
-    return guarded
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] # Keras ships no types
@@ -100,8 +79,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
         self._settings = settings
         self._loss = loss
-        self._off = settings.disabled
-        self._errors = 0
+        self._guard = Guard("callback", off=settings.disabled)
         # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
         self._watched: Any = None
         self._functions: Functions | None = None
@@ -122,12 +100,12 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._standalone = True
         self._take(model)
 
-    @_guarded
+    @guarded
     def _take(self, model: Any) -> None:
         self._functions = Functions(model)
         self._functions.watch_test_early(self)
 
-    @_guarded
+    @guarded
     def on_train_begin(self, logs: Any = None) -> None:
         run, model = self._join(), self._watched
         self._standalone = False
@@ -145,12 +123,12 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         )
         self._enter("train")
 
-    @_guarded
+    @guarded
     def on_train_end(self, logs: Any = None) -> None:
         self._leave()
         self._enter("idle")
 
-    @_guarded
+    @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._steps is None:
             return
@@ -170,20 +148,20 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._batch = None
         self._run.phase, self._run.epoch, self._run.batch = "train", int(epoch), 0
 
-    @_guarded
+    @guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_steps()
         self._report()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        try:  # not _guarded: this is done each step
+        try:  # not guarded: this is done each step
             if self._steps is not None and batch != self._batch:  # the same again where this is in the list twice
                 self._batch = batch
                 self._steps.begin()
         except Exception as error:  # noqa: BLE001 - as there
-            self._stumbled(error)
+            self._guard.failed(error, self._give_up)
 
-    @_guarded
+    @guarded
     def on_test_begin(self, logs: Any = None) -> None:
         if self._standalone:
             self._join()
@@ -192,7 +170,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._watch("test")
         self._enter("test")
 
-    @_guarded
+    @guarded
     def on_test_end(self, logs: Any = None) -> None:
         if self._standalone:
             self._leave()
@@ -201,26 +179,26 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
             self._leave("test")
             self._enter("train")
 
-    @_guarded
+    @guarded
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observe()
 
-    @_guarded
+    @guarded
     def on_predict_begin(self, logs: Any = None) -> None:
         self._join()
         self._watch("predict")
         self._enter("predict")
 
-    @_guarded
+    @guarded
     def on_predict_end(self, logs: Any = None) -> None:
         self._leave()
         self._enter("idle")
 
-    @_guarded
+    @guarded
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observe()
 
-    @_guarded
+    @guarded
     def failed(self, exception: BaseException) -> None:
         """Tell the daemon what a step has raised, and that fit, evaluate or predict is over by it.
 
@@ -297,13 +275,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if self._feed is not None:
             self._feed.pause()
 
-    def _stumbled(self, error: Exception) -> None:
-        self._errors += 1
-        if self._errors >= MAX_ERRORS:
-            self._off = True
-            self._steps = None
-            with contextlib.suppress(Exception):  # a logging handler of the user's may raise
-                log.warning("callback switched off after errors=%d; training goes on", self._errors, exc_info=error)
+    def _give_up(self) -> None:
+        self._steps = None  # so the hook of each step, which asks no guard, does nothing any more
+        if self._run is not None:
+            self._run.give_up()
 
 
 def _feed(wait: InputWait, per_execution: int) -> Feed | None:

@@ -10,7 +10,7 @@ from gpuwarden._version import __version__
 from gpuwarden.gpu.owners import Owners
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import Host
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 
 
 @dataclass(frozen=True, slots=True)

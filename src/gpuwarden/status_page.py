@@ -14,7 +14,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MigInstance, XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.runs.receipt_text import duration
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -21,11 +21,13 @@ class Guard:
         self._what = what
         self._errors = 0
 
-    def failed(self, error: Exception) -> None:
-        """Count a failure; at the last one say so, once."""
+    def failed(self, error: Exception, give_up: Callable[[], None]) -> None:
+        """Count a failure; at the last one say so, once, and have what goes on by itself given up."""
         self._errors += 1
         if self._errors == MAX_ERRORS:
             self.off = True
+            with contextlib.suppress(Exception):  # it may be what fails
+                give_up()
             with contextlib.suppress(Exception):  # a logging handler of the user's may raise
                 log.warning(
                     "%s switched off after errors=%d; training goes on", self._what, self._errors, exc_info=error
@@ -36,6 +38,9 @@ class Guarded(Protocol):
     """What has methods that must not raise."""
 
     _guard: Guard
+
+    def _give_up(self) -> None:
+        """End what would go on, now that no guarded method is called any more."""
 
 
 S = TypeVar("S", bound=Guarded)
@@ -53,6 +58,6 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
-            guard.failed(error)
+            guard.failed(error, self._give_up)
 
     return kept

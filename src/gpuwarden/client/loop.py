@@ -109,7 +109,7 @@ class Loop:
             if self.phase == "train":
                 self._begun = monotonic()  # what this took is no part of a step
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
-            guard.failed(error)
+            guard.failed(error, self._give_up)
 
     def _set_off(self, now: float) -> None:
         """Note the first step after a rest; the very first may compile."""
@@ -210,6 +210,12 @@ class Loop:
     def report(self) -> None:
         """Report where this loop stands."""
         self._tell(self.run.report)
+
+    def _give_up(self) -> None:
+        """Say that no step of this loop is under way: its silence from here on is no step that hangs."""
+        self.stepping, self.phase = False, "idle"
+        if not any(each.stepping for each in tuple(_open) if each.run is self.run):
+            self.run.give_up()
 
     def _tell(self, send: Callable[[float], None]) -> None:
         """Count what is noted, say where the loop stands, and send."""

@@ -127,6 +127,11 @@ class Run:
             )
         )
 
+    def give_up(self) -> None:
+        """Report that no step is under way: nobody tells of steps any more. Neither counts nor looks: that may fail."""
+        self.phase, self.stepping = "idle", False
+        self._send(time.monotonic())
+
     def end(self) -> None:
         """Send the last totals and say goodbye; tell before it what ends the process, where nobody has.
 

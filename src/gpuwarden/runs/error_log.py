@@ -71,6 +71,8 @@ def _allocation(asked: Allocation) -> str:
         words.append(f"by op {asked.op}")
     if asked.device is not None:
         words.append(f"on {asked.device}")
+    if asked.allocator is not None:
+        words.append(f"from {asked.allocator}")
     return " ".join(words)
 
 

@@ -1,4 +1,4 @@
-"""The run receipt: what one run was, did and cost, in a form that is kept and served.
+"""The run receipt: the form in which it is kept and served what one run was, did and cost.
 
 A field's name is its key in JSON, with its unit; what is not known has no key. Receipts come back from files that
 anybody may have changed: reading one checks every field.
@@ -7,17 +7,14 @@ anybody may have changed: reading one checks every field.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
-
-from gpuwarden.protocol import Allocation, DeviceMemory
-from gpuwarden.runs.registry import KEPT_ERRORS, Run, SeenError
-from gpuwarden.runs.share import Account, Share
 
 VERSION = 1
 MAX_TEXT = 4096  # characters of a text in a receipt
 MAX_ENTRIES = 512  # of a list or an object in a receipt
 MAX_NUMBER = 2.0**64
+MAX_TIME = 253402300800.0  # the end of the year 9999, in Unix time: what comes after has no date
 
 T = TypeVar("T")
 _Check = Callable[[Any], Any]
@@ -60,6 +57,12 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _time(value: Any) -> float:
+    if _number(value) >= MAX_TIME:
+        raise ReceiptError("want Unix time")
+    return float(value)
+
+
 def _signed(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
         raise ReceiptError("want a number")
@@ -73,6 +76,12 @@ def _each(check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
         return {_text(key): check(entry) for key, entry in value.items()}
 
     return checked
+
+
+def _xids(value: Any) -> dict[str, int]:
+    if not all(code.isascii() and code.isdigit() for code in _each(_whole)(value)):
+        raise ReceiptError("want codes for keys")
+    return dict(value)
 
 
 def _list(cls: Callable[[], type[T]]) -> Callable[[Any], tuple[T, ...]]:
@@ -110,7 +119,7 @@ class DeviceMemoryThen:
 class ToldError:
     """One error that the run told."""
 
-    timestamp_seconds: float = _must(_number, "When it came, in Unix time.")
+    timestamp_seconds: float = _must(_time, "When it came, in Unix time.")
     kind: str = _must(_text, "What kind of error it is, as in `errors`.")
     exception: str = _must(_text, "Name of the exception's type.")
     text: str = _must(_text, "What matters of its message: the place where its kind shows, the front and the end.")
@@ -157,7 +166,7 @@ class DeviceShare:
     memory_limit_bytes: int | None = _said(_whole, "The allocator's own limit.")
     headroom_at_peak_bytes: float | None = _said(_number, "What the run could have allocated on top of that peak.")
     lowest_headroom_bytes: float | None = _said(_number, "The least headroom of any poll.")
-    xids: Mapping[str, int] | None = _said(_each(_whole), "XIDs of the GPU while the run lived, by code.")
+    xids: Mapping[str, int] | None = _said(_xids, "XIDs of the GPU while the run lived, by code.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +179,8 @@ class Receipt:
     framework: str = _must(_text, "What it trains with.")
     pid: int = _must(_whole, "Its process; 0 for one that this daemon cannot see.")
     uid: int = _must(_whole, "Whose process that is.")
-    began_timestamp_seconds: float = _must(_number, "When it first reported, in Unix time.")
-    updated_timestamp_seconds: float = _must(_number, "Of when the receipt is, in Unix time.")
+    began_timestamp_seconds: float = _must(_time, "When it first reported, in Unix time.")
+    updated_timestamp_seconds: float = _must(_time, "Of when the receipt is, in Unix time.")
     duration_seconds: float = _must(_number, "From its begin to its end, or so far.")
     boot_id: str | None = _said(_text, "Which boot of the box that was (/proc/sys/kernel/random/boot_id).")
     user: str | None = _said(_text, "The user's name.")
@@ -179,7 +188,7 @@ class Receipt:
     rank: int | None = _said(_whole, "Its place in the job, from 0.")
     world_size: int | None = _said(_whole, "How many processes the job has.")
     ended_timestamp_seconds: float | None = _said(
-        _number, "When it ended, in Unix time; not there so far, nor where no daemon saw the end."
+        _time, "When it ended, in Unix time; not there so far, nor where no daemon saw the end."
     )
     outcome: str | None = _said(_text, "How it ended; not there so far.")
     evidence: str | None = _said(_text, "What that was concluded from.")
@@ -211,97 +220,16 @@ class Receipt:
     )
     errors: Mapping[str, int] | None = _said(_each(_whole), "Errors that steps raised, by kind.")
     errors_told: tuple[ToldError, ...] = _several(_list(lambda: ToldError), "The last of them, oldest first.")
-    xids: Mapping[str, int] | None = _said(_each(_whole), "XIDs of its GPUs while it lived, by code.")
+    xids: Mapping[str, int] | None = _said(_xids, "XIDs of its GPUs while it lived, by code.")
     host_memory_peak_bytes: int | None = _said(_whole, "Most host memory resident in its processes at any look.")
     cpu_seconds: float | None = _said(_number, "CPU time of its processes, ended ones too.")
     read_bytes: int | None = _said(_whole, "Bytes they had fetched from storage.")
     written_bytes: int | None = _said(_whole, "Bytes they had sent to storage.")
     reports_dropped: int | None = _said(_whole, "Reports it could not send because the daemon did not read.")
 
-    @property
-    def account(self) -> Account:
-        """What the run had had of GPUs, to go on with."""
-        shares = {each.uuid: _share(each) for each in self.devices}
-        return Account(shares, self.phase_seconds or {}, self.host_memory_peak_bytes)
-
 
 PARTS = (Receipt, DeviceShare, ToldError, FailedAllocation, DeviceMemoryThen)
 _NAMES = {part: tuple(each.name for each in fields(part)) for part in PARTS}  # asked for once: a list has many runs
-
-
-def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
-    """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time."""
-    report, hello, ending, usage = run.report, run.hello, run.ending, run.usage
-    until = ending.at if ending else now
-    devices = tuple(_device(uuid, share) for uuid, share in account.shares.items())
-    busy, idle = (_total(getattr(each, name) for each in devices) for name in ("busy_seconds", "idle_seconds"))
-    waited, observed = (report.input_wait_seconds, report.input_observed_seconds) if report else (None, None)
-    return Receipt(
-        version=VERSION,
-        run_id=run.peer.run_id,
-        name=hello.name,
-        framework=hello.framework,
-        pid=run.peer.pid,
-        uid=run.peer.uid,
-        began_timestamp_seconds=run.began,
-        updated_timestamp_seconds=until,
-        duration_seconds=max(until - run.began, 0.0),
-        boot_id=boot_id,
-        user=user,
-        job=hello.job,
-        rank=hello.rank,
-        world_size=hello.world_size,
-        ended_timestamp_seconds=ending.at if ending else None,
-        outcome=ending.outcome if ending else None,
-        evidence=ending.evidence if ending else None,
-        phase=report.phase if report else None,
-        phase_seconds=account.phases,
-        epoch=report.epoch if report else None,
-        steps=report.steps if report else None,
-        examples=report.examples if report else None,
-        step_seconds=report.step_seconds if report else None,
-        step_median_seconds=report.step_median if report else None,
-        step_p95_seconds=report.step_p95 if report else None,
-        compile_seconds=report.compile_seconds if report else None,
-        stalls=run.stalls if report else None,
-        loss=report.loss if report else None,
-        input_wait_seconds=waited,
-        input_observed_seconds=observed,
-        input_wait_ratio=min(waited / observed, 1.0) if waited is not None and observed else None,
-        gpu_seconds=_total(each.gpu_seconds for each in devices),
-        gpu_idle_ratio=idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None,
-        energy_joules=_total(each.energy_joules for each in devices),
-        throttled_seconds=_by_key(each.throttled_seconds or {} for each in devices),
-        throttled_step_seconds=_by_key(each.throttled_step_seconds or {} for each in devices),
-        devices=devices,
-        errors=report.errors if report else None,
-        errors_told=tuple(map(_told, run.errors)),
-        xids=_counts(account),
-        host_memory_peak_bytes=account.host_memory_peak,
-        cpu_seconds=usage.cpu_seconds if usage else None,
-        read_bytes=usage.read_bytes if usage else None,
-        written_bytes=usage.written_bytes if usage else None,
-        reports_dropped=report.dropped if report else None,
-    )
-
-
-def continued(before: Receipt, since: Receipt) -> Receipt:
-    """Return a run's receipt where an earlier daemon has written one of it; its account has been taken up already."""
-    said = ((each.name, getattr(before, each.name)) for each in fields(Receipt))
-    missed = {name: value for name, value in said if value is not None and getattr(since, name) is None}
-    began = min(before.began_timestamp_seconds, since.began_timestamp_seconds)
-    return replace(
-        since,
-        **missed,
-        began_timestamp_seconds=began,
-        duration_seconds=max(since.updated_timestamp_seconds - began, 0.0),
-        errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
-    )
-
-
-def concluded(receipt: Receipt, evidence: str) -> Receipt:
-    """Return the receipt of a run whose end nobody saw: it lasted until it was last seen, at least."""
-    return replace(receipt, outcome="unknown", evidence=evidence)
 
 
 def to_plain(value: Any) -> Any:
@@ -340,91 +268,3 @@ def _read(cls: type[T], value: Any) -> T:
         return cls(**known)
     except TypeError:
         raise ReceiptError("it lacks what every receipt has") from None
-
-
-def _device(uuid: str, share: Share) -> DeviceShare:
-    device = DeviceShare(
-        uuid=uuid,
-        name=share.name,
-        memory_peak_bytes=share.memory_peak,
-        memory_limit_bytes=share.memory_limit,
-        headroom_at_peak_bytes=share.headroom_at_peak,
-        lowest_headroom_bytes=share.lowest_headroom,
-        xids={str(code): count for code, count in share.xids.items()},
-    )
-    if not share.seconds:  # no time passed between polls: that it was idle and used no energy is not known
-        return device
-    return replace(
-        device,
-        gpu_seconds=share.seconds,
-        busy_seconds=share.busy,
-        idle_seconds=share.idle,
-        energy_joules=share.joules,
-        energy_by_power_joules=share.joules_by_power,
-        throttled_seconds=share.throttled,
-        throttled_step_seconds=share.throttled_steps,
-    )
-
-
-def _share(device: DeviceShare) -> Share:
-    """Return what `_device` was made of. Raises ReceiptError."""
-    try:
-        xids = {int(code): count for code, count in (device.xids or {}).items()}
-    except ValueError:
-        raise ReceiptError("xids: want numbers for keys") from None
-    return Share(
-        name=device.name,
-        seconds=device.gpu_seconds or 0.0,
-        busy=device.busy_seconds,
-        idle=device.idle_seconds,
-        joules=device.energy_joules,
-        joules_by_power=device.energy_by_power_joules,
-        throttled=device.throttled_seconds or {},
-        throttled_steps=device.throttled_step_seconds or {},
-        memory_peak=device.memory_peak_bytes,
-        memory_limit=device.memory_limit_bytes,
-        headroom_at_peak=device.headroom_at_peak_bytes,
-        lowest_headroom=device.lowest_headroom_bytes,
-        xids=xids,
-    )
-
-
-def _told(seen: SeenError) -> ToldError:
-    error = seen.error
-    return ToldError(
-        timestamp_seconds=seen.at,
-        kind=error.kind,
-        exception=error.exception,
-        text=error.text,
-        phase=error.phase,
-        steps=error.steps,
-        headroom_bytes=seen.headroom,
-        allocations=tuple(map(_allocation, error.allocations)),
-        memory={device: _memory(memory) for device, memory in error.memory.items()},
-    )
-
-
-def _allocation(each: Allocation) -> FailedAllocation:
-    return FailedAllocation(each.requested, each.shape, each.dtype, each.op, each.device, each.allocator)
-
-
-def _memory(each: DeviceMemory) -> DeviceMemoryThen:
-    return DeviceMemoryThen(each.current, each.peak, each.limit, each.reserved)
-
-
-def _total(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _by_key(mappings: Any) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for mapping in mappings:
-        for key, value in mapping.items():
-            total[key] = total.get(key, 0.0) + value
-    return total
-
-
-def _counts(account: Account) -> dict[str, int]:
-    """Count XIDs over all of a run's GPUs."""
-    return {str(code): int(n) for code, n in _by_key(share.xids for share in account.shares.values()).items()}

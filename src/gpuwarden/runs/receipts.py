@@ -21,10 +21,11 @@ from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.receipt import Receipt, concluded, continued, receipt_of, to_plain
+from gpuwarden.runs.receipt import Receipt, to_plain
+from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
 from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_text import log_line
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account
 
 T = TypeVar("T")
@@ -133,7 +134,7 @@ class Receipts:
     def _resume(self, live: _Live) -> None:
         assert live.before is not None
         self._live[live.run.peer.run_id] = live
-        self._accounts.resume(live.run.peer.run_id, live.before.account)
+        self._accounts.resume(live.run.peer.run_id, account_of(live.before))
 
     def see(self, runs: Sequence[Run], now: float) -> None:
         """Take the runs of a poll, with their accounts; `now` is monotonic. Does not block."""

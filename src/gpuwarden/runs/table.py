@@ -8,7 +8,7 @@ from gpuwarden.metric import Histogram, Metric, Reading, Table
 from gpuwarden.protocol import ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.process_tree import STATES, Present
-from gpuwarden.runs.registry import Run
+from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Share
 from gpuwarden.runs.stall import CAUSES
 
@@ -173,6 +173,10 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_allocator_memory_limit_bytes", "gauge", "bytes", "The framework allocator's own limit on the GPU, where it has one.",
         lambda run: {(uuid,): memory.limit for uuid, memory in run.memory.items() if memory.limit is not None},
         labels=("uuid",), source="report")
+    allocator_memory_reserved_bytes = Metric[Run](
+        "gpuwarden_run_allocator_memory_reserved_bytes", "gauge", "bytes", "Bytes the framework's allocator holds of the GPU, handed out or not, where it says so.",
+        lambda run: {(uuid,): memory.reserved for uuid, memory in run.memory.items() if memory.reserved is not None},
+        labels=("uuid",), source="report, with torch or JAX")
     memory_headroom_bytes = Metric[Run](
         "gpuwarden_run_memory_headroom_bytes", "gauge", "bytes", "Bytes the run can still allocate on the GPU.",
         lambda run: {(uuid,): left for uuid, left in run.headroom.items()}, labels=("uuid",), source="docs/headroom.md")

@@ -1,0 +1,192 @@
+"""What goes into a run's receipt: its reports, its end, its account; and how one goes on from an earlier daemon's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from gpuwarden.protocol import Allocation, DeviceMemory, Report
+from gpuwarden.runs.process_tree import Usage
+from gpuwarden.runs.receipt import VERSION, DeviceMemoryThen, DeviceShare, FailedAllocation, Receipt, ToldError
+from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
+from gpuwarden.runs.share import Account, Share
+
+
+def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
+    """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time."""
+    hello, ending = run.hello, run.ending
+    until = ending.at if ending else now
+    return Receipt(
+        version=VERSION,
+        run_id=run.peer.run_id,
+        name=hello.name,
+        framework=hello.framework,
+        pid=run.peer.pid,
+        uid=run.peer.uid,
+        began_timestamp_seconds=run.began,
+        updated_timestamp_seconds=until,
+        duration_seconds=max(until - run.began, 0.0),
+        boot_id=boot_id,
+        user=user,
+        job=hello.job,
+        rank=hello.rank,
+        world_size=hello.world_size,
+        ended_timestamp_seconds=ending.at if ending else None,
+        outcome=ending.outcome if ending else None,
+        evidence=ending.evidence if ending else None,
+        errors_told=tuple(map(_told, run.errors)),
+        **(_training(run.report, run.stalls) if run.report else {}),
+        **_gpus(account),
+        **(_host(run.usage) if run.usage else {}),
+    )
+
+
+def _training(report: Report, stalls: int) -> dict[str, Any]:
+    waited, observed = report.input_wait_seconds, report.input_observed_seconds
+    return {
+        "phase": report.phase,
+        "epoch": report.epoch,
+        "steps": report.steps,
+        "examples": report.examples,
+        "step_seconds": report.step_seconds,
+        "step_median_seconds": report.step_median,
+        "step_p95_seconds": report.step_p95,
+        "compile_seconds": report.compile_seconds,
+        "stalls": stalls,
+        "loss": report.loss,
+        "input_wait_seconds": waited,
+        "input_observed_seconds": observed,
+        "input_wait_ratio": min(waited / observed, 1.0) if waited is not None and observed else None,
+        "errors": report.errors,
+        "reports_dropped": report.dropped,
+    }
+
+
+def _gpus(account: Account) -> dict[str, Any]:
+    """Sum up what each GPU did meanwhile; and what the account has beside them."""
+    devices = tuple(_device(uuid, share) for uuid, share in account.shares.items())
+    busy, idle = _total(each.busy_seconds for each in devices), _total(each.idle_seconds for each in devices)
+    return {
+        "phase_seconds": account.phases,
+        "gpu_seconds": _total(each.gpu_seconds for each in devices),
+        "gpu_idle_ratio": idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None,
+        "energy_joules": _total(each.energy_joules for each in devices),
+        "throttled_seconds": _by_key(each.throttled_seconds or {} for each in devices),
+        "throttled_step_seconds": _by_key(each.throttled_step_seconds or {} for each in devices),
+        "devices": devices,
+        "xids": {code: int(count) for code, count in _by_key(each.xids or {} for each in devices).items()},
+        "host_memory_peak_bytes": account.host_memory_peak,
+    }
+
+
+def _host(usage: Usage) -> dict[str, Any]:
+    return {
+        "cpu_seconds": usage.cpu_seconds,
+        "read_bytes": usage.read_bytes,
+        "written_bytes": usage.written_bytes,
+    }
+
+
+def account_of(receipt: Receipt) -> Account:
+    """Return what the run had had of GPUs, to go on with."""
+    shares = {each.uuid: _share(each) for each in receipt.devices}
+    return Account(shares, receipt.phase_seconds or {}, receipt.host_memory_peak_bytes)
+
+
+def continued(before: Receipt, since: Receipt) -> Receipt:
+    """Return a run's receipt where an earlier daemon has written one of it; its account has been taken up already."""
+    said = ((each.name, getattr(before, each.name)) for each in fields(Receipt))
+    missed = {name: value for name, value in said if value is not None and getattr(since, name) is None}
+    began = min(before.began_timestamp_seconds, since.began_timestamp_seconds)
+    return replace(
+        since,
+        **missed,
+        began_timestamp_seconds=began,
+        duration_seconds=max(since.updated_timestamp_seconds - began, 0.0),
+        errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
+    )
+
+
+def concluded(receipt: Receipt, evidence: str) -> Receipt:
+    """Return the receipt of a run whose end nobody saw: it lasted until it was last seen, at least."""
+    return replace(receipt, outcome="unknown", evidence=evidence)
+
+
+def _device(uuid: str, share: Share) -> DeviceShare:
+    device = DeviceShare(
+        uuid=uuid,
+        name=share.name,
+        memory_peak_bytes=share.memory_peak,
+        memory_limit_bytes=share.memory_limit,
+        headroom_at_peak_bytes=share.headroom_at_peak,
+        lowest_headroom_bytes=share.lowest_headroom,
+        xids={str(code): count for code, count in share.xids.items()},
+    )
+    if not share.seconds:  # no time passed between polls: that it was idle and used no energy is not known
+        return device
+    return replace(
+        device,
+        gpu_seconds=share.seconds,
+        busy_seconds=share.busy,
+        idle_seconds=share.idle,
+        energy_joules=share.joules,
+        energy_by_power_joules=share.joules_by_power,
+        throttled_seconds=share.throttled,
+        throttled_step_seconds=share.throttled_steps,
+    )
+
+
+def _share(device: DeviceShare) -> Share:
+    """Return what `_device` was made of."""
+    return Share(
+        name=device.name,
+        seconds=device.gpu_seconds or 0.0,
+        busy=device.busy_seconds,
+        idle=device.idle_seconds,
+        joules=device.energy_joules,
+        joules_by_power=device.energy_by_power_joules,
+        throttled=device.throttled_seconds or {},
+        throttled_steps=device.throttled_step_seconds or {},
+        memory_peak=device.memory_peak_bytes,
+        memory_limit=device.memory_limit_bytes,
+        headroom_at_peak=device.headroom_at_peak_bytes,
+        lowest_headroom=device.lowest_headroom_bytes,
+        xids={int(code): count for code, count in (device.xids or {}).items()},
+    )
+
+
+def _told(seen: SeenError) -> ToldError:
+    error = seen.error
+    return ToldError(
+        timestamp_seconds=seen.at,
+        kind=error.kind,
+        exception=error.exception,
+        text=error.text,
+        phase=error.phase,
+        steps=error.steps,
+        headroom_bytes=seen.headroom,
+        allocations=tuple(map(_allocation, error.allocations)),
+        memory={device: _memory(memory) for device, memory in error.memory.items()},
+    )
+
+
+def _allocation(each: Allocation) -> FailedAllocation:
+    return FailedAllocation(each.requested, each.shape, each.dtype, each.op, each.device, each.allocator)
+
+
+def _memory(each: DeviceMemory) -> DeviceMemoryThen:
+    return DeviceMemoryThen(each.current, each.peak, each.limit, each.reserved)
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _by_key(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            total[key] = total.get(key, 0.0) + value
+    return total

@@ -1,0 +1,223 @@
+"""What is known of one run: its messages, its end, its devices; and the frozen run that each poll makes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.protocol import End, Error, ErrorKind, Hello, Message, Report
+from gpuwarden.runs.devices import resolve
+from gpuwarden.runs.ending import Evidence, Outcome
+from gpuwarden.runs.error_log import ErrorLog
+from gpuwarden.runs.inquest import Inquest, xids
+from gpuwarden.runs.memory import by_gpu, headrooms
+from gpuwarden.runs.oom import Oom, ooms
+from gpuwarden.runs.oom_kill import OomKill
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import Present, Usage, state_of
+from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
+from gpuwarden.runs.stall import Patience, Stall, StallWatch
+
+log = logging.getLogger(__name__)
+
+TOLD_STALLS = 20  # of a run, in the log
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How runs are judged: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time."""
+
+    expiry: float
+    overhead: float
+    patience: Patience
+    wall: Callable[[], float]
+
+
+@dataclass(slots=True)
+class Record:
+    """One run. Used by one event loop; times are monotonic unless they say otherwise."""
+
+    peer: Peer
+    hello: Hello
+    rules: Rules
+    seen: float
+    named: float  # when its name or framework last changed
+    began: float  # Unix time, to show
+    began_at: float
+    wish: Hello | None = None  # a hello whose new name has to wait
+    report: Report | None = None
+    last_report: float | None = None
+    last_report_time: float | None = None  # Unix time, to show
+    inquest: Inquest | None = None  # once it is not up
+    told: set[Outcome] = field(default_factory=set)  # one may say its end again and again
+    connected: bool = True
+    resolved: tuple[Hello, object] | None = None  # what the next was found by
+    resolution: Mapping[str, str] = field(default_factory=dict)  # UUIDs by device, now
+    uuids: Mapping[str, str] = field(default_factory=dict)  # likewise, while it lived
+    headroom: Mapping[str, float] = field(default_factory=dict)  # at the last poll, by UUID
+    present: Present | None = None  # when its processes were last seen
+    stalling: StallWatch = field(default_factory=StallWatch)
+    errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
+    last_errors: dict[ErrorKind, float] = field(default_factory=dict)  # Unix time, to show
+    last_oom: SeenError | None = None
+    ooms: Mapping[str, Oom] = field(default_factory=dict)
+    error_log: ErrorLog = field(default_factory=ErrorLog)
+
+    def hear(self, message: Message, now: float) -> None:
+        """Take a message, of which a hello is the first."""
+        if isinstance(message, Hello):
+            self._rename(message, now)
+        elif self.wish is not None:
+            self._rename(self.wish, now)
+        self.seen, self.connected = now, True
+        if self.inquest and self.inquest.evidence.exit_status is None:  # it goes on
+            self.inquest = None
+        if isinstance(message, Error):
+            self._note(message, now)
+        elif isinstance(message, Report):
+            self._date_errors(message)
+            self.report, self.last_report, self.last_report_time = message, now, self.rules.wall()
+            self.stalling.hear(message, now)
+        elif isinstance(message, End):
+            self._end(now).hear(message)
+
+    def _rename(self, hello: Hello, now: float) -> None:
+        """Take a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
+        same = _labels(hello) == _labels(self.hello)
+        self.wish = None
+        if not same and now - self.named <= self.rules.expiry:
+            self.wish = hello
+            hello = replace(hello, **_labels(self.hello))
+        elif not same:
+            self.named = now
+        self.hello = hello
+
+    def _note(self, error: Error, now: float) -> None:
+        seen = SeenError(error, self.rules.wall(), self.headroom)
+        self.errors.append(seen)
+        self.last_errors[error.kind] = seen.at
+        failed = ooms(error, self.hello, self.uuids, seen.headroom) if error.kind == "device_oom" else {}
+        if error.kind == "device_oom":
+            self.last_oom, self.ooms = seen, failed
+        self.error_log.tell(self.peer.run_id, self.hello, error, failed, now)
+
+    def _date_errors(self, report: Report) -> None:
+        """Take note of errors that were not told one by one; of a first report nobody knows how old they are."""
+        if self.report is None:
+            return
+        for kind, count in report.errors.items():
+            if count > self.report.errors.get(kind, 0):
+                self.last_errors[cast("ErrorKind", kind)] = self.rules.wall()
+
+    def see_exit(self, now: float, status: int | None) -> None:
+        """Take the end of the process, or its exit status as of wait(2), which may be told later."""
+        inquest = self._end(now)
+        if inquest.settled:
+            return
+        if inquest.gone is None:
+            kills = self.present.oom_kills if self.present else None
+            inquest.see_exit(now, status, kills.since() if kills else 0)
+        elif status is not None:
+            inquest.see_status(status)
+
+    def _end(self, now: float) -> Inquest:
+        if self.inquest is None:
+            error = self.errors[-1].error if self.errors else None
+            self.inquest = Inquest(self.peer.pid, self.began_at, now, self.rules.wall(), Evidence(error=error))
+        return self.inquest
+
+    def review(self, kills: Iterable[OomKill], snapshot: Snapshot, now: float) -> Outcome | None:
+        """Take what has become known of its end since; return how it ended once that is settled and new."""
+        inquest = self.inquest
+        if inquest is None or inquest.settled:
+            return None
+        if inquest.gone is not None and self.peer.pid:
+            inquest.review(kills, xids(self.uuids.values(), snapshot, inquest.at))
+        return self._settle(inquest) if inquest.ready(now) else None
+
+    def conclude(self, now: float) -> Outcome | None:
+        """Stand by what is known of its end, as nothing more will be; return how it ended if that is new."""
+        inquest = self.inquest
+        if inquest is None:
+            inquest = self._end(now)
+            inquest.hear_nothing_more()
+        return None if inquest.settled else self._settle(inquest)
+
+    def _settle(self, inquest: Inquest) -> Outcome | None:
+        """Stand by how it ended; return that unless it had ended that way before and gone on. Its receipt tells it."""
+        outcome = inquest.settle().outcome
+        if outcome in self.told:
+            return None
+        self.told.add(outcome)
+        return outcome
+
+    def run(self, snapshot: Snapshot, evidence: object, usage: Usage | None, now: float) -> Run:
+        """Return it as it stands, joined with its GPUs; `evidence` is another object once its devices may be others."""
+        up = self.inquest is None
+        current = up and self.last_report is not None and now - self.last_report <= self.rules.expiry
+        uuids = self._resolve(snapshot, evidence)
+        if up:
+            self.uuids = uuids or self.uuids
+            self.present = (usage.present if usage else None) or self.present
+        if self.last_oom and not self.ooms:  # it came before the first poll
+            self.ooms = ooms(self.last_oom.error, self.hello, self.uuids, self.last_oom.headroom)
+        memory = by_gpu(self.report.memory, uuids) if self.report and current else {}
+        self.headroom, at_peak = headrooms(self.peer.pid, memory, snapshot, self.rules.overhead)
+        return Run(
+            peer=self.peer,
+            hello=self.hello,
+            report=self.report,
+            last_report=self.last_report_time,
+            up=up,
+            current=current,
+            memory=memory,
+            headroom=self.headroom,
+            headroom_at_peak=at_peak,
+            unresolved=len(self.hello.devices) - len(uuids),
+            usage=usage,
+            began=self.began,
+            errors=tuple(self.errors),
+            last_errors=dict(self.last_errors),
+            ooms=self.ooms,
+            ending=self.inquest.ending if self.inquest else None,
+            stall=self._stall(usage, snapshot, now),
+            stalls=self.stalling.stalls,
+        )
+
+    def _resolve(self, snapshot: Snapshot, evidence: object) -> Mapping[str, str]:
+        """Resolve its devices, anew only where it or what tells them apart has changed."""
+        known = self.resolved
+        if known is None or known[0] is not self.hello or known[1] is not evidence:
+            self.resolved = self.hello, evidence
+            self.resolution = resolve(self.hello, self.peer.pid, snapshot)
+        return self.resolution
+
+    def _stall(self, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
+        watch, before = self.stalling, self.stalling.stall
+        watch.look(usage, now)
+        report = self.report if self.inquest is None else None
+        busiest = partial(_busiest, self.uuids.values(), snapshot)
+        stall = watch.judge(report, busiest, partial(state_of, self.peer), self.rules.patience, now)
+        who = self.peer.run_id, self.hello.name
+        if stall and not before and watch.stalls <= TOLD_STALLS:
+            log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, stall.seconds, stall.cause)
+        elif before and not stall and watch.stalls <= TOLD_STALLS:
+            end = "ended in its stall" if self.inquest else "goes on"
+            log.warning("run=%s name=%r %s after %.0f s without a step", *who, end, before.seconds)
+        return stall
+
+
+def _labels(hello: Hello) -> dict[str, Any]:
+    """Give what of a hello becomes labels."""
+    return {"name": hello.name, "framework": hello.framework, "job": hello.job, "rank": hello.rank}
+
+
+def _busiest(uuids: Iterable[str], snapshot: Snapshot) -> float | None:
+    gpus = [gpu for uuid in uuids if (gpu := snapshot.gpu_with(uuid))]
+    return max((busy for gpu in gpus if (busy := gpu.value(GpuReadings.utilization_ratio)) is not None), default=None)

@@ -1,0 +1,60 @@
+"""One run as a poll finds it: what metrics, receipts and the status page read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuwarden.protocol import DeviceMemory, Error, ErrorKind, Hello, Report
+from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.oom import Oom
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import Usage
+from gpuwarden.runs.share import NO_ACCOUNT, Account
+from gpuwarden.runs.stall import Stall
+
+KEPT_ERRORS = 8  # of a run
+
+
+@dataclass(frozen=True, slots=True)
+class SeenError:
+    """An error that a run told, when (Unix time), and the headroom by UUID that the daemon had known before it."""
+
+    error: Error
+    at: float
+    headroom: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as it stands at a poll; what the metric table reads.
+
+    `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
+    of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
+    than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
+    its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
+    the last that it told; the report counts them all. `last_errors` is when the last of each kind was heard of, in Unix
+    time; `ooms` are the allocations that failed in the last out-of-memory on GPUs, by UUID. `ending` is there once the
+    run is not up, and may change until it is settled. `stall` is there while a step hangs, which it did `stalls` times
+    so far. `account` says what it has had of the GPUs.
+    """
+
+    peer: Peer
+    hello: Hello
+    report: Report | None
+    last_report: float | None
+    up: bool
+    current: bool
+    memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
+    headroom: Mapping[str, float] = field(default_factory=dict)
+    headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
+    unresolved: int = 0
+    usage: Usage | None = None
+    began: float = 0.0
+    errors: tuple[SeenError, ...] = ()
+    last_errors: Mapping[ErrorKind, float] = field(default_factory=dict)
+    ooms: Mapping[str, Oom] = field(default_factory=dict)
+    ending: Ending | None = None
+    stall: Stall | None = None
+    stalls: int = 0
+    account: Account = NO_ACCOUNT
