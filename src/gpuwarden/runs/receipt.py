@@ -171,7 +171,12 @@ class DeviceShare:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One run, so far or as a whole."""
+    """One run, so far or as a whole.
+
+    It begins when a daemon first hears of it. Where that comes later than the run, or the daemon was killed before it
+    wrote the run down (within a minute), the run's own totals (steps, step times, examples, compiling, input wait,
+    errors) hold more than its duration.
+    """
 
     version: int = _must(_whole, f"Version of this form: {VERSION}. A later one may add keys, and no other change.")
     run_id: str = _must(_text, "The run on this box since it was booted; the label of the metrics.")
