@@ -237,7 +237,7 @@ def test_every_user_may_report() -> None:
     refused = command("cat", file, check=False, user="nobody")
     assert refused.returncode == 1
     shown_to_all = command(PREFIX / "bin/gpuwarden", "runs", "show", info["run_id"], user="nobody").stdout
-    assert f"pid {run.pid} of nobody {NOBODY}" in shown_to_all
+    assert f"pid {run.pid} of nobody (uid {NOBODY})" in shown_to_all
 
 
 def test_a_run_in_a_container_is_known_by_its_pid_outside() -> None:
