@@ -80,7 +80,8 @@ import numpy as np
 from gpuwarden.keras import GpuWarden, keras
 class Huge(keras.layers.Layer):
     def call(self, x):
-        return x + keras.ops.sum(keras.ops.ones((1 << 20, 1 << 20)) * keras.ops.mean(x))
+        wide = keras.ops.ones((1 << 20, 8)) * keras.ops.mean(x)
+        return x + keras.ops.mean(keras.ops.matmul(wide, keras.ops.transpose(wide)))  # 4 TiB that no fusion avoids
 def fit(*layers, **compiling):
     model = keras.Sequential([keras.layers.Input((1024,)), *layers, keras.layers.Dense(8192), keras.layers.Dense(1)])
     model.compile("adam", "mse", **compiling)
