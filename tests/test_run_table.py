@@ -9,6 +9,7 @@ import pytest
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.share import Account, Share
 from gpuwarden.runs.table import RunReadings
 from snapshots import gpu, snapshot
 
@@ -56,3 +57,16 @@ def test_reserved_memory() -> None:
     runs.receive(PEER, replace(UNKNOWN, memory=memory), 1.0)
     (run,) = runs.runs(box, 2.0)
     assert RunReadings.allocator_memory_reserved_bytes.read(run) == {(uuids[0],): 5}
+
+
+def test_xids() -> None:
+    """A run has the XIDs that its GPUs had while it lived, by code, and no series without one."""
+    runs = RunRegistry(limit=1, expiry=60.0, overhead=0.0)
+    runs.receive(PEER, Hello("resnet", "", {}), 0.0)
+    (run,) = runs.runs(snapshot(), 1.0)
+    assert RunReadings.xid_events_total.read(run) == {}
+    shares = {"GPU-a": Share("A100", xids={31: 2, 43: 1}), "GPU-b": Share("A100")}
+    assert RunReadings.xid_events_total.read(replace(run, account=Account(shares))) == {
+        ("GPU-a", "31"): 2,
+        ("GPU-a", "43"): 1,
+    }

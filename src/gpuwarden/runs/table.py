@@ -88,6 +88,11 @@ def _by_reason(reading: Callable[[Share], Mapping[str, float]]) -> Callable[[Run
     return read
 
 
+def _xids(run: Run) -> Reading:
+    shares = run.account.shares
+    return {(uuid, str(code)): count for uuid, share in shares.items() for code, count in share.xids.items()}
+
+
 def _state(present: Present) -> Reading:
     return {(name,): float(present.state == name) for name in STATES} if present.state else None
 
@@ -220,6 +225,9 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     throttled_step_seconds_total = Metric[Run](
         "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Of that, time with training steps under way.",
         _by_reason(lambda share: share.throttled_steps), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total, report", tier="slow")
+    xid_events_total = Metric[Run](
+        "gpuwarden_run_xid_events_total", "counter", "", "XIDs that the GPU has had while the run lived and used it; docs/xid.md has the codes.",
+        _xids, labels=("uuid", "xid"), source="gpuwarden_gpu_xid_events_total")
     cpu_seconds_total = Metric[Run](
         "gpuwarden_run_cpu_seconds_total", "counter", "seconds", "CPU time of the run's processes, data loader workers included, ended ones too.",
         lambda run: run.usage.cpu_seconds if run.usage else None, source="/proc/PID/stat", tier="slow")
