@@ -1,12 +1,14 @@
 # The words to learn: run, test, check, fix, docs, demo, bench. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check lint fix docs goldens history bench gpu-check clean
+.PHONY: help run demo test check lint fix docs goldens history pictures bench gpu-check clean
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
 SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"; elif [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
+# Files of tests at once: much of their time is waiting, as TensorFlow does for 10 s before each out-of-memory.
+AT_ONCE ?= --numprocesses=2 --dist=loadfile
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +26,7 @@ test: ## all tests; sets up what it needs
 	@tools/environment.sh test frameworks
 	@tools/system-parts.sh
 	@tools/keras2.sh $(BIN)/python
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_FLAGS)
 
 check: lint test ## what CI runs: lint and test
 
@@ -47,26 +49,47 @@ docs: ## write the generated files anew: references, dashboard
 	$(BIN)/gpuwarden reference example > config.example.yaml
 	$(BIN)/gpuwarden reference dcgm > docs/dcgm.md
 	$(BIN)/gpuwarden reference receipt > docs/receipts.md
+	$(BIN)/gpuwarden reference state > docs/state.md
+	$(BIN)/gpuwarden reference verdicts > docs/verdicts.md
+	$(BIN)/gpuwarden reference alerts > docs/alerts.md
+	$(BIN)/gpuwarden rules > deploy/prometheus/rules/gpuwarden.yml
+	sed -i '/^# Written by .gpuwarden rules --inhibition/,$$d' deploy/alertmanager/alertmanager.yml
+	$(BIN)/gpuwarden rules --inhibition >> deploy/alertmanager/alertmanager.yml
 	$(BIN)/python grafana/dashboards.py
 
 goldens: ## write tests/goldens anew: the difference is there to be reviewed
 	@tools/environment.sh test
 	$(BIN)/python -m pytest -q tests/test_goldens.py --write-goldens
 
-history: ## an hour of the simulated box for Prometheus, in build/history
+history: ## an hour of two simulated boxes for Prometheus, in build/history
 	@tools/environment.sh test
 	@tools/system-parts.sh
 	$(BIN)/python grafana/history.py build/history
 
-bench: ## measure beside peers, by size and for long; 40 minutes
+# A first time takes a quarter of an hour, for the day and the renderer's packages; rm -r build/day for another day.
+pictures: ## the dashboards of a simulated day and the status page, for docs/pictures
+	@tools/environment.sh test
+	@tools/system-parts.sh pictures
+	$(BIN)/python grafana/pictures.py
+	$(BIN)/python grafana/page_pictures.py
+
+bench: ## measure beside peers, by size and for long; an hour
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
 	$(BIN)/python bench/watch.py
 	$(BIN)/python bench/run_end.py
+	$(BIN)/python bench/advice.py
+	$(BIN)/python bench/alert_latency.py
 	$(BIN)/python bench/many_runs.py
+	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/http_servers.py
+	$(BIN)/python bench/status_page.py
+	$(BIN)/python bench/headroom.py
+	$(BIN)/python bench/alert_noise.py
+	$(BIN)/python bench/incidents.py
+	$(BIN)/python bench/dashboard_queries.py
 	$(BIN)/python bench/soak.py
 
 # A GPU box without a network: a Python that has the packages already, GPU_PYTHON=python3 say, spares the virtual one.

@@ -1,7 +1,8 @@
-"""Run benchmarks and put what they print into docs/performance.md: `python bench/write_down.py soak.py`.
+"""Run benchmarks and put what they print into the pages that have a place for it: `python bench/write_down.py soak.py`.
 
-Their places there are comments, `<!-- bench/exporters.py -->` to `<!-- end -->`. A benchmark that fails leaves its
-place as it was. What is said around the figures is for a person to read again.
+The pages are docs/performance.md and docs/alert-quality.md; the places there are comments,
+`<!-- bench/exporters.py -->` to `<!-- end -->`. A benchmark that fails leaves its place as it was. What is said around
+the figures is for a person to read again.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs/performance.md"
+PAGES = (HERE.parent / "docs/performance.md", HERE.parent / "docs/alert-quality.md")
 
 
 def place(program: str) -> re.Pattern[str]:
@@ -25,6 +26,14 @@ def written(page: str, program: str, printed: str) -> str:
     if not places:
         raise LookupError(f"no place for bench/{program} in the page")
     return changed
+
+
+def page_of(program: str) -> Path:
+    """Return the page that has a place for a benchmark; raises LookupError where none has."""
+    for page in PAGES:
+        if place(program).search(page.read_text(encoding="utf-8")):
+            return page
+    raise LookupError(f"no place for bench/{program} in any page")
 
 
 def printed_by(program: str, *arguments: str) -> str:
@@ -43,11 +52,11 @@ def printed_by(program: str, *arguments: str) -> str:
 
 def main() -> None:
     """Run and write down."""
-    parser = argparse.ArgumentParser(description="Run benchmarks and write their figures into docs/performance.md.")
+    parser = argparse.ArgumentParser(description="Run benchmarks and write their figures into the docs.")
     parser.add_argument("programs", nargs="+", metavar="PROGRAM", help="such as exporters.py")
     for program in parser.parse_args().programs:
-        printed = printed_by(program)
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), program, printed), encoding="utf-8")
+        page, printed = page_of(program), printed_by(program)
+        page.write_text(written(page.read_text(encoding="utf-8"), program, printed), encoding="utf-8")
 
 
 if __name__ == "__main__":

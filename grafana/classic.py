@@ -15,7 +15,7 @@ Json: TypeAlias = "dict[str, Any]"
 SCHEMA_VERSION = 39
 COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-BAD, WARN, GOOD, PLAIN, NONE = "red", "orange", "green", "blue", "transparent"
+BAD, WARN, MILD, GOOD, PLAIN, NONE = "red", "orange", "yellow", "green", "blue", "transparent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Panel:
     defaults: Json
     overrides: Sequence[Json] = ()
     transformations: Sequence[Json] = ()
+    points: int | None = None  # of the time range at most, where fewer are enough than it is wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,24 @@ class Row:
     repeat: str | None = None
 
 
-def dashboard(uid: str, title: str, description: str, variables: Sequence[Json], rows: Sequence[Row | Panel]) -> Json:
+def dashboard(
+    uid: str,
+    title: str,
+    description: str,
+    rows: Sequence[Row | Panel],
+    *,
+    variables: Sequence[Json],
+    links: Sequence[Json],
+    annotations: Sequence[Json],
+) -> Json:
     """Return the whole dashboard: read-only, with one crosshair through all panels."""
     return {
-        "annotations": {"list": [_alerts_on_the_time_axis()]},
+        "annotations": {"list": list(annotations)},
         "description": description,
         "editable": False,
         "fiscalYearStartMonth": 0,
         "graphTooltip": 1,
-        "links": [],
+        "links": list(links),
         "panels": list(_place(rows)),
         "refresh": "10s",
         "schemaVersion": SCHEMA_VERSION,
@@ -76,35 +86,18 @@ def dashboard(uid: str, title: str, description: str, variables: Sequence[Json],
     }
 
 
-def _alerts_on_the_time_axis() -> Json:
-    return {
-        "name": "Alerts",
-        "datasource": SOURCE,
-        "enable": True,
-        "iconColor": BAD,
-        "expr": 'ALERTS{alertstate="firing",job="gpuwarden",instance=~"($instance)|"}',
-        "titleFormat": "{{alertname}}",
-        "textFormat": "{{run_name}} GPU {{gpu}}",
-        "tagKeys": "severity",
-        "step": "15s",
-    }
-
-
 def _place(rows: Sequence[Row | Panel]) -> Iterator[Json]:
-    """Lay panels side by side from the left, and under each other where a line of them is full."""
-    x = y = line = 0
+    """Put each panel as high as it goes, then as far left; a row goes below all before it."""
+    heights = [0] * COLUMNS
     for each in rows:
         panels = each.panels if isinstance(each, Row) else [each]
         if isinstance(each, Row):
-            x, y = 0, y + line
-            line = 0
-            yield _row(each, y)
-            y += 1
+            yield _row(each, max(heights))
+            heights = [max(heights) + 1] * COLUMNS
         for panel in panels:
-            if x + panel.width > COLUMNS:
-                x, y, line = 0, y + line, 0
+            y, x = min((max(heights[x : x + panel.width]), x) for x in range(COLUMNS - panel.width + 1))
+            heights[x : x + panel.width] = [y + panel.height] * panel.width
             yield _panel(panel, x, y)
-            x, line = x + panel.width, max(line, panel.height)
 
 
 def _row(row: Row, y: int) -> Json:
@@ -131,6 +124,7 @@ def _panel(panel: Panel, x: int, y: int) -> Json:
         "fieldConfig": {"defaults": {"unit": panel.unit, **panel.defaults}, "overrides": list(panel.overrides)},
         "options": panel.options,
         "transformations": list(panel.transformations),
+        **({"maxDataPoints": panel.points} if panel.points else {}),
     }
 
 
@@ -148,16 +142,17 @@ def _target(name: str, query: Query, kind: str) -> Json:
 
 def good_from(limit: float, good: str = GOOD) -> Json:
     """Color a value: good from `limit` on, bad below."""
-    return _steps((BAD, None), (good, limit))
+    return steps((BAD, None), (good, limit))
 
 
-def bad_from(limit: float, good: str = GOOD) -> Json:
+def bad_from(limit: float, good: str = GOOD, bad: str = BAD) -> Json:
     """Color a value: bad from `limit` on, good below."""
-    return _steps((good, None), (BAD, limit))
+    return steps((good, None), (bad, limit))
 
 
-def _steps(*steps: tuple[str, float | None]) -> Json:
-    return {"mode": "absolute", "steps": [{"color": color, "value": value} for color, value in steps]}
+def steps(*bounds: tuple[str, float | None]) -> Json:
+    """Color a value by the last bound that it reaches; the first is None."""
+    return {"mode": "absolute", "steps": [{"color": color, "value": value} for color, value in bounds]}
 
 
 def states(names: Mapping[float, tuple[str, str]]) -> list[Json]:
@@ -177,148 +172,3 @@ def override(field: str, **properties: Any) -> Json:
 def override_matching(pattern: str, **properties: Any) -> Json:
     """Set properties of the fields whose names match; without the slashes Grafana would match whole names."""
     return {**override("", **properties), "matcher": {"id": "byRegexp", "options": f"/{pattern}/"}}
-
-
-def stat(
-    id: int,  # noqa: A002 - the field's name in the JSON
-    title: str,
-    description: str,
-    *queries: Query,
-    unit: str = "short",
-    width: int,
-    thresholds: Json,
-    empty: str,
-    names: bool = False,
-    overrides: Sequence[Json] = (),
-) -> Panel:
-    """Show one large value for each query, on its color; `names` writes the legend beside it."""
-    options = {
-        "colorMode": "background",
-        "graphMode": "none",
-        "justifyMode": "center",
-        "orientation": "vertical",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-        "textMode": "value_and_name" if names else "value",
-    }
-    defaults = {"color": {"mode": "thresholds"}, "thresholds": thresholds, "noValue": empty}
-    return Panel(id, "stat", title, description, queries, unit, width, 5, options, defaults, overrides)
-
-
-def timeseries(
-    id: int,  # noqa: A002 - the field's name in the JSON
-    title: str,
-    description: str,
-    *queries: Query,
-    unit: str,
-    width: int,
-    empty: str = "no data",
-    thresholds: Json | None = None,
-    logarithmic: bool = False,
-    overrides: Sequence[Json] = (),
-    **defaults: Any,
-) -> Panel:
-    """Draw lines over time. A series keeps its color from panel to panel; `thresholds` color the ground."""
-    options = {
-        "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
-        "tooltip": {"mode": "multi", "sort": "desc"},
-    }
-    custom: Json = {"drawStyle": "line", "fillOpacity": 0, "lineWidth": 1, "showPoints": "never"}
-    if thresholds:
-        custom["thresholdsStyle"] = {"mode": "area"}
-        defaults["thresholds"] = thresholds
-    if logarithmic:
-        custom["scaleDistribution"] = {"type": "log", "log": 10}
-    else:
-        defaults["min"] = 0
-    every = {"color": {"mode": "palette-classic-by-name"}, "custom": custom, "noValue": empty, **defaults}
-    return Panel(id, "timeseries", title, description, queries, unit, width, 8, options, every, overrides)
-
-
-def timeline(
-    id: int,  # noqa: A002 - the field's name in the JSON
-    title: str,
-    description: str,
-    query: Query,
-    *,
-    width: int,
-    mappings: Sequence[Json],
-    empty: str,
-) -> Panel:
-    """Draw colored bars over time, a line for each series."""
-    options = {
-        "alignValue": "left",
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
-        "mergeValues": True,
-        "rowHeight": 0.9,
-        "showValue": "auto",
-        "tooltip": {"mode": "single", "sort": "none"},
-    }
-    defaults = {
-        "color": {"mode": "thresholds"},
-        "custom": {"fillOpacity": 80, "lineWidth": 0},
-        "mappings": list(mappings),
-        "noValue": empty,
-        "thresholds": _steps((PLAIN, None)),
-    }
-    return Panel(id, "state-timeline", title, description, [query], "short", width, 8, options, defaults)
-
-
-def table(
-    id: int,  # noqa: A002 - the field's name in the JSON
-    title: str,
-    description: str,
-    *queries: Query,
-    columns: Mapping[str, str],
-    width: int,
-    height: int,
-    empty: str,
-    sort: str,
-    overrides: Sequence[Json],
-    descending: bool = False,
-) -> Panel:
-    """Show rows joined by the labels that all queries share; a column's title maps to a label or a query's legend."""
-    values = {query.legend: f"Value #{name}" for name, query in zip(ascii_uppercase, queries, strict=False)}
-    fields = {values.get(source, source): title for title, source in columns.items()}
-    if len(queries) == 1 and (title_of_value := fields.get("Value #A")):
-        fields["Value"] = title_of_value  # Grafana's versions differ in what they call the only query's
-    transformations = [
-        {"id": "merge", "options": {}},
-        {"id": "filterFieldsByName", "options": {"include": {"names": list(fields)}}},
-        {
-            "id": "organize",
-            "options": {
-                "excludeByName": {},
-                "indexByName": {field: number for number, field in enumerate(fields)},
-                "renameByName": fields,
-            },
-        },
-        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": sort, "desc": descending}]}},
-    ]
-    options = {"cellHeight": "sm", "showHeader": True}
-    defaults = {"custom": {"align": "auto", "filterable": False}, "noValue": empty}
-    return Panel(
-        id, "table", title, description, queries, "short", width, height, options, defaults, overrides, transformations
-    )
-
-
-def variable(name: str, label: str, query: str, *, regex: str = "") -> Json:
-    """Let people choose several values, all at first; they are looked up anew when the time range changes."""
-    return {
-        "name": name,
-        "label": label,
-        "type": "query",
-        "datasource": SOURCE,
-        "query": {"query": query, "refId": f"Prometheus-{name}"},
-        "regex": regex,
-        "refresh": 2,
-        "sort": 3,
-        "multi": True,
-        "includeAll": True,
-        "allValue": ".+",
-        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
-    }
-
-
-def source_variable() -> Json:
-    """Let people choose which Prometheus to ask."""
-    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}}

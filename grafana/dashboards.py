@@ -1,22 +1,28 @@
-"""Write the dashboards: `python grafana/dashboards.py [DIRECTORY]`, by default where they are committed."""
+"""Write the dashboards where they are committed: `python grafana/dashboards.py`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-from box import UID, box
+from box import box
+from config_maps import config_maps
+from fleet import fleet
+from run import run
 
-COMMITTED = Path(__file__).parent / "dashboards"
+_ROOT = Path(__file__).parents[1]
+COMMITTED, CONFIG_MAPS = _ROOT / "grafana" / "dashboards", _ROOT / "deploy" / "kubernetes" / "grafana-dashboards.yaml"
 
 
-def main(directory: Path = COMMITTED) -> None:
-    """Write each dashboard to a file named by its uid."""
+def main(directory: Path = COMMITTED, kubernetes: Path = CONFIG_MAPS) -> None:
+    """Write each dashboard to a file in the directory, named by its uid, and all of them to one for Kubernetes."""
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(box(), indent=2, ensure_ascii=False, sort_keys=True)
-    (directory / f"{UID}.json").write_text(text + "\n", encoding="utf-8")
+    dashboards = [fleet(), box(), run()]
+    for dashboard in dashboards:
+        text = json.dumps(dashboard, indent=2, ensure_ascii=False, sort_keys=True)
+        (directory / f"{dashboard['uid']}.json").write_text(text + "\n", encoding="utf-8")
+    kubernetes.write_text(config_maps(dashboards), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    main()

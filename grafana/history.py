@@ -1,4 +1,4 @@
-"""An hour of a simulated box in Prometheus, made in seconds: `python grafana/history.py DIRECTORY [--minutes N]`.
+"""An hour of two simulated boxes in Prometheus: `python grafana/history.py DIRECTORY [--minutes N]`.
 
 The real daemon polls the simulation while the clock runs fast; its pages become a Prometheus' blocks, over which
 Prometheus itself evaluates the alert rules. It ends where a leaking run is nearly out of memory. Needs Prometheus and
@@ -11,29 +11,21 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
-import re
-import subprocess
-import tempfile
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from unittest import mock
 
-import promql_parser
-import yaml
+from backfill import Episode, add, episodes, flags, rules, samples, serving, values
+from divided import divided
+from made_up import MadeUp, fail, off
 
 from gpuwarden import thresholds
-from gpuwarden.config import Config
+from gpuwarden.config import Config, Processes
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition, entries
-from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.host import Host, Space
-from gpuwarden.runs.cgroup import CgroupMemory
-from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.gpu.poller import Poller
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
@@ -43,23 +35,37 @@ from gpuwarden.state import State
 BEGIN = 1_763_600_000.0  # Unix time; any will do, a constant one makes the same history every time
 STEP = 5.0  # seconds between polls, and between evaluations of the rules
 LIMIT = 3 * 3600.0  # seconds until a run must have come near out of memory
-FLAGS = (
-    "--storage.tsdb.retention.time=100y",
-    # Imported series have no mark at their end: with the usual five minutes, what is gone would linger.
-    f"--query.lookback-delta={STEP * 1500:.0f}ms",
+_UUIDS = "GPU-51300000-"  # of the simulation begin so, on each box
+_LINES = 2_000_000  # samples that are kept in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A simulated box: `target` is the labels that Prometheus adds; a `faulty` one fails, a `divided` one has MIG."""
+
+    target: str
+    gpus: int
+    seed: int
+    uuids: str
+    first_pid: int
+    faulty: bool = False
+    divided: bool = False
+
+
+BOXES = (
+    # Labels of a site's own stand beside Prometheus', on one of the two: dashboards have to bear both.
+    Box(
+        'job="gpuwarden",instance="gpu-box-1:9846",cluster="lab",rack="a1"', 8, 1, "GPU-51300000-", 4194305, faulty=True
+    ),
+    Box('job="gpuwarden",instance="gpu-box-2:9846"', 4, 4, "GPU-51300001-", 4194401),
+    # Of the name of the first, elsewhere: its one GPU is divided, and it is off for a while.
+    Box('job="gpuwarden",instance="gpu-box-1:9846",cluster="west"', 1, 7, "GPU-51300002-", 4194501, divided=True),
 )
-TARGET = 'job="gpuwarden",instance="gpu-box-1:9846"'
-# Faults, so that the panels of errors have something to show: from and to, as parts of the history.
-LOST_GPU, GPU_LOST, DRIVER_LOST = 5, (0.5, 0.55), (0.7, 0.705)
-PROGRAM_GPU, PROGRAM_FAULT, OLD_CLIENT = 6, 0.3, (0.2, 0.4)
-_GIB, _CPUS = 2**30, 128
-RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
-Labels: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
 @dataclass(slots=True)
-class _Clock:
-    """Seconds since the beginning."""
+class Clock:
+    """Seconds since the beginning, which pass when somebody says so."""
 
     now: float = 0.0
 
@@ -73,29 +79,19 @@ class _Clock:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let the daemon's own clocks run as fast, the one that its registry was given as a default too."""
+        """Let the daemon's own clocks run as fast, those too that its parts were given as defaults."""
         with (
             mock.patch("time.time", self.time),
             mock.patch("time.monotonic", self.monotonic),
+            mock.patch.dict(Poller.__init__.__kwdefaults__, wall=self.time),
             mock.patch.dict(RunRegistry.__init__.__kwdefaults__, wall=self.time),
         ):
             yield
 
 
-def record(directory: Path, seconds: float) -> tuple[float, float]:
-    """Write a Prometheus' data directory; return the Unix times of its first and its last sample."""
-    directory.mkdir(parents=True, exist_ok=True)
-    end = asyncio.run(_record(directory, seconds))
-    with serving(directory) as url:
-        alerts = [line for rule in _rules() for line in _alerts(url, rule, end)]
-    _import(directory, alerts)
-    return BEGIN, end
-
-
-async def _record(directory: Path, seconds: float) -> float:
-    clock = _Clock()
-    simulation = Simulation(clock=clock.monotonic)
-    source = Source(
+def simulated(simulation: Simulation, clock: Clock) -> Source:
+    """Give what a daemon polls of a simulation whose time is the clock's."""
+    return Source(
         "simulated",
         simulation.nvml,
         reports=simulation.reports,
@@ -103,87 +99,49 @@ async def _record(directory: Path, seconds: float) -> float:
         user_name=USERS.__getitem__,
         clock=clock.monotonic,
     )
-    page = Exposition()
+
+
+def record(directory: Path, seconds: float, step: float = STEP) -> tuple[float, float]:
+    """Write a Prometheus' data directory; return the Unix times of its first and its last sample."""
+    directory.mkdir(parents=True, exist_ok=True)
+    end = seconds
+    for box in BOXES:
+        # The first says when it is over.
+        end = asyncio.run(_record(directory, box, seconds, end, step))
+    with serving(directory, step) as url:
+        alerts = [line for rule in rules(step) for line in _evaluated(url, rule, BEGIN + end, step)]
+    add(directory, alerts)
+    return BEGIN, BEGIN + end
+
+
+async def _record(directory: Path, box: Box, seconds: float, end: float, step: float) -> float:
+    """Write what a box's pages say; return the seconds after which its history is over."""
+    clock = Clock()
+    # Real boxes hardly have them in common.
+    with mock.patch("gpuwarden.sources.simulation._FIRST_PID", box.first_pid):
+        simulation = Simulation(box.gpus, box.seed, clock.monotonic)
+    source = simulated(simulation, clock)
+    page, made_up = Exposition(), MadeUp(BEGIN)
     lines: list[str] = []
     with clock.running():
-        daemon = Daemon(Config(), source)
+        daemon = Daemon(Config(processes=Processes(series=True)), source)
         while True:
-            _break(simulation, clock.now / seconds)
-            state = _refusing(_faulty(_hosted(await daemon.poll(), clock.now), clock.now, seconds), clock.now / seconds)
-            lines += _samples(page.render(entries(state)).text.decode(), clock.time())
-            if clock.now >= seconds and _least_headroom(state) < thresholds.NEAR_OUT_OF_MEMORY / 2:
+            if box.faulty:
+                fail(simulation, clock.now, seconds)
+            state = made_up.add(await daemon.poll(), clock.now, seconds, faulty=box.faulty)
+            state = divided(state) if box.divided else state
+            text = page.render(entries(state)).text.decode().replace(_UUIDS, box.uuids)
+            lines += samples(None if box.divided and off(clock.now, seconds) else text, clock.time(), box.target)
+            if len(lines) > _LINES:
+                add(directory, lines)
+                lines.clear()
+            if clock.now >= end and (not box.faulty or _least_headroom(state) < thresholds.NEAR_OUT_OF_MEMORY / 2):
                 break
             if clock.now > seconds + LIMIT:
                 raise RuntimeError(f"no simulated run came near out of memory in {clock.now:g} s")
-            clock.now += STEP
-    _import(directory, lines)
-    return clock.time()
-
-
-def _hosted(state: State, now: float) -> State:
-    """Put a made-up host around the simulated GPUs: this machine's own clock does not run fast, nor has it the runs."""
-    busy, iowait = 0.4 * now, 0.02 * (now + 300 * (1 - math.cos(now / 300)))  # which comes and goes
-    host = Host(
-        memory_size=_GIB * 1024,
-        memory_available=_GIB * (600 + int(40 * math.sin(now / 500))),
-        swap=Space(_GIB * 8, 0),
-        shm=Space(_GIB * 512, _GIB * (20 + int(10 * math.sin(now / 200)))),
-        cpus=_CPUS,
-        cpu_seconds={
-            ("busy",): _CPUS * busy,
-            ("iowait",): _CPUS * iowait,
-            ("idle",): _CPUS * (now - busy - iowait),
-            ("steal",): 0.0,
-        },
-        oom_kills=0,
-        stalled_seconds={("io", "some"): 0.05 * now},
-    )
-    names = sorted({run.hello.name for run in state.runs})
-    runs = tuple(
-        replace(run, peer=replace(run.peer, since=run.began), usage=_usage(1 + names.index(run.hello.name), now))
-        if run.up
-        else replace(run, peer=replace(run.peer, since=run.began))
-        for run in state.runs
-    )
-    return replace(state, host=host, runs=runs)
-
-
-def _faulty(state: State, now: float, seconds: float) -> State:
-    """Add the XIDs that a driver tells of: why the GPU was lost, and a fault of a program on another one."""
-    told = ((LOST_GPU, 79, GPU_LOST[0] * seconds), (PROGRAM_GPU, 31, PROGRAM_FAULT * seconds))
-    gpus = tuple(
-        replace(gpu, xids={code: XidCount(1, BEGIN + at) for index, code, at in told if index == n and at <= now})
-        for n, gpu in enumerate(state.snapshot.gpus)
-    )
-    return replace(state, snapshot=replace(state.snapshot, gpus=gpus))
-
-
-def _refusing(state: State, progress: float) -> State:
-    """Count the reports of an old client, which came for a while."""
-    begin, end = OLD_CLIENT
-    refused = round(100 * (min(max(progress, begin), end) - begin))
-    rejected = {**state.counts.reports_rejected, "unknown_version": refused}
-    return replace(state, counts=replace(state.counts, reports_rejected=rejected))
-
-
-def _usage(number: int, now: float) -> Usage:
-    """Make up what the run of that number uses, each its own."""
-    present = Present(
-        memory=_GIB * (8 + 3 * number),
-        processes=1 + 2 * number,
-        state="sleeping",
-        cpus=16.0,
-        cgroup_memory=CgroupMemory(_GIB * 64, _GIB * (10 + 3 * number)),
-    )
-    return Usage((1 + number) * now, int(2e7 * number * now), int(1e6 * number * now), present)
-
-
-def _break(simulation: Simulation, progress: float) -> None:
-    for faults, (begin, end) in ((simulation.gpu(LOST_GPU), GPU_LOST), (simulation.driver, DRIVER_LOST)):
-        if begin <= progress < end:
-            faults.lose()
-        else:
-            faults.restore()
+            clock.now += step
+    add(directory, lines)
+    return clock.now
 
 
 def _least_headroom(state: State) -> float:
@@ -193,84 +151,27 @@ def _least_headroom(state: State) -> float:
     )
 
 
-def _samples(page: str, time: float) -> Iterator[str]:
-    """Write a page's samples as Prometheus stores them: with its target's labels, and `up` beside them."""
-    yield f"up{{{TARGET}}} 1 {time}\n"
-    for line in page.splitlines():
-        if not line.startswith("#"):
-            series, _, value = line.rpartition(" ")
-            name, _, labels = series.rstrip("}").partition("{")
-            yield f"{name}{{{labels}{',' if labels else ''}{TARGET}}} {value} {time}\n"
+def _evaluated(url: str, rule: dict[str, Any], end: float, step: float) -> Iterator[str]:
+    """Write the samples that evaluating the rule would have left: of the series it records, or of ALERTS."""
+    if "record" in rule:
+        for labels, told in values(url, rule["expr"], BEGIN, end, step):
+            told_by = {name: value for name, value in labels.items() if name != "__name__"}
+            yield from (_sample(rule["record"], told_by, value, time) for time, value in told)
+        return
+    for each in episodes(url, rule, BEGIN, end, step):
+        yield from alerting(each, step)
 
 
-def _import(directory: Path, lines: list[str]) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".om") as file:
-        file.writelines([*lines, "# EOF\n"])
-        file.flush()
-        command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", file.name, str(directory)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def alerting(episode: Episode, step: float) -> Iterator[str]:
+    """Write the samples of ALERTS that a time left in which an alert fired."""
+    labels = {**episode.labels, "alertname": episode.alert, "alertstate": "firing"}
+    for number in range(round((episode.end - episode.begin) / step) + 1):
+        yield _sample("ALERTS", labels, "1", episode.begin + number * step)
 
 
-@contextlib.contextmanager
-def serving(directory: Path) -> Iterator[str]:
-    """Serve a data directory by a Prometheus on a free port of 127.0.0.1; yield its URL."""
-    empty = directory / "prometheus.yml"
-    empty.write_text("scrape_configs: []\n")
-    command = ["prometheus", f"--config.file={empty}", f"--storage.tsdb.path={directory}"]
-    command += [*FLAGS, "--web.listen-address=127.0.0.1:0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as prometheus:
-        try:
-            yield _url(prometheus)
-        finally:
-            prometheus.terminate()
-
-
-def _url(prometheus: subprocess.Popen[str]) -> str:
-    """Read from its log where it listens, and that it is ready."""
-    address, ready = "", False
-    log: list[str] = []
-    for line in prometheus.stderr or ():
-        log.append(line)
-        if listening := re.search(r'msg="Listening on".* address=(\S+)', line):
-            address = listening[1]
-        ready = ready or "Server is ready" in line
-        if address and ready:  # the two are told in either order
-            return f"http://{address}"
-    raise RuntimeError(f"Prometheus ended:\n{''.join(log)}")
-
-
-def ask(url: str, path: str, **parameters: object) -> Any:
-    """Ask Prometheus' API. Raises urllib.error.HTTPError for a query it does not accept."""
-    data = urllib.parse.urlencode(parameters).encode()
-    with urllib.request.urlopen(f"{url}/api/v1/{path}", data, timeout=30) as answer:
-        return json.load(answer)["data"]
-
-
-def _rules() -> Iterator[dict[str, Any]]:
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
-        yield from group["rules"]
-
-
-def _alerts(url: str, rule: dict[str, Any], end: float) -> Iterator[str]:
-    """Write the samples of ALERTS that evaluating the rule would have left."""
-    wait = promql_parser.parse_duration(rule["for"]).total_seconds() if "for" in rule else 0
-    found = ask(url, "query_range", query=rule["expr"], start=BEGIN, end=end, step=STEP)["result"]
-    for series in found:
-        labels = {**series["metric"], **rule["labels"], "alertname": rule["alert"], "alertstate": "firing"}
-        labels.pop("__name__", None)
-        text = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
-        for time in _firing([float(time) for time, _value in series["values"]], wait):
-            yield f"ALERTS{{{text}}} 1 {time}\n"
-
-
-def _firing(active: list[float], wait: float) -> Iterator[float]:
-    """Return those of the times at which an expression held without a gap for `wait` seconds."""
-    since = last = -LIMIT
-    for time in active:
-        since = since if time - last <= STEP else time
-        last = time
-        if time - since >= wait:
-            yield time
+def _sample(name: str, labels: Mapping[str, str], value: str, time: float) -> str:
+    text = ",".join(f"{label}={json.dumps(told)}" for label, told in labels.items())
+    return f"{name}{{{text}}} {value} {time}\n"
 
 
 def main() -> None:
@@ -278,11 +179,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--step", type=float, default=STEP, metavar="SECONDS", help="between polls")
     options = parser.parse_args()
-    begin, end = record(options.directory, options.minutes * 60)
+    begin, end = record(options.directory, options.minutes * 60, options.step)
     print(f"from={begin:.0f} to={end:.0f}: samples from {begin:.0f} to {end:.0f}, Unix time; look at them with")
     print(
-        f"  prometheus --config.file={options.directory}/prometheus.yml --storage.tsdb.path={options.directory}", *FLAGS
+        f"  prometheus --config.file={options.directory}/prometheus.yml --storage.tsdb.path={options.directory}",
+        *flags(options.step),
     )
 
 

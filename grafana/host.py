@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from classic import BAD, GOOD, PLAIN, WARN, Panel, Query, override, override_matching, timeseries
+from classic import BAD, GOOD, PLAIN, WARN, Panel, Query, override, override_matching
 from looks import DASHED, LIMIT, NO_RUN, SIZE
-from series import rate, series, with_run
+from panels import timeseries
+from series import BOX, rate, series, with_run
 
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host import HostReadings
@@ -21,7 +22,7 @@ _COLORS = {
 
 def _by_name(expression: str, add: str = "sum") -> str:
     """Take runs of one name together: ranks of a job, and one run after the other."""
-    return f"{add} by (job, instance, run_name) ({with_run(expression)})"
+    return f"{add} by ({BOX}, run_name) ({with_run(expression)})"
 
 
 def host() -> list[Panel]:
@@ -32,7 +33,7 @@ def host() -> list[Panel]:
 def _feeding() -> list[Panel]:
     cpus = series(HostReadings.cpus)
     busy, iowait = (
-        f"sum by (job, instance) ({rate(HostReadings.cpu_seconds_total, mode=mode)}) / {cpus}"
+        f"sum by ({BOX}) ({rate(HostReadings.cpu_seconds_total, mode=mode)}) / on ({BOX}) {cpus}"
         for mode in ("busy", "iowait")
     )
     stalled = rate(HostReadings.stalled_seconds_total, resource="io", share="some")
@@ -41,12 +42,13 @@ def _feeding() -> list[Panel]:
             41,
             "GPUs beside CPUs",
             "GPUs that idle while CPUs are busy, wait for I/O or stall on it starve for data (docs/host.md).",
-            Query(f"avg by (instance) ({series(GpuReadings.utilization_ratio)})", "GPU utilization, mean"),
+            Query(f"avg by ({BOX}) ({series(GpuReadings.utilization_ratio)})", "GPU utilization, mean"),
             Query(busy, "CPUs busy"),
             Query(iowait, "CPUs in iowait"),
             Query(stalled, "some process stalled on I/O"),
             width=8,
             unit="percentunit",
+            empty="no host is read: docs/host.md",
             max=1,
             overrides=[override(name, color={"mode": "fixed", "fixedColor": color}) for name, color in _COLORS.items()],
         ),
@@ -86,6 +88,7 @@ def _memory() -> list[Panel]:
             Query(series(HostReadings.memory_size_bytes), "memory"),
             width=8,
             unit="bytes",
+            empty="no host is read: docs/host.md",
             overrides=[override("memory", **SIZE)],
         ),
         timeseries(
@@ -108,6 +111,7 @@ def _memory() -> list[Panel]:
             Query(series(HostReadings.shm_size_bytes), "size"),
             width=8,
             unit="bytes",
+            empty="no host is read: docs/host.md",
             overrides=[override("size", **SIZE)],
         ),
     ]

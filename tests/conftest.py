@@ -22,6 +22,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run in CI that skipped something."""
+    if hasattr(session.config, "workerinput"):
+        return  # one of several processes, whose reports go to the one that started them
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     assert isinstance(reporter, pytest.TerminalReporter)
     if os.environ.get("CI") and _wrongly_skipped(reporter) and session.exitstatus == pytest.ExitCode.OK:

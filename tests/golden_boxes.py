@@ -11,12 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from simulated_box import Clock
 
+from gpuwarden.config import Config
 from gpuwarden.dcgm.page import DcgmPage
 from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.host_memory import HostMemory
@@ -24,6 +25,7 @@ from gpuwarden.gpu.nvml import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.pressure import PressureWatch
 from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load, save
 from gpuwarden.sources.driver import binding
 from gpuwarden.sources.recording import SAMPLE_SECONDS, record
@@ -162,7 +164,9 @@ def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterato
                 time.sleep(INTERVAL)
             snapshot = await poller.poll()
             processes = tuple((gpu, process) for gpu in snapshot.gpus for process in gpu.processes)
+            pressure = PressureWatch(Config().pressure).see(snapshot, (), 0.0)
             state = State("capture", INTERVAL, snapshot, processes=processes, version="0.0.0", python="3.0.0")
+            state = replace(state, pressure=pressure)
             written = tables(state)
             rendered = Exposition().render(written).text
         return rendered

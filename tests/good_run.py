@@ -19,7 +19,7 @@ def main() -> None:
         run.count(1, 0.05)
         now = time.monotonic()
         if now >= run.due:
-            run.observe(now)
+            run.attend(now)
         sys.stdout.write(f"{run.steps}\n")
         sys.stdout.flush()
 

@@ -33,6 +33,8 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 
 from receiver import Receiver
 
+from gpuwarden import keras as keras_callback
+from gpuwarden.client import steps
 from gpuwarden.client.frameworks.tensorflow import physical_devices
 from gpuwarden.client.wrapped import unwrap
 from gpuwarden.keras import GpuWarden, keras
@@ -458,6 +460,36 @@ def case_short_batches(daemon: Daemon) -> Any:
         *data(), batch_size=3, epochs=2, verbose=0, shuffle=False, callbacks=[callback], validation_data=data(1)
     ).history
     return {"heard": daemon.heard(), "loss": history["loss"][-1]}
+
+
+def case_sizes_seen(daemon: Daemon) -> Any:
+    def alike() -> Iterator[tuple[Any, Any]]:
+        for size in (3,) * 9 + (1,):
+            yield np.ones((size, 3), "float32"), np.ones((size, 1), "float32")
+
+    signature = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
+    steps.LOOK_INTERVAL, feed = 0.0, keras_callback._feed
+    keras_callback._feed = lambda *_: None  # of several looks each step would have one
+    try:
+        dataset = tf.data.Dataset.from_generator(alike, output_signature=signature)
+        model().fit(dataset, verbose=0, callbacks=[daemon.callback(interval=0)])
+    finally:
+        steps.LOOK_INTERVAL, keras_callback._feed = 1.0, feed
+    return daemon.heard()
+
+
+def case_sizes_unknown(daemon: Daemon) -> Any:
+    fit_stream(model(), daemon.callback())
+    return daemon.heard()
+
+
+def case_sizes_of_fixed_shape(daemon: Daemon) -> Any:
+    model().fit(
+        tf.data.Dataset.from_tensor_slices(data()).batch(4, drop_remainder=True),
+        verbose=0,
+        callbacks=[daemon.callback()],
+    )
+    return daemon.heard()
 
 
 def case_own_step(daemon: Daemon) -> Any:

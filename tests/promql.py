@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import promql_parser as promql
 
+from gpuwarden.alerts.rules import RECORDED
 from gpuwarden.exposition import TABLES
 
 TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape
+SITE = frozenset({"cluster"})  # and one that a site may have it add
 
 
 def _samples() -> Iterator[tuple[str, frozenset[str]]]:
     for table in TABLES:
         for row in table.rows:
-            labels = TARGET | set(table.key) | set(row.labels)
+            labels = TARGET | SITE | set(table.key) | set(row.labels)
             if row.kind == "histogram":
                 yield f"{row.name}_bucket", labels | {"le"}
                 yield f"{row.name}_count", labels
                 yield f"{row.name}_sum", labels
             else:
                 yield row.name, labels
-
-
-# Samples by name with the labels they have: the daemon's own, and those Prometheus makes.
-SAMPLES = {
-    **dict(_samples()),
-    "up": TARGET,
-    "ALERTS": TARGET | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name", "outcome"},
-}
 
 
 def _parts(expression: str) -> list[promql.Expr]:
@@ -46,14 +40,25 @@ def selectors(expression: str) -> list[tuple[str, frozenset[str]]]:
     ]
 
 
+def matchers(expression: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """Return the series an expression selects: each one's name and by label how it is matched and with what."""
+    return [
+        (part.name or "", {each.name: (str(each.op), each.value) for each in part.matchers.matchers})
+        for part in _parts(expression)
+        if isinstance(part, promql.VectorSelector)
+    ]
+
+
 def numbers(expression: str) -> list[float]:
-    """Return the number literals of an expression and the seconds of its ranges, in their order."""
+    """Return the number literals of an expression and the seconds of its ranges and offsets, in their order."""
     found: list[float] = []
     for part in _parts(expression):
         if isinstance(part, promql.NumberLiteral):
             found.append(part.val)
         elif isinstance(part, promql.MatrixSelector):
             found.append(part.range.total_seconds())
+        elif isinstance(part, promql.VectorSelector) and part.offset:
+            found.append(part.offset.total_seconds())
     return found
 
 
@@ -69,10 +74,36 @@ def grouping(expression: str) -> set[str]:
     return found
 
 
+def made(expression: str) -> set[str]:
+    """Return the labels an expression makes by label_replace."""
+    calls = [part for part in _parts(expression) if isinstance(part, promql.Call)]
+    return {call.args[1].val for call in calls if call.func.name == "label_replace"}
+
+
+def _recorded(expression: str, known: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Return the labels of a recorded series: those of the aggregation that makes it, or all of those it is made of."""
+    whole = promql.parse(expression)
+    if isinstance(whole, promql.AggregateExpr) and whole.modifier:
+        return frozenset(whole.modifier.labels)
+    return frozenset().union(*(known[name] for name, _labels in selectors(expression)))
+
+
+# Samples by name with the labels they have: the daemon's own, and those Prometheus makes.
+SAMPLES = {
+    **dict(_samples()),
+    "up": TARGET | SITE,
+    "ALERTS": TARGET
+    | SITE
+    | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name", "outcome", "owner"},
+}
+for _name, _rule in RECORDED.items():  # each may be made of those before it
+    SAMPLES[_name] = _recorded(_rule.expr, SAMPLES)
+
+
 def unknown(expression: str) -> set[str]:
     """Return what an expression names and no sample has: metrics, and labels its metrics do not carry."""
     chosen = selectors(expression)
     bad = {name for name, _labels in chosen if name not in SAMPLES}
     bad |= {f"{name}{{{label}}}" for name, labels in chosen for label in labels - SAMPLES.get(name, labels)}
     carried = frozenset().union(*(SAMPLES.get(name, frozenset()) for name, _labels in chosen))
-    return bad | (grouping(expression) - carried)
+    return bad | (grouping(expression) - carried - made(expression))

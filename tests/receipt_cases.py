@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.runs.batch_size import Cost, advise
+from gpuwarden.runs.batch_size_watch import BatchSizeWatch
 from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.forecast import TimeLeft
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.history import MemoryHistory
+from gpuwarden.runs.marks import Mark, merged
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import receipt_of
+from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.share import Account, Share
+from gpuwarden.runs.verdict import Verdict
 from snapshots import GIB
 
 BEGAN = 1.8e9
@@ -25,6 +35,7 @@ ERROR = Error(
     allocations=(Allocation(4 * GIB, "20000,4000", "float", "MatMul", "GPU:0", "GPU_0_bfc"),),
     memory={"GPU:0": DeviceMemory(9 * GIB, 10 * GIB, 11 * GIB)},
 )
+VERDICT = Verdict("too_big", "4.00 GiB did not fit beside 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
 ACCOUNT = Account(
     {
         UUID: Share(
@@ -46,6 +57,35 @@ ACCOUNT = Account(
     {"train": 7800.0, "test": 150.0, "predict": 0.0, "idle": 30.0},
     3 * GIB,
 )
+
+
+def history() -> MemoryHistory:
+    """Make what was known of its memory on its first GPU: it grows, beside another process from half of the time on."""
+    history = MemoryHistory()
+    for each in range(100):
+        in_use = 6 * GIB + 4 * GIB * each // 100
+        report = Report(
+            phase="train" if each % 30 else "test",
+            steps=each * 10,
+            step_seconds=0.0,
+            step_buckets=(0,) * (len(STEP_BUCKETS) + 1),
+            memory={},
+            epoch=each // 30,
+            batch_size=64,
+        )
+        history.hear(DeviceMemory(in_use, in_use + GIB // 8), report, each * 80.0)
+        history.see(4.0 * GIB - 0.04 * GIB * each, None if each < 50 else 2.0 * GIB)
+    return history
+
+
+def batch_sizes() -> BatchSizeWatch:
+    """Make what it showed of batch sizes."""
+    watch = BatchSizeWatch(Predecessors())
+    report = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(GIB, GIB)})
+    watch.hear(report, {"GPU:0": UUID}, 0.0)
+    told = replace(report, steps=9, memory={"GPU:0": DeviceMemory(10 * GIB, 11 * GIB)})
+    watch.hear(replace(told, batch_size=64, largest_batch_size=64), {"GPU:0": UUID}, 1.0)
+    return watch
 
 
 def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: Account = ACCOUNT) -> Run:
@@ -73,17 +113,27 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
         last_report=BEGAN + 7980,
         up=not ended,
         current=not ended,
+        headroom_unknown={"MIG-1-2": "process_unlisted"},
         usage=Usage(9000.5, 5 * GIB, GIB, Present(2 * GIB, 3, "running", 8.0, None)),
         began=BEGAN,
-        errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}),),
+        errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}, {UUID: 1.5 * GIB}, VERDICT),),
         ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
         else None,
         account=account,
+        histories={UUID: history()},
+        batch_sizes=batch_sizes(),
+        batch_size_advice=advise(Cost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
+        growth={UUID: Growth(1e6, 0.9e6, 1.1e6, 0.0, 7980.0, 4 * GIB, "steady", None, TimeLeft(900.0, 800.0, 1000.0))},
+        host_growth=Growth(1e5, 0.9e5, 1.1e5, 0.0, 7980.0, GIB, "steady", None, TimeLeft(9000.0, 8000.0, None)),
+        marks=merged(
+            [Mark(0.0, "phase", "training begins"), Mark(4000.0, "neighbour", "pid 9 took 2.0 GiB", UUID)], []
+        ),
     )
 
 
 def receipt(pid: int = 4711, **settings: Any) -> Receipt:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
-    return receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account)
+    told = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account)
+    return with_story(told, made)

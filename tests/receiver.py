@@ -7,7 +7,7 @@ import socket
 import struct
 from pathlib import Path
 
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, Message, decode
+from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Message, decode, encode
 
 PATIENCE = 30  # seconds until a test that waits for a message in vain fails
 
@@ -75,6 +75,11 @@ class Peer:
         finally:
             self.socket.settimeout(PATIENCE)
         return messages
+
+    def advise(self, *advice: Advice) -> None:
+        """Tell the run this."""
+        for each in advice:
+            self.socket.send(encode(each))
 
     def pid(self) -> int:
         """Ask the kernel which process connected."""

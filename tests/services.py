@@ -26,7 +26,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 
 
-def until(condition: Callable[[], T], what: str, limit: float = 60.0) -> T:
+def until(condition: Callable[[], T | None], what: str, limit: float = 60.0) -> T:
     """Wait for a condition to give something true, and return it; fail after `limit` seconds."""
     end = time.monotonic() + limit
     while True:
@@ -171,14 +171,15 @@ class Samples:
 
 
 class Prometheus(Process):
-    """A real Prometheus that scrapes `target` and evaluates the project's rules, both every second."""
+    """A real Prometheus that scrapes `target` every second and evaluates the project's rules, or other `rules`."""
 
-    def __init__(self, folder: Path, target: str, alertmanager: str | None = None) -> None:
+    def __init__(self, folder: Path, target: str, alertmanager: str | None = None, rules: str = "") -> None:
         folder.mkdir(exist_ok=True)
+        (folder / "rules.yml").write_text(rules or (ROOT / "deploy/prometheus/rules/gpuwarden.yml").read_text())
         port = free_port()
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(ROOT / "deploy/prometheus/rules/*.yml")],
+            "rule_files": ["rules.yml"],
             "scrape_configs": [{"job_name": "gpuwarden", "static_configs": [{"targets": [target]}]}],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}] if alertmanager else []},
         }
@@ -212,22 +213,36 @@ class Prometheus(Process):
 
 
 class Alertmanager(Process):
-    """A real Alertmanager that keeps what it gets to itself."""
+    """A real Alertmanager; without a `configuration` it keeps what it gets to itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str | None = None, configuration: str = "") -> None:
         folder.mkdir(exist_ok=True)
-        self.address = f"127.0.0.1:{free_port()}"
-        (folder / "alertmanager.yml").write_text("route: {receiver: nobody}\nreceivers: [{name: nobody}]\n")
+        self.address = address or f"127.0.0.1:{free_port()}"
+        silent = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
+        (folder / "alertmanager.yml").write_text(configuration or silent)
+        if configuration and not (folder / "templates").exists():  # one that is started again finds them
+            (folder / "templates").symlink_to(ROOT / "deploy/alertmanager/templates")
         program = needs("prometheus-alertmanager", "prometheus-alertmanager")
         command = [program, f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data"]
         command += [f"--web.listen-address={self.address}", "--cluster.listen-address="]
         super().__init__(command, folder / "alertmanager.log")
-        until(lambda: fetch(f"http://{self.address}/-/ready"), "Alertmanager is ready")
+        until(self._ready, "Alertmanager is ready")
+
+    def _ready(self) -> bool:
+        assert self.popen.poll() is None, self.output()
+        return bool(fetch(f"http://{self.address}/-/ready"))
 
     def alerts(self) -> list[dict[str, Any]]:
         """Return the alerts it holds."""
         found: list[dict[str, Any]] = json.loads(fetch(f"http://{self.address}/api/v2/alerts") or "[]")
         return found
+
+    def take(self, *alerts: Mapping[str, Any]) -> None:
+        """Post alerts to it, as Prometheus does."""
+        body, kind = json.dumps(alerts).encode(), {"Content-Type": "application/json"}
+        urllib.request.urlopen(
+            urllib.request.Request(f"http://{self.address}/api/v2/alerts", body, kind), timeout=5
+        ).close()
 
 
 @contextlib.contextmanager

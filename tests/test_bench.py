@@ -1,5 +1,6 @@
 """The benchmarks run: their figures are for people, that there is one in every row is for us."""
 
+import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from services import ROOT
 
 import soak
 import write_down
+from system_parts import needs
 
 driver = pytest.mark.usefixtures("mock_nvml_library")  # skips where there is no compiler
 
@@ -20,6 +22,32 @@ def tables(program: str, *arguments: str) -> list[list[list[str]]]:
     assert done.returncode == 0, done.stdout + done.stderr
     blocks = [part for part in done.stdout.split("\n\n") if part.startswith("| ")]
     return [[[cell.strip() for cell in line.split("|")[1:-1]] for line in each.splitlines()[2:]] for each in blocks]
+
+
+@driver
+def test_advice_gives_every_figure() -> None:
+    """A smoke run of bench/advice.py has the advice come, from both drivers."""
+    (rows,) = tables("advice.py")
+    assert [cells[1] for cells in rows] == ["1 GPU, instant answers", "8 GPUs, answers as slow as on hardware"]
+    assert all(float(cells[2]) > 0 for cells in rows), rows
+
+
+@driver
+def test_alert_latency_measures_both_ways() -> None:
+    """A smoke run of bench/alert_latency.py has alerts come straight from the daemon and by way of Prometheus."""
+    needs("prometheus", "prometheus")
+    needs("prometheus-alertmanager", "prometheus-alertmanager")
+    (rows,) = tables("alert_latency.py")
+    assert [cells[0] for cells in rows] == ["fast path", "Prometheus, scrapes 1 s, rules 1 s"]
+    assert all(float(cells[1]) > 0 for cells in rows), rows
+
+
+@driver
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_batch_size_advises() -> None:
+    """A smoke run of bench/batch_size.py has a real fit advised: by one size, with low confidence, twice as much."""
+    ((cells,),) = tables("batch_size.py")
+    assert cells[:3] == ["recurrent", "128", "256 (low)"]
 
 
 @driver
@@ -61,6 +89,15 @@ def test_exporters_gives_every_figure() -> None:
 
 
 @driver
+def test_status_page_measures_viewers() -> None:
+    """A smoke run of bench/status_page.py has viewers who cost something, and scrapes beside them."""
+    spent, took = tables("status_page.py")
+    assert [cells[0] for cells in spent] == ["0", "1", "20"]
+    assert [cells[0] for cells in took] == ["0", "20"]
+    assert all(float(cells[1]) > 0 for cells in (*spent, *took)), (spent, took)
+
+
+@driver
 def test_scale_measures_every_size() -> None:
     """A smoke run of bench/scale.py without the peer has a row for each size, whose pages grow with the GPUs."""
     sizes, delayed = tables("scale.py", "--without-peer")
@@ -94,14 +131,23 @@ def test_run_end_measures_every_way() -> None:
 
 @driver
 def test_many_runs_measures_them() -> None:
-    """A smoke run of bench/many_runs.py has a row without runs and two with them, which cost something."""
+    """A smoke run of bench/many_runs.py has a row without runs and two with them, and all cost something."""
     (rows,) = tables("many_runs.py")
     assert [cells[0] for cells in rows] == ["0", "20", "20"]
-    alone, full, scraped = (float(cells[3].rstrip("%")) for cells in rows)
-    assert 0 < alone < full < scraped
+    assert all(float(cells[3].rstrip("%")) > 0 for cells in rows)
     assert 20 < float(rows[1][1]) < 120  # reports a second, of 80
     for cells in rows[1:]:
         assert cells[5] == ("yes" if float(cells[3].rstrip("%")) <= float(cells[4].rstrip("%")) else "**no**")
+
+
+def test_growth_measures_each_row() -> None:
+    """A smoke run of bench/growth.py has a row for a report and one for each shape and age, and all cost something."""
+    (rows,) = tables("growth.py")
+    assert len(rows) == 1 + 3 * 2
+    for _, cost, most, met in rows:
+        spent, bar = float(cost.split()[0].rstrip("%")), float(most.split()[0].rstrip("%"))
+        assert spent > 0
+        assert met == ("yes" if spent <= bar else "**no**") or spent == bar  # as rounded
 
 
 STILL = soak.Held(resident=20.0, anonymous=10.0, files=12, threads=4)
@@ -120,13 +166,27 @@ def test_soak_finds_what_grows() -> None:
 
 def test_figures_have_their_places_in_the_docs() -> None:
     """What a benchmark prints replaces what it printed before, and nothing else of the page."""
-    page = write_down.PAGE.read_text(encoding="utf-8")
-    for program in ("exporters.py", "scale.py", "soak.py", "callback.py", "watch.py", "run_end.py", "many_runs.py"):
+    in_performance = ("exporters.py", "scale.py", "soak.py", "callback.py", "watch.py", "run_end.py", "many_runs.py")
+    for program in (*in_performance, "alert_noise.py", "incidents.py"):
+        page = write_down.page_of(program).read_text(encoding="utf-8")
         once = write_down.written(page, program, "| new | figures |\n")
         assert "\n| new | figures |\n" in once
         assert write_down.place(program).sub("", once) == write_down.place(program).sub("", page)
     with pytest.raises(LookupError):
-        write_down.written(page, "no_benchmark.py", "")
+        write_down.page_of("no_benchmark.py")
+
+
+@driver
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_headroom_is_held_against_the_truth() -> None:
+    """A smoke run of bench/headroom.py has one real out-of-memory, told to the MiB where the pool's size is known."""
+    ((cells,),) = tables("headroom.py")
+    assert cells[:3] == ["growth, pool told", "leak", "4.0"]
+    told, least, left, error = map(float, cells[4:])
+    assert 0 <= left < 4 + 2  # the allocator's regions are whole MiB
+    assert least <= told
+    assert error == pytest.approx(told - left, abs=0.11)
+    assert abs(error) < 1
 
 
 @driver

@@ -501,7 +501,9 @@ class TestLoading:
         with pytest.raises(CaptureError, match=r"absent\.json: the capture cannot be read \(No such file"):
             load(tmp_path / "absent.json")
 
-    @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}")[:-5], b""])
+    @pytest.mark.parametrize(
+        "content", [b"no gzip", gzip.compress(b"{}")[:-5], b""], ids=["no gzip", "cut off", "empty"]
+    )
     def test_damaged_compression(self, content: bytes, tmp_path: Path) -> None:
         """A compressed file cut short or not compressed at all is a damaged capture."""
         file = tmp_path / "capture.json.gz"

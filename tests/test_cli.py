@@ -90,7 +90,14 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     ("what", "file"),
-    [("metrics", "metrics"), ("config", "configuration"), ("xid", "xid"), ("dcgm", "dcgm"), ("receipt", "receipts")],
+    [
+        ("metrics", "metrics"),
+        ("config", "configuration"),
+        ("xid", "xid"),
+        ("dcgm", "dcgm"),
+        ("receipt", "receipts"),
+        ("state", "state"),
+    ],
 )
 def test_reference_is_in_step(what: str, file: str) -> None:
     """The committed reference is what the code prints; `make docs` brings it up to date."""

@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from gpuwarden.client.durations import Durations
 from gpuwarden.client.frameworks.tensorflow import TensorFlow, physical_devices
 from gpuwarden.client.memory import Memory, with_named
 from gpuwarden.client.run import MAX_TOLD, Run, default_name, join
-from gpuwarden.client.steps import Steps
+from gpuwarden.client.steps import MANY, Steps
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Error, ErrorKind, Hello, Report
 
 HELLO = Hello(name="train.py", framework="tensorflow 2.21.0", devices={"GPU:0": None})
@@ -637,7 +638,7 @@ def test_failed_fit(run: Run, clock: Clock) -> None:
     """The steps of a fit that ended by an exception count, all but the one that failed."""
     failed = Steps(run, 1, 10, clock=clock)
     failed.begin_epoch()
-    run.due = clock.now + 1000
+    run.look_at(clock.now + 1000)
     for _ in range(4):
         failed.begin()
     assert run.steps == 0
@@ -679,7 +680,7 @@ def play_traced(run: Run, clock: Clock, traces: list[object], durations: list[fl
     steps = Steps(run, 1, len(durations), traces=lambda: next(told), clock=clock)
     steps.begin_epoch()
     for seconds in durations:
-        run.due = 0.0  # looks after each
+        run.hasten()  # looks after each
         steps.begin()
         clock.now += seconds
     steps.end_epoch(stopped=False)
@@ -709,12 +710,60 @@ def test_looks_are_seldom(connection: Connection, clock: Clock) -> None:
     """What is read from the device between steps is read once a second."""
     run = Run(connection)
     looked: list[float] = []
-    steps = Steps(run, 1, None, looks=lambda: looked.append(clock.now), clock=clock)
+    steps = Steps(run, 1, None, looks=[lambda: looked.append(clock.now)], clock=clock)
     steps.begin_epoch()
     for _ in range(50):
         steps.begin()
         clock.now += 0.125
     assert [round(after - before) for before, after in pairwise(looked)] == [1, 1, 1, 1, 1]
+
+
+def done_at_each(connection: Connection, clock: Clock, seconds: float, interval: float) -> list[set[str]]:
+    """Play two seconds, or five steps, of steps that take so long; give what was done at each begin but the first."""
+    run, done = Run(connection), set[str]()
+    run.interval = interval
+    sample, execute = run.memory.sample, run.execute
+
+    def sampled() -> None:
+        done.add("report")
+        sample()
+
+    def settled(executions: Sequence[float], steps: int) -> None:
+        done.update(["settle"] if len(executions) > MANY else [])
+        execute(executions, steps)
+
+    run.memory.sample = sampled  # type: ignore[method-assign] # and they do what they did
+    run.execute = settled  # type: ignore[method-assign]
+    steps = Steps(run, 1, None, looks=[lambda: done.add("loss"), lambda: done.add("input")], clock=clock)
+    steps.begin_epoch()
+    each: list[set[str]] = []
+    for _ in range(round(max(2, 5 * seconds) / seconds)):
+        steps.begin()
+        each.append(set(done))
+        done.clear()
+        clock.now += seconds
+    return each[1:]
+
+
+def test_shared_out(connection: Connection, clock: Clock) -> None:
+    """No short step waits for more than one thing, and each is done as often as ever."""
+    each = done_at_each(connection, clock, 1 / 1024, 0.25)
+    assert max(map(len, each)) == 1
+    counts = Counter(name for done in each for name in done)
+    assert (counts["loss"], counts["input"]) == (2, 2)
+    assert counts["settle"] == counts["report"] == 7
+    after_settling = [after for before, after in pairwise(each) if before == {"settle"}]
+    assert {"loss"} in after_settling or {"input"} in after_settling
+    assert set() not in after_settling
+
+
+@pytest.mark.parametrize(("seconds", "interval"), [(1 / 1024, 0), (1 / 64, 0), (0.25, 0.25), (2, 0.25)])
+def test_each_step_reports(connection: Connection, clock: Clock, seconds: float, interval: float) -> None:
+    """Where a report is asked for at each step, each has one, with at most one look at something else."""
+    each = done_at_each(connection, clock, seconds, interval)
+    assert all("report" in done and len(done) <= 2 for done in each)
+    counts = Counter(name for done in each for name in done)
+    assert (counts["loss"], counts["input"]) == (2, 2)
 
 
 @pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.25), (0.0003, 0.6), (0.01, 1.0)])
@@ -736,7 +785,7 @@ def test_nested_fit(run: Run, clock: Clock) -> None:
     outer.begin_epoch()
     outer.begin()
     play(Steps(run, 1, 2, clock=clock), clock, 2)
-    run.due = 0.0
+    run.hasten()
     for _ in range(5):
         outer.begin()
     assert len(outer._begins) <= 1

@@ -85,6 +85,9 @@ def test_defaults() -> None:
         ("runs.max", "16", 16),
         ("runs.expiry", "30s", 30.0),
         ("runs.context_overhead", "1GiB", 2**30),
+        ("pressure.memory_some", "20%", 0.2),
+        ("pressure.memory_critical", "0.01", 0.01),
+        ("pressure.hold", "5s", 5.0),
         ("simulation.gpus", "2", 2),
         ("simulation.seed", "7", 7),
     ],
@@ -101,8 +104,60 @@ def test_declared_bounds_hold(key: str) -> None:
     """The bounds that the documents state are the ones that are checked."""
     least, most = OPTIONS[key].kind.bounds.split(" to ")
     for bound in (least, most):
-        assert value(parse(write(key, bound), "f"), key) == OPTIONS[key].kind.read(bound)
+        assert value(parse(write(key, bound) + beside(key), "f"), key) == OPTIONS[key].kind.read(bound)
     assert "is above the most" in problems(write(key, "9" + most))[0]
+
+
+def beside(key: str) -> str:
+    """Write the partner of an option that has to be less or more than another as far away from it as may be."""
+    for ending, other, which in (("_some", "_critical", 0), ("_critical", "_some", 1)):
+        if key.startswith("pressure.") and key.endswith(ending):
+            partner = key.removesuffix(ending) + other
+            return f"\n  {partner.partition('.')[2]}: {OPTIONS[partner].kind.bounds.split(' to ')[which]}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "pressure: {memory_critical: 10%}",
+            [
+                (
+                    "memory_critical: pressure.memory_critical is 10%, "
+                    "and has to be less than pressure.memory_some, which is 10%"
+                )
+            ],
+        ),
+        (
+            "pressure: {oom_some: 30s}",
+            ["oom_some: pressure.oom_critical is 1m, and has to be less than pressure.oom_some, which is 30s"],
+        ),
+        ("pressure: {memory_some: 20%, memory_critical: 0.1}", []),
+        (
+            "pressure: {thermal_some: soon, thermal_critical: 40}",
+            ["thermal_some: soon is not a temperature difference: write a number of degrees Celsius, such as 5"],
+        ),
+    ],
+)  # fmt: skip
+def test_critical_lies_beyond_some(text: str, told: list[str]) -> None:
+    """A threshold that would never be passed alone is refused, where the two are right by themselves."""
+    found = problems(text) if told else [] if parse(text, "bad.yaml") else ["nothing"]
+    assert [problem.partition("pressure.")[2] for problem in found] == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runs: {socket: /run/one.sock}\ncontrol: {socket: /run/one.sock}",
+        "runs: {socket: /run/one.sock}\ncontrol: {socket: one.sock}",
+        "runs: {socket: /run/gpuwarden/control.sock}",
+    ],
+)
+def test_sockets_are_two(text: str) -> None:
+    """One path for both sockets is refused, however it is written."""
+    (problem,) = problems(text)
+    assert problem.endswith("is both runs.socket and control.socket: give them two paths")
 
 
 @pytest.mark.parametrize("mode", ["0660", '"0660"', "0o660"])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from container_runtime import Runtime
+from folders import open_to_all
 
 from gpuwarden.gpu import containers, unix_http
 from gpuwarden.gpu.containers import SHORT_ID, ContainerNames
@@ -247,9 +248,7 @@ def test_access_says_what_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(containers, "ACCESS_SECONDS", 0)
     (tmp_path / "pods").mkdir(mode=0o700)
     (tmp_path / "podman").mkdir(mode=0o700)
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
+    open_to_all(tmp_path)
     with socket.socket(socket.AF_UNIX) as docker, socket.socket(socket.AF_UNIX) as podman:
         docker.bind(str(tmp_path / "docker.sock"))
         (tmp_path / "docker.sock").chmod(0o666)

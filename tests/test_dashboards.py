@@ -1,48 +1,52 @@
-"""The dashboard: rules every panel keeps, names that exist, and data in every panel from a real Prometheus."""
+"""The dashboards: rules every panel keeps, names that exist, and data in every panel from a real Prometheus."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import backfill
 import dashboards
 import history
 import promql_parser
 import pytest
-import yaml
-from promql import SAMPLES, grouping, selectors, unknown
+from committed_dashboards import (
+    ALL,
+    COMMITTED,
+    DASHBOARDS,
+    REPOSITORY,
+    VARIABLES,
+    each_dashboard,
+    expressions,
+    of_daemon,
+    panels,
+    panels_of,
+    properties,
+    titles,
+    without_variables,
+)
+from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
 from gpuwarden import thresholds
+from gpuwarden.alerts.rules import ALERTS, Choices, annotated
 from gpuwarden.exposition import TABLES
+from gpuwarden.gpu.table import MigReadings
+from gpuwarden.runs.table import RunReadings
+from gpuwarden.tables import PressureReadings, ProcessReadings
 from system_parts import needs
 
-REPOSITORY = Path(__file__).parents[1]
-COMMITTED = REPOSITORY / "grafana" / "dashboards"
-DASHBOARD: dict[str, Any] = json.loads((COMMITTED / "gpuwarden-box.json").read_text())
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-ROWS = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
 COUNTERS = {row.name for table in TABLES for row in table.rows if row.kind == "counter"}
 COUNTERS |= {f"{row.name}_bucket" for table in TABLES for row in table.rows if row.kind == "histogram"}
-
-panels = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-
-
-def _without_variables(expression: str) -> str:
-    """Write an expression as Grafana sends it when all is chosen."""
-    for name, value in {"__rate_interval": "1m", "__range": "1h", **dict.fromkeys(VARIABLES, ".+")}.items():
-        expression = re.sub(rf"\${name}\b", value, expression)
-    assert "$" not in expression
-    return expression
-
-
-def _expressions(panel: dict[str, Any]) -> list[str]:
-    return [_without_variables(target["expr"]) for target in panel["targets"]]
+CHOSEN = {"cluster": "cluster", "instance": "instance", "uuid": "gpu", "run_id": "run", "owner": "owner"}
+OF_DEVICES = {row.name for table in (MigReadings, PressureReadings, RunReadings) for row in table.rows}
+OF_DEVICES |= {f"{row.name}_bucket" for row in RunReadings.rows if row.kind == "histogram"}
+OF_PROCESSES = {row.name for row in ProcessReadings.rows}
+ONE_BOX = "gpu-box-1:9846"  # there is one in each of two clusters
 
 
 def _legend_labels(text: str) -> set[str]:
@@ -51,36 +55,63 @@ def _legend_labels(text: str) -> set[str]:
 
 def test_committed_dashboards_are_in_step(tmp_path: Path) -> None:
     """The committed files are what the generator writes, and there is no other."""
-    dashboards.main(tmp_path)
-    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    dashboards.main(tmp_path / "dashboards", tmp_path / "maps.yaml")
+    written = {path.name: path.read_text() for path in (tmp_path / "dashboards").iterdir()}
     committed = {path.name: path.read_text() for path in COMMITTED.iterdir()}
     assert committed == written, "run: make docs"
 
 
-def test_dashboard_is_one_every_grafana_takes() -> None:
-    """Classic JSON with a constant uid, read-only, one crosshair, and alerts on the time axis."""
-    assert (DASHBOARD["uid"], DASHBOARD["schemaVersion"]) == ("gpuwarden-box", 39)
-    assert not DASHBOARD["editable"]
-    assert DASHBOARD["graphTooltip"] == 1
-    (annotation,) = DASHBOARD["annotations"]["list"]
-    assert not unknown(_without_variables(annotation["expr"]))
-    assert _legend_labels(annotation["titleFormat"] + annotation["textFormat"]) <= SAMPLES["ALERTS"]
+def test_dashboards_are_those_that_links_name() -> None:
+    """Fleet, box and run keep their uids, which are in people's links and in alerts."""
+    assert {uid: dashboard["uid"] for uid, dashboard in DASHBOARDS.items()} == {
+        uid: uid for uid in ("gpuwarden-box", "gpuwarden-fleet", "gpuwarden-run")
+    }
 
 
-def test_panel_ids_are_unique() -> None:
+@each_dashboard
+def test_dashboard_is_one_every_grafana_takes(dashboard: dict[str, Any]) -> None:
+    """Classic JSON, read-only, one crosshair; alerts, and where runs begin and end, on the time axis."""
+    assert dashboard["schemaVersion"] == 39
+    assert not dashboard["editable"]
+    assert dashboard["graphTooltip"] == 1
+    assert {panel["type"] for panel in panels_of(dashboard)} <= {"stat", "table", "timeseries", "state-timeline"}
+    marks = {mark["name"]: mark for mark in dashboard["annotations"]["list"]}
+    assert list(marks) == ["Alerts", "Runs begin", "Runs end"]
+    assert [mark.get("useValueForTime") for mark in marks.values()] == [None, True, True]
+    for mark in marks.values():
+        assert mark["enable"]
+        _follows(mark["expr"])
+        expression = of_daemon(without_variables(mark["expr"]))
+        assert not unknown(expression)
+        carried = grouping(expression).union(*(SAMPLES[name] for name, _labels in selectors(expression)))
+        assert _legend_labels(mark["titleFormat"] + mark["textFormat"]) <= carried
+
+
+@each_dashboard
+def test_panel_ids_are_unique(dashboard: dict[str, Any]) -> None:
     """Links name a panel by its id, so no two share one."""
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))
 
 
-def test_panels_do_not_overlap() -> None:
+@each_dashboard
+def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     """Every panel has its own place within the 24 columns."""
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     for one, other in combinations(places, 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert beside or below, (one, other)
+
+
+@each_dashboard
+def test_answers_are_on_top(dashboard: dict[str, Any]) -> None:
+    """Single answers come first, then a table of what is worst; they fit a screen, before any heading."""
+    top = [panel for panel in dashboard["panels"] if panel["gridPos"]["y"] + panel["gridPos"]["h"] <= 22]
+    assert top[0]["type"] == "stat"
+    assert {"stat", "table"} <= {panel["type"] for panel in top}
+    assert all(row["gridPos"]["y"] >= 8 for row in dashboard["panels"] if row["type"] == "row")
 
 
 @panels
@@ -89,14 +120,15 @@ def test_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
     assert panel["title"]
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert re.fullmatch(r"[A-Z][^.]*(\.md[^.]*)?\.", panel["description"])
-    assert panel["fieldConfig"]["defaults"]["noValue"]
+    assert panel["fieldConfig"]["defaults"]["noValue"] not in {"", "no data"}
     assert panel["targets"]
 
 
 @panels
 def test_names_exist(panel: dict[str, Any]) -> None:
     """Metrics and labels of queries are in the tables, those of legends in the queries' results."""
-    for target, expression in zip(panel["targets"], _expressions(panel), strict=True):
+    for target, written in zip(panel["targets"], expressions(panel), strict=True):
+        expression = of_daemon(written)
         assert not unknown(expression)
         carried = grouping(expression).union(*(SAMPLES[name] for name, _labels in selectors(expression)))
         assert _legend_labels(target["legendFormat"]) <= carried
@@ -104,85 +136,206 @@ def test_names_exist(panel: dict[str, Any]) -> None:
 
 @panels
 def test_every_selector_follows_the_choices(panel: dict[str, Any]) -> None:
-    """Each series is chosen by box, and by GPU and run where it has them; the data source is the chosen one."""
-    for target, expression in zip(panel["targets"], _expressions(panel), strict=True):
+    """Each series is chosen by box, and by GPU, run and owner where it has them; the data source is the chosen one."""
+    for target in panel["targets"]:
         assert target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        for name, matched in selectors(expression):
-            wanted = {"instance"} if name == "ALERTS" else {"instance", "uuid", "run_id"} & SAMPLES[name]
-            assert wanted <= matched, (name, expression)
+        _follows(target["expr"])
+
+
+def _follows(expression: str) -> None:
+    """Check that the series of a query, as it is written, are those that are chosen."""
+    for variable in ("__range_s", "__rate_interval", "__range", "__interval_ms", "__interval"):
+        expression = re.sub(rf"\${variable}\b", ALL[variable], expression)
+    for name, matched in matchers(expression):
+        chosen = {label: f"${variable}" for label, variable in CHOSEN.items() if label in SAMPLES[name]}
+        if name in OF_DEVICES and "uuid" in chosen:
+            chosen["uuid"] = "$gpu|$mig"  # an instance has a UUID of its own
+        if name in OF_PROCESSES and "run_id" in chosen:
+            chosen["run_id"] = "($run)|"  # and a process may be of no run
+        if name == "ALERTS":
+            chosen = {label: f"({value})|" for label, value in {**chosen, "uuid": "$gpu|$mig"}.items()}
+        patterns = {label: value for label, (how, value) in matched.items() if how == "MatchOp.Re"}
+        assert chosen.items() <= patterns.items(), name
+
+
+@panels
+def test_a_site_may_label_its_targets(panel: dict[str, Any]) -> None:
+    """What is matched is matched by names, the cluster's among them: targets may have labels of their own."""
+    for expression in expressions(panel):
+        for names in re.findall(r"\bon \(([^)]*)\)", expression):
+            assert {"cluster", *TARGET} <= set(names.split(", ")), expression
+        assert "ignoring" not in expression
 
 
 @panels
 def test_windows_are_grafanas(panel: dict[str, Any]) -> None:
     """Counters are read as rates over the interval that suits scrape and resolution; no window is fixed.
 
-    But in a table, of which each row sums a run up: there it is what the counter said last in the time range.
+    But in a table, of which each row sums a time range up, or tells what the counter said last in it, or of as long as
+    an alert tells of it.
     """
+    assert thresholds.MEMORY_ERRORS_SECONDS == 3600
     read = r"(rate|increase)\({}{{[^}}]*}}\[\$__rate_interval\]\)"
     if panel["type"] == "table":
-        read = r"last_over_time\({}{{[^}}]*}}\[\$__range\]\)"
+        read = r"((last_over_time|increase)\({}{{[^}}]*}}\[(\$__range(:\$__interval)?|3600s)\]\)|\({}{{)"
     for target in panel["targets"]:
         windows = re.findall(r"\[([^\]]+)\]", target["expr"])
-        assert set(windows) <= {"$__rate_interval", "$__range"}
-        for counter in COUNTERS & {name for name, _labels in selectors(_without_variables(target["expr"]))}:
-            assert re.search(read.format(counter), target["expr"])
+        told = {"3600s"} if panel["type"] == "table" else set()
+        assert set(windows) <= {"$__rate_interval", "$__range", "$__range:$__interval"} | told
+        for counter in COUNTERS & {name for name, _labels in selectors(without_variables(target["expr"]))}:
+            assert re.search(read.format(counter, counter), target["expr"])
 
 
-@pytest.mark.parametrize("name", ["instance", "gpu", "run"])
-def test_variables_take_several_and_all(name: str) -> None:
-    """Boxes, GPUs and runs can be chosen singly, several or all, and follow the time range."""
-    variable = VARIABLES[name]
-    assert variable["multi"]
-    assert variable["includeAll"]
-    assert variable["allValue"] == ".+"
-    assert variable["refresh"] == 2
-    assert VARIABLES["datasource"]["query"] == "prometheus"
+@each_dashboard
+def test_variables_take_several_and_all(dashboard: dict[str, Any]) -> None:
+    """Clusters, boxes, GPUs, owners and runs can be chosen singly, several or all, and follow the time range."""
+    source, *others = dashboard["templating"]["list"]
+    assert (source["name"], source["query"]) == ("datasource", "prometheus")
+    assert tuple(variable["name"] for variable in others if not variable["hide"]) == VARIABLES
+    for variable in others:
+        if variable["hide"]:
+            assert (variable["name"], variable["allValue"]) == ("mig", None)
+            continue
+        assert variable["multi"]
+        assert variable["includeAll"]
+        assert variable["allValue"] == ALL[variable["name"]]
+        assert variable["refresh"] == 2
+        among: tuple[str, ...] = ("cluster", "instance")[: {"cluster": 0, "instance": 1}.get(variable["name"], 2)]
+        assert all(f'{name}=~"${name}"' in variable["query"]["query"] for name in among)
 
 
-def _steps(value: Any) -> Iterator[float]:
-    """Find the values of all threshold steps."""
-    if isinstance(value, dict):
-        if value.get("mode") == "absolute":
-            yield from (step["value"] for step in value["steps"] if step["value"] is not None)
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _steps(each)
+@pytest.mark.parametrize("uid", ["gpuwarden-box", "gpuwarden-run"])
+def test_box_and_run_begin_with_one_box(uid: str) -> None:
+    """Each GPU and run is drawn there, so that not all of a fleet's are at first."""
+    chosen = {v["name"]: v["current"] for v in DASHBOARDS[uid]["templating"]["list"]}
+    assert (chosen["instance"], chosen["gpu"]["value"]) == ({}, ["$__all"])
 
 
-def test_colors_change_where_alerts_fire() -> None:
-    """Every threshold on the dashboard is an alert rule's; a whole degree above it is the first good margin."""
-    one_gpu_down = 1
-    allowed = {thresholds.NEAR_OUT_OF_MEMORY, thresholds.NEAR_SLOWDOWN + 1, thresholds.INPUT_BOUND, one_gpu_down}
-    assert set(_steps(DASHBOARD["panels"])) == allowed
+RED, ORANGE, YELLOW = "red", "orange", "yellow"
+# From which value on which color holds, by unit: what is before the first and after the last is good, or bad.
+LADDERS: dict[str, list[list[tuple[str, float | None]]]] = {
+    "percentunit": [
+        [(RED, None), (ORANGE, thresholds.NEAR_OUT_OF_MEMORY), ("", thresholds.LITTLE_MEMORY)],
+        [("", None), (YELLOW, thresholds.INPUT_BOUND)],
+        [("", None), (ORANGE, thresholds.SLOWED)],
+    ],
+    # The driver tells whole degrees: a degree above what still warns is the first good one.
+    "celsius": [[(RED, None), (ORANGE, thresholds.SLOWDOWN + 1), ("", thresholds.NEAR_SLOWDOWN + 1)]],
+    "s": [
+        [
+            (RED, None),
+            (ORANGE, thresholds.OUT_OF_MEMORY_SOON_SECONDS),
+            ("", thresholds.OUT_OF_MEMORY_AHEAD_SECONDS),
+        ]
+    ],
+    "short": [[("", None), (RED, 1)], [("", None), (ORANGE, 1)], [("", None)]],  # GPU lost, box down, alert; states
+}
 
 
-def test_column_of_an_only_query_has_its_title_in_every_grafana() -> None:
+def _ladders(panel: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, float | None]]]]:
+    """Find all thresholds of a panel, with their units; good colors, of which there are several, are none."""
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    found = [(unit, panel["fieldConfig"]["defaults"].get("thresholds"))]
+    units = properties(panel, "unit")
+    found += [(units.get(name, unit), value) for name, value in properties(panel, "thresholds").items()]
+    for measure, value in found:
+        if value:
+            bad = {RED, ORANGE, YELLOW}
+            steps = [(step["color"] if step["color"] in bad else "", step["value"]) for step in value["steps"]]
+            yield measure, steps
+
+
+@panels
+def test_colors_change_where_alerts_fire(panel: dict[str, Any]) -> None:
+    """Thresholds are the alert rules' and pressure's: red is critical, orange a warning, yellow worth knowing."""
+    for unit, ladder in _ladders(panel):
+        assert ladder in LADDERS[unit]
+
+
+@each_dashboard
+def test_headroom_is_colored(dashboard: dict[str, Any]) -> None:
+    """What nobody else tells stands out on each dashboard."""
+    ladders = [ladder for panel in panels_of(dashboard) for _unit, ladder in _ladders(panel)]
+    assert LADDERS["percentunit"][0] in ladders
+
+
+@each_dashboard
+def test_column_of_an_only_query_has_its_title_in_every_grafana(dashboard: dict[str, Any]) -> None:
     """Grafana's versions call the value of a table's only query by one of two names: both are renamed."""
-    (xids,) = (panel for panel in PANELS if panel["title"] == "XIDs")
-    named = {step["id"]: step["options"] for step in xids["transformations"]}["organize"]["renameByName"]
-    assert named["Value"] == named["Value #A"] == "Last one ago"
-
-
-def test_panels_of_runs_say_how_to_get_a_run() -> None:
-    """Without any run, the panels that need one say what to add to the training."""
-    runs = [panel for panel in PANELS if panel["type"] != "stat" and _needs_run(panel)]
-    assert len(runs) > 6
-    for panel in runs:
-        assert "add the callback" in panel["fieldConfig"]["defaults"]["noValue"], panel["title"]
+    (alerts,) = (panel for panel in panels_of(dashboard) if panel["title"] == "Alerts firing")
+    named = {step["id"]: step["options"] for step in alerts["transformations"]}["organize"]["renameByName"]
+    assert named["Value"] == named["Value #A"] == "Severity"
 
 
 def _needs_run(panel: dict[str, Any]) -> bool:
     """Tell whether every query selects a series of a run."""
-    return all(any("run_id" in SAMPLES[name] for name, _ in selectors(e)) for e in _expressions(panel)) and not any(
-        name == "ALERTS" for e in _expressions(panel) for name, _ in selectors(e)
-    )
+    chosen = [{name for name, _labels in selectors(expression)} for expression in expressions(panel)]
+    return all(any(name.startswith("gpuwarden_run_") for name in names) for names in chosen)
+
+
+@panels
+def test_panels_of_runs_say_how_to_get_a_run(panel: dict[str, Any]) -> None:
+    """Without any run, the panels that need one say what to add to the training, or that nothing is amiss."""
+    told = panel["fieldConfig"]["defaults"]["noValue"]
+    if panel["type"] != "stat" and _needs_run(panel):
+        assert re.search("add the callback|grows for good|reports its loss|no pressure", told), told
 
 
 def test_rows_of_boxes_repeat() -> None:
     """What belongs to one box is there once for each chosen box, under its name."""
-    assert [row.get("repeat") for row in ROWS] == ["instance", "instance", "instance", None]
-    assert all("$instance" in row["title"] for row in ROWS if "repeat" in row)
+    rows = [panel for panel in DASHBOARDS["gpuwarden-box"]["panels"] if panel["type"] == "row"]
+    assert [row.get("repeat") for row in rows] == [*["instance"] * 4, None]
+    assert all("$instance" in row["title"] for row in rows if "repeat" in row)
+
+
+# The column of a table that each variable of a link is taken from.
+COLUMNS = {"cluster": "In cluster", "instance": "Box", "gpu": "UUID", "run": "Run id"}
+
+
+def _links(value: Any) -> Iterator[str]:
+    """Find the URLs of all links."""
+    if isinstance(value, dict):
+        if isinstance(value.get("url"), str):
+            yield value["url"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _links(each)
+
+
+@each_dashboard
+def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> None:
+    """Each dashboard leads to the others with all that is chosen, and rows of tables with what they are about."""
+    ways = dashboard["links"]
+    assert {way["url"] for way in ways} == {f"/d/{uid}" for uid in DASHBOARDS if uid != dashboard["uid"]}
+    assert all(way["keepTime"] and way["includeVars"] for way in ways)
+    linked = 0
+    for panel in panels_of(dashboard):
+        columns = set(titles(panel).values())
+        for url in _links(panel["fieldConfig"]):
+            linked += 1
+            uid, _, query = url.removeprefix("/d/").partition("?")
+            time, source, *chosen = query.split("&")
+            assert (time, source) == ("${__url_time_range}", "${datasource:queryparam}")
+            taken = dict(re.findall(r'var-(\w+)=\${__data\.fields\["([^"]+)"\]}', query))
+            assert len(taken) == len(chosen)
+            assert ("run" in taken) == (uid == "gpuwarden-run")
+            assert taken.items() <= COLUMNS.items()
+            assert set(taken.values()) <= columns
+            assert {"cluster", "instance", *({"run"} if uid == "gpuwarden-run" else ())} <= taken.keys()
+            assert taken.keys() <= {each["name"] for each in DASHBOARDS[uid]["templating"]["list"]}
+    assert linked >= 3
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_alerts_lead_to_what_they_are_about(alert: str) -> None:
+    """An alert of a run leads to the runs' dashboard, another one to its box's, with variables that are there."""
+    url = annotated(ALERTS[alert], Choices())["dashboard_url"]
+    uid, _, query = url.removeprefix("http://localhost:3000/d/").partition("?")
+    assert uid == {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}[ALERTS[alert].subject]
+    wanted = {"run": {"instance", "run"}, "gpu": {"instance", "gpu"}, "box": {"instance"}}[ALERTS[alert].subject]
+    assert set(re.findall(r"var-(\w+)=", query)) == wanted | {"cluster"}
+    assert wanted | {"cluster"} <= {each["name"] for each in DASHBOARDS[uid]["templating"]["list"]}
 
 
 def test_runbooks_name_panels_that_exist() -> None:
@@ -190,62 +343,187 @@ def test_runbooks_name_panels_that_exist() -> None:
     text = (REPOSITORY / "docs" / "alerts.md").read_text()
     named = {title for found in re.findall(r"panels?\s+\*([^*]+)\*(?: and \*([^*]+)\*)?", text) for title in found}
     assert len(named) > 3
-    assert named - {""} <= {panel["title"] for panel in PANELS}
-
-
-def test_provisioning_fits_the_shipped_prometheus() -> None:
-    """Grafana's data source asks Prometheus' own port at the scrape interval that is shipped beside it."""
-    provisioning = REPOSITORY / "grafana" / "provisioning"
-    (source,) = yaml.safe_load((provisioning / "datasources" / "gpuwarden.yaml").read_text())["datasources"]
-    scrapes = yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "prometheus.yml").read_text())
-    (provider,) = yaml.safe_load((provisioning / "dashboards" / "gpuwarden.yaml").read_text())["providers"]
-    assert (source["type"], source["url"]) == ("prometheus", "http://localhost:9090")
-    assert source["jsonData"]["timeInterval"] == scrapes["global"]["scrape_interval"]
-    assert (provider["type"], provider["allowUiUpdates"]) == ("file", False)
-    assert Path(provider["options"]["path"]).is_absolute()
+    assert named - {""} <= {panel["title"] for dashboard in DASHBOARDS.values() for panel in panels_of(dashboard)}
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float, float]]:
-    """Serve a quarter of an hour of a simulated box's pages; yield Prometheus' URL and the times of both ends."""
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float, float]]:
+    """Serve a quarter of an hour of simulated boxes' pages; yield Prometheus' URL and the times of both ends."""
     needs("prometheus", "prometheus")
     needs("promtool", "prometheus")
     directory = tmp_path_factory.mktemp("history")
     begin, end = history.record(directory, 15 * 60)
-    with history.serving(directory) as url:
+    with backfill.serving(directory, history.STEP) as url:
         yield url, begin, end
 
 
 @panels
-def test_every_query_returns_data(panel: dict[str, Any], box: tuple[str, float, float]) -> None:
-    """Prometheus answers each query of a panel with numbers."""
-    url, begin, end = box
-    for target, expression in zip(panel["targets"], _expressions(panel), strict=True):
-        assert promql_parser.parse(expression)
-        if target["instant"]:
-            series = history.ask(url, "query", query=expression, time=end)["result"]
-            values = [float(each["value"][1]) for each in series]
-        else:
-            series = history.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
-            values = [float(value) for each in series for _time, value in each["values"]]
-        assert values, expression
-        assert not any(map(math.isnan, values)), expression
+def test_every_query_returns_data(
+    panel: dict[str, Any], boxes: tuple[str, float, float], request: pytest.FixtureRequest
+) -> None:
+    """Prometheus answers each query of a panel with numbers, and the legend tells all series apart."""
+    one_box = request.node.callspec.id.startswith("gpuwarden-box")
+    clusters = [{"instance": ONE_BOX, "cluster": cluster} for cluster in ("lab", "west")] if one_box else [{}]
+    answered: Counter[str] = Counter()
+    for chosen in clusters:
+        legends: Counter[str] = Counter()
+        for target, expression in zip(panel["targets"], expressions(panel, **chosen), strict=True):
+            series = _asked(expression, boxes, now=target["instant"])
+            answered[target["refId"]] += len(series)
+            if panel["type"] != "table":
+                legends.update(_legend(target["legendFormat"], each["metric"]) for each in series)
+        assert [legend for legend, count in legends.items() if count > 1 or not legend] == []
+    assert all(answered[target["refId"]] for target in panel["targets"]), answered
 
 
-@pytest.mark.parametrize("name", ["gpu", "run"])
-def test_choices_have_names_and_values(name: str, box: tuple[str, float, float]) -> None:
-    """From each result, written as Grafana writes it, the variable takes what people read and what series carry."""
-    url, _begin, end = box
-    query = re.fullmatch(r"query_result\((.+)\)", VARIABLES[name]["query"]["query"])
+def _asked(expression: str, boxes: tuple[str, float, float], *, now: bool) -> list[dict[str, Any]]:
+    """Return what Prometheus answers to a query, all of it numbers."""
+    url, begin, end = boxes
+    assert promql_parser.parse(expression)
+    if now:
+        series: list[dict[str, Any]] = backfill.ask(url, "query", query=expression, time=end)["result"]
+        values = [float(each["value"][1]) for each in series]
+    else:
+        series = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
+        values = [float(value) for each in series for _time, value in each["values"]]
+    assert not any(map(math.isnan, values)), expression
+    return series
+
+
+def _legend(text: str, labels: dict[str, str]) -> str:
+    return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), text)
+
+
+@each_dashboard
+def test_marks_are_found(dashboard: dict[str, Any], boxes: tuple[str, float, float]) -> None:
+    """Alerts that fired, and runs that began and ended, are on the time axis at their time."""
+    url, begin, end = boxes
+    for mark in dashboard["annotations"]["list"]:
+        expression = without_variables(mark["expr"])
+        found = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
+        assert found
+        if mark.get("useValueForTime"):
+            times = [float(value) / 1000 for each in found for _time, value in each["values"]]
+            assert begin - 1000 < min(times) <= max(times) <= end
+
+
+def _query(uid: str, panel: str, legend: str) -> str:
+    """Return a panel's query as it is written."""
+    (found,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
+    (query,) = (target["expr"] for target in found["targets"] if target["legendFormat"] == legend)
+    return str(query)
+
+
+def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: tuple[str, float, float]) -> None:
+    """Who chooses a divided GPU sees its instances and the runs on them, by the hidden variable."""
+    url, begin, end = boxes
+    (gpu,) = (
+        each["metric"]["gpu_uuid"]
+        for each in backfill.ask(url, "query", query="gpuwarden_mig_info", time=end)["result"]
+    )
+    variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-box"]["templating"]["list"]}
+    values = re.fullmatch(r"label_values\((.+), uuid\)", variables["mig"]["query"]["query"])
+    assert values
+
+    def offered(**chosen: str) -> list[str]:
+        found = backfill.ask(url, "series", **{"match[]": without_variables(values[1], **chosen)}, start=begin, end=end)
+        return [each["uuid"] for each in found]
+
+    assert offered() == []  # all GPUs: no name has to be listed
+    (instance,) = offered(gpu=gpu)
+    for panel in ("Memory in use by allocators", "Headroom", "Memory used"):
+        (found,) = (each for each in panels_of(DASHBOARDS["gpuwarden-box"]) if each["title"] == panel)
+        parts = [
+            each
+            for expression in expressions(found, gpu=gpu, mig=instance)
+            for each in _asked(expression, boxes, now=False)
+            if each["metric"].get("uuid") == instance
+        ]
+        assert {each["metric"]["gpu"] for each in parts} == {"0/0/0"}, panel
+    for legend in ("headroom", "identity", "used", "state"):
+        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
+        rows = {each["metric"]["uuid"]: each["metric"] for each in _asked(query, boxes, now=True)}
+        assert instance in rows
+        assert legend != "identity" or rows[instance]["board"] == gpu  # where its row leads
+
+
+def test_boxes_of_one_name_stay_apart(boxes: tuple[str, float, float]) -> None:
+    """A row of a table leads to the box of its own cluster, and to all clusters where targets have none."""
+    for uid, panel, legend in (
+        ("gpuwarden-fleet", "GPUs now, worst first", "identity"),
+        ("gpuwarden-fleet", "Runs of this time range", "identity"),
+        ("gpuwarden-box", "Alerts firing", "severity"),
+    ):
+        rows = _asked(without_variables(_query(uid, panel, legend)), boxes, now=True)
+        places = {(each["metric"]["instance"], each["metric"]["place"]) for each in rows}
+        assert places <= {(ONE_BOX, "lab"), (ONE_BOX, "west"), ("gpu-box-2:9846", "All")}
+        assert (ONE_BOX, "lab") in places
+        (table,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
+        assert titles(table)["place"] == "In cluster"
+
+
+def test_a_box_that_is_down_is_in_the_table(boxes: tuple[str, float, float]) -> None:
+    """A box that does not answer Prometheus stands above all GPUs, as nothing else names it."""
+    url, begin, end = boxes
+    answers = [
+        backfill.ask(url, "query", query='up{cluster="west"}', time=time)["result"][0]["value"]
+        for time in range(int(begin), int(end), 5)
+    ]
+    time = next(time for time, up in answers if up == "0")
+    for legend, expected in (("state", 10), ("identity", 1)):
+        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
+        rows = backfill.ask(url, "query", query=query, time=time)["result"]
+        ((labels, value),) = (
+            (each["metric"], float(each["value"][1])) for each in rows if each["metric"]["uuid"] == "none"
+        )
+        assert (labels["instance"], labels["cluster"]) == (ONE_BOX, "west")
+        assert legend != "state" or value == expected == max(float(each["value"][1]) for each in rows)
+        assert legend != "identity" or (labels["gpu"], labels["board"], labels["place"]) == ("all", "All", "west")
+
+
+def test_state_is_red_where_a_critical_alert_fires(boxes: tuple[str, float, float]) -> None:
+    """A GPU of which a critical alert tells is red in the table, but where the alert fires on a while."""
+    url, begin, end = boxes
+    (table,) = (each for each in panels_of(DASHBOARDS["gpuwarden-fleet"]) if each["title"] == "GPUs now, worst first")
+    (look,) = (each for each in table["fieldConfig"]["overrides"] if each["matcher"]["options"] == "State")
+    (mappings,) = (each["value"] for each in look["properties"] if each["id"] == "mappings")
+    colors = {float(number): shown["color"] for number, shown in mappings[0]["options"].items()}
+    query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", "state"))
+    critical = 'ALERTS{alertstate="firing",severity="critical",uuid!=""}'
+    red: list[set[str]] = []
+    for time in range(int(begin) + 60, int(end), 15):
+        states = backfill.ask(url, "query", query=query, time=time)["result"]
+        firing = {each["metric"]["uuid"] for each in backfill.ask(url, "query", query=critical, time=time)["result"]}
+        red.append({each["metric"]["uuid"] for each in states if colors[float(each["value"][1])] == "red"})
+        assert firing <= set().union(*red[-7:]), time - begin
+    assert any(red)
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_choices_have_names_and_values(name: str, boxes: tuple[str, float, float]) -> None:
+    """Each variable offers what the boxes have, out of a result as Grafana writes it."""
+    url, begin, end = boxes
+    variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-fleet"]["templating"]["list"]}
+    written = without_variables(variables[name]["query"]["query"])
+    if values := re.fullmatch(r"label_values\((.+), (\w+)\)", written):
+        found = backfill.ask(url, "series", **{"match[]": values[1]}, start=begin, end=end)
+        wanted = {
+            "cluster": {"lab", "west"},
+            "instance": {ONE_BOX, "gpu-box-2:9846"},
+            "owner": {"ada", "grace", "hedy"},
+        }
+        assert {each[values[2]] for each in found if values[2] in each} >= wanted[name]
+        return
+    query = re.fullmatch(r"query_result\((.+)\)", written)
     assert query
-    pattern = re.sub(r"\?<(\w+)>", r"?P<\1>", VARIABLES[name]["regex"].strip("/"))
+    pattern = re.sub(r"\?<(\w+)>", r"?P<\1>", variables[name]["regex"].strip("/"))
     key, called = {"gpu": ("uuid", "gpu"), "run": ("run_id", "run_name")}[name]
-    results = history.ask(url, "query", query=_without_variables(query[1]), time=end)["result"]
+    results = backfill.ask(url, "query", query=query[1], time=end)["result"]
     assert results
     for each in results:
         metric = dict(each["metric"])
         labels = ",".join(f'{label}="{value}"' for label, value in metric.items() if label != "__name__")
-        found = re.search(pattern, f"{metric.get('__name__', '')}{{{labels}}} {each['value'][1]} {end * 1000:.0f}")
-        assert found
-        assert found["value"] == metric[key]
-        assert found["text"].startswith(f"{metric[called]} · ")
+        match = re.search(pattern, f"{metric.get('__name__', '')}{{{labels}}} {each['value'][1]} {end * 1000:.0f}")
+        assert match
+        assert match["value"] == metric[key]
+        assert match["text"].startswith(f"{metric[called]} · ")

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from services import ROOT, Alertmanager, Daemon, Process, Prometheus, ending, until
+from services import Alertmanager, Daemon, Prometheus, ending, until
+from training_process import LIMIT_MIB, MIB, Trainer
 
 from mock_nvml import MockNvml
 
-MIB = 2**20
-LIMIT_MIB = 256
 EXPIRY_SECONDS = 6
-TRAINER_ENV = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # with oneDNN an out-of-memory in graph mode ends the process by SIGSEGV
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_NUM_INTRAOP_THREADS": "1",
-}
-
-
-class Trainer(Process):
-    """tests/trainer.py under TensorFlow's BFC allocator, reporting to `daemon` as a run on the GPU `uuid`."""
-
-    def __init__(self, folder: Path, daemon: Daemon, uuid: str) -> None:
-        command = [sys.executable, str(ROOT / "tests/trainer.py"), uuid]
-        super().__init__(command, folder / "trainer.log", {**TRAINER_ENV, "GPUWARDEN_SOCKET": str(daemon.socket)})
-
-    def told(self) -> list[dict[str, Any]]:
-        """Return what TensorFlow said in the training process, epoch by epoch."""
-        return [json.loads(line) for line in self.output().splitlines() if line.startswith("{") and line.endswith("}")]
-
-    @property
-    def last(self) -> dict[str, Any]:
-        """What TensorFlow said last; nothing before the first epoch's end."""
-        return self.told()[-1] if self.told() else {}
 
 
 @pytest.fixture

@@ -9,16 +9,27 @@ import pytest
 from gpuwarden.kernel_log import Record
 from gpuwarden.protocol import End, Error
 from gpuwarden.runs.ending import Evidence, conclude
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.oom_kill import BEGINNINGS, OomKill, oom_kills
 
 KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")
 FAILURE = End("uncaught ValueError", "failed")
 ILLEGAL = Error("illegal_address", "InternalError", "an illegal memory access was encountered", "train", 9)
+GROWTH = Growth(3 * 2**20, 0.0, 4 * 2**20, since=0.0, at=9.0, grown=12 * 2**30, pattern="steady")
 EXIT_3, CORE = 3 << 8, 0x80
 
 CASES: dict[str, tuple[Evidence, str, str]] = {
     "goodbye, exit 0": (Evidence(GOODBYE, 0), "finished", "exit status 0; it said: exit"),
+    "killed for memory that had grown": (
+        Evidence(None, signal.SIGKILL, cgroup_oom_kills=1, host_growth=GROWTH),
+        "oom_killed",
+        (
+            "ended by SIGKILL; the kernel's OOM killer killed in its cgroup then (kills: 1); the host memory of the "
+            "run's processes had grown by 12.0 GiB, at 180 MiB a minute"
+        ),
+    ),
+    "ended, while memory grew": (Evidence(GOODBYE, 0, host_growth=GROWTH), "finished", "exit status 0; it said: exit"),
     "goodbye alone": (Evidence(GOODBYE), "finished", "it said: exit"),
     "no goodbye, exit 0": (Evidence(None, 0), "finished", "exit status 0"),
     "exception": (Evidence(FAILURE, 1 << 8), "failed", "exit status 1; it said: uncaught ValueError"),

@@ -1,7 +1,10 @@
-"""What the command line loads."""
+"""What the command line loads, and how its loop sleeps."""
 
+import asyncio
 import subprocess
 import sys
+
+from gpuwarden.event_loop import Alarm
 
 
 def test_no_ssl() -> None:
@@ -37,3 +40,21 @@ def test_no_idna() -> None:
         "assert not {'encodings.idna', 'unicodedata'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nudge_wakes_once() -> None:
+    """Who sleeps wakes, and who sleeps next if nobody does; the sleep after that lasts, and a ring ends all."""
+
+    async def sleeps() -> list[bool]:
+        alarm, loop = Alarm(), asyncio.get_running_loop()
+        found = [await alarm.sleep(loop.time())]
+        loop.call_soon(alarm.nudge)
+        found.append(await alarm.sleep(loop.time() + 3600))
+        alarm.nudge()
+        alarm.nudge()
+        found += [await alarm.sleep(loop.time() + 3600), await alarm.sleep(loop.time())]
+        loop.call_soon(alarm.ring)
+        found += [await alarm.sleep(loop.time() + 3600), await alarm.sleep(loop.time() + 3600)]
+        return found
+
+    assert asyncio.run(asyncio.wait_for(sleeps(), 10)) == [False, True, True, False, False, False]

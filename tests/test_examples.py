@@ -13,10 +13,12 @@ from services import ROOT, Daemon, Process, ending, fetch, until
 
 # The framework that each needs, the name it reports under, its steps and examples.
 EXAMPLES = {
+    "batch_size": ("tensorflow", "batch size", 3 * 16, 3 * 8192),
     "gradient_tape": ("tensorflow", "gradient tape", 3 * 64, 3 * 4096),
     "jax_loop": ("jax", "jax loop", 3 * 64, 3 * 64 * 64),
     "keras_fit": ("tensorflow", "keras_fit", 3 * 113, 3 * 7200),
     "mirrored": ("tensorflow", "mirrored", 3 * 63, 3 * 8000),
+    "oom_retry": ("tensorflow", "oom retry", 3 * 8, 3 * 8192),
     "torch_loop": ("torch", "torch loop", 3 * 64, 3 * 4096),
 }
 TIME = 240  # seconds, on a machine that does much else

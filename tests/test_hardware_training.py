@@ -18,7 +18,7 @@ from typing import Any
 import pynvml
 import pytest
 from receiver import Receiver
-from services import Daemon, Process, ending, until
+from services import Daemon, Process, ending, fetch, until
 
 from gpuwarden.protocol import Error, Hello, Message, Report
 from gpuwarden.sources.driver import binding, why_unusable
@@ -73,6 +73,38 @@ with watch("jax", interval=0) as run:
     run.step()
     more = [jax.numpy.zeros(1 << 30, dtype="uint8").block_until_ready() for _ in range(1000)]
 """
+
+# Fill the device, or the pool, to its last gigabytes at once and to its end in small pieces, several polls long.
+TORCH_TO_THE_END = """
+import time
+import torch
+from gpuwarden import watch
+with watch("torch to the end") as run:
+    x = torch.ones((4096, 4096), device="cuda:0")
+    torch.nn.functional.conv2d((x @ x)[None, None], x[None, None, :3, :3]).sum().item()
+    free, _ = torch.cuda.mem_get_info(0)
+    held = [torch.empty(free - (3 << 30), dtype=torch.uint8, device="cuda:0")]
+    while True:
+        run.step()
+        time.sleep(0.2)
+        held.append(torch.empty(64 << 20, dtype=torch.uint8, device="cuda:0"))
+"""
+JAX_TO_THE_END = """
+import time
+import jax
+from gpuwarden import watch
+with watch("jax to the end") as run:
+    x = jax.numpy.ones((4096, 4096))
+    (x @ x).block_until_ready()
+    statistics = jax.local_devices()[0].memory_stats()
+    rest = statistics["bytes_limit"] - statistics["bytes_in_use"] - (3 << 30)
+    held = [jax.numpy.zeros(rest, dtype="uint8").block_until_ready()]
+    while True:
+        run.step()
+        time.sleep(0.2)
+        held.append(jax.numpy.zeros(64 << 20, dtype="uint8").block_until_ready())
+"""
+PIECE = 64 * MIB
 
 KERAS = """
 import json, sys
@@ -266,3 +298,29 @@ def test_headroom(tmp_path: Path, framework: str, script: str, uuids: list[str])
             assert MEMORY <= used <= limit
             assert 0 < headroom <= limit - used
             assert samples.value("gpuwarden_run_unresolved_devices") == 0
+
+
+@pytest.mark.parametrize(("framework", "script"), [("torch", TORCH_TO_THE_END), ("jax", JAX_TO_THE_END)])
+def test_headroom_is_calibrated(tmp_path: Path, framework: str, script: str) -> None:
+    """Where a real device or pool has no 64 MiB left, the headroom told is no more than that and two pieces' error."""
+    needs(framework)
+    daemon = Daemon(tmp_path / "daemon")
+    with ending(daemon):
+        training = Script(script, tmp_path, str(daemon.socket))
+        with ending(training):
+
+            def failed() -> dict[str, Any]:
+                answer = json.loads(fetch(f"{daemon.url}/api/v1/runs") or '{"live": [], "past": []}')
+                errors = [each for run in answer["live"] + answer["past"] for each in run.get("errors_told", ())]
+                return errors[0] if errors else {}
+
+            error = until(failed, "the out-of-memory", TIME)
+    ((uuid, left),) = error["headroom_bytes"].items()
+    requested = error["allocations"][0]["requested_bytes"]
+    least = error["least_headroom_bytes"][uuid]
+    print(  # noqa: T201 - for docs/headroom.md: pytest -s shows it
+        f"\n{framework}: asked {requested / MIB:.1f} MiB, told {left / MIB:.1f} MiB, at least {least / MIB:.1f} MiB"
+    )
+    assert error["kind"] == "device_oom"
+    assert requested == PIECE
+    assert 0 <= left < 3 * PIECE

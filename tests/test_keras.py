@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,10 @@ def play(folder: Path, *cases: str, python: str | Path = sys.executable, **envir
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def cases() -> dict[str, Any]:
     """Play all cases with the Keras of this environment."""
-    return play(tmp_path_factory.mktemp("sockets"))
+    with tempfile.TemporaryDirectory() as sockets:  # a socket's path may be no longer than 107 bytes
+        return play(Path(sockets))
 
 
 @pytest.fixture
@@ -201,6 +203,26 @@ def test_short_batches(saw: Any) -> None:
     last = reports(saw["heard"])[-1]
     assert (last["steps"], last["examples"]) == (6, 16)
     assert last["loss"] == pytest.approx(saw["loss"], rel=1e-6)
+    assert (last["batch_size"], last["largest_batch_size"]) == (3, 3)
+
+
+def test_sizes_seen(saw: list[MESSAGE]) -> None:
+    """Where nobody declares a batch size, the loss metric shows it between looks; a short last one may be seen."""
+    told = [size for size, _ in groupby(each["batch_size"] for each in reports(saw))]
+    assert told in ([None, 3], [None, 3, 1])
+    assert reports(saw)[-1]["largest_batch_size"] == 3
+
+
+def test_sizes_unknown(saw: list[MESSAGE]) -> None:
+    """Of steps that were never looked at one by one, and that nobody declares, no size is told."""
+    assert (
+        {each["batch_size"] for each in reports(saw)} == {each["largest_batch_size"] for each in reports(saw)} == {None}
+    )
+
+
+def test_sizes_of_fixed_shape(saw: list[MESSAGE]) -> None:
+    """A dataset whose shape is fixed declares its batch size."""
+    assert (reports(saw)[-1]["batch_size"], reports(saw)[-1]["largest_batch_size"]) == (4, 4)
 
 
 @pytest.mark.parametrize("saw", ["validation"], indirect=True)
@@ -237,6 +259,7 @@ def test_out_of_memory(saw: Any) -> None:
     assert "oom" in error["kind"]
     assert "OOM when allocating tensor with shape[" in error["text"]
     assert error["memory"]["CPU:0"]["peak"] > 500 << 20
+    assert error["batch_size"] == 20_000
     last = reports(saw["heard"])[-1]
     assert (last["steps"], last["errors"]) == (8, {error["kind"]: 1})
     assert saw["left"] == []

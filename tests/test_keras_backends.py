@@ -72,6 +72,7 @@ def test_validation(saw: list[MESSAGE], backend: str) -> None:
     assert phases(saw) == ["train", "test", "train", "test", "train", "idle"]
     last = reports(saw)[-1]
     assert (last["steps"], sum(last["step_buckets"]), last["epoch"], last["memory"]) == (8, 7, 1, {})
+    assert (last["batch_size"], last["largest_batch_size"]) == (2, 2)
 
 
 @pytest.mark.parametrize(("saw", "steps"), [("unknown_length", 7), ("eager", 8), ("repeated", 16)], indirect=["saw"])
@@ -101,6 +102,7 @@ def test_out_of_memory(saw: Any, backend: str) -> None:
     assert (error["kind"], error["phase"]) == (kind, "train")
     assert 0 <= error["steps"] <= LATE[backend]
     assert [each["requested"] for each in error["allocations"]] == [4 << 44]
+    assert error["batch_size"] == 2
     assert reports(saw["heard"])[-1]["steps"] == 8 + error["steps"]
 
 

@@ -195,6 +195,6 @@ def test_another_version_is_told_what_to_do(start: Start) -> None:
         until(lambda: rejected(daemon) == {"unknown_version": 10}, "ten rejected")
         told = [line for line in daemon.output().splitlines() if "unknown_version" in line]
         assert len(told) == 1
-        assert "this daemon speaks version 1, the run 2: update gpuwarden on the older side" in told[0]
+        assert "this side speaks version 1, the run 2: update gpuwarden on the older side" in told[0]
         run.send(FIRST_HELLO)
         run_id(daemon, os.getpid())

@@ -169,7 +169,7 @@ def test_calls_need_initialization(start: Start) -> None:
 
 
 def test_lost_gpu_spares_the_others(mock_nvml: MockNvml, start: Start) -> None:
-    """A lost GPU can be neither read nor looked up, and its neighbors answer."""
+    """A lost GPU can be neither read nor looked up, and its neighbours answer."""
     nvml = start()
     nvml.ask("globals().update(held=gpu(3), uuid=nvmlDeviceGetUUID(gpu(3)), bus=nvmlDeviceGetPciInfo(gpu(3)).busId)")
     mock_nvml.lose(3)

@@ -16,6 +16,7 @@ from promql import grouping, numbers, selectors, unknown
         ("sum by (uid) (gpuwarden_gpu_up)", {"uid"}),
         ("gpuwarden_gpu_up * on (uuid) group_left (model) gpuwarden_gpu_info", {"model"}),
         ("histogram_quantile(.5, sum by (le) (rate(gpuwarden_run_step_duration_seconds_bucket[5m])))", set()),
+        ('sum by (made) (label_replace(gpuwarden_gpu_up, "made", "$1", "uuid", ".+"))', set()),
         ("gpuwarden_run_step_duration_seconds", {"gpuwarden_run_step_duration_seconds"}),
     ],
 )
@@ -26,7 +27,7 @@ def test_a_name_no_sample_has_is_found(expression: str, wrong: set[str]) -> None
 
 def test_nothing_in_an_expression_is_overlooked() -> None:
     """Every operand, nested or within a range, is walked."""
-    expression = "max by (a) (rate(x{b='1'}[5m])) * on (c) group_left (d) y > 3 and z unless -w"
+    expression = "max by (a) (rate(x{b='1'}[5m])) * on (c) group_left (d) y > 3 and z offset 1m unless -w"
     assert [name for name, _labels in selectors(expression)] == ["x", "y", "z", "w"]
     assert grouping(expression) == {"a", "c", "d"}
-    assert numbers(expression) == [300, 3]
+    assert numbers(expression) == [300, 3, 60]

@@ -12,6 +12,7 @@ from gpuwarden.protocol import (
     MAX_TEXT,
     STEP_BUCKETS,
     VERSION,
+    Advice,
     DeviceMemory,
     End,
     Hello,
@@ -20,6 +21,7 @@ from gpuwarden.protocol import (
     Report,
     clip,
     decode,
+    decode_advice,
     encode,
 )
 
@@ -55,6 +57,26 @@ HELLO = {"v": VERSION, "type": "hello", "name": "resnet", "framework": "tensorfl
 def test_message_survives(message: Message) -> None:
     """What one half encodes the other half decodes to the same message."""
     assert decode(encode(message)) == message
+
+
+@given(
+    st.builds(
+        Advice,
+        serial=count,
+        kind=st.sampled_from(("pressure", "xid", "neighbour", "gpu_lost")),
+        level=st.sampled_from(("none", "some", "critical")),
+        uuid=printable,
+        text=printable,
+        resource=st.none() | st.sampled_from(("memory", "thermal")),
+        headroom=st.none() | count,
+        seconds_to_oom=st.none() | st.floats(0, 2**63, exclude_max=True),
+    )
+)
+def test_advice_goes_one_way(advice: Advice) -> None:
+    """A run reads the advice that the daemon encodes, and the daemon takes none."""
+    assert decode_advice(encode(advice)) == advice
+    with pytest.raises(ProtocolError, match="unknown_type"):
+        decode(encode(advice))
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

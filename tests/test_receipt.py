@@ -12,12 +12,14 @@ from receipt_cases import BEGAN, receipt, run
 from services import ROOT
 
 from gpuwarden.protocol import Hello
+from gpuwarden.quantities import amount, duration, energy, foreseen, lasting, rate, ratio, short
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import account_of, continued, receipt_of
-from gpuwarden.runs.receipt_text import duration, energy, lasting, log_line, ratio, short, size
+from gpuwarden.runs.receipt_story import with_story
+from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import NO_ACCOUNT, Account, Share
@@ -74,7 +76,7 @@ def test_receipt_comes_back_from_json() -> None:
     back = from_plain(json.loads(json.dumps(to_plain(made))))
     assert to_plain(back) == to_plain(made)
     again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account_of(back))
-    assert to_plain(again) == to_plain(made)
+    assert to_plain(with_story(again, run())) == to_plain(made)
 
 
 def test_keys_of_a_later_version_are_left_alone() -> None:
@@ -131,7 +133,7 @@ def test_log_line() -> None:
     assert log_line(receipt()) == (
         "run=4711-99 name='resnet' ended: failed after 2h13m (it said: uncaught ResourceExhaustedError): "
         "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
-        "headroom_at_peak=0.9GiB gpu_seconds=8000 idle=0.10 energy=0.67kWh throttled=2m00s(sw_power_cap) "
+        "headroom_at_peak=922MiB gpu_seconds=8000 idle=0.10 energy=0.67kWh throttled=2m00s(sw_power_cap) "
         "input_wait=0.10 errors=device_oom:2 xids=31:1"
     )
 
@@ -211,7 +213,15 @@ def test_times(seconds: float, text: str) -> None:
 def test_amounts() -> None:
     """Sizes, energies, ratios and counts are written in units that leave few digits, at their borders too."""
     sizes = [0, 900, 16384, 15 << 20, GIB, 10.14 * GIB]
-    assert [size(each) for each in sizes] == ["0 B", "900 B", "16 KiB", "15.0 MiB", "1.0 GiB", "10.1 GiB"]
+    assert [amount(each) for each in sizes] == ["0 B", "900 B", "16.0 KiB", "15.0 MiB", "1.00 GiB", "10.1 GiB"]
+    assert [rate(each) for each in (GIB, 17477, 17476)] == [
+        "60.0 GiB a minute",
+        "1.00 MiB a minute",
+        "60.0 MiB an hour",
+    ]
+    assert foreseen(33, 31.2, 35) == "in about 33s (31s to 35s)"
+    assert foreseen(900, None, None) == "in about 15m00s (now to longer)"
+    assert foreseen(0.0, 0.0, 9.0) == "at any moment"
     energies = [0.4, 1844, 35999, 36000, 246000, 3.6e5, 3.6e6]
     assert [energy(each) for each in energies] == [
         "0 J",
@@ -237,13 +247,14 @@ def test_amounts() -> None:
 def test_what_one_poll_saw() -> None:
     """Of a run that held a GPU in one poll alone, nobody knows for how long, nor what the GPU did meanwhile."""
     account = Account({"GPU-0": Share("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)})
-    made = receipt(account=account)
+    bare = replace(run(), growth={}, batch_sizes=None)
+    made = receipt_of(bare, BEGAN, boot_id=None, user=None, account=account)
     plain = to_plain(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
     assert "gpu_seconds" not in log_line(made)
     assert "energy" not in log_line(made)
-    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account_of(from_plain(plain)))
+    again = receipt_of(bare, BEGAN, boot_id=None, user=None, account=account_of(from_plain(plain)))
     assert to_plain(again) == plain
 
 

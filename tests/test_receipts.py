@@ -86,7 +86,14 @@ def start(tmp_path: Path, config: Path, mock: MockNvml, **altered: Any) -> Daemo
 
 def past(daemon: Daemon, pid: int) -> dict[str, Any]:
     """Wait for a run's receipt to be whole."""
-    return until(lambda: of_pid(runs(daemon)["past"], pid), "the receipt of an ended run")
+    listed = until(lambda: of_pid(runs(daemon)["past"], pid), "the receipt of an ended run")
+    return whole(daemon, listed["run_id"])
+
+
+def whole(daemon: Daemon, run_id: str) -> dict[str, Any]:
+    """Ask the daemon for the receipt of one run."""
+    answer: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/runs/{run_id}"))
+    return answer
 
 
 def train(run: Reporter, mock: MockNvml) -> None:
@@ -97,6 +104,11 @@ def train(run: Reporter, mock: MockNvml) -> None:
     mock.processes(0, {run.pid: GIB})
     run.tell(phase="train", stepping=True, steps=10, epoch=2, memory={"GPU:0": [GIB, 2 * GIB, 4 * GIB]})
     run.tell(input=[1.0, 4.0], compile_seconds=3.5, loss=0.5)
+
+
+def files_of_ended(folder: Path) -> list[Path]:
+    """Return the receipts of runs that ended."""
+    return [file for file in folder.glob("*.json") if not file.name.endswith(".part.json")]
 
 
 def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
@@ -122,16 +134,16 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
             run.end()
         receipt = past(daemon, run.pid)
         see_the_receipt(receipt)
-        (file,) = until(lambda: list(folder_of(daemon).glob("*.json")), "a file")
+        (file,) = until(lambda: files_of_ended(folder_of(daemon)), "a file")
         assert json.loads(until(file.read_text, "its content")) == receipt
-        assert json.loads(fetch(f"{daemon.url}/api/v1/runs/{run_id}")) == receipt
+        see_the_story(receipt, of_pid(runs(daemon)["past"], run.pid))
         assert of_pid(runs(daemon)["live"], run.pid) == {}
         (line,) = [line for line in daemon.output().splitlines() if " steps=10 " in line]
         assert re.search(
             rf"run={run_id} name='resnet' ended: finished after \d+\.\ds \(exit status 0; .*\): steps=10 ", line
         )
         assert daemon.output().count("ended: ") == 1
-        assert "peak=2.0GiB headroom_at_peak=2.0GiB" in line
+        assert "peak=2.00GiB headroom_at_peak=2.00GiB" in line
         assert line.endswith("input_wait=0.25 errors=device_oom:1 xids=31:1")
 
 
@@ -178,6 +190,22 @@ def see_the_receipt(receipt: dict[str, Any]) -> None:
     ]
 
 
+def see_the_story(receipt: dict[str, Any], listed: dict[str, Any]) -> None:
+    """Compare what the run's memory did with what the allocator said; among others the receipt leaves it out."""
+    (device,) = receipt["devices"]
+    story = device.pop("story")
+    assert (story["lowest_bytes"][0], story["highest_bytes"][-1], story["peak_bytes"][-1]) == (GIB, GIB, 2 * GIB)
+    assert (story["phase"][0], story["epoch"][0], story["others_bytes"][0]) == ("train", 2, 0)
+    polled = [each for each in story["headroom_bytes"] if each is not None]  # the last report may have had no poll
+    assert polled[-1] == 3 * GIB
+    marks = receipt.pop("marks")
+    assert [mark["text"] for mark in marks] == [
+        "training begins",
+        "out of device memory: 8.00 GiB wanted (batch too large)",
+    ]
+    assert receipt == listed
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, how: signal.Signals) -> None:
     """A daemon that is started anew goes on with the totals of a run that goes on, whatever ended the one before."""
@@ -210,6 +238,48 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
     assert receipt["began_timestamp_seconds"] == before["began_timestamp_seconds"]
     assert receipt["energy_joules"] >= kept["energy_joules"]
     assert [error["exception"] for error in receipt["errors_told"]] == ["ValueError", "KeyError"]
+    (story,) = [device["story"] for device in receipt["devices"] if "story" in device]
+    assert story["began_seconds"][0] == kept["devices"][0]["story"]["began_seconds"][0] < 1
+    assert story["ended_seconds"][-1] > kept["devices"][0]["story"]["ended_seconds"][-1]
+    assert [mark["text"] for mark in receipt["marks"]] == ["training begins"]
+
+
+def fit(run: Reporter, mock: MockNvml, size: int) -> None:
+    """Have it train on batches of that size, of which an example takes 16 MiB on top of 1.5 GiB."""
+    mock.processes(0, {run.pid: GIB})
+    run.tell(memory={"GPU:0": [GIB // 2, GIB // 2, 16 * GIB]})
+    run.tell(phase="train", stepping=True, steps=1, batch_size=size, largest_batch_size=size)
+    run.tell(steps=1, memory={"GPU:0": [GIB, 3 * GIB // 2 + size * (GIB // 64), 16 * GIB]})
+
+
+def advised(tmp_path: Path, daemon: Daemon, mock: MockNvml, size: int) -> dict[str, Any]:
+    """Return what a daemon says to a run with batches of that size, on its page too, and in the receipt at last."""
+    run = Reporter(tmp_path, daemon)
+    with ending(run):
+        until(lambda: "gpuwarden_run_unresolved_devices{" in daemon.page(), "the run is resolved")
+        fit(run, mock, size)
+        run_id = run.run_id(daemon)
+        advice = until(lambda: whole(daemon, run_id).get("batch_size_advice", {}), "advice")
+        until(
+            lambda: daemon.samples().value("gpuwarden_run_batch_size_advised", run_id=run_id) == advice["advised"],
+            "the page",
+        )
+        run.end()
+    return dict(past(daemon, run.pid)["batch_size_advice"])
+
+
+def test_batch_size_by_predecessors(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
+    """What runs before showed, known from their receipts to a daemon started anew, makes the advice sure."""
+    mock_nvml.set(0, "free", 40 << 10)
+    told = []
+    for size in (64, 128, 256):
+        daemon = start(tmp_path, config, mock_nvml)
+        with ending(daemon):
+            told.append(advised(tmp_path, daemon, mock_nvml, size))
+            daemon.kill(signal.SIGTERM)
+    assert [(each["confidence"], each["sizes"]) for each in told] == [("low", 1), ("medium", 2), ("high", 3)]
+    assert told[-1]["per_example_bytes"] == GIB / 64
+    assert told[-1]["advised"] == 768  # 13.5 of 16 GiB; 896 would take 15.5, and leave less than the margin
 
 
 def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
@@ -218,7 +288,8 @@ def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNv
     run = Reporter(tmp_path, daemon)
     with ending(daemon, run):
         train(run, mock_nvml)
-        run.run_id(daemon)
+        run_id = run.run_id(daemon)
+        until(lambda: daemon.samples().value("gpuwarden_run_steps_total", run_id=run_id) == 10, "its steps")
         daemon.kill(signal.SIGTERM)
         run.end()
     (part,) = folder_of(daemon).glob("*.part.json")

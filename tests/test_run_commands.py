@@ -11,6 +11,7 @@ import sys
 import termios
 import unicodedata
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from struct import pack
@@ -132,14 +133,16 @@ def test_show_says_all(daemon: Daemon) -> None:
     assert said["input"] == "wait    10 % of step time"
     assert said["throttled"] == "2m00s by sw_power_cap"
     for words in (
-        "wanted      4.0 GiB for [20000,4000] float by MatMul on GPU:0 from GPU_0_bfc",
-        "headroom    2.5 GiB on GPU-0",
-        "in use      9.0 GiB of 11.0 GiB on GPU:0",
+        "wanted      4.00 GiB for [20000,4000] float by MatMul on GPU:0 from GPU_0_bfc",
+        "headroom    2.50 GiB on GPU-0, 1.50 GiB at the peak",
+        "in use      9.00 GiB of 11.0 GiB on GPU:0",
         "said        OOM when allocating tensor with shape[20000,4000]",
-        "headroom    0.9 GiB at that peak",
+        "headroom    922 MiB at that peak",
     ):
         assert f"\n  {words}\n" in done.stdout, words
     assert "\n\nNVIDIA H100 80GB HBM3 GPU-0\n  held " in done.stdout
+    assert "\nverdict       too big: 4.00 GiB did not fit beside 9.00 GiB of 11.0 GiB.\nnext step     " in done.stdout
+    assert "\nheadroom      unknown on MIG-1-2: process unlisted\n" in done.stdout
 
 
 def test_show_of_several_boots_is_the_newest(daemon: Daemon) -> None:
@@ -166,7 +169,25 @@ def test_json(daemon: Daemon) -> None:
     newest = json.loads(run("list", "--json", "--limit", "2", port=daemon.port).stdout)
     assert newest == {**listed, "past": listed["past"][:2]}
     shown = json.loads(run("--json", "show", "4001", port=daemon.port).stdout)
+    assert shown.pop("marks")
+    assert shown["devices"][0].pop("story")
     assert shown == listed["past"][2]
+
+
+@pytest.mark.parametrize(
+    ("env", "bar"),
+    [({"LC_ALL": "C"}, "#"), ({"PYTHONIOENCODING": "ascii"}, "#"), ({"LC_ALL": "C.UTF-8"}, "\N{FULL BLOCK}")],
+)
+def test_story_in_a_pipe(daemon: Daemon, env: dict[str, str], bar: str) -> None:
+    """A chart of 80 columns in the locale's letters, without codes; then what happened, and why."""
+    shown = run("show", "4000", port=daemon.port, env={**env, "COLUMNS": "80"}).stdout
+    lines = shown[shown.index("memory on") :].splitlines()
+    assert lines[0].split() == ["memory", "on", "GPU-0"]
+    assert sum(bar * 5 in line for line in lines) >= 4
+    assert not [character for character in shown if not character.isprintable() and character != "\n"]
+    assert max(map(cells, lines)) <= COLUMNS
+    assert "out of device memory: 4.00 GiB wanted" in shown
+    assert shown.isascii() or bar != "#"
 
 
 def test_choices(daemon: Daemon) -> None:
@@ -214,9 +235,10 @@ def test_configuration_names_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_stranger_on_the_port(mock_nvml_library: Path) -> None:
-    """Another program's answer is no list of runs."""
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
+@contextmanager
+def serving(folder: Path) -> Iterator[int]:
+    """Serve the files of a folder, in a daemon's place, and give the port."""
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0", "--directory", str(folder)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -225,8 +247,32 @@ def test_stranger_on_the_port(mock_nvml_library: Path) -> None:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as other:
         assert other.stdout is not None
-        port = int(other.stdout.readline().split(" port ")[1].split()[0])
+        try:
+            yield int(other.stdout.readline().split(" port ")[1].split()[0])
+        finally:
+            other.kill()
+
+
+def test_stranger_on_the_port(tmp_path: Path) -> None:
+    """Another program's answer is no list of runs."""
+    with serving(tmp_path) as port:
         done = run(port=port)
-        other.kill()
     assert done.returncode == 1
     assert "is no gpuwarden that knows of runs: it answers with status 404" in done.stderr
+
+
+def test_one_that_cannot_be_read(tmp_path: Path) -> None:
+    """A receipt of another version's costs no other run its line."""
+    good, odd = to_plain(receipt(pid=4000, name="resnet")), {**to_plain(receipt(pid=4001)), "steps": "many"}
+    answer = tmp_path / "api/v1/runs"
+    answer.parent.mkdir(parents=True)
+    with serving(tmp_path) as port:
+        answer.write_text(json.dumps({"version": 1, "live": [], "past": [odd, good]}))
+        some = run(port=port)
+        answer.write_text(json.dumps({"version": 1, "live": [], "past": [odd]}))
+        none = run(port=port)
+    assert (some.returncode, some.stderr) == (0, "")
+    assert "resnet" in some.stdout
+    assert some.stdout.splitlines()[-1].startswith(f"run {odd['run_id']} can't be read: steps")
+    assert none.returncode == 1
+    assert f"none of 1 runs can be read by this version; run {odd['run_id']}" in none.stderr

@@ -49,13 +49,13 @@ def runs() -> RunRegistry:
 
 
 def test_headroom_is_that_of_before(runs: RunRegistry) -> None:
-    """An out-of-memory keeps the headroom of the poll before it, and what was asked for."""
+    """An out-of-memory keeps the headroom of the poll before it, less what the run took since."""
     runs.receive(ALICE, OOM, 2.5)
     runs.receive(ALICE, replace(REPORT, memory={"GPU:0": DeviceMemory(0, 28 * GIB)}, errors={"device_oom": 1}), 2.6)
     for _ in range(2):
         (run,) = runs.runs(BOX, 3.0)
-        assert run.ooms == {"GPU-0": Oom(20 * GIB, 18 * GIB)}
-        assert run.errors[0].headroom == {"GPU-0": 18 * GIB}
+        assert run.ooms == {"GPU-0": Oom(20 * GIB, 17 * GIB, 10 * GIB)}
+        assert run.errors[0].headroom == {"GPU-0": 17 * GIB}
 
 
 def test_before_the_first_poll() -> None:
@@ -72,7 +72,7 @@ def test_process_is_gone(runs: RunRegistry) -> None:
     runs.receive(ALICE, OOM, 2.5)
     runs.exited(ALICE, 2.6)
     (run,) = runs.runs(snapshot(), 3.0)
-    assert (run.up, run.ooms) == (False, {"GPU-0": Oom(20 * GIB, 18 * GIB)})
+    assert (run.up, run.ooms) == (False, {"GPU-0": Oom(20 * GIB, 17 * GIB, 10 * GIB)})
 
 
 def test_last_errors(runs: RunRegistry) -> None:
@@ -106,7 +106,7 @@ def test_others_are_no_oom(runs: RunRegistry) -> None:
     for _ in range(2 * KEPT_ERRORS):
         runs.receive(ALICE, OTHER, 4.0)
     (run,) = runs.runs(BOX, 5.0)
-    assert run.ooms == {"GPU-0": Oom(20 * GIB, 18 * GIB)}
+    assert run.ooms == {"GPU-0": Oom(20 * GIB, 17 * GIB, 10 * GIB)}
     assert len(run.errors) == KEPT_ERRORS
 
 
@@ -147,12 +147,18 @@ def test_line_of_an_oom(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> 
     """An out-of-memory's line has all its figures."""
     runs.receive(ALICE, OOM, 2.5)
     (line,) = caplog.messages
+    line, verdict = line.split("; verdict ")
     head, *parts = line.split("; ")
     assert head == (
         "run=7-1 name='resnet' kind=device_oom phase=train steps=5: "
         f"20.0 GiB for shape [20000,4000] float by op wide/Relu on {ON}GPU:0 from GPU_0_bfc"
     )
-    assert parts == ["GPU-0: headroom known 18.0 GiB", "GPU:0: in use 21.0 GiB of 38.0 GiB"]
+    assert parts == ["GPU-0: headroom known 17.0 GiB", "GPU:0: in use 21.0 GiB of 38.0 GiB"]
+    assert verdict == (
+        "batch_too_large: 20.0 GiB for shape [20000,4000] is a layer's output, which grows with the batch, and did not "
+        "fit, while 21.0 GiB of 38.0 GiB were in use between steps. Halve the batch size; gradient accumulation keeps "
+        "the effective one."
+    )
 
 
 def test_line_of_another(runs: RunRegistry, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 from services import until
 
 from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Handle
-from gpuwarden.gpu.sampler import Look, Sampler
+from gpuwarden.gpu.sampler import NEVER, Look, Sampler
 
 
 class Memory:
@@ -133,3 +133,60 @@ def test_the_highest_is_told_once(sampler: Sampler) -> None:
     until(lambda: sampling() == 0, "its end")
     assert memory.look.highest() == 9
     assert memory.look.highest() == 0
+
+
+def test_armed_look_rings_once(sampler: Sampler) -> None:
+    """More in use than the limit rings once, on the thread; armed again it rings again, and disarmed it does not."""
+    memory, rings = Memory(), list[str]()
+
+    def ring() -> None:
+        rings.append(threading.current_thread().name)
+
+    sampler.watch([memory.look])
+    until(memory.seen_more(), "looks")
+    assert rings == []
+    memory.look.arm(len(memory.looks) + 3, ring)
+    until(lambda: rings, "a ring")
+    until(memory.seen_more(), "looks")
+    assert rings == ["memory"]
+    memory.look.arm(0, ring)
+    until(lambda: len(rings) == 2, "another ring")
+    memory.look.arm(0, ring)
+    memory.look.disarm()
+    until(memory.seen_more(), "looks")
+    assert len(rings) <= 3  # one may have come between the two
+
+
+def test_what_stands_for_no_figure_does_not_ring() -> None:
+    """An answer that is none is beyond every limit, and says nothing."""
+    look, rings = Look(), list[int]()
+    look.arm(5, lambda: rings.append(1))
+    look.cross(NOT_AVAILABLE_LONG)
+    assert rings == []
+    look.cross(6)
+    assert rings == [1]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_gpu_that_ceases_to_answer_rings_once(sampler: Sampler, *, raises: bool) -> None:
+    """A miss after answers rings; one of a GPU that has not answered since does not, however often it is armed."""
+    memory, rings = Memory(), list[int]()
+    look = memory.look
+
+    def ring() -> None:
+        rings.append(1)
+
+    sampler.watch([look])
+    until(memory.seen_more(), "looks")
+    look.highest()  # a reading
+    look.arm(NEVER, ring)
+    if raises:
+        look.meter = Mock(side_effect=ValueError), cast("Handle", 1), None, memory
+    memory.fails = True
+    until(lambda: rings, "a ring")
+    look.highest()
+    look.highest()
+    for _ in range(5):
+        look.arm(NEVER, ring)
+        time.sleep(0.03)
+    assert rings == [1]

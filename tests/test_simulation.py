@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, value
 
-from gpuwarden.gpu import reader
+from gpuwarden.gpu import fields, reader
 from gpuwarden.gpu.nvml import FUNCTIONS, MEMORY_V2, TEMPERATURE_CORE, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
@@ -505,6 +505,20 @@ class TestFaults:
         box.clock.now += 100
         assert box.value(0, "power_usage_watts") == 400
         assert box.value(0, "energy_joules_total") - before == pytest.approx(40_000, abs=0.01)
+
+    def test_answers_and_fields_are_told_until_restored(self) -> None:
+        """A test can put any answer into a GPU's mouth; other GPUs, functions and scopes keep theirs."""
+        box = Box()
+        gpu = box.simulation.gpu(0)
+        gpu.answer("nvmlDeviceGetCurrPcieLinkGeneration", 1)
+        gpu.tell(fields.NVLINK_STATE, 0, scope=3)
+        assert box.value(0, "pcie_link_generation") == 1
+        assert box.value(1, "pcie_link_generation") == 5
+        assert box.value(0, "pcie_link_width") == 16
+        assert [box.value(0, "nvlink_up", link) for link in ("2", "3")] == [1, 0]
+        gpu.restore()
+        assert box.value(0, "pcie_link_generation") == 5
+        assert box.value(0, "nvlink_up", "3") == 1
 
     def test_pins_add_to_earlier_ones(self) -> None:
         """A second pin leaves the first one in place."""

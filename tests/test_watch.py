@@ -391,9 +391,9 @@ def test_slow_thread(daemon: Receiver) -> None:
     slow, fast = watch(interval=0), watch(interval=0)
     peer = daemon.accept()
     for each in (slow, fast):
-        each._loop.run.due = float("inf")
+        each._loop.run.look_at(float("inf"))
         each.step()
-    fast._loop.run.due = 0.0
+    fast._loop.run.hasten()
     fast.step()
     assert last(peer).steps == 3
     slow.close()
@@ -568,6 +568,16 @@ class Tensor:
     __index__ = __int__ = __repr__ = __bool__ = __gt__ = __float__  # type: ignore[assignment] # none may be called
 
 
+def test_batch_sizes(daemon: Receiver) -> None:
+    """The last step's size is told, and the largest of all, which may have passed between two reports."""
+    with watch() as run:
+        for size in (4, 64, 8):
+            run.step(batch_size=size)
+        run.step()
+    report = last(daemon.accept())
+    assert (report.batch_size, report.largest_batch_size) == (8, 64)
+
+
 def test_absurd_batch_size(daemon: Receiver) -> None:
     """A batch size that no message can hold is left out, and the reports go on."""
     with watch() as run:
@@ -577,7 +587,7 @@ def test_absurd_batch_size(daemon: Receiver) -> None:
         run.epoch(2)
         run.step(batch_size=8)
     last = told(daemon.accept().waiting())[-1]
-    assert (last.steps, last.examples) == (3, 16)
+    assert (last.steps, last.examples, last.batch_size, last.largest_batch_size) == (3, 16, 8, 8)
 
 
 def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,8 @@
 """A real training under TensorFlow's own allocator, steered by words on standard input; run by the end-to-end test.
 
 It writes a line of JSON after each epoch: what TensorFlow said of memory in each hook, and the steps done.
-"climb" makes it keep 4 MiB more an epoch until 3 % of its limit are left; it trains on until it is killed.
+"climb" makes it keep 4 MiB more an epoch until 3 % of its limit are left, "free" lets go of them; it trains on until
+it is killed.
 """
 
 import json
@@ -33,11 +34,17 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
 
     on_epoch_begin = on_train_batch_begin = ask
 
+    def obey(self, word: str) -> None:
+        """Climb from now on, or let go."""
+        self.climbing = word == "climb"
+        if word == "free":
+            self.kept.clear()
+
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002 - Keras fixes the hooks
         """Obey, keep, tell."""
         self.ask()
-        if select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline().strip() == "climb":
-            self.climbing = True
+        if select.select([sys.stdin], [], [], 0)[0]:
+            self.obey(sys.stdin.readline().strip())
         memory = tf.config.experimental.get_memory_info("CPU:0")
         if self.climbing and memory["current"] < 0.97 * LIMIT - (4 << 20):
             self.kept.append(tf.Variable(tf.zeros(1 << 20)))

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd).
+# Install the programs that some tests run for real (Prometheus, Alertmanager, Chromium, a compiler, systemd);
+# `tools/system-parts.sh pictures` those that draw the dashboards too.
 # As root on Debian or Ubuntu; elsewhere it leaves things as they are, and those tests are skipped by name.
 set -eu
 
@@ -11,12 +12,17 @@ need prometheus-alertmanager prometheus-alertmanager
 need chromium chromium
 need gcc "gcc libc6-dev"
 need systemctl systemd
+if [ "${1:-}" = pictures ]; then
+    need node nodejs
+    need npm npm
+    need pngquant pngquant
+fi
 # The service of the systemd test lives on the system's own Python.
 /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "Missing for some tests, which will be skipped:$missing. To run them too: sudo apt-get install$missing" >&2
+    echo "Missing for some tests, which will be skipped${1:+, or for $1}:$missing. To run them too: sudo apt-get install$missing" >&2
     exit 0
 fi
 echo "Installing$missing ..." >&2

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("gpuwarden")
 
 FAILED, WRONG_USE = 1, 2
+_REFERENCES = {
+    "metrics": "reference.metrics_markdown",
+    "config": "config_reference.reference_markdown",
+    "example": "config_reference.example_yaml",
+    "xid": "reference.xid_markdown",
+    "dcgm": "dcgm.reference.dcgm_markdown",
+    "receipt": "reference.receipt_markdown",
+    "state": "api.reference.state_markdown",
+    "verdicts": "reference.verdicts_markdown",
+    "alerts": "alerts.page.page",
+}
 _FLAGS = {
     "source": "--source",
     "web.listen": "--listen",
@@ -50,10 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Writes help for 80 columns: argparse asks shutil for the terminal's at each argument, which takes 0.5 MiB."""
+    """Writes help for 80 columns: argparse asks shutil for the terminal's at each argument, which takes 0.5 MiB.
+
+    `late` adds arguments once the parser is used: what they are made from is not loaded for another command.
+    """
+
+    late: Callable[[argparse.ArgumentParser], None] | None = None
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=partial(argparse.HelpFormatter, width=78))
+
+    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
+        """Parse as ever."""
+        if self.late is not None:
+            self.late(self)
+        return super().parse_known_args(*arguments, **settings)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,12 +123,26 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_runs(commands)
 
+    top = commands.add_parser("top", help="show the box in the terminal, live: GPUs, runs, what is wrong")
+    _add_asking(top)
+    top.add_argument("--once", action="store_true", help="write one picture and end; with --json what the API says")
+    top.set_defaults(command=_top)
+
+    rules = commands.add_parser("rules", help="print the alert rules for Prometheus, with other thresholds")
+    rules.late = _add_rule_flags
+    rules.set_defaults(command=_rules)
+
+    notify = commands.add_parser("notify", help="try the ways by which people are told of alerts")
+    notify.add_argument("--test", action="store_true", required=True, help="send each target a test message")
+    notify.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+    notify.set_defaults(command=_notify)
+
     check = commands.add_parser("check-config", help="check a configuration file")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(command=_check_config)
 
     reference = commands.add_parser("reference", help="print a reference made from the code")
-    reference.add_argument("what", choices=("metrics", "config", "example", "xid", "dcgm", "receipt"))
+    reference.add_argument("what", choices=_REFERENCES)
     reference.set_defaults(command=_reference)
     return parser
 
@@ -302,30 +339,59 @@ def _show_run(parsed: argparse.Namespace) -> int:
     return _write(run_commands.one(_load(parsed), parsed.run, as_json=parsed.json))
 
 
+def _top(parsed: argparse.Namespace) -> int:
+    if parsed.json and not parsed.once:
+        print("gpuwarden: top --json goes with --once", file=sys.stderr)  # noqa: T201 - meant for a person
+        return WRONG_USE
+    from gpuwarden.top import command  # noqa: PLC0415 - as above
+
+    config = _load(parsed)
+    return command.once(config, as_json=parsed.json) if parsed.once else command.live(config)
+
+
 def _write(text: str) -> int:
     """Write what may hold any name, also where the terminal knows ASCII alone."""
     sys.stdout.buffer.write(text.encode(sys.stdout.encoding, errors="replace"))
     return 0
 
 
+def _add_rule_flags(parser: argparse.ArgumentParser) -> None:
+    from gpuwarden.alerts import command  # noqa: PLC0415 - as above
+
+    command.add_flags(parser)
+
+
+def _rules(parsed: argparse.Namespace) -> int:
+    from gpuwarden.alerts import command  # noqa: PLC0415 - as above
+
+    try:
+        return _write(command.written(parsed))
+    except ValueError as error:
+        print(f"gpuwarden rules: error: {error}", file=sys.stderr)  # noqa: T201 - as argparse says it
+        return WRONG_USE
+
+
+def _notify(parsed: argparse.Namespace) -> int:
+    from gpuwarden.alerts.notify import command  # noqa: PLC0415 - as above
+
+    failed = command.test(_load(parsed).notify, lambda line: print(line, flush=True))  # noqa: T201 - the command's answer
+    if failed is None:
+        print("gpuwarden: nobody is to be told: name a target below `notify:` in the configuration", file=sys.stderr)  # noqa: T201
+        return WRONG_USE
+    return FAILED if failed else 0
+
+
 def _check_config(parsed: argparse.Namespace) -> int:
-    load(parsed.file)
+    from gpuwarden.alerts.readiness import warnings  # noqa: PLC0415 - as above
+
+    for warning in warnings(load(parsed.file)):
+        print(f"{parsed.file}: warning: {warning}", file=sys.stderr)  # noqa: T201 - as above
     print(f"{parsed.file}: OK")  # noqa: T201 - the command's answer
     return 0
 
 
 def _reference(parsed: argparse.Namespace) -> int:
-    if parsed.what == "metrics":
-        from gpuwarden.reference import metrics_markdown as written  # noqa: PLC0415 - as above
-    elif parsed.what == "xid":
-        from gpuwarden.reference import xid_markdown as written  # noqa: PLC0415 - as above
-    elif parsed.what == "config":
-        from gpuwarden.config_reference import reference_markdown as written  # noqa: PLC0415 - as above
-    elif parsed.what == "receipt":
-        from gpuwarden.reference import receipt_markdown as written  # noqa: PLC0415 - as above
-    elif parsed.what == "dcgm":
-        from gpuwarden.dcgm.reference import dcgm_markdown as written  # noqa: PLC0415 - as above
-    else:
-        from gpuwarden.config_reference import example_yaml as written  # noqa: PLC0415 - as above
+    module, name = _REFERENCES[parsed.what].rsplit(".", 1)
+    written: Callable[[], str] = getattr(import_module(f"gpuwarden.{module}"), name)
     sys.stdout.write(written())
     return 0

@@ -10,20 +10,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuwarden import config_file
+from gpuwarden import config_file, thresholds
 from gpuwarden.config_file import Entry, Problem
 from gpuwarden.config_values import (
     ADDRESS,
+    ALERT,
     BOOLEAN,
+    CELSIUS,
     CONTROL_PATH,
+    DOCS,
     DURATION,
+    EXTERNAL_LABEL,
     GROUP,
+    KEPT_SECRET,
+    LABEL_VALUE,
+    MAIL_SERVER,
+    MAILBOX,
     MODE,
     OPTIONAL_PATH,
     PATH,
+    SECRET_URL,
+    SERVER_URL,
+    SERVICE_URL,
+    SHARE,
     SIZE,
     SOCKET_PATH,
     SOURCE,
+    USER,
     WHOLE,
     Address,
     Group,
@@ -32,10 +45,15 @@ from gpuwarden.config_values import (
     Source,
     between,
     choice,
+    or_none,
+    several,
+    shown,
 )
+from gpuwarden.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
 __all__ = [
@@ -272,6 +290,52 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Pressure:
+    """When a GPU counts as under pressure, which runs that hear advice are told of (docs/pressure.md)."""
+
+    memory_some: float = option(
+        between(SHARE, "1%", "90%"),
+        f"{thresholds.LITTLE_MEMORY:.0%}",
+        "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.",
+    )
+    memory_critical: float = option(
+        between(SHARE, "0%", "80%"),
+        f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
+        "The same, where pressure is critical; less than pressure.memory_some.",
+    )
+    oom_some: float = option(
+        between(DURATION, "1s", "24h"),
+        f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
+        "Time until a run that grows is out of memory, at which pressure begins.",
+    )
+    oom_critical: float = option(
+        between(DURATION, "0", "23h"),
+        f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
+        "The same, where pressure is critical; less than pressure.oom_some.",
+    )
+    thermal_some: float = option(
+        between(CELSIUS, "1", "50"),
+        f"{thresholds.NEAR_SLOWDOWN:.0f}",
+        "Degrees Celsius left before a GPU slows itself down, at which pressure by heat begins.",
+    )
+    thermal_critical: float = option(
+        between(CELSIUS, "0", "49"),
+        f"{thresholds.SLOWDOWN:.0f}",
+        "The same, where pressure is critical; less than pressure.thermal_some.",
+    )
+    hold: float = option(
+        between(DURATION, "0", "1h"),
+        "30s",
+        "How long it has to be clearly better before a level falls.",
+    )
+    neighbour_share: float = option(
+        between(SHARE, "1%", "100%"),
+        "10%",
+        "Of what a run could still allocate on a GPU, the part that another process takes before it is told.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Receipts:
     """The receipts of training runs: what each was, did and cost, a file a run."""
 
@@ -298,6 +362,134 @@ class Control:
         "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
         "name stands for one beside runs.socket.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Alertmanager:
+    """Alertmanagers that the daemon itself tells of alerts, before Prometheus (docs/alertmanager.md)."""
+
+    url: tuple[str, ...] = option(
+        several(SERVER_URL, "list of servers' URLs"), "none", "Where they are; each of them gets every alert."
+    )
+    job: str = option(LABEL_VALUE, "gpuwarden", "The label `job` that Prometheus gives this daemon: its scrape job.")
+    instance: str = option(
+        or_none(LABEL_VALUE, ""),
+        "none",
+        "The label `instance` that Prometheus gives it: the target, as Prometheus has it; none is web.listen, with "
+        "the name of the machine for every address.",
+    )
+    labels: tuple[tuple[str, str], ...] = option(
+        several(EXTERNAL_LABEL, "list of labels"), "none", "Further labels of all alerts: Prometheus' external_labels."
+    )
+    resend: float = option(
+        between(DURATION, "1s", "10m"),
+        "30s",
+        "Time after which an alert that still fires is told again; four times as long after the last time it counts as "
+        "over.",
+    )
+    timeout: float = option(
+        between(DURATION, "100ms", "1m"),
+        "10s",
+        "How long an Alertmanager may take to answer, before it is tried again.",
+    )
+    user: str = option(USER, "none", "Who the daemon is, for a server that asks for a user and a password.")
+    password: Secret = option(or_none(KEPT_SECRET, Secret()), "none", "The user's password.")
+    bearer_token: Secret = option(or_none(KEPT_SECRET, Secret()), "none", "A token to show instead.")
+    ca_file: OptionalPath = option(
+        OPTIONAL_PATH, "none", "Certificates in PEM to trust beside the system's, for servers with one of your own."
+    )
+    cert_file: OptionalPath = option(
+        OPTIONAL_PATH, "none", "The daemon's own certificate in PEM, for a server that asks for one."
+    )
+    key_file: OptionalPath = option(
+        OPTIONAL_PATH, "none", "Its key, without a password; none is in the file of the certificate."
+    )
+    docs: str = option(DOCS, "docs", "Where the folder docs/ is served, for links in alerts: a URL, or its name.")
+    grafana: str = option(
+        or_none(DOCS, ""), "http://localhost:3000", "Where Grafana is, for links in alerts; none for no such links."
+    )
+
+
+_SEVERITY = choice("severity", "critical", "warning", "info")
+_SEVERITY_MEANING = "The least severe alerts that go there."
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Whom the daemon tells of alerts by itself, where no Prometheus does (docs/notify.md)."""
+
+    webhook: tuple[Secret, ...] = option(
+        several(SECRET_URL, "list of web addresses"), "none", "Where to post alerts as JSON."
+    )
+    webhook_token: Secret = option(
+        or_none(KEPT_SECRET, Secret()), "none", "A bearer token that is sent along with them."
+    )
+    webhook_severity: str = option(_SEVERITY, "info", _SEVERITY_MEANING)
+    slack: tuple[Secret, ...] = option(
+        several(SECRET_URL, "list of web addresses"),
+        "none",
+        "Incoming webhooks of Slack, or of Mattermost, Rocket.Chat and others that take its form.",
+    )
+    slack_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
+    mail_to: tuple[str, ...] = option(
+        several(MAILBOX, "list of mail addresses"), "none", "Who gets alerts by mail, all of them in one mail."
+    )
+    mail_from: str = option(
+        or_none(MAILBOX, ""), "none", "The sender of mail; none is gpuwarden@ and the name of the machine."
+    )
+    mail_server: Address = option(or_none(MAIL_SERVER, Address("", 0)), "none", "The server that takes mail (SMTP).")
+    mail_security: str = option(
+        choice("mail security", "starttls", "tls", "none"),
+        "starttls",
+        "How mail is encrypted on its way there: starttls, mostly at port 587, tls from the start, mostly at 465, or "
+        "none, for a server on this machine.",
+    )
+    mail_user: str = option(USER, "none", "The user to log in as at the mail server.")
+    mail_password: Secret = option(or_none(KEPT_SECRET, Secret()), "none", "The user's password.")
+    mail_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
+    apprise: tuple[Secret, ...] = option(
+        several(SERVICE_URL, "list of services"),
+        "none",
+        "URLs of apprise (https://github.com/caronc/apprise), for whatever else it knows; needs gpuwarden[notify].",
+    )
+    apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
+    mute: tuple[str, ...] = option(
+        several(ALERT, "list of alerts"),
+        "none",
+        "Alerts that nobody is told of, such as RunKilled where people end their runs by Ctrl-C.",
+    )
+    ca_file: OptionalPath = option(
+        OPTIONAL_PATH, "none", "Certificates in PEM to trust beside the system's, for servers with one of your own."
+    )
+    docs: str = option(DOCS, "docs", "Where the folder docs/ is served, for links in messages: a URL, or its name.")
+    timeout: float = option(
+        between(DURATION, "100ms", "1m"), "10s", "How long a server may take for each part of its answer."
+    )
+    group_wait: float = option(
+        between(DURATION, "0", "10m"),
+        "3s",
+        "How long the first alert waits for others that come with it, to go in the same message.",
+    )
+    max_per_hour: int = option(
+        between(WHOLE, "1", "3600"),
+        "20",
+        "Messages to each target in the long run, and a quarter as many in a row; more alerts make longer messages, "
+        "not more. Messages with a new critical alert have as many of their own.",
+    )
+    repeat: float = option(
+        between(DURATION, "1m", "720h"), "4h", "How long until an alert that still fires is told again."
+    )
+    resolved: bool = option(BOOLEAN, "true", "Whether to tell that an alert is over.")
+    resolve_after: float = option(
+        between(DURATION, "0", "24h"),
+        "5m",
+        "How long an alert has to be gone until it counts as over: one that comes and goes is told once.",
+    )
+
+    @property
+    def anyone(self) -> bool:
+        """Whether there is somebody to tell."""
+        return bool(self.webhook or self.slack or self.mail_to or self.apprise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +528,17 @@ class Config:
     processes: Processes = Processes()
     owners: Owners = Owners()
     runs: Runs = Runs()
+    pressure: Pressure = Pressure()
     receipts: Receipts = Receipts()
     control: Control = Control()
+    alertmanager: Alertmanager = Alertmanager()
+    notify: Notify = Notify()
     simulation: Simulation = Simulation()
+
+    @property
+    def alerting(self) -> bool:
+        """Whether the daemon itself tells somebody of alerts."""
+        return bool(self.alertmanager.url) or self.notify.anyone
 
     @property
     def control_socket(self) -> Path:
@@ -358,6 +558,9 @@ def _declared(section: Any, prefix: str) -> Iterator[tuple[str, Option]]:
 
 
 OPTIONS: dict[str, Option] = dict(_declared(Config, ""))
+LISTS = frozenset(key for key, row in OPTIONS.items() if row.kind.many)
+# Of each pair the first has to be less than the second.
+_LESS = tuple((f"pressure.{of}_critical", f"pressure.{of}_some") for of in ("memory", "oom", "thermal"))
 
 
 def load(
@@ -368,29 +571,80 @@ def load(
     `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
     Raises ConfigError with everything that is wrong in the file and the overrides.
     """
-    contents = config_file.Contents() if path is None else config_file.read(path, OPTIONS)
+    contents = config_file.Contents() if path is None else config_file.read(path, OPTIONS, LISTS)
     given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
     return _config([*contents.entries, *given], contents.problems)
 
 
 def parse(text: str, name: str) -> Config:
     """Read `text` as the contents of a file called `name`; raises ConfigError."""
-    contents = config_file.parse(text, name, OPTIONS)
+    contents = config_file.parse(text, name, OPTIONS, LISTS)
     return _config(contents.entries, contents.problems)
 
 
 def _config(entries: Sequence[Entry], problems: Sequence[Problem]) -> Config:
     values: dict[str, Any] = {}
     found = list(problems)
+    wrong: set[str] = set()
     for entry in entries:
         try:
-            values[entry.key] = OPTIONS[entry.key].kind.read(entry.text)
+            value = OPTIONS[entry.key].kind.read(entry.text)
+            values[entry.key] = (*values.get(entry.key, ()), *value) if entry.of_list else value
         except ValueError as error:
             found.append(entry.problem(str(error)))
+            wrong.add(entry.key)
+    written = {entry.key: entry for entry in entries}
+    found += _out_of_order(written, wrong)
+    if not any(key.startswith("alertmanager.") for key in wrong):
+        chosen = Alertmanager(**_within("alertmanager", values))
+        found += (written[key].problem(message) for key, message in _of_alertmanager(chosen))
+    if not any(key.startswith("notify.") for key in wrong):
+        found += (written[key].problem(message) for key, message in _of_notify(Notify(**_within("notify", values))))
+    if not wrong & {"runs.socket", "control.socket"}:
+        found += _one_socket(written, values)
     if found:
         raise ConfigError(sorted(found, key=lambda problem: (problem.place is None, problem.place or ())))
     sections = {name: type(default)(**_within(name, values)) for name, default in SECTIONS.items()}
     return Config(**sections, **{key: value for key, value in values.items() if "." not in key})
+
+
+def _out_of_order(entries: Mapping[str, Entry], wrong: AbstractSet[str]) -> Iterator[Problem]:
+    """Find options that make no sense beside another, each of them right by itself."""
+    for less, more in _LESS:
+        written = [entries[key] for key in (less, more) if key in entries]
+        if not written or wrong & {less, more}:
+            continue
+        low, high = (entries[key].text if key in entries else OPTIONS[key].default for key in (less, more))
+        if OPTIONS[less].kind.read(low) >= OPTIONS[more].kind.read(high):
+            yield written[0].problem(f"{less} is {shown(low)}, and has to be less than {more}, which is {shown(high)}")
+
+
+def _one_socket(entries: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find one path given to both sockets: runs and orders are taken at different ones."""
+    config = Config(runs=Runs(**_within("runs", values)), control=Control(**_within("control", values)))
+    if config.control_socket == config.runs.socket:
+        entry = entries.get("control.socket") or entries["runs.socket"]
+        yield entry.problem(
+            f"{shown(str(config.runs.socket))} is both runs.socket and control.socket: give them two paths"
+        )
+
+
+def _of_alertmanager(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
+    """Find what does not fit together, by option; one that is named is written in the file."""
+    if not chosen.url:
+        return
+    from gpuwarden.alerts.alertmanager_check import problems  # noqa: PLC0415 - the defaults need none of it
+
+    yield from problems(chosen)
+
+
+def _of_notify(chosen: Notify) -> Iterator[tuple[str, str]]:
+    """Find what does not fit together, by option; one that is named is written in the file."""
+    if chosen == Notify():
+        return
+    from gpuwarden.alerts.notify.check import problems  # noqa: PLC0415 - the defaults need none of it
+
+    yield from problems(chosen)
 
 
 def _within(section: str, values: Mapping[str, Any]) -> dict[str, Any]:

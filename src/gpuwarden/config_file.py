@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from gpuwarden.config_values import shown
+from gpuwarden.config_values import MOST_VALUES, shown
 from gpuwarden.loading import without
 
 if TYPE_CHECKING:
@@ -45,12 +45,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One option as somebody wrote it; `place` is None where it stands in no file."""
+    """One option as somebody wrote it, or one value of its list; `place` is None where it stands in no file."""
 
     key: str
     text: str
     source: str
     place: tuple[int, int] | None = None
+    of_list: bool = False  # one of several, each an entry by itself
 
     def problem(self, message: str) -> Problem:
         """Say that the entry is wrong, and where."""
@@ -65,8 +66,11 @@ class Contents:
     problems: list[Problem] = field(default_factory=list)
 
 
-def read(path: Path, keys: Collection[str]) -> Contents:
-    """Read the file at `path`; `keys` are the known options, `section.option` or `option`. Never raises OSError."""
+def read(path: Path, keys: Collection[str], lists: Collection[str] = ()) -> Contents:
+    """Read the file at `path`; `keys` are the known options, `section.option` or `option`. Never raises OSError.
+
+    Of the options in `lists` each value is an entry by itself.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
@@ -81,12 +85,12 @@ def read(path: Path, keys: Collection[str]) -> Contents:
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
         return Contents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
-    return parse(text, str(path), keys)
+    return parse(text, str(path), keys, lists)
 
 
-def parse(text: str, name: str, keys: Collection[str]) -> Contents:
+def parse(text: str, name: str, keys: Collection[str], lists: Collection[str] = ()) -> Contents:
     """Read `text` as the contents of a file called `name`."""
-    reader = _Reader(name, keys)
+    reader = _Reader(name, keys, lists)
     root = reader.compose(text)
     if root is not None:
         reader.take_root(root)
@@ -116,10 +120,11 @@ def _is_null(node: Node) -> bool:
 class _Reader:
     """Takes known options out of one YAML document, and notes everything else as a problem."""
 
-    def __init__(self, name: str, keys: Collection[str]) -> None:
+    def __init__(self, name: str, keys: Collection[str], lists: Collection[str]) -> None:
         self.contents = Contents()
         self._name = name
         self._keys = keys
+        self._lists = lists
         self._sections = {key.partition(".")[0] for key in keys if "." in key}
 
     def _note(self, node: Node, message: str, key: str | None = None) -> None:
@@ -186,10 +191,27 @@ class _Reader:
             self._note(key_node, "has no value: give it one, or remove the line to keep the default", key)
         elif value.tag not in _PLAIN_TAGS:
             self._note(key_node, f"the tag {shown(value.tag)} is not accepted: write a plain value", key)
+        elif value.id == "sequence" and key in self._lists:
+            self._take_list(key_node, value, key)
         elif value.id != "scalar":
-            self._note(key_node, "takes one value, not a list or a section", key)
+            what = (
+                "a value or a list of them, not a section"
+                if key in self._lists
+                else "one value, not a list or a section"
+            )
+            self._note(key_node, f"takes {what}", key)
         else:
             self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
+
+    def _take_list(self, key_node: Node, value: Node, key: str) -> None:
+        if len(value.value) > MOST_VALUES:
+            self._note(key_node, f"holds {len(value.value)} values, and takes at most {MOST_VALUES}", key)
+            return
+        for item in value.value:
+            if item.id != "scalar" or item.tag not in _PLAIN_TAGS:
+                self._note(item, "a list holds plain values, each in a line of its own behind a dash", key)
+            else:
+                self.contents.entries.append(Entry(key, item.value, self._name, _place(item.start_mark), of_list=True))
 
     def _unknown(self, word: str, prefix: str) -> str:
         from difflib import get_close_matches  # noqa: PLC0415 - only a wrong file has need of it

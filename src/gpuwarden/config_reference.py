@@ -23,7 +23,8 @@ with `--config FILE`. [config.example.yaml](../config.example.yaml) holds them a
 
 - The flags `--source`, `--listen` and `--socket` win over the file, and so does the variable `GPUWARDEN_SOCKET`.
 - `gpuwarden check-config FILE` reports everything that is wrong with a file, each with its line and column, and a
-  daemon does not start with a file that is wrong.
+  daemon does not start with a file that is wrong. It only warns where something is missing that one of those who are
+  told of alerts needs, such as a file with a password: the daemon starts without.
 - An unknown or repeated key is wrong. A section without options is not: it leaves their defaults.
 - A value may stand in quotes or not. Tags are not accepted.
 """

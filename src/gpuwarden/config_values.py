@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar, cast
 
+from gpuwarden.secret import Secret
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,30 +30,50 @@ BYTES = {
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
 HIGHEST_PORT = 65535
 LONGEST_SHOWN = 60
+MOST_VALUES = 16  # in a list
+NONE = "none"
 
 # Digits are bounded because int() refuses over 4300 of them with a message of its own, and float() turns 400 into inf.
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([A-Za-z]{0,3})")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+_DECIMAL = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
+_PERCENT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?%")
 _MODE = re.compile(r"0o?([0-7]{3})")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _GROUP = re.compile(r"[^\s:,/]{1,64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_USER = re.compile(r"[!-~]{1,255}")
+_SERVER = re.compile(r"https?://(\[[^]]*\]|[^/:]+)(?::([0-9]{1,6}))?((?:/[A-Za-z0-9._~%!$&'()*+,;=:/-]{0,500})?)")
+_LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OWN_LABELS = {"alertname", "severity", "job", "instance"}
+_DOCS = re.compile(r"https?://[!-;=?-z~]{1,500}|[\w./-]{1,200}")
+_ALERT = re.compile(r"[A-Z][A-Za-z0-9]{1,60}")
+_MAILBOX = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,255}")
+_SERVICE = re.compile(r"[a-z][a-z0-9+.-]{0,31}://\S{1,2000}")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """One way to write a value: `parse` gives None for text of another kind, or ValueError for a closer reason."""
+    """One way to write a value: `parse` gives None for text of another kind, or ValueError for a closer reason.
+
+    `many` says that a YAML list is accepted too, each item read by itself. What is `hidden` may be a secret, and no
+    message repeats it.
+    """
 
     name: str
     write: str
     parse: Callable[[str], T | None]
     bounds: str = ""
+    many: bool = False
+    hidden: bool = False
 
     def read(self, text: str) -> T:
         """Return the value written as `text`; ValueError says what is wrong with it and what is accepted."""
         value = self.parse(text.strip())
         if value is None:
             article = "an" if self.name[0] in "aeiou" else "a"
-            raise ValueError(f"{shown(text)} is not {article} {self.name}: write {self.write}")
+            what = "this" if self.hidden else shown(text)
+            raise ValueError(f"{what} is not {article} {self.name}: write {self.write}")
         return value
 
 
@@ -109,6 +131,24 @@ def between(kind: Kind[Number], least: str, most: str) -> Kind[Number]:
     return Kind(kind.name, kind.write, parse, bounds=f"{least} to {most}")
 
 
+def several(kind: Kind[T], name: str) -> Kind[tuple[T, ...]]:
+    """Accept a list of them in YAML, a single one, or none."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        return () if text == NONE else (kind.read(text),)
+
+    return Kind(name, f"one, a list of them, or none; each {kind.write}", parse, many=True, hidden=kind.hidden)
+
+
+def or_none(kind: Kind[T], absent: T) -> Kind[T]:
+    """Accept the word none too, which is read as `absent`."""
+
+    def parse(text: str) -> T | None:
+        return absent if text == NONE else kind.parse(text)
+
+    return Kind(f"optional {kind.name}", f"{kind.write}, or none", parse, hidden=kind.hidden)
+
+
 def choice(name: str, *words: str) -> Kind[str]:
     """Accept one of `words`, as written."""
     return Kind(name, _listed(words), lambda text: text if text in words else None)
@@ -128,6 +168,13 @@ def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float | No
 def _size(text: str) -> int | None:
     quantity = _quantity(text, BYTES)
     return None if quantity is None else round(quantity)
+
+
+def _share(text: str) -> float | None:
+    percent = _PERCENT.fullmatch(text)
+    if percent is not None:
+        return float(percent[1]) / 100
+    return float(text) if _DECIMAL.fullmatch(text) else None
 
 
 def _mode(text: str) -> int | None:
@@ -198,6 +245,84 @@ def _group(text: str) -> Group | None:
     return Group(text) if _GROUP.fullmatch(text) else None
 
 
+def _mail_server(text: str) -> Address | None:
+    address = _address(text)
+    if address is not None and not address.port:
+        raise ValueError("port 0 is no server's: mail is mostly taken at 587 (STARTTLS), 465 (TLS) or 25")
+    return address
+
+
+def _mailbox(text: str) -> str | None:
+    return text if _MAILBOX.fullmatch(text) else None
+
+
+def _kept_secret(text: str) -> Secret | None:
+    scheme, _, rest = text.partition(":")
+    if scheme == "file":
+        if not rest.startswith("/") or not rest.isprintable():
+            raise ValueError("file: takes an absolute path, such as file:/etc/gpuwarden/password")
+        return Secret(file=Path(rest))
+    if scheme == "env":
+        if not _VARIABLE.fullmatch(rest):
+            raise ValueError("env: takes the name of a variable, such as env:GPUWARDEN_PASSWORD")
+        return Secret(variable=rest)
+    return None
+
+
+def _server_url(text: str) -> str | None:
+    found = _SERVER.fullmatch(text)
+    if "@" in text:
+        raise ValueError("a user or a password in a URL would be in logs: there are options of their own for them")
+    if found is None:
+        return None
+    host, port, path = found.groups()
+    if path.rstrip("/").endswith("/api/v2/alerts"):
+        raise ValueError("leave out /api/v2/alerts: it is added")
+    _host(host)
+    if port and not 1 <= int(port) <= HIGHEST_PORT:
+        raise ValueError(f"port {port} is outside 1 to {HIGHEST_PORT}")
+    return text.rstrip("/")
+
+
+def _external_label(text: str) -> tuple[str, str] | None:
+    name, equals, value = text.partition("=")
+    if not equals or not _LABEL_NAME.fullmatch(name) or not value.isprintable() or not value:
+        return None
+    if name in _OWN_LABELS:
+        raise ValueError(f"{name} is a label of the alert itself")
+    return name, value
+
+
+def _secret_url(text: str) -> Secret | None:
+    kept = _kept_secret(text)
+    if kept is not None:
+        return kept
+    if text.startswith(("http://", "https://")):
+        check_url(text)
+        return Secret(text=text)
+    return None
+
+
+def check_url(text: str) -> None:
+    """Raise ValueError, without the text, where it is no address of a web server."""
+    from urllib.parse import urlsplit  # noqa: PLC0415 - the defaults need none
+
+    try:
+        parts = urlsplit(text)
+        wrong = parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0
+    except ValueError:  # a port or an IPv6 address that is none
+        wrong = True
+    if wrong or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("this is not a URL: it has to be https://HOST/PATH or https://HOST:PORT/PATH, in ASCII")
+
+
+def _service_url(text: str) -> Secret | None:
+    kept = _kept_secret(text)
+    if kept is not None:
+        return kept
+    return Secret(text=text) if _SERVICE.fullmatch(text) else None
+
+
 def _path(text: str) -> Path | None:
     return Path(text) if text.startswith("/") and text.isprintable() else None
 
@@ -216,6 +341,13 @@ def _source(text: str) -> Source | None:
 DURATION = Kind("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))
 SIZE = Kind("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
 WHOLE = Kind("whole number", "up to 18 digits, such as 256", lambda text: int(text) if _WHOLE.fullmatch(text) else None)
+SHARE = Kind("share", "5% or 0.05", _share)
+CELSIUS = Kind(
+    "temperature difference",
+    "a number of degrees Celsius, such as 5",
+    lambda text: float(text) if _DECIMAL.fullmatch(text) else None,
+)
+NUMBER = Kind("number", "such as 8 or 0.5", lambda text: float(text) if _DECIMAL.fullmatch(text) else None)
 MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _mode)
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
@@ -223,5 +355,22 @@ SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.
 CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
 OPTIONAL_PATH = Kind("optional path", "an absolute path, or none", _optional_path)
 GROUP = Kind("group", "a group's name, such as ml-users, or none", _group)
+KEPT_SECRET = Kind("secret", "where it is kept: file:/PATH or env:NAME", _kept_secret, hidden=True)
+USER = Kind("user", "a name, or none", lambda text: ("" if text == NONE else text) if _USER.fullmatch(text) else None)
+SERVER_URL = Kind("server's URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
+EXTERNAL_LABEL = Kind("label", "NAME=VALUE, such as cluster=a", _external_label)
+LABEL_VALUE = Kind(
+    "label value", "a word, such as gpuwarden", lambda text: text if text.isprintable() and text else None
+)
+MAIL_SERVER = Kind("mail server", "HOST:PORT, such as smtp.example.com:587", _mail_server)
+ALERT = Kind(
+    "alert", "a name of docs/alerts.md, such as RunDied", lambda text: text if _ALERT.fullmatch(text) else None
+)
+MAILBOX = Kind("mail address", "NAME@HOST, such as ops@example.com", _mailbox)
+SECRET_URL = Kind("web address", "https://…, or where it is kept: file:/PATH or env:NAME", _secret_url, hidden=True)
+SERVICE_URL = Kind("service", "SERVICE://…, or where it is kept: file:/PATH or env:NAME", _service_url, hidden=True)
+DOCS = Kind(
+    "place of documents", "docs, or https://…", lambda text: text.rstrip("/") if _DOCS.fullmatch(text) else None
+)
 PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)

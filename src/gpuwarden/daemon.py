@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from gpuwarden import systemd
+from gpuwarden.allowance import Allowance
 from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
@@ -26,11 +29,16 @@ from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
-from gpuwarden.host import Host, HostReader
+from gpuwarden.host import Host, HostReader, memory_available
 from gpuwarden.kernel_log import KernelLog
+from gpuwarden.pressure import PressureWatch
+from gpuwarden.recent.events import RecentEvents
+from gpuwarden.recent.series import RecentSeries
 from gpuwarden.runs import oom_kill
 from gpuwarden.runs.account import Accounts
+from gpuwarden.runs.advice import Adviser
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.receipt_place import place
 from gpuwarden.runs.receipts import Receipts
@@ -41,15 +49,26 @@ from gpuwarden.sources import Source
 from gpuwarden.state import Counts, State
 from gpuwarden.web import Request, Response, WebServer
 
+if TYPE_CHECKING:
+    from gpuwarden.alerts.telling import Telling
+
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 86400.0  # a pause that is forgotten must not leave the box unwatched for good
 
+# Polls before they are due: as many in a row, and in the long run one in so many seconds.
+EARLY_POLLS = 3
+EARLY_POLL_SECONDS = 1.0
+
 # Between two looks at what runs use on the host while one of them is new, so that a short one has some in its receipt.
+# Where one takes memory so fast that it will be gone soon, each poll looks.
 NEW_LOOK_SECONDS = 5.0
 NEW_RUN_SECONDS = 60.0  # age of a run that is not new any more, where poll.slow_interval is longer
 
+PAGE = "/page/"
 RUNS = "/api/v1/runs"
+STATE = "/api/v1/state"
+HISTORY = "/api/v1/history"
 
 _NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
 
@@ -76,14 +95,25 @@ class Daemon:
         self._kernels_pids = pid_namespace.is_initial()  # whether its log's pids are those seen here
         self._xids = XidWatch(source.nvml)
         self._poller.register(self._xids.events)
+        predecessors = Predecessors()
+        self._stop: Alarm | None = None  # while it serves
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._xids.events.heard = self._nudge_from_thread
         self._registry = RunRegistry(
             limit=config.runs.max,
             expiry=config.runs.expiry,
             overhead=config.runs.context_overhead,
             patience=Patience(config.runs.stall_factor, config.runs.stall_after),
+            predecessors=predecessors,
+            alarm=self._nudge,
+            alerting=config.alerting,
         )
         self._accounts = Accounts(max(config.poll.interval, config.poll.slow_interval))
         self._runs = RunServer(self._registry)
+        self._pressure = PressureWatch(config.pressure)
+        self._adviser = Adviser(config.pressure, self._runs.send, self._registry.mark, alerting=config.alerting)
+        self._telling: Telling | None = None  # while it serves: who prints a page tells nobody
+        self._early = Allowance(EARLY_POLLS, EARLY_POLL_SECONDS)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
         self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
         # The pids and GPUs of other sources are none of this machine's: nothing here knows their owners.
@@ -93,7 +123,7 @@ class Daemon:
         users = UserNames(source.user_name)
         # What runs report beside GPUs that are not this machine's is for looking at, and not to be kept.
         folder = place(config.receipts) if here else None
-        self._receipts = Receipts(self._accounts, folder, config.receipts.max, users.name)
+        self._receipts = Receipts(self._accounts, folder, config.receipts.max, users.name, predecessors=predecessors)
         self._containers = ContainerNames(owners.docker.path, owners.podman.path, owners.kubernetes_logs.path)
         self._owners = OwnerBook(
             config.owners.max,
@@ -107,21 +137,32 @@ class Daemon:
         self._slow_due = 0.0  # monotonic
         self._new_due = 0.0  # monotonic
         self._host = Host()
+        self._available: int | None = None  # bytes of the host's memory, at the last look at its runs
         self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
         self._teller = teller(config)
+        self._users = users
+        self._series = RecentSeries()
+        self._events = RecentEvents()
+        self._started = time.time()
         self._state: State | None = None
         self._page: Page | None = None
+        self._state_json: bytes | None = None
+        self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of its points
         self._dropped = {"processes": 0, "owners": 0}
         self._answered = False  # whether the driver ever did
         self.web = WebServer(
             {
-                "/": self._serve_status_page,
+                "/": _serve_page,
+                PAGE: _serve_page,
+                f"{PAGE}uplot/": _serve_page,
                 "/metrics": self._serve_metrics,
                 "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
                 "/-/ready": self._serve_ready,
                 RUNS: lambda _request: _json(self._receipts.listing()),
                 f"{RUNS}/": self._serve_run,
+                STATE: self._serve_state,
+                HISTORY: self._serve_history,
             },
             max_connections=config.web.max_connections,
             timeout=config.web.timeout,
@@ -142,8 +183,8 @@ class Daemon:
 
         Returns whether it ended only to be started anew by another process, which can load what this one cannot.
         """
-        stop = Alarm()
-        loop = asyncio.get_running_loop()
+        stop = self._stop = Alarm()
+        loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.ring)
         try:
@@ -151,6 +192,7 @@ class Daemon:
             runs = self._config.runs
             self._runs.start(runs.socket, runs.socket_mode, runs.socket_group.name)
             await self._receipts.open()  # now that this is no second daemon
+            self._telling = _telling(self._config)
             await self.poll()
             systemd.ready(longest_silence=4 * self._config.poll.interval)
             await self._take_commands()
@@ -164,6 +206,8 @@ class Daemon:
             self._containers.stop()
             self._runs.stop()
             await self._receipts.stop()
+            if self._telling:
+                await self._telling.stop()
             await self.web.stop()
         return not stop.rung
 
@@ -208,10 +252,33 @@ class Daemon:
             if self._state:
                 self._xids.events.follow(self._state.snapshot)
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
-            await stop.sleep(due)
+            await self._sleep(stop, due)
             if not stop.rung:
                 await self._poll_or_show_nothing()
                 garbage.collect(loop.time())
+
+    async def _sleep(self, stop: Alarm, due: float) -> None:
+        """Sleep until the next poll is due; poll before where something happened that somebody is to be told of."""
+        loop = asyncio.get_running_loop()
+        while await stop.sleep(due) and not stop.rung:
+            at = self._early.next(loop.time())
+            while loop.time() < min(at, due) and not stop.rung:
+                await stop.sleep(min(at, due))
+            if at >= due or stop.rung:
+                break
+            self._early.take(at)
+            await self._poll_or_show_nothing()
+
+    def _nudge(self) -> None:
+        """Have a poll soon: there may be something that a run, or who gets alerts, is to be told of."""
+        if self._stop is not None:
+            self._stop.nudge()
+
+    def _nudge_from_thread(self) -> None:
+        """Do so if there is a run that hears, or somebody who gets alerts."""
+        if self._loop is not None and (self._adviser.limits or self._telling):
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._loop.call_soon_threadsafe(self._nudge)
 
     async def _poll_or_show_nothing(self) -> None:
         """Poll; should that fail by a fault of our own, take the old page away rather than serve it as new."""
@@ -221,7 +288,7 @@ class Daemon:
         except Exception:  # the runs, the scrape and the next poll must not pay for it; the watchdog is not fed
             if self._state:  # the next ones may all fail likewise
                 log.exception("a poll failed; there is no page until one succeeds")
-            self._page = self._state = None
+            self._page = self._state = self._state_json = None
 
     async def poll(self) -> State:
         """Poll once; what was served before stays until all of the new poll is known."""
@@ -244,13 +311,21 @@ class Daemon:
         if now >= self._slow_due:
             self._slow_due = now + self._config.poll.slow_interval
             self._host = self._host_reader.read()
+            self._available = self._host.memory_available
             self._usages = self._trees.read(self._registry.peers())
-        elif now >= self._new_due and self._registry.has_begun_since(now - self._new_run_seconds):
+        elif self._registry.is_urgent_on_host() or (
+            now >= self._new_due and self._registry.has_begun_since(now - self._new_run_seconds)
+        ):
             self._new_due = now + NEW_LOOK_SECONDS
+            self._available = memory_available()
             self._usages = self._trees.read(self._registry.peers())
         state = self._join(snapshot, now)
+        if self._telling:
+            self._telling.see(state, now)
         self._teller.see(state)
-        self._state, self._page = state, None
+        self._series.see(state, now)
+        self._events.see(state)
+        self._state, self._page, self._state_json = state, None, None
         self.web.forget_pages()
         self._answered = self._answered or not snapshot.hung
         if systemd.listens():
@@ -270,11 +345,15 @@ class Daemon:
         return not (snapshot.hung and self._answered) or self._poller.uninterruptible
 
     def _join(self, snapshot: Snapshot, now: float) -> State:
-        runs = self._registry.runs(snapshot, now, self._usages)
+        owners = self._owners.join(snapshot, self._registry.living())
+        self._registry.neighbours.see(snapshot, owners, now)
+        runs = self._registry.runs(snapshot, now, self._usages, available=self._available)
         self._receipts.take_up(runs)
         runs = self._accounts.join(runs, snapshot, now)
         self._receipts.see(runs, now)
-        owners = self._owners.join(snapshot, {run.peer.pid: run.peer.run_id for run in runs if run.up})
+        pressure = self._pressure.see(snapshot, runs, now)
+        self._adviser.see(snapshot, runs, pressure, owners.holders, now)
+        self._poller.arm(self._adviser.limits, self._nudge_from_thread)
         self._dropped["owners"] += owners.dropped
         return State(
             source=self._source.name,
@@ -284,6 +363,7 @@ class Daemon:
             processes=self._chosen(snapshot) if self._config.processes.series else (),
             owners=owners,
             host=self._host,
+            pressure=pressure,
             access=self._access(),
             counts=Counts(
                 reports_received=self._registry.received,
@@ -303,6 +383,11 @@ class Daemon:
                 else None,
                 tree_processes_dropped=self._trees.dropped,
                 receipt_errors=self._receipts.errors,
+                advice_dropped=self._adviser.dropped,
+                early_polls=self._early.taken,
+                alerts_dropped=self._telling.dropped if self._telling else None,
+                alerts_posted=self._telling.posted if self._telling else {},
+                notified=self._telling.notified if self._telling else {},
             ),
         )
 
@@ -351,15 +436,41 @@ class Daemon:
             return Response(404, f"no such run; {RUNS} has those that are known\n".encode())
         return _json(receipt)
 
-    def _serve_status_page(self, _request: Request) -> Response:
+    def _serve_state(self, _request: Request) -> Response:
+        """Answer with the last poll, written when first asked for."""
         if self._state is None:
             return Response(503, _NO_PAGE)
-        from gpuwarden import status_page  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
+        if self._state_json is None:
+            from gpuwarden.api import box  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
 
-        headers = {"content-security-policy": status_page.CONTENT_SECURITY_POLICY}
-        return Response(
-            200, status_page.page(self._state, self._config.runs.socket), "text/html; charset=utf-8", headers
-        )
+            socket = self._config.runs.socket
+            seen = box.Seen(self._state, self._series, self._events, self._users.name, socket, self._started)
+            self._state_json = box.write_state(seen)
+        return _json(self._state_json)
+
+    def _serve_history(self, _request: Request) -> Response:
+        if self._state is None:
+            return Response(503, _NO_PAGE)
+        if self._history_json[0] != self._series.points:
+            from gpuwarden.api import history  # noqa: PLC0415 - as above
+
+            self._history_json = self._series.points, history.write_history(self._series, self._state.snapshot.time)
+        return _json(self._history_json[1])
+
+
+def _serve_page(request: Request) -> Response:
+    """Answer with a file of the status page, which asks for the state itself."""
+    from gpuwarden.page import files  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
+
+    return files.serve(request)
+
+
+def _telling(config: Config) -> Telling | None:
+    if not config.alerting:
+        return None
+    from gpuwarden.alerts.telling import Telling  # noqa: PLC0415 - in memory only where it is wanted
+
+    return Telling(config)
 
 
 def _json(body: bytes) -> Response:

@@ -15,7 +15,7 @@ run = asyncio.run
 
 
 class Alarm:
-    """Sleeps on the event loop until a moment or until it rings, which it does for good.
+    """Sleeps on the event loop until a moment, a nudge, or until it rings, which it does for good.
 
     asyncio.wait with a timeout costs a poll's worth of objects for the same.
     """
@@ -23,6 +23,7 @@ class Alarm:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._sleeper: asyncio.Future[None] | None = None
+        self._nudged = False
         self.rung = False
 
     def ring(self) -> None:
@@ -30,16 +31,22 @@ class Alarm:
         self.rung = True
         self._wake()
 
-    async def sleep(self, until: float) -> None:
-        """Sleep until then, by the loop's time."""
-        if self.rung:
-            return
-        self._sleeper = self._loop.create_future()
-        timer = self._loop.call_at(until, self._wake)
-        try:
-            await self._sleeper
-        finally:
-            timer.cancel()
+    def nudge(self) -> None:
+        """Wake who sleeps, else who sleeps next."""
+        self._nudged = True
+        self._wake()
+
+    async def sleep(self, until: float) -> bool:
+        """Sleep until then, by the loop's time; tell whether a nudge ended it."""
+        if not (self.rung or self._nudged):
+            self._sleeper = self._loop.create_future()
+            timer = self._loop.call_at(until, self._wake)
+            try:
+                await self._sleeper
+            finally:
+                timer.cancel()
+        nudged, self._nudged = self._nudged, False
+        return nudged
 
     def _wake(self) -> None:
         if self._sleeper is not None and not self._sleeper.done():

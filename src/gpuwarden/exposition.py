@@ -13,7 +13,7 @@ from gpuwarden.host import HostReadings
 from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
-from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, OwnerReadings, ProcessReadings
+from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, OwnerReadings, PressureReadings, ProcessReadings
 
 TABLES: tuple[type[Table[Any]], ...] = (
     DaemonReadings,
@@ -21,6 +21,7 @@ TABLES: tuple[type[Table[Any]], ...] = (
     GpuHealth,
     GpuReadings,
     MigReadings,
+    PressureReadings,
     OwnerReadings,
     ProcessReadings,
     RunReadings,
@@ -74,6 +75,7 @@ def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
     yield GpuHealth, [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in gpus]
     yield GpuReadings, [((gpu.identity.uuid,), gpu.readings) for gpu in gpus]
     yield MigReadings, [((mig.identity.uuid,), mig.readings) for gpu in gpus for mig in gpu.mig]
+    yield PressureReadings, [((), PressureReadings.read(state))]
     yield OwnerReadings, [((), OwnerReadings.read(state))]
     yield ProcessReadings, [((), ProcessReadings.read(state))]
     yield RunReadings, [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs]

@@ -71,6 +71,12 @@ class HostReader:
         )
 
 
+def memory_available() -> int | None:
+    """Return the bytes that processes can still get, as a look at the machine has them; takes some 50 µs."""
+    memory = _told(psutil.virtual_memory)
+    return memory.available if memory else None
+
+
 def _told(question: Callable[[], T]) -> T | None:
     """Ask; what the kernel lacks, hides, or writes in a way that psutil does not know, is None."""
     try:

@@ -7,63 +7,58 @@ Training never suffers from it: no hook blocks, raises, reads logs, or forces th
 
 from __future__ import annotations
 
-import importlib
+import atexit
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client import keras_model
+from gpuwarden.client import company, keras_model, unbegun
+from gpuwarden.client.answer import OnPressure, PressureLevel, Responder, Wish, checked_wish, fulfil
+from gpuwarden.client.batch_size import find_batch_size
+from gpuwarden.client.batches import Batches
 from gpuwarden.client.errors import describe
 from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.functions import Functions, Kind
 from gpuwarden.client.guard import Guard, guarded
 from gpuwarden.client.hello import introduction
 from gpuwarden.client.input_wait import Feed, InputWait
+from gpuwarden.client.keras_import import keras
 from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.memory import with_named
+from gpuwarden.client.model_memory import with_model
+from gpuwarden.client.oom_retry import fit_with_oom_retry
 from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.settings import checked
 from gpuwarden.client.steps import Steps
 from gpuwarden.client.tf_data import TfData
 from gpuwarden.client.timed_next import TimedNext
-from gpuwarden.protocol import Phase
+from gpuwarden.protocol import Advice, Phase
 
-_OF_ONE_FIT = {"_run", "_steps", "_metric", "_feed", "_functions", "_watched", "_model", "model"}
+__all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 
-
-def _import_keras() -> Any:
-    """Give the Keras that models are made with here."""
-    names = ["keras", "tf_keras", "tensorflow.keras"]
-    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        names.sort(key="tf_keras".__ne__)
-    errors = []
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            errors.append(f"{name}: {error}")
-    raise ImportError(
-        "gpuwarden.keras needs Keras and its backend in this environment: pip install 'gpuwarden[tensorflow]' "
-        f"({'; '.join(errors)})"
-    )
+_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_feed", "_functions", "_watched", "_model", "model"}
 
 
-keras = _import_keras()
-
-
-class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] # Keras ships no types
+class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Report this process's training to the gpuwarden daemon; without a daemon it does nothing.
 
     `name` says what the run is called, by default its script. `devices` says which GPU, by UUID, a framework's device
     stands for, where the daemon cannot know: `{"CPU:0": "GPU-..."}`. `socket` is the daemon's, by default
     GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `loss` reports the mean
     loss of the epoch so far too. `disabled`, or GPUWARDEN_DISABLED=1, switches it off.
+
+    `on_pressure` is what the fit does, between two steps and once an episode, when the daemon tells it that a GPU comes
+    under pressure or meets an XID: "checkpoint" saves the model at `checkpoint_path`, "stop" ends the fit as Keras's
+    `stop_training` does, a function is called with the advice and the model. `pressure_level="some"` acts earlier.
     """
 
     # Keras 2 would turn the logs of every batch into numbers for a callback without it, and wait for the device.
     _supports_tf_logs = True
+    _latest: weakref.ref[GpuWarden] | None = None  # that was made
+    begins_each_fit = True  # also one that goes on after an out-of-memory (client/oom_retry.py)
 
     def __init__(
         self,
@@ -74,11 +69,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         interval: float = REPORT_INTERVAL,
         loss: bool = False,
         disabled: bool | None = None,
+        on_pressure: OnPressure | None = None,
+        pressure_level: PressureLevel = "critical",
+        checkpoint_path: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
         self._settings = settings
         self._loss = loss
+        wish = checked_wish(on_pressure, pressure_level, checkpoint_path)
+        self._responder = None if wish is None else Responder(wish)
         self._guard = Guard("callback", off=settings.disabled)
         # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
         self._watched: Any = None
@@ -87,7 +87,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._steps: Steps | None = None  # of the fit under way
         self._batch: int | None = None  # whose begin was the last, in the epoch under way
         self._metric: LossMetric | None = None
+        self._batches: Batches | None = None
         self._feed: Feed | None = None  # what it is fed, where that tells something
+        GpuWarden._latest = weakref.ref(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one fit of this process."""
@@ -112,6 +114,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         in_epoch = self.params.get("steps")
         per_execution = keras_model.steps_per_execution(model)
         self._metric = LossMetric(run, model, keras, loss=self._loss)
+        self._batches = Batches(run, None if in_epoch is None else int(in_epoch))
         self._feed = _feed(run.input, per_execution)
         self._steps = Steps(
             run,
@@ -119,8 +122,11 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
             None if in_epoch is None else int(in_epoch),
             updates=lambda: keras_model.updates(model),
             traces=keras_model.Traces(model),
-            looks=self._look,
+            looks=[self._look_at_examples, *([self._feed.look] if self._feed is not None else [])],
+            answers=self._answer,
         )
+        if self._responder is not None:
+            self._responder.look_around(model)
         self._enter("train")
 
     @guarded
@@ -139,17 +145,26 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
                 return
             self._steps.resume()  # by a fit within this one, which is over
         assert self._metric is not None
+        assert self._batches is not None
         assert self._functions is not None
         self._standalone = False
         self._functions.watch("train", self, self._feed)
         self._functions.watch_test_early(self)
         self._metric.begin_epoch()
+        self._batches.begin_epoch()
         self._steps.begin_epoch()  # and its first step reports
         self._batch = None
         self._run.phase, self._run.epoch, self._run.batch = "train", int(epoch), 0
 
-    @guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._end_epoch()
+        if self._responder is not None and company.has_workers(self._watched):
+            agreed, advice = self._responder.together(self._run.told if self._run else None, self._watched)
+            if agreed:
+                self._act(self._responder.wish, advice)
+
+    @guarded
+    def _end_epoch(self) -> None:
         self._end_steps()
         self._report()
 
@@ -212,11 +227,12 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if steps is not None and not steps.superseded():
             steps.fail()
         phase, run.phase = run.phase, "idle"
+        size = self._batches.of_failed() if self._batches is not None and phase == "train" else None
         run.memory.sample()
         if not isinstance(exception, Exception):
             self._report()  # interrupted: no error, but over all the same
             return
-        run.fail(describe(exception, phase, run.steps, run.memory.reading()))
+        run.fail(with_model(describe(exception, phase, run.steps, run.memory.reading(), size), self._watched))
 
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
@@ -236,6 +252,14 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         if framework:
             run.memory.watch(framework, names)
         return run
+
+    @guarded
+    def _tell_late(self) -> None:
+        """Take part in a run that ends before it has begun: with the run's end goes what ended it."""
+        run = self._join()
+        run.memory.sample()
+        atexit.unregister(run.end)
+        run.end()
 
     def _watch(self, kind: Kind) -> None:
         assert self._functions is not None
@@ -258,20 +282,45 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         assert self._run is not None
         now = monotonic()
         if now >= self._run.due:
-            self._run.observe(now)
+            self._run.attend(now)
 
-    def _look(self) -> None:
-        if self._metric is not None:
+    def _look_at_examples(self) -> None:
+        if self._metric is not None and self._batches is not None and self._run is not None:
             self._metric.look()
-        if self._feed is not None:
-            self._feed.look()
+            self._run.settle()  # so that examples and steps are of the same moment
+            self._batches.look(self._run.batch or 0, self._metric.examples_in_epoch)
+
+    def _answer(self) -> None:
+        """Act between two steps, where nobody else has to be asked; meanwhile no step is under way."""
+        if self._responder is None or self._run is None:
+            return
+        advice = self._responder.alone(self._run.told)
+        if advice:
+            self._run.stepping = False
+            self._report()
+            self._act(self._responder.wish, advice[-1])
+            self._run.stepping = True
+            self._report()
+
+    def _act(self, wish: Wish, advice: Advice | None) -> None:
+        """Do what the user wishes."""
+        try:
+            # Not the one that is watched: Keras gives this one its state back first, on JAX.
+            done = fulfil(wish, advice, self.model, first=company.is_first())
+        except BaseException as error:
+            self.failed(error)
+            raise
+        if done and self._run is not None:
+            self._run.actions[wish.action] += 1
 
     def _end_steps(self) -> None:
         # torch's trainer has a batch before it begins a step: so no begin of its is made in vain.
         all_made = keras.backend.backend() == "torch" or bool(self._watched.stop_training)
         if self._steps is not None and self._steps.end_epoch(stopped=all_made):
             assert self._metric is not None
+            assert self._batches is not None
             self._metric.look_at_end()
+            self._batches.look_at_end()
         if self._feed is not None:
             self._feed.pause()
 
@@ -279,6 +328,15 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc, name-defined] #
         self._steps = None  # so the hook of each step, which asks no guard, does nothing any more
         if self._run is not None:
             self._run.give_up()
+
+
+def _tell_late() -> None:
+    """Tell of a program that ends before a fit has begun: as the last callback made, or as one would by default."""
+    latest = GpuWarden._latest() if GpuWarden._latest is not None else None  # noqa: SLF001 - the same module
+    (latest or GpuWarden())._tell_late()  # noqa: SLF001 - likewise
+
+
+unbegun.watch(_tell_late)
 
 
 def _feed(wait: InputWait, per_execution: int) -> Feed | None:

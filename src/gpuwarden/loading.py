@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 @contextmanager
@@ -26,3 +27,8 @@ def forget(package: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
     gc.collect()
+
+
+def is_installed(module: str) -> bool:
+    """Tell whether a package that is optional is there, without loading it."""
+    return module in sys.modules or find_spec(module) is not None

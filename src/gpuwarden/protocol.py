@@ -1,5 +1,7 @@
 """What a training run and the daemon say to each other: declared once, used by both halves.
 
+A run sends hellos, reports, errors and its end; the daemon sends advice, to runs whose hello says that they hear it.
+
 One JSON object a SOCK_SEQPACKET message. Standard library only: the training process imports this. Identity (pid, uid)
 is never part of a message; the daemon takes it from the kernel. Counts are totals since the run began, not increments,
 so that a lost message or a restarted daemon loses nothing.
@@ -19,6 +21,7 @@ MAX_DEVICES = 64  # devices of one run
 MAX_COUNT = 2**63  # and of seconds
 MAX_ERROR_TEXT = 2000  # characters of an error's message: of a long one what its kind shows by, the front and the end
 MAX_ALLOCATIONS = 8  # that failed in one error: several replicas may fail at once
+MAX_ADVICE_TEXT = 500  # characters
 MAX_LIST = 41 * MAX_DEVICES  # characters of CUDA_VISIBLE_DEVICES: UUIDs with their commas
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
@@ -30,6 +33,7 @@ Rejection = Literal[
     "invalid",
     "no_hello",
     "too_many_runs",
+    "internal",  # a fault of the daemon's own
 ]
 Phase = Literal["train", "test", "predict", "idle"]
 PHASES: tuple[Phase, ...] = ("train", "test", "predict", "idle")
@@ -45,6 +49,16 @@ ErrorKind = Literal[
 ]
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 Farewell = Literal["finished", "failed"]
+Level = Literal["none", "some", "critical"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+Resource = Literal["memory", "thermal"]
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
+AdviceKind = Literal["pressure", "xid", "neighbour", "gpu_lost"]
+ADVICE_KINDS: tuple[AdviceKind, ...] = get_args(AdviceKind)
+Stage = Literal["weights", "optimizer", "forward", "backward", "input"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+Action = Literal["checkpoint", "stop", "call"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
 
 
 class ProtocolError(ValueError):
@@ -119,6 +133,11 @@ def _kind(value: Any) -> Any:
     return value if _text(value) in ERROR_KINDS else "other"
 
 
+def _stage(value: Any) -> Any:
+    """Take a stage; one that this daemon does not know is none."""
+    return value if _text(value) in STAGES else None
+
+
 def _by_kind(value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         raise ValueError("want an object of counts by kind of error")  # noqa: TRY004 - one error class for every wrong value
@@ -126,6 +145,13 @@ def _by_kind(value: Any) -> dict[str, int]:
     for kind, count in value.items():
         counts[_kind(kind)] = counts.get(_kind(kind), 0) + _count(count)
     return counts
+
+
+def _by_action(value: Any) -> dict[str, int]:
+    """Take counts by what a run did; an action that this daemon does not know is left out."""
+    if not isinstance(value, dict):
+        raise ValueError("want an object of counts by action")  # noqa: TRY004 - one error class for every wrong value
+    return {_text(action): _count(count) for action, count in value.items() if action in ACTIONS}
 
 
 def _buckets(value: Any) -> tuple[int, ...]:
@@ -192,6 +218,7 @@ class Hello:
     `devices` maps the framework's device names to the GPU's UUID where the run was told it, else to None: then the
     daemon resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
     Of a job with several processes `job` is what they have in common, `rank` this one's place from 0 in `world_size`.
+    `hears`: it reads advice; to a run that does not say so none is sent.
     """
 
     name: str = _checked(_text)
@@ -202,6 +229,7 @@ class Hello:
     job: str | None = _checked(_optional(_text), None)
     rank: int | None = _checked(_optional(_count), None)
     world_size: int | None = _checked(_optional(_count), None)
+    hears: bool = _checked(_truth, default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +242,10 @@ class Report:
     far. `compile_seconds` is what steps took that traced or compiled, which are in no duration. `input_wait_seconds` is
     how long steps waited for their input in the `input_observed_seconds` of stepping where that could be known;
     `input_buffered` of `input_buffer_size` batches stood ready. `loss` is the last one the user let it have.
-    `stepping`: a step is under way, so a long silence means that it hangs.
+    `stepping`: a step is under way, so a long silence means that it hangs. `batch_size` is the examples of the last
+    step whose size is known, `largest_batch_size` of the largest. `advice_heard` counts advice that came, `actions`
+    what the run did on it because its user had asked for that. `oom_retries` counts tries that began anew with a
+    smaller batch after an out-of-memory.
     """
 
     phase: Phase = _checked(_phase)
@@ -236,6 +267,11 @@ class Report:
     input_buffer_size: int | None = _checked(_optional(_count), None)
     loss: float | None = _checked(_optional(_number), None)
     errors: Mapping[str, int] = _checked_mapping(_by_kind)
+    batch_size: int | None = _checked(_optional(_count), None)
+    largest_batch_size: int | None = _checked(_optional(_count), None)
+    advice_heard: int = _checked(_count, 0)
+    actions: Mapping[str, int] = _checked_mapping(_by_action)
+    oom_retries: int = _checked(_count, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +280,10 @@ class Error:
 
     `exception` is the type's name, `text` what matters of its message. `allocations` are those that failed, `memory` is
     what the allocators said afterwards. `at` is the place in the text where its kind shows, where it does.
+    `batch_size` is the examples of the step that failed, where that is known. `stage` says in which part of the program
+    it was raised: where weights are made or moved, where the optimizer works, in the passes, in the input; None where
+    its traceback does not show one. `weights` is bytes of the variables of model and optimizer, `trainable` of those
+    that get gradients, `like_weight` whether what failed has the shape of one; all where the model is known.
     """
 
     kind: ErrorKind = _checked(_kind)
@@ -254,6 +294,11 @@ class Error:
     allocations: tuple[Allocation, ...] = _checked(_allocations, ())
     memory: Mapping[str, DeviceMemory] = _checked_mapping(_by_device(_memory))
     at: int | None = _checked(_optional(_count), None)
+    batch_size: int | None = _checked(_optional(_count), None)
+    stage: Stage | None = _checked(_optional(_stage), None)
+    weights: int | None = _checked(_optional(_count), None)
+    trainable: int | None = _checked(_optional(_count), None)
+    like_weight: bool | None = _checked(_optional(_truth), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +309,28 @@ class End:
     outcome: Farewell = _checked(_one_of(*get_args(Farewell)), "finished")
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What the daemon has to say to a run about one of its GPUs or MIG instances.
+
+    Pressure names the `resource` whose `level` has changed, and is told again when it ends; of anything else, which is
+    an event, `level` says how grave it is. `text` is one sentence for the run's log. `serial` counts the advice that
+    the run was sent.
+    """
+
+    serial: int = _checked(_count)
+    kind: AdviceKind = _checked(_one_of(*ADVICE_KINDS))
+    level: Level = _checked(_one_of(*LEVELS))
+    uuid: str = _checked(_text)
+    text: str = _checked(_up_to(MAX_ADVICE_TEXT))
+    resource: Resource | None = _checked(_optional(_one_of(*RESOURCES)), None)
+    headroom: int | None = _checked(_optional(_count), None)
+    seconds_to_oom: float | None = _checked(_optional(_seconds), None)
+
+
 Message: TypeAlias = "Hello | Report | Error | End"
 _TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "error": Error, "end": End}
-_NAMES = {cls: name for name, cls in _TYPES.items()}
+_NAMES = {**{cls: name for name, cls in _TYPES.items()}, Advice: "advice"}
 
 
 def _build(cls: type[Any], value: Any) -> Any:
@@ -330,8 +394,8 @@ def clip(text: str, limit: int = MAX_TEXT) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:limit])
 
 
-def encode(message: Message) -> bytes:
-    """Write one message. Raises ProtocolError when it is longer than the daemon accepts."""
+def encode(message: Message | Advice) -> bytes:
+    """Write one message. Raises ProtocolError when it is longer than may be."""
     data = _JSON.encode({"v": VERSION, "type": _NAMES[type(message)], **_said(message)}).encode()
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError("too_long", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
@@ -339,7 +403,16 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Read one message; whatever the bytes are, it returns a message or raises ProtocolError."""
+    """Read one message of a run; whatever the bytes are, it returns a message or raises ProtocolError."""
+    return cast("Message", _decode(data, _TYPES, "the run"))
+
+
+def decode_advice(data: bytes) -> Advice:
+    """Read one message of the daemon; whatever the bytes are, it returns advice or raises ProtocolError."""
+    return cast("Advice", _decode(data, {"advice": Advice}, "the daemon"))
+
+
+def _decode(data: bytes, types: Mapping[str, type[Any]], other: str) -> Any:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError("too_long", f"at most {MAX_MESSAGE_BYTES} bytes")
     try:
@@ -351,13 +424,13 @@ def decode(data: bytes) -> Message:
     if value.get("v") != VERSION:
         raise ProtocolError(
             "unknown_version",
-            f"this daemon speaks version {VERSION}, the run {value.get('v')!r:.20}: update gpuwarden on the older side",
+            f"this side speaks version {VERSION}, {other} {value.get('v')!r:.20}: update gpuwarden on the older side",
         )
     kind = value.get("type")
-    cls = _TYPES.get(kind) if isinstance(kind, str) else None
+    cls = types.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ProtocolError("unknown_type", f"{kind!r:.40}; want one of {', '.join(_TYPES)}")
+        raise ProtocolError("unknown_type", f"{kind!r:.40}; want one of {', '.join(types)}")
     try:
-        return cast("Message", _build(cls, value))
+        return _build(cls, value)
     except ValueError as error:
         raise ProtocolError("invalid", str(error)) from None

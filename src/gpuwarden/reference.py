@@ -1,4 +1,4 @@
-"""docs/metrics.md, written from the metric tables, and docs/xid.md, written from the table of XIDs."""
+"""References that are written from the code's own tables: of metrics, XIDs, receipts and verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from typing import Any
 
 from gpuwarden.exposition import TABLES
 from gpuwarden.gpu.xid import XIDS, Action, Xid, explain
-from gpuwarden.runs.receipt import DeviceMemoryThen, DeviceShare, FailedAllocation, Receipt, ToldError
+from gpuwarden.runs.receipt import (
+    BatchMemorySeen,
+    DeviceMemoryThen,
+    DeviceShare,
+    FailedAllocation,
+    MemoryStory,
+    Receipt,
+    ToldBatchSizeAdvice,
+    ToldError,
+    ToldMark,
+    ToldVerdict,
+)
+from gpuwarden.runs.verdict import RULES
 
 
 def metrics_markdown() -> str:
@@ -99,12 +111,41 @@ def _receipt_lines() -> Iterator[str]:
             yield f"| `{each.name}` | {always} | {each.metadata['meaning']} |"
 
 
+def verdicts_markdown() -> str:
+    """Return the reference of the rules by which out-of-memories are judged."""
+    return "\n".join(_verdict_lines()) + "\n"
+
+
+def _verdict_lines() -> Iterator[str]:
+    yield "# Verdicts on an out-of-memory"
+    yield ""
+    yield "Written by `gpuwarden reference verdicts` from its table of rules; `make docs` keeps it up to date."
+    yield ""
+    yield cleandoc(_ABOUT_VERDICTS)
+    for number, rule in enumerate(RULES, start=1):
+        yield ""
+        yield f"## {number}. {rule.name}"
+        yield ""
+        yield rule.holds
+        yield ""
+        yield f"> {rule.example}"
+    yield ""
+    yield "## unknown"
+    yield ""
+    yield "No rule holds. The evidence says what was looked for, and what was not known."
+
+
 RECEIPT_PARTS: dict[type[Any], str] = {
     Receipt: "The receipt",
     DeviceShare: "Each of `devices`",
+    MemoryStory: "`story` of a device",
+    BatchMemorySeen: "Each of `batch_memory`",
+    ToldBatchSizeAdvice: "`batch_size_advice`",
+    ToldMark: "Each of `marks`",
     ToldError: "Each of `errors_told`",
     FailedAllocation: "Each of `allocations`",
     DeviceMemoryThen: "Each of `memory`",
+    ToldVerdict: "`verdict`",
 }
 _ABOUT_RECEIPTS = """
 When a training run ends, gpuwarden writes one line about it to its log and one JSON file to the folder of receipts
@@ -134,4 +175,29 @@ has it in systemd's state directory, which is the same place for the service, or
 
 A run's id is its process's pid and start time, so it is unique until the machine is booted anew; files also have
 the time of its begin in their names.
+"""
+
+_ABOUT_VERDICTS = """
+When a run tells of an out-of-memory, the daemon says why it came, as far as evidence supports that: a verdict, its
+evidence in one sentence with numbers, and one next step. It is in the daemon's log line of the error, in the run's
+receipt and `gpuwarden runs show` (`errors_told`, `verdict`), on the status page, and in
+`gpuwarden_run_oom_verdict_info{run_id,verdict}` for the run's last out-of-memory.
+
+The rules below are asked in this order, and the first that holds gives the verdict. It is given when the error comes,
+by what the last poll knew of the device, and once more at the next poll, whose facts are fresher.
+
+What the evidence rests on:
+
+- **Asked for**: the bytes and the shape in the framework's message.
+- **In use between steps**: what the run's allocator had handed out when the error was told. By then TensorFlow has
+  freed what the failed step had made, so this is weights, optimizer state and what the program keeps.
+- **What the run can have**: its headroom at the poll before ([headroom.md](headroom.md)) and what it had in use.
+- **The history** of the run on the device: the least and most in use in stretches of its life, the allocator's peak,
+  and what each phase of training added to it.
+- **The traceback**: whether the exception passed a function of the framework's that makes weights, that works on
+  optimizer state, that runs a forward or backward pass, or that reads input. No local variable is looked at.
+- **The model**, with the Keras callback: the bytes of its variables and its optimizer's, and whether what failed has
+  the shape of one of them.
+- **Other processes** on the device, from poll to poll: who they are, and what they took since the run could last
+  allocate as much as it needed.
 """

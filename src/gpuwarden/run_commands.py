@@ -7,42 +7,54 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 import unicodedata
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
-from gpuwarden.config import Address, Config
+from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
+from gpuwarden.config import Config
+from gpuwarden.memory_chart import alphabet
+from gpuwarden.quantities import amount, duration, energy, lasting, ratio, short
+from gpuwarden.run_story import Page, story_lines
 from gpuwarden.runs.receipt import DeviceShare, FailedAllocation, Receipt, ReceiptError, ToldError, from_plain
 from gpuwarden.runs.receipt_place import of_user, place
-from gpuwarden.runs.receipt_text import counts, duration, energy, lasting, ratio, short, size
+from gpuwarden.runs.receipt_text import counts
 
-TIMEOUT_SECONDS = 10.0
-MAX_ANSWER_BYTES = 64 << 20
 NAME_WIDTH = 16  # least width of a run's name
 LABEL_WIDTH = 14
 INDENT = "  "
 SAID = 400  # characters of an error's message: what went wrong stands at its end, behind a long way there
-_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened on by the daemon
 
 
 def listing(config: Config, which: Sequence[str], limit: int | None, *, as_json: bool) -> str:
     """Return the runs in words or as JSON, those that go on first; `which` is of live and past. Raises OSError."""
-    answer = _ask(config)
+    answer = _listed(config)
     chosen = {name: answer[name][:limit] for name in which}
     if as_json:
         return json.dumps({**answer, "live": [], "past": [], **chosen}, indent=2) + "\n"
-    receipts = [receipt for name in which for receipt in _receipts(chosen[name])]
+    found = [each for name in which for each in chosen[name]]
+    if not found:
+        return f"no training run has reported to the daemon at {url_of(config.web.listen)}\n"
+    receipts: list[Receipt] = []
+    unread: list[str] = []
+    for each in found:
+        try:
+            receipts.append(from_plain(each))
+        except ReceiptError as error:  # of another version, or damaged: the others are as good as ever
+            unread.append(f"{_name_of(each)} can't be read: {shown(str(error))}")
     if not receipts:
-        return f"no training run has reported to the daemon at {_url(config.web.listen)}\n"
-    return "\n".join(_table(receipts, _width())) + "\n"
+        raise OSError(None, f"none of {len(found)} runs can be read by this version; {unread[0]}")
+    return "\n".join([*_table(receipts, _width()), *unread]) + "\n"
 
 
 def one(config: Config, prefix: str, *, as_json: bool) -> str:
     """Return one run, named by the begin of its id, in words or as JSON. Raises OSError."""
-    answer = _ask(config)
+    answer = _listed(config)
     found: dict[str, Any] = {}
     for each in (*answer["live"], *answer["past"]):
         if isinstance(each, dict) and str(each.get("run_id", "")).startswith(prefix):
@@ -53,36 +65,47 @@ def one(config: Config, prefix: str, *, as_json: bool) -> str:
     if len(chosen) > 1:
         some = ", ".join(shown(run_id) for run_id in list(found)[:8])
         raise OSError(None, f"{shown(prefix)} is the begin of {len(found)} runs: {some}")
+    whole = _with_story(config, chosen[0])
     if as_json:
-        return json.dumps(chosen[0], indent=2) + "\n"
-    (receipt,) = _receipts(chosen)
+        return json.dumps(whole, indent=2) + "\n"
+    try:
+        receipt = from_plain(whole)
+    except ReceiptError as error:
+        raise OSError(None, f"the daemon's answer is not of this version: {error}") from None
     return "\n".join(_whole(receipt, _width())) + "\n"
 
 
-def _ask(config: Config) -> dict[str, Any]:
-    url = _url(config.web.listen)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
-    try:
-        with opener.open(f"{url}/api/v1/runs", timeout=TIMEOUT_SECONDS) as response:
-            answer = json.loads(response.read(MAX_ANSWER_BYTES))
-    except urllib.error.HTTPError as error:
-        raise OSError(None, f"{url} is no gpuwarden that knows of runs: it answers with status {error.code}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        why = getattr(reason, "strerror", None) or str(reason)
-        raise OSError(
-            None,
-            f"no daemon answers at {url}: {shown(why)}; if it runs, say where with --listen or --config. "
-            + _where(config, {}),
-        ) from None
+def _listed(config: Config) -> dict[str, Any]:
+    """Return what the daemon knows of all runs: their receipts without their stories."""
+    answer = _ask(config, "")
     if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
-        raise OSError(None, f"{url} is no gpuwarden that knows of runs")
+        raise OSError(None, f"{url_of(config.web.listen)} is no gpuwarden that knows of runs")
     return answer
 
 
-def _url(listen: Address) -> str:
-    host = _ANYWHERE.get(listen.host, listen.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{listen.port}"
+def _with_story(config: Config, listed: dict[str, Any]) -> dict[str, Any]:
+    """Return a whole receipt; the one listed where another run has its id by now."""
+    whole = _ask(config, f"/{urllib.parse.quote(str(listed['run_id']), safe='')}")
+    alike = isinstance(whole, dict) and whole.get("began_timestamp_seconds") == listed.get("began_timestamp_seconds")
+    return whole if alike else listed
+
+
+def _ask(config: Config, path: str) -> Any:
+    url = url_of(config.web.listen)
+    try:
+        return ask(config.web.listen, f"/api/v1/runs{path}")
+    except StatusError as error:
+        if path and error.status == HTTPStatus.NOT_FOUND:  # it was forgotten meanwhile
+            return None
+        raise OSError(
+            None, f"{url} is no gpuwarden that knows of runs: it answers with status {error.status}"
+        ) from None
+    except SilenceError as error:
+        raise OSError(
+            None,
+            f"no daemon answers at {url}: {error}; if it runs, say where with --listen or --config. "
+            + _where(config, {}),
+        ) from None
 
 
 def _where(config: Config, answer: Mapping[str, Any]) -> str:
@@ -97,17 +120,9 @@ def _where(config: Config, answer: Mapping[str, Any]) -> str:
     return f"Receipts of past runs lie in {' or '.join(names)}" if names else "Receipts are not kept"
 
 
-def _receipts(found: Iterable[Any]) -> Iterator[Receipt]:
-    for each in found:
-        try:
-            yield from_plain(each)
-        except ReceiptError as error:
-            raise OSError(None, f"the daemon's answer is not of this version: {error}") from None
-
-
-def shown(text: str) -> str:
-    """Return text that a terminal only shows, whatever it holds."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+def _name_of(listed: Any) -> str:
+    run_id = listed.get("run_id") if isinstance(listed, dict) else None
+    return f"run {shown(str(run_id))}" if run_id is not None else "a run without an id"
 
 
 def _width() -> int:
@@ -131,7 +146,7 @@ def _fit(text: str, width: int) -> str:
 
 def _peak(receipt: Receipt) -> str:
     peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
-    return size(max(peaks)) if peaks else ""
+    return amount(max(peaks)) if peaks else ""
 
 
 def _began(seconds: float) -> str:
@@ -175,11 +190,22 @@ def _whole(receipt: Receipt, width: int) -> Iterator[str]:
         yield from _wrapped("", f"{device.name} {device.uuid}", width)
         for label, text in _device_lines(device):
             yield from _wrapped(f"{INDENT}{label}", text, width)
+    last = next((error for error in reversed(receipt.errors_told) if error.verdict), None)  # the story ends with it
     for error in receipt.errors_told:
         yield ""
         yield from _wrapped("", f"{_moment(error.timestamp_seconds)} {error.kind}: {error.exception}", width)
-        for label, text in _error_lines(error):
+        for label, text in _error_lines(replace(error, verdict=None) if error is last else error):
             yield from _wrapped(f"{INDENT}{label}", text, width)
+    yield from _story(receipt, Page(width, alphabet(sys.stdout.encoding)))
+
+
+def _story(receipt: Receipt, page: Page) -> Iterator[str]:
+    """Write what its memory did: last, as that is what a terminal still shows."""
+    for label, text in story_lines(receipt, page):
+        if label is None:
+            yield shown(text)
+        else:
+            yield from _wrapped(label, text, page.width)
 
 
 def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
@@ -254,10 +280,12 @@ def _cost_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield from _maybe("throttled", _reasons(receipt.throttled_seconds))
     yield from _maybe("in steps", _reasons(receipt.throttled_step_seconds))
     yield from _maybe("XIDs", counts(receipt.xids or {}).replace(",", ", ").replace(":", " x "))
-    yield from _maybe("host memory", receipt.host_memory_peak_bytes, lambda count: f"{size(count)} at most")
+    for uuid, reason in (receipt.headroom_unknown or {}).items():
+        yield "headroom", f"unknown on {uuid or 'a device'}: {reason.replace('_', ' ')}"
+    yield from _maybe("host memory", receipt.host_memory_peak_bytes, lambda count: f"{amount(count)} at most")
     yield from _maybe("CPU time", receipt.cpu_seconds, lasting)
-    yield from _maybe("from storage", receipt.read_bytes, size)
-    yield from _maybe("to storage", receipt.written_bytes, size)
+    yield from _maybe("from storage", receipt.read_bytes, amount)
+    yield from _maybe("to storage", receipt.written_bytes, amount)
     yield from _maybe("lost reports", receipt.reports_dropped or None, str)
 
 
@@ -266,10 +294,10 @@ def _device_lines(device: DeviceShare) -> Iterator[tuple[str, str]]:
     yield from _maybe("idle", device.idle_seconds, lasting)
     yield from _maybe("energy", device.energy_joules, energy)
     yield from _maybe("throttled", _reasons(device.throttled_seconds))
-    yield from _maybe("peak memory", device.memory_peak_bytes, size)
-    yield from _maybe("limit", device.memory_limit_bytes, size)
-    yield from _maybe("headroom", device.headroom_at_peak_bytes, lambda count: f"{size(count)} at that peak")
-    yield from _maybe("least", device.lowest_headroom_bytes, lambda count: f"{size(count)} of headroom")
+    yield from _maybe("peak memory", device.memory_peak_bytes, amount)
+    yield from _maybe("limit", device.memory_limit_bytes, amount)
+    yield from _maybe("headroom", device.headroom_at_peak_bytes, lambda count: f"{amount(count)} at that peak")
+    yield from _maybe("least", device.lowest_headroom_bytes, lambda count: f"{amount(count)} of headroom")
     yield from _maybe("XIDs", counts(device.xids or {}).replace(",", ", ").replace(":", " x "))
 
 
@@ -279,17 +307,21 @@ def _error_lines(error: ToldError) -> Iterator[tuple[str, str]]:
     for allocation in error.allocations:
         yield "wanted", _allocation(allocation)
     for uuid, left in (error.headroom_bytes or {}).items():
-        yield "headroom", f"{size(left)} on {uuid}"
+        least = (error.least_headroom_bytes or {}).get(uuid, left)
+        yield "headroom", f"{amount(left)} on {uuid}" + (f", {amount(least)} at the peak" if least < left else "")
     for device, memory in (error.memory or {}).items():
-        limit = f" of {size(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
-        yield "in use", f"{size(memory.in_use_bytes)}{limit} on {device}"
+        limit = f" of {amount(memory.limit_bytes)}" if memory.limit_bytes is not None else ""
+        yield "in use", f"{amount(memory.in_use_bytes)}{limit} on {device}"
+    if error.verdict:
+        yield "verdict", f"{error.verdict.name.replace('_', ' ')}: {error.verdict.evidence}"
+        yield "next step", error.verdict.next_step
     yield "said", error.text if len(error.text) <= SAID else f"… {error.text[-SAID:]}"
 
 
 def _allocation(each: FailedAllocation) -> str:
     shape = None if each.shape is None else f"[{each.shape}] {each.dtype or ''}".strip()
     words = [
-        None if each.requested_bytes is None else size(each.requested_bytes),
+        None if each.requested_bytes is None else amount(each.requested_bytes),
         f"for {shape}" if shape else None,
         f"by {each.op}" if each.op else None,
         f"on {each.device}" if each.device else None,

@@ -5,12 +5,30 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuwarden._version import __version__
 from gpuwarden.gpu.owners import Owners
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import Host
+from gpuwarden.pressure import Pressure
 from gpuwarden.runs.run import Run
+
+
+class Posted(NamedTuple):
+    """What one Alertmanager was told: alerts, messages that failed, and alerts that it was not told of."""
+
+    sent: int
+    failed: int
+    dropped: int
+
+
+class Notified(NamedTuple):
+    """What one target of `notify` was sent: messages, attempts that failed, and alerts that it was never told of."""
+
+    sent: int
+    failed: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +46,11 @@ class Counts:
     kernel_log_records_lost: int | None = None  # None: it is not read
     tree_processes_dropped: int = 0
     receipt_errors: int = 0
+    advice_dropped: int = 0
+    early_polls: int = 0
+    alerts_dropped: int | None = None  # None: the daemon itself tells nobody of alerts
+    alerts_posted: Mapping[str, Posted] = field(default_factory=dict)  # by the Alertmanager's URL
+    notified: Mapping[str, Notified] = field(default_factory=dict)  # by the target's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +68,7 @@ class State:
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     owners: Owners = field(default_factory=Owners)
     host: Host = field(default_factory=Host)
+    pressure: Pressure = field(default_factory=Pressure)
     access: Mapping[str, bool] = field(default_factory=dict)
     counts: Counts = Counts()
     version: str = __version__

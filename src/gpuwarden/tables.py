@@ -7,6 +7,7 @@ from typing import get_args
 
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metric import Labels, Metric, Reading, Table
+from gpuwarden.pressure import RANK
 from gpuwarden.protocol import Rejection
 from gpuwarden.state import State
 
@@ -87,6 +88,18 @@ class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
     xid_last_event_timestamp_seconds = Metric[GpuInPoll](
         "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "When the GPU last had that XID, in Unix time.",
         _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg")
+    # fmt: on
+
+
+class PressureReadings(Table[State], prefix="gpuwarden_gpu_"):
+    """How close GPUs, or the runs on them, are to their limits: [pressure.md](pressure.md)."""
+
+    # fmt: off
+    pressure_level = Metric[State](
+        "gpuwarden_gpu_pressure_level", "gauge", "",
+        "Pressure on a resource of a GPU or MIG instance: 0 none, 1 some, 2 critical; memory's is that of the run there that is worst off.",
+        lambda state: {labels: RANK[level] for labels, level in state.pressure.levels.items()}, labels=("uuid", "resource"),
+        source="docs/pressure.md; gpuwarden_run_memory_headroom_bytes, gpuwarden_gpu_temperature_margin_celsius, gpuwarden_gpu_clock_event_active")
     # fmt: on
 
 
@@ -178,6 +191,9 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     poll_interval_seconds = Metric[State](
         "gpuwarden_poll_interval_seconds", "gauge", "seconds", "Configured time from one poll to the next.",
         lambda state: state.poll_interval, source="poll.interval")
+    early_polls_total = Metric[State](
+        "gpuwarden_early_polls_total", "counter", "", "Polls made before they were due, as something may have happened that a run is to be told of.",
+        lambda state: state.counts.early_polls)
     reports_received_total = Metric[State](
         "gpuwarden_reports_received_total", "counter", "", "Messages taken from training runs.",
         lambda state: state.counts.reports_received)
@@ -187,6 +203,9 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     connections_refused_total = Metric[State](
         "gpuwarden_connections_refused_total", "counter", "", "Connections of training runs closed because there are too many, or no file descriptor is left.",
         lambda state: state.counts.run_connections_refused)
+    advice_dropped_total = Metric[State](
+        "gpuwarden_advice_dropped_total", "counter", "", "Advice that a run's connection did not take, as the run does not read; it is tried again while it holds.",
+        lambda state: state.counts.advice_dropped)
     runs_ended_total = Metric[State](
         "gpuwarden_runs_ended_total", "counter", "", "Runs that ended, by how they did; one that goes on and ends that way again counts once.",
         lambda state: {(outcome,): count for outcome, count in state.counts.runs_ended.items()}, labels=("outcome",), source="docs/runs.md")
@@ -199,6 +218,27 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
     receipt_errors_total = Metric[State](
         "gpuwarden_receipt_errors_total", "counter", "", "Faults of the folder of receipts of runs, each once until it is mended, and receipts that were given up for it.",
         lambda state: state.counts.receipt_errors, source="receipts.path")
+    alerts_dropped_total = Metric[State](
+        "gpuwarden_alerts_dropped_total", "counter", "", "Alerts that the daemon itself tells nobody of, as too many fire.",
+        lambda state: state.counts.alerts_dropped, source="docs/alertmanager.md")
+    alertmanager_alerts_sent_total = Metric[State](
+        "gpuwarden_alertmanager_alerts_sent_total", "counter", "", "Alerts that an Alertmanager has taken from the daemon itself, each time that one was told again included.",
+        lambda state: {(url,): posted.sent for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
+    alertmanager_errors_total = Metric[State](
+        "gpuwarden_alertmanager_errors_total", "counter", "", "Messages of alerts that an Alertmanager did not take; the log says why.",
+        lambda state: {(url,): posted.failed for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
+    alertmanager_alerts_dropped_total = Metric[State](
+        "gpuwarden_alertmanager_alerts_dropped_total", "counter", "", "Alerts that were over before an Alertmanager could be told, and ends that it was not told of as too many waited.",
+        lambda state: {(url,): posted.dropped for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
+    notify_messages_total = Metric[State](
+        "gpuwarden_notify_messages_total", "counter", "", "Messages about alerts that a target of notify has taken.",
+        lambda state: {(name,): counts.sent for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/notify.md")
+    notify_errors_total = Metric[State](
+        "gpuwarden_notify_errors_total", "counter", "", "Attempts to send a message about alerts that failed; the log says why, and it is tried again.",
+        lambda state: {(name,): counts.failed for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/notify.md")
+    notify_alerts_dropped_total = Metric[State](
+        "gpuwarden_notify_alerts_dropped_total", "counter", "", "Alerts that a target of notify was never told of: over for an hour before it took a message, or more at once than are kept.",
+        lambda state: {(name,): counts.dropped for name, counts in state.counts.notified.items()}, labels=("target",), source="docs/notify.md")
     access = Metric[State](
         "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support.",
         lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))

@@ -55,12 +55,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer, `body` as it is to be sent; header names are in lower case and override the server's own."""
+    """An answer, `body` as it is to be sent; header names are in lower case and override the server's own.
+
+    `gzipped` is the body compressed, where somebody has done so already.
+    """
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
+    gzipped: bytes = b""
 
 
 Handler = Callable[[Request], Response]
@@ -237,11 +241,13 @@ class WebServer:
     def _encode(self, request: Request, route: str, response: Response) -> Response:
         if response.status != HTTPStatus.OK or len(response.body) < GZIP_FROM_BYTES:
             return response
-        vary = ", ".join(filter(None, (response.headers.get("vary"), "accept-encoding")))
+        vary = response.headers.get("vary", "")
+        if "accept-encoding" not in vary:
+            vary = ", ".join(filter(None, (vary, "accept-encoding")))
         headers = {**response.headers, "vary": vary}
         if not accepts_gzip(request.headers.get("accept-encoding", "")):
             return replace(response, headers=headers)
-        body = self._gzip(route, response.body)
+        body = response.gzipped or self._gzip(route, response.body)
         return replace(response, body=body, headers={**headers, "content-encoding": "gzip"})
 
     def forget_pages(self) -> None:
@@ -449,6 +455,8 @@ def _head(response: Response, *, close: bool) -> h11.Response:
         "date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
         **response.headers,
     }
+    if response.status == HTTPStatus.NOT_MODIFIED:  # what it would have is not known here, and must not seem empty
+        del headers["content-type"], headers["content-length"]
     if close:
         headers["connection"] = "close"
     reason = HTTPStatus(response.status).phrase

@@ -17,27 +17,31 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.protocol import Hello, Message, ProtocolError, encode
+from gpuwarden.client.peek import peek
+from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode_advice, encode
 
 log = logging.getLogger("gpuwarden")
 
 FIRST_RETRY = 1.0  # seconds until a connection is tried again; doubles up to LAST_RETRY
 LAST_RETRY = 30.0
+MAX_HEARD = 4  # messages that one call takes; more wait for the next
 
 
 class Connection:
     """A non-blocking SOCK_SEQPACKET connection that opens with `hello` each time it is made.
 
-    `dropped` counts messages that found the queue full or were too long. A forked child's copy is closed and stays so;
-    a pickled or copied one starts unconnected.
+    `dropped` counts messages that found the queue full or were too long, `misheard` those of the daemon's that were no
+    advice. A forked child's copy is closed and stays so; a pickled or copied one starts unconnected.
     """
 
     def __init__(self, path: str, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self.dropped = 0
+        self.misheard = 0
         self._hello = hello
         self._clock = clock
         self._socket: socket.socket | None = None
+        self._number = -1
         self._connected_at = 0.0
         self._retry_at = -1.0
         self._delay = FIRST_RETRY
@@ -58,6 +62,32 @@ class Connection:
     def send(self, message: Message) -> bool:
         """Hand one message to the daemon; False when it did not go."""
         return self._connect() and self._put(message)
+
+    def connected(self) -> bool:
+        """Say whether there is a connection, as far as the last message or question showed."""
+        return self._socket is not None
+
+    def listen(self) -> list[Advice]:
+        """Take what the daemon has said, up to MAX_HEARD messages.
+
+        Never waits. What is no advice is counted and left out; it comes from a newer daemon, or a broken one.
+        """
+        heard: list[Advice] = []
+        for _ in range(MAX_HEARD):
+            if self._socket is None or (length := peek(self._number)) < 0 or self._pid != os.getpid():
+                break
+            try:
+                data = self._socket.recv(MAX_MESSAGE_BYTES + 1) if length else b""
+            except OSError:  # another thread has taken it
+                break
+            if not data:  # the daemon is gone
+                self._lose()
+                break
+            try:
+                heard.append(decode_advice(data))
+            except ProtocolError:
+                self.misheard += 1
+        return heard
 
     def wait_for_room(self, seconds: float) -> None:
         """Wait until a full queue takes messages again, at most `seconds`; not at all without a daemon."""
@@ -91,6 +121,7 @@ class Connection:
                 self._delay = FIRST_RETRY
             self._lose()
             return
+        self._number = self._socket.fileno()
         self._connected_at = self._clock()
         self._put(self._hello)
 

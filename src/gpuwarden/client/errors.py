@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpuwarden.client.error_patterns import ALLOCATIONS, PATTERNS
+from gpuwarden.client.stage import stage_of
 from gpuwarden.protocol import (
     MAX_ALLOCATIONS,
     MAX_COUNT,
@@ -22,6 +23,7 @@ from gpuwarden.protocol import (
     ErrorKind,
     Phase,
     ProtocolError,
+    Stage,
     clip,
     encode,
 )
@@ -55,22 +57,39 @@ class _Reading:
 
 
 def describe(
-    exception: BaseException, phase: Phase, steps: int, memory: Mapping[str, DeviceMemory] | None = None
+    exception: BaseException,
+    phase: Phase,
+    steps: int,
+    memory: Mapping[str, DeviceMemory] | None = None,
+    batch_size: int | None = None,
 ) -> Error:
     """Say what `exception` tells; it is neither kept nor changed. Takes some ms, raises nothing.
 
     `memory` is what the allocators say now. A CPU in it stands for a GPU, as the run was told: elsewhere a CPU's
-    memory is the host's.
+    memory is the host's. `batch_size` is the examples of the step that raised, where that is known.
     """
     memory = memory or {}
     told = _tell(exception)
     kind = told.kind
     allocations: tuple[Allocation, ...] = ()
+    stage: Stage | None = None
     if kind in ("device_oom", "host_oom"):
+        stage = stage_of(exception)
         allocations = tuple(dict.fromkeys(_allocations(told.text)))[:MAX_ALLOCATIONS]
         if kind == "device_oom" and _all_on_the_host(allocations, memory):
             kind = "host_oom"
-    return _fitted(told, Error(kind, clip(told.exception), "", phase, steps, allocations, dict(memory)))
+    error = Error(
+        kind,
+        clip(told.exception),
+        "",
+        phase,
+        steps,
+        allocations,
+        dict(memory),
+        batch_size=batch_size,
+        stage=stage,
+    )
+    return _fitted(told, error)
 
 
 def _tell(exception: BaseException) -> _Reading:

@@ -21,6 +21,7 @@ def introduction(name: str, framework: str, devices: Mapping[str, str | None]) -
         job=here.job,
         rank=here.rank,
         world_size=here.world_size,
+        hears=True,
     )
 
 

@@ -14,10 +14,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from time import monotonic
 from typing import Any
 
+from gpuwarden.client.advice import Told
 from gpuwarden.client.guard import Guard, guarded, log
 from gpuwarden.client.hello import introduction
 from gpuwarden.client.run import Run, default_name, join
@@ -61,6 +63,7 @@ class Loop:
         self._note = self._took.append
         self._fetched: float | None = None  # seconds that the step under way has waited for its batches
         self._made, self._told = _Sums(), _Sums()
+        self._last_size = self._largest = 0  # examples of the last step, and of the largest since the last counting
         self._epoch: int | None = None
         self._in_epoch = 0  # steps
         self._loss: float | None = None
@@ -99,17 +102,23 @@ class Loop:
                 if self._fetched is not None:
                     self._count_wait(took)
                 if batch_size is not None:
-                    self._made.examples += (
-                        batch_size if type(batch_size) is int and batch_size > 0 else self._size(batch_size)
-                    )
+                    size = batch_size if type(batch_size) is int and batch_size > 0 else self._size(batch_size)
+                    self._made.examples += size
+                    self._last_size = size
+                    self._largest = max(self._largest, size)
                 if loss is not None:
                     self._loss = loss if type(loss) is float else self._number(loss)
             if now >= self.run.due:
-                self._tell(self.run.observe)
+                self._attend(now)
             if self.phase == "train":
                 self._begun = monotonic()  # what this took is no part of a step
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
             guard.failed(error, self._give_up)
+
+    def _attend(self, now: float) -> None:
+        self._only_one(partial(self.run.listen, now))
+        if now >= self.run.look_due:
+            self._tell(self.run.observe)
 
     def _set_off(self, now: float) -> None:
         """Note the first step after a rest; the very first may compile."""
@@ -195,6 +204,17 @@ class Loop:
         if last is None or (last.exception, last.text, last.steps) != (told.exception, told.text, told.steps):
             run.fail(told)
 
+    @property
+    def told(self) -> Told:
+        """What the daemon has said, up to now; nothing where the loop does nothing any more."""
+        self._listen()
+        run: Run | None = getattr(self, "run", None)  # its making may have failed
+        return Told() if run is None or self._guard.off else run.told
+
+    @guarded
+    def _listen(self) -> None:
+        self._only_one(partial(self.run.listen, monotonic()))
+
     def close(self) -> None:
         """Report the last totals, and do nothing any more."""
         self._close()
@@ -271,6 +291,7 @@ class Loop:
             total = (run.examples or 0) + examples - told.examples
             run.examples = total if total < MAX_COUNT else run.examples  # a message with more would be refused
             told.examples = examples
+            self._tell_sizes()
         waited, observed = made.waited, made.observed
         if observed > told.observed:
             run.input.add(waited - told.waited, observed - told.observed)
@@ -278,6 +299,12 @@ class Loop:
         if (loss := self._loss) is not None:
             run.loss = loss if abs(loss) < MAX_COUNT else None  # NaN and infinity are no numbers of a message
             self._loss = None
+
+    def _tell_sizes(self) -> None:
+        last, largest = self._last_size, self._largest
+        self._largest = 0
+        if last > 0 and largest < MAX_COUNT:
+            self.run.sized(last, largest)
 
     def _hello(self) -> Hello:
         name = self._settings.name or default_name()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gpuwarden.client.company import IN_ONE_PROCESS, ONE_DEVICE, strategy_of
 from gpuwarden.client.keras_model import steps_per_execution
 from gpuwarden.client.run import Run
 
@@ -16,10 +17,6 @@ _EXACT = 2**24  # from here on a count in 32-bit floats misses examples
 
 # Keras 3 before them: counts batches; counts some twice in an execution of several steps; adds replicas up wrongly.
 _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
-
-_ALONE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")
-# With several workers nothing is read: that makes them all add up, and would hang one alone.
-_IN_ONE_PROCESS = (*_ALONE, "MirroredStrategy")
 
 
 class LossMetric:
@@ -30,15 +27,21 @@ class LossMetric:
         self._model = model
         self._loss = loss
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-        strategy = type(getattr(model, "distribute_strategy", None)).__name__
-        alone = strategy in _ALONE
+        strategy = strategy_of(model)
+        alone = strategy in ONE_DEVICE
         since = _REPLICAS if not alone else _SEVERAL_STEPS if steps_per_execution(model) > 1 else _WEIGHED
         own = getattr(type(model), "train_step", None) is keras.Model.train_step  # who knows what another counts
-        self._readable = own and strategy in _IN_ONE_PROCESS and (version < (3,) or version >= since)
+        # With several workers nothing is read: that makes them all add up, and would hang one alone.
+        self._readable = own and strategy in IN_ONE_PROCESS and (version < (3,) or version >= since)
         # Between steps Keras 3 has read this metric anyway, and the device has done all before; Keras 2 does not wait.
         self._in_epoch = self._readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it with the first step
         self._counted = 0
+
+    @property
+    def examples_in_epoch(self) -> int | None:
+        """Those that the last look has counted in this epoch; None where none is possible between steps."""
+        return self._counted if self._in_epoch and self._counted else None
 
     def begin_epoch(self) -> None:
         """Take note that Keras has set the metric back."""

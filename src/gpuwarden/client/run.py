@@ -9,8 +9,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
+from gpuwarden.client.advice import Told
 from gpuwarden.client.connection import Connection
 from gpuwarden.client.durations import Durations
 from gpuwarden.client.input_wait import InputWait
@@ -25,6 +27,10 @@ END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last m
 REPORT_INTERVAL = 0.25  # seconds
 PERCENTILES_INTERVAL = 1.0  # seconds
 LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
+# Seconds between two questions whether there is advice. One takes 1 µs in a loop that does nothing else, but some 20 µs
+# where training has the processor's caches, so of steps of 1 ms each pays half a µs.
+LISTEN_INTERVAL = 0.05
+HEARD_INTERVAL = 0.2  # after some came: it might be a flood
 
 _runs: dict[tuple[int, str], Run] = {}
 
@@ -32,8 +38,9 @@ _runs: dict[tuple[int, str], Run] = {}
 class Run:
     """The totals of this process since it first reported; one a process and socket, whoever counts into it.
 
-    Whoever makes steps calls `observe` once `due` has come; whoever changes `phase`, `epoch` or `stepping` calls
-    `report`. `input` is how long steps waited for their input, where somebody can tell.
+    Whoever makes steps calls `attend` once `due` has come, or what it consists of; whoever changes `phase`, `epoch`
+    or `stepping` calls `report`. `told` is what the daemon said, `actions` counts what was done on it.
+    `input` is how long steps waited for their input, where somebody can tell.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -43,15 +50,21 @@ class Run:
         self.stepping = False  # a step is under way: silence means that it hangs
         self.memory = Memory()
         self.interval = REPORT_INTERVAL
-        self.due = 0.0  # monotonic
+        self.look_due = self.listen_due = 0.0  # monotonic
+        self.due = 0.0  # the earlier of both: each step looks at it alone
+        self.told = Told()
+        self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
         self.steps = 0
         self.examples: int | None = None
+        self.batch_size: int | None = None  # of the last step whose size is known
+        self.largest_batch_size: int | None = None
         self.loss: float | None = None
         self.compile_seconds: float | None = None
         self.input = InputWait()
         self.durations = Durations()
         self.failure: Error | None = None  # the last
+        self.oom_retries = 0
         self._errors: Counter[str] = Counter()
         self._connection = connection
         self._report_due = 0.0
@@ -68,14 +81,49 @@ class Run:
         if seconds is not None:
             self.durations.add(seconds, steps)
 
+    def sized(self, examples: int, largest: int | None = None) -> None:
+        """Take note of how many examples a step had, and how many the largest since the last note."""
+        self.batch_size = examples
+        self.largest_batch_size = max(self.largest_batch_size or 0, examples, largest or 0)
+
     def execute(self, executions: Sequence[float], steps: int) -> None:
         """Add executions of `steps` each, by the seconds each took."""
         self.steps += len(executions) * steps
         self.durations.extend(executions, steps)
 
+    def hasten(self) -> None:
+        """Have the next step look and listen, whenever it comes."""
+        self.due = self.look_due = self.listen_due = 0.0
+
+    def look_at(self, when: float) -> None:
+        """Have the first step look from then on; `when` is monotonic."""
+        self.look_due = when
+        self.due = min(when, self.listen_due)
+
+    def listen(self, now: float) -> None:
+        """Take what the daemon has said, where it is time to ask and without waiting for it; `now` is monotonic."""
+        connection = self._connection
+        if not connection.connected():
+            self.told.lose(now)
+            self.listen_due = inf  # until there is one
+        elif now >= self.listen_due:
+            misheard = connection.misheard
+            heard = connection.listen()
+            for each in heard:
+                self.told.take(each, now)
+            came = heard or connection.misheard > misheard
+            self.listen_due = now + (HEARD_INTERVAL if came else LISTEN_INTERVAL)
+        self.due = min(self.look_due, self.listen_due)
+
+    def attend(self, now: float) -> None:
+        """Listen, and observe where that is due; to be called once `due` has come."""
+        self.listen(now)
+        if now >= self.look_due:
+            self.observe(now)
+
     def observe(self, now: float) -> None:
         """Look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
-        self.due = now + min(LOOK_INTERVAL, self.interval)
+        self.look_at(now + min(LOOK_INTERVAL, self.interval))
         self.settle()
         self.memory.sample()
         if now >= self._report_due:
@@ -83,7 +131,7 @@ class Run:
 
     def report(self, now: float) -> None:
         """Look and report at once; where the report does not go the next carries the same totals."""
-        self.due = now + min(LOOK_INTERVAL, self.interval)
+        self.look_at(now + min(LOOK_INTERVAL, self.interval))
         self.settle()
         self.memory.sample()
         self._send(now)
@@ -124,8 +172,15 @@ class Run:
                 input_buffer_size=self.input.buffer_size,
                 loss=self.loss,
                 errors=dict(self._errors),
+                advice_heard=self.told.count,
+                actions=dict(self.actions),
+                batch_size=self.batch_size,
+                largest_batch_size=self.largest_batch_size,
+                oom_retries=self.oom_retries,
             )
         )
+        if self.listen_due == inf and self._connection.connected():
+            self.due = self.listen_due = now
 
     def give_up(self) -> None:
         """Report that no step is under way: nobody tells of steps any more. Neither counts nor looks: that may fail."""
@@ -166,6 +221,19 @@ def join(path: str | None, hello: Hello) -> Run:
         atexit.register(run.end)
     run.introduce(hello)
     return run
+
+
+def reporting() -> bool:
+    """Tell whether this process has a run."""
+    return any(pid == os.getpid() for pid, _ in tuple(_runs))
+
+
+def retried() -> None:
+    """Report that what this process trains begins anew after an out-of-memory; nothing where nobody reports."""
+    for (pid, _), run in tuple(_runs.items()):
+        if pid == os.getpid():
+            run.oom_retries += 1
+            run.report(time.monotonic())
 
 
 def default_name() -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import sub
 
 from gpuwarden.client.run import Run
 
 COMPILED = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
-LOOK_INTERVAL = 1.0  # seconds between two calls of `looks`
+LOOK_INTERVAL = 1.0  # seconds between two calls of each of `looks`
+APART = 0.01  # seconds: between steps that are shorter one thing is done at a time
+MANY = 64  # executions that are settled by themselves: sorting the times of hundreds takes as long as a report
 MOST_OF_THE_TIME = 0.0005  # that goes into looks and reports, unless
 MOST_INTERVALS = 4  # would pass without one
 
@@ -25,8 +27,10 @@ class Steps:
 
     `traces` changes whenever a function was traced; None where nobody can tell. An execution that traced counts, and
     its time goes to what compiling took: the first, and a later one that is much longer than usual. Where nobody can
-    tell, the first of a fit is taken to compile. `looks` is called about once a second between two steps. Steps are
-    counted when the run looks.
+    tell, the first of a fit is taken to compile. Each of `looks` is called about once a second between two steps. Steps
+    are counted when the run looks. What there is to do is shared out over several begins where those come faster than
+    reports are asked for: no step waits for all of it. `answers` is called between two steps once the daemon has said
+    something, and may take its time.
     """
 
     def __init__(
@@ -37,7 +41,8 @@ class Steps:
         *,
         updates: Callable[[], int | None] = lambda: None,
         traces: Callable[[], object | None] = lambda: None,
-        looks: Callable[[], None] = lambda: None,
+        looks: Sequence[Callable[[], None]] = (),
+        answers: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         run.settle()  # what an earlier fit counted, which may have ended by an exception
@@ -52,7 +57,11 @@ class Steps:
         if self._traced is not None:
             run.compile_seconds = run.compile_seconds or 0.0
         self._looks = looks
+        self._answers = answers
+        self._answered = 0  # of what the daemon has said
         self._look_due = 0.0
+        self._pending: list[Callable[[], None]] = []  # looks that are due
+        self._spent = 0.0  # seconds since the run looked last
         self._first = True  # the execution under way, or the next, is the fit's first
         # Where a begin may follow a short execution, an execution is known to be full only once the next has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
@@ -82,16 +91,26 @@ class Steps:
         """Start to count an epoch; its first begin is reported at once."""
         self._reset()
         self._updates_before = self._asks()
-        self._run.due = 0.0
+        self._run.hasten()
 
     def begin(self) -> None:
-        """Note that an execution begins and let the run observe where it is due; no more, since this is done each step.
+        """Note that an execution begins and attend to the run where that is due; no more: this is done each step.
 
         The execution's clock starts at the end where that takes long: what it takes is no part of a step.
         """
         now = self._clock()
         self._note(now)
         if now >= self._run.due:
+            self._attend(now)
+
+    def _attend(self, now: float) -> None:
+        run = self._run
+        run.listen(now)
+        if run.told.count != self._answered and not self.superseded():
+            self._answered = run.told.count
+            self._answers()
+            now = self._begins[-1] = self._clock()
+        if now >= run.look_due:
             self._observe(now)
 
     def _observe(self, now: float) -> None:
@@ -99,17 +118,33 @@ class Steps:
             self._reset()
             return
         self._run.stepping = True
+        all_done = self._do_next(now)
+        done = self._begins[-1] = self._clock()
+        self._spent += done - now
+        if all_done:
+            # Where that takes long the next one waits: half a thousandth of the time is enough for it.
+            pause = min(self._spent / MOST_OF_THE_TIME, MOST_INTERVALS * self._run.interval)
+            self._run.look_at(max(self._run.look_due, done + pause))
+            self._spent = 0.0
+
+    def _do_next(self, now: float) -> bool:
+        """Do what is due, or only a part of it; say whether that was all, else the next begin goes on."""
         if not self._executions and len(self._begins) == 1:
             self._run.report(now)  # should the epoch's first step hang, the daemon knows that it began
-        else:
-            if now >= self._look_due:
-                self._look_due = now + LOOK_INTERVAL
-                self._looks()
-            self._run.observe(now)
-        done = self._begins[-1] = self._clock()
-        # Where that takes long the next one waits: half a thousandth of the time is enough for it.
-        pause = min((done - now) / MOST_OF_THE_TIME, MOST_INTERVALS * self._run.interval)
-        self._run.due = max(self._run.due, done + pause)
+            return True
+        if now >= self._look_due and not self._pending:
+            self._look_due = now + LOOK_INTERVAL
+            self._pending = list(self._looks)
+        fast = now - self._begins[-2] < min(APART, self._run.interval)
+        if fast and len(self._begins) > MANY:
+            self.settle()
+            return False
+        if self._pending:
+            self._pending.pop()()
+            if fast:
+                return False
+        self._run.observe(now)
+        return True
 
     def settle(self) -> None:
         """Count the executions that have surely ended."""

@@ -17,7 +17,7 @@ from gpuwarden.client.frameworks import NAMES
 from gpuwarden.client.loop import Loop
 from gpuwarden.client.run import REPORT_INTERVAL
 from gpuwarden.client.settings import checked
-from gpuwarden.protocol import Phase
+from gpuwarden.protocol import Advice, Level, Phase
 
 T = TypeVar("T")
 
@@ -84,6 +84,19 @@ class Watch:
         `with run.phase("test"): ...`. Steps within are not counted.
         """
         return Stay(self, self._loop, name)
+
+    @property
+    def pressure(self) -> Level:
+        """Pressure on this process's GPUs now: "none", "some" or "critical"; "none" too where no daemon says otherwise.
+
+        As of the last step, or of now where none was made for 50 ms; it never waits.
+        """
+        return self._loop.told.pressure
+
+    @property
+    def advice(self) -> Advice | None:
+        """What the daemon has said last to this process, perhaps of what is over by now; None where it said nothing."""
+        return self._loop.told.last
 
     def close(self) -> None:
         """End the loop: report the last totals. The run itself ends with the process."""

@@ -1,4 +1,4 @@
-"""What to do when the driver as a whole does not answer, in words for the log."""
+"""What to do when the driver as a whole, or a GPU, does not answer, in words for people."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ _ADVICE = {
 def advice(error: str) -> str:
     """Return what to do about an error of the driver; empty where nothing better than trying again is known."""
     return _ADVICE.get(error, "")
+
+
+def gpu_advice(error: str) -> str:
+    """Return what to do about a GPU that does not answer, as the alert GpuDown says."""
+    if error == "gpu_is_lost":
+        return "it has fallen off the bus: stop the runs on it and restart the machine"
+    return "stop the runs on it and reset it; where that does not help, restart the machine"
 
 
 def hidden_gpus(enumerated: int, present: Path | None = None) -> str | None:

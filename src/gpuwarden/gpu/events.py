@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -70,6 +70,7 @@ class XidEvents:
     name = "the wait for the driver's events"
 
     def __init__(self, nvml: Nvml) -> None:
+        self.heard: Callable[[], object] = _nobody  # called on the thread when an XID has come, to take it
         self.unknown = 0  # events of a GPU that does not say who it is
         self._nvml = nvml
         self._up: AbstractSet[str] = frozenset()  # by UUID
@@ -233,3 +234,8 @@ class XidEvents:
                 return
         if event.eventType & XID_EVENT:
             self._taken.append(NvmlXid(uuid, event.eventData, empty_at, time.monotonic(), time.time()))
+            self.heard()
+
+
+def _nobody() -> None:
+    """Be called in place of somebody who would want to know."""

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -234,6 +234,19 @@ class Poller:
             with contextlib.suppress(NVMLError):  # of a GPU that is lost nothing can be given back
                 gpu.release()
         self._session.close()
+
+    def arm(self, limits: Mapping[str, float], ring: Callable[[], object]) -> None:
+        """Have `ring` called, on another thread, once a GPU has more in use than its limit, or does not answer.
+
+        `limits` are bytes by UUID; GPUs without one are not looked at for that, nor is any between polls if looks are
+        off. It holds until the next poll.
+        """
+        for uuid, gpu in self._gpus.items():
+            look = gpu.look
+            if look is not None and uuid in limits:
+                look.arm(limits[uuid], ring)
+            elif look is not None:
+                look.disarm()
 
     def stop(self) -> None:
         """Begin nothing beside the polls any more; what is under way comes to its end by itself."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Meter
 
+NEVER = float("inf")  # bytes in use that no GPU has
 _MOST_SEEN = 1024  # between two readings of a GPU
 _LONGEST_SLEEP = 0.5  # seconds until a thread sees that it is to end
 
@@ -17,11 +18,17 @@ class Look:
     """How one GPU's memory is looked at: nothing before it is aimed at something, with `meter`.
 
     The thread that looks writes `asked` and `seen`, the one that reads the GPU empties `seen`: neither waits.
+
+    Armed, it rings once: when more than `limit` bytes are in use, or when the GPU ceases to answer. That is for the
+    event loop to look into, which arms it again.
     """
 
-    __slots__ = ("asked", "meter", "seen")
+    __slots__ = ("answers", "asked", "limit", "meter", "ring", "seen")
 
     def __init__(self) -> None:
+        self.limit = NEVER
+        self.ring: Callable[[], object] | None = None
+        self.answers = False
         self.meter: Meter | None = None  # asked from now on
         self.seen: deque[int] = deque(maxlen=_MOST_SEEN)  # bytes in use
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
@@ -34,7 +41,34 @@ class Look:
     def highest(self) -> float:
         """Return the highest since the last call, 0 where nothing was seen. Another thread may be looking."""
         seen = [self.seen.popleft() for _ in range(len(self.seen))]
+        if seen:
+            self.answers = True
         return max((used for used in seen if used != NOT_AVAILABLE_LONG), default=0)
+
+    def arm(self, limit: float, ring: Callable[[], object]) -> None:
+        """Have `ring` called on the thread that looks; it must not block. Another thread may be looking."""
+        self.ring, self.limit = ring, limit
+
+    def disarm(self) -> None:
+        """Ring no more. Another thread may be looking."""
+        self.ring, self.limit = None, NEVER
+
+    def cross(self, used: int) -> None:
+        """Tell that more than `limit` is in use. To be called by the thread that looks, like `miss`."""
+        if used != NOT_AVAILABLE_LONG:
+            self.limit = NEVER
+            self._ring()
+
+    def miss(self) -> None:
+        """Tell that the GPU does not answer, unless it has not since that was told."""
+        if self.answers:
+            self.answers = False
+            self._ring()
+
+    def _ring(self) -> None:
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            ring()
 
 
 class Sampler:
@@ -106,15 +140,20 @@ class _Thread(threading.Thread):
         """Look at each GPU once. Blocks as long as the driver does.
 
         Ten times a second and with nothing in the caches, a look costs by what it touches: so there is no call but the
-        driver's, and what is seen is kept for the reading to judge. That halves a wake-up.
+        driver's, and what is seen is kept for the reading to judge, but for one comparison. That halves a wake-up.
         """
         for look in self.looks:
             if look.meter and self._going:
                 ask, handle, place, answer = look.meter
                 look.asked = now
                 try:
-                    if not ask(handle, place):
-                        look.seen.append(answer.used)
-                except Exception:  # noqa: BLE001, S110 - the next poll finds out what is wrong, and says so
-                    pass
+                    if ask(handle, place):
+                        look.miss()
+                    else:
+                        used = answer.used
+                        look.seen.append(used)
+                        if used > look.limit:
+                            look.cross(used)
+                except Exception:  # noqa: BLE001 - the next poll finds out what is wrong, and says so
+                    look.miss()
                 look.asked = None

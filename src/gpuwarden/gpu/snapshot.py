@@ -112,9 +112,15 @@ class Gpu:
         """Return the MIG instance of that UUID."""
         return next((instance for instance in self.mig if instance.identity.uuid == uuid), None)
 
-    def memory_of(self, pid: int) -> int | None:
-        """Return the device memory the process holds, in bytes; None where it has none here or the driver is silent."""
-        return next((process.memory for process in self.processes if process.pid == pid), None)
+    def holds(self, pid: int, uuid: str) -> GpuProcess | None:
+        """Return the process as it is on the GPU or MIG instance of that UUID; None where the driver lists none there.
+
+        One that is on no instance the driver names may be on any. Of a run only its own process counts: what a child of
+        it holds is another process's pool, which the run's allocator cannot hand out.
+        """
+        where = (uuid, None) if self.mig else (None,)
+        found = (each for each in self.processes if each.pid == pid)
+        return next((each for each in found if each.instance in where), None)
 
 
 def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> float | None:

@@ -10,7 +10,9 @@ from typing import Literal, get_args
 
 from gpuwarden.gpu.xid import explain
 from gpuwarden.protocol import End, Error
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.oom_kill import OomKill
+from gpuwarden.runs.verdict import grown_on_host
 
 Outcome = Literal["finished", "failed", "killed", "oom_killed", "aborted", "crashed", "unknown"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -28,7 +30,8 @@ class Evidence:
 
     `exit_status` is that of wait(2), None where nobody tells it. `oom_kill` is the kernel's word that it killed this
     process for memory; `cgroup_oom_kills` counts such kills in its cgroup, of whichever process, shortly before.
-    `xids` are codes that its GPUs had shortly before. `error` is the last one that the run told.
+    `xids` are codes that its GPUs had shortly before. `error` is the last one that the run told. `host_growth` is how
+    the memory of its processes grew then.
     """
 
     farewell: End | None = None
@@ -37,6 +40,7 @@ class Evidence:
     cgroup_oom_kills: int = 0
     xids: tuple[int, ...] = ()
     error: Error | None = None
+    host_growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Ending:
 def conclude(evidence: Evidence) -> tuple[Outcome, str]:
     """Return the outcome, and in words what it was concluded from. The kernel's word goes before the run's own."""
     outcome, words = _conclude(evidence)
+    if outcome == "oom_killed" and evidence.host_growth is not None:
+        words = [*words, grown_on_host(evidence.host_growth)]
     if evidence.farewell is not None:
         words = [*words, f"it said: {evidence.farewell.reason}"]
     if evidence.error is not None and outcome != "finished":

@@ -6,15 +6,16 @@ import logging
 from collections.abc import Mapping
 
 from gpuwarden.protocol import Allocation, DeviceMemory, Error, ErrorKind, Hello
+from gpuwarden.quantities import amount
 from gpuwarden.runs.oom import Oom, named
+from gpuwarden.runs.run import SeenError
+from gpuwarden.runs.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 _MAX_TEXT = 300  # characters of a message; what a run keeps has more of them
 _BEFORE = 80  # of these before what the message's kind shows by
-_GIB = 1 << 30
-_MIB = 1 << 20
 
 
 class ErrorLog:
@@ -23,25 +24,35 @@ class ErrorLog:
     def __init__(self) -> None:
         self._told: dict[ErrorKind, float] = {}
         self._untold: dict[ErrorKind, int] = {}
+        self._said = False  # the last error
 
-    def tell(self, run_id: str, hello: Hello, error: Error, oom: Mapping[str, Oom], now: float) -> None:
+    def tell(self, run_id: str, hello: Hello, seen: SeenError, oom: Mapping[str, Oom], now: float) -> None:
         """Write the error's line, or count it where its kind was told a short time ago."""
+        error, verdict = seen.error, seen.verdict
         last = self._told.get(error.kind)
-        if last is not None and now - last < QUIET_SECONDS:
+        self._said = last is None or now - last >= QUIET_SECONDS
+        if not self._said:
             self._untold[error.kind] = self._untold.get(error.kind, 0) + 1
             return
         self._told[error.kind] = now
         untold = self._untold.pop(error.kind, 0)
         log.warning(
-            "run=%s name=%r kind=%s phase=%s steps=%d: %s%s",
+            "run=%s name=%r kind=%s phase=%s steps=%d: %s%s%s",
             run_id,
             hello.name,
             error.kind,
             error.phase,
             error.steps,
             _line(error, hello, oom),
+            f"; verdict {verdict.name}: {verdict.evidence} {verdict.next_step}" if verdict else "",
             f" (and {untold} more since the last line)" if untold else "",
         )
+
+    def revise(self, run_id: str, hello: Hello, verdict: Verdict) -> None:
+        """Write that a verdict came out otherwise by fresher facts, where its error was told."""
+        if self._said:
+            told = verdict.name, verdict.evidence, verdict.next_step
+            log.warning("run=%s name=%r by the next poll, verdict %s: %s %s", run_id, hello.name, *told)
 
 
 def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
@@ -64,7 +75,7 @@ def _excerpt(text: str, at: int | None) -> str:
 
 
 def _allocation(asked: Allocation) -> str:
-    words = [_size(asked.requested) if asked.requested is not None else "an unknown size"]
+    words = [amount(asked.requested) if asked.requested is not None else "an unknown size"]
     if asked.shape is not None:
         words.append(f"for shape [{asked.shape}] {asked.dtype or ''}".rstrip())
     if asked.op is not None:
@@ -77,7 +88,7 @@ def _allocation(asked: Allocation) -> str:
 
 
 def _device(uuid: str, oom: Oom) -> str:
-    known = "no headroom was known" if oom.headroom is None else f"headroom known {_size(oom.headroom)}"
+    known = "no headroom was known" if oom.headroom is None else f"headroom known {amount(oom.headroom)}"
     return f"{uuid}: {known}"
 
 
@@ -88,8 +99,4 @@ def _in_use(error: Error, hello: Hello) -> list[str]:
 
 
 def _of(memory: DeviceMemory) -> str:
-    return _size(memory.current) + ("" if memory.limit is None else f" of {_size(memory.limit)}")
-
-
-def _size(count: float) -> str:
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.1f} MiB"
+    return amount(memory.current) + ("" if memory.limit is None else f" of {amount(memory.limit)}")

@@ -2,32 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
-from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
-from gpuwarden.headroom import headroom
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.headroom import Overhead, Space, headroom
+from gpuwarden.protocol import DeviceMemory, Hello, Report
+
+# Why a device of a run has no headroom; docs/headroom.md says what to do about each.
+Unknown: TypeAlias = Literal[
+    "device_unresolved",
+    "free_memory_untold",
+    "gpu_down",
+    "no_allocator_figures",
+    "no_report",
+    "process_memory_untold",
+    "process_unlisted",
+    "report_expired",
+]
+UNKNOWN: tuple[Unknown, ...] = get_args(Unknown)
 
 
-def headrooms(
-    pid: int, memory: Mapping[str, DeviceMemory], snapshot: Snapshot, overhead: float
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the headroom in bytes by UUID, and what it would be if the run used as much as at its peak."""
-    now: dict[str, float] = {}
-    at_peak: dict[str, float] = {}
-    for uuid, device in memory.items():
-        gpu = snapshot.gpu_with(uuid)
-        if gpu is None or not gpu.up:
-            continue  # nothing is known of the device now
-        instance = gpu.instance(uuid)
-        row = MigReadings.memory_free_bytes if instance else GpuReadings.memory_free_bytes
-        free, held = (instance or gpu).value(row), gpu.memory_of(pid)
-        for found, in_use in ((now, device.current), (at_peak, device.peak)):
-            left = headroom(free=free, held=held, in_use=in_use, limit=device.limit, overhead=overhead)
-            if left is not None:
-                found[uuid] = left
-    return now, at_peak
+@dataclass(frozen=True, slots=True)
+class Headrooms:
+    """Bytes by UUID: the headroom `now`, and `at_peak`, if the run used as much as at its peak; why it is `unknown`."""
+
+    now: Mapping[str, float] = field(default_factory=dict)
+    at_peak: Mapping[str, float] = field(default_factory=dict)
+    unknown: Mapping[str, Unknown] = field(default_factory=dict)
+
+
+class HeadroomWatch:
+    """Works out one run's headroom at each poll, and remembers what was measured. Used by one event loop."""
+
+    def __init__(self, overhead: float) -> None:
+        self._guess = overhead
+        self._overheads: dict[str, Overhead] = {}
+        self._basis: Mapping[str, DeviceMemory] = {}
+        self.found = Headrooms()
+
+    def look(self, pid: int, memory: Mapping[str, DeviceMemory], heard: float | None, snapshot: Snapshot) -> Headrooms:
+        """Take a poll and what the run said last of its memory, in the report of the time `heard`."""
+        now: dict[str, float] = {}
+        at_peak: dict[str, float] = {}
+        unknown: dict[str, Unknown] = {}
+        for uuid, device in memory.items():
+            gpu = snapshot.gpu_with(uuid)
+            if gpu is None or not gpu.up:
+                unknown[uuid] = "gpu_down"
+                continue
+            space, process = _space(gpu, uuid), gpu.holds(pid, uuid)
+            pool = self._pool(uuid, device, process, heard)
+            left = headroom(space, pool, device.limit, device.current)
+            if left is None:
+                unknown[uuid] = _silence(space, process)
+                continue
+            now[uuid] = left
+            at_peak[uuid] = headroom(space, pool, device.limit, device.peak) or 0
+        self._basis = memory
+        self.found = Headrooms(now, at_peak, unknown)
+        return self.found
+
+    def _pool(self, uuid: str, device: DeviceMemory, process: GpuProcess | None, heard: float | None) -> float | None:
+        held = process.memory if process else None
+        # An allocator that says less than it has handed out does not count it.
+        reserved = device.reserved if device.reserved and device.reserved >= device.current else None
+        overhead = self._overheads.setdefault(uuid, Overhead(self._guess))
+        overhead.see(held, reserved, heard)
+        return reserved if held is None else held - overhead.bytes
+
+    def since(self, memory: Mapping[str, DeviceMemory]) -> Headrooms:
+        """Return the last poll's headroom less what the run's allocators have handed out since, as they say now.
+
+        What was given back since is left out: when an allocation fails, what the step before it had is gone already.
+        `at_peak` is the least it can have been meanwhile: the peak may have risen since the poll and fallen again.
+        """
+        now: dict[str, float] = {}
+        least: dict[str, float] = {}
+        for uuid, left in self.found.now.items():
+            before, after = self._basis[uuid], memory.get(uuid)
+            grown, most = (after.current, after.peak) if after else (before.current, before.peak)
+            now[uuid] = max(0, left - max(0, grown - before.current))
+            least[uuid] = max(0, left - max(0, most - before.current))
+        return Headrooms(now, least)
+
+
+def _space(gpu: Gpu, uuid: str) -> Space:
+    instance = gpu.instance(uuid)
+    rows = MigReadings if instance else GpuReadings
+    told = instance or gpu
+    return Space(told.value(rows.memory_free_bytes), told.value(rows.memory_size_bytes))
+
+
+def _silence(space: Space, process: GpuProcess | None) -> Unknown:
+    if space.free is None:
+        return "free_memory_untold"
+    return "process_memory_untold" if process else "process_unlisted"
+
+
+def silent(
+    hello: Hello, report: Report | None, uuids: Mapping[str, str], before: Mapping[str, str], *, current: bool
+) -> dict[str, Unknown]:
+    """Say why devices of a run have no figures of its allocators, by UUID; what is no certain GPU goes by "".
+
+    `uuids` of its devices are those of now, `before` those known last. Where the run tells of some devices and not of
+    others, it does not use the others.
+    """
+    reason: Unknown | None = None
+    if report is None:
+        reason = "no_report"
+    elif not current:
+        reason = "report_expired"
+    elif not report.memory:
+        reason = "no_allocator_figures"
+    found: dict[str, Unknown] = {}
+    for device in hello.devices:
+        uuid = uuids.get(device)
+        if uuid is not None:
+            if reason:
+                found[uuid] = reason
+        elif device in before:
+            found[before[device]] = "gpu_down"
+        elif report is None or not report.memory or device in report.memory:
+            found[""] = "device_unresolved"
+    return found
+
+
+def held_by_others(own: Collection[int], uuid: str, snapshot: Snapshot) -> float | None:
+    """Return the bytes that other processes than the run's `own` hold on a GPU or MIG instance; None where untold."""
+    gpu = snapshot.gpu_with(uuid)
+    if gpu is None or not gpu.up:
+        return None
+    instance = gpu.instance(uuid)
+    held = [
+        process.memory
+        for process in gpu.processes
+        if process.pid not in own and (instance is None or process.instance == uuid)
+    ]
+    return None if None in held else float(sum(each or 0 for each in held))
 
 
 def by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:

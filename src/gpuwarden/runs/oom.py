@@ -1,4 +1,4 @@
-"""An out-of-memory by the GPU it happened on: what was asked for, and the headroom that had been known."""
+"""An out-of-memory by the GPU it happened on: what was asked for, and the headroom that was left."""
 
 from __future__ import annotations
 
@@ -11,13 +11,24 @@ from gpuwarden.protocol import Error, Hello
 
 @dataclass(frozen=True, slots=True)
 class Oom:
-    """Bytes: what was `requested`, as far as the message said, and the `headroom` known before, if any was."""
+    """Bytes: what was `requested`, as far as the message said, and the `headroom` left before, if any was known.
+
+    `least` is what was left if the run used as much as at its peak, which it may have done in the step that failed: one
+    that asked for no more than this did not find the memory in one piece, or somebody else had taken it.
+    """
 
     requested: int | None
     headroom: float | None
+    least: float | None = None
 
 
-def ooms(error: Error, hello: Hello, uuids: Mapping[str, str], headroom: Mapping[str, float]) -> dict[str, Oom]:
+def ooms(
+    error: Error,
+    hello: Hello,
+    uuids: Mapping[str, str],
+    headroom: Mapping[str, float],
+    least: Mapping[str, float],
+) -> dict[str, Oom]:
     """Map the UUIDs of the GPUs on which allocations failed; of several on one GPU the largest counts."""
     found: dict[str, Oom] = {}
     for allocation in error.allocations:
@@ -26,7 +37,8 @@ def ooms(error: Error, hello: Hello, uuids: Mapping[str, str], headroom: Mapping
         if uuid is None:
             continue
         asked = [allocation.requested, found[uuid].requested if uuid in found else None]
-        found[uuid] = Oom(max((each for each in asked if each is not None), default=None), headroom.get(uuid))
+        most = max((each for each in asked if each is not None), default=None)
+        found[uuid] = Oom(most, headroom.get(uuid), least.get(uuid))
     return found
 
 

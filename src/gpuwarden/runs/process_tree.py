@@ -26,7 +26,10 @@ _LOOKS = 3  # at a tree whose processes end while it is read
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What a run's processes hold now; `state`, `cpus` it may use and its cgroup's two are the main process's."""
+    """What a run's processes hold now; `state`, `cpus` it may use and its cgroup's two are the main process's.
+
+    `pids` are those of all its processes, as far as they were looked at.
+    """
 
     memory: int
     processes: int
@@ -34,6 +37,7 @@ class Present:
     cpus: float | None
     cgroup_memory: CgroupMemory | None
     oom_kills: OomKills | None = None
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ def _present(main: proc.Figures, tree: _Tree, left_out: int, cpus: int | None, l
         cpus=min(quota, default=None),
         cgroup_memory=limits.memory,
         oom_kills=limits.oom_kills,
+        pids=tuple(tree.members),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 VERSION = 1
 MAX_TEXT = 4096  # characters of a text in a receipt
 MAX_ENTRIES = 512  # of a list or an object in a receipt
-MAX_NUMBER = 2.0**64
+MAX_NUMBER = 2.0**72  # more than all devices of a run may come to together
 MAX_TIME = 253402300800.0  # the end of the year 9999, in Unix time: what comes after has no date
 
 T = TypeVar("T")
@@ -57,6 +57,12 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ReceiptError("want true or false")
+    return value
+
+
 def _time(value: Any) -> float:
     if _number(value) >= MAX_TIME:
         raise ReceiptError("want Unix time")
@@ -93,6 +99,33 @@ def _list(cls: Callable[[], type[T]]) -> Callable[[Any], tuple[T, ...]]:
     return checked
 
 
+def _part(cls: Callable[[], type[T]]) -> Callable[[Any], T]:
+    return lambda value: _read(cls(), value)
+
+
+def _column(check: Callable[[Any], T]) -> Callable[[Any], tuple[T | None, ...]]:
+    """Check a list of which each entry may be unknown."""
+
+    def checked(value: Any) -> tuple[T | None, ...]:
+        if not isinstance(value, list) or len(value) > MAX_ENTRIES:
+            raise ReceiptError(f"want a list of at most {MAX_ENTRIES} entries")
+        return tuple(None if each is None else check(each) for each in value)
+
+    return checked
+
+
+def _full(check: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
+    """Check a list of which each entry is known."""
+
+    def checked(value: Any) -> tuple[T, ...]:
+        entries = _column(check)(value)
+        if None in entries:
+            raise ReceiptError("want no null")
+        return tuple(each for each in entries if each is not None)
+
+    return checked
+
+
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
     """An allocation that failed, as far as the framework's message tells."""
@@ -116,6 +149,15 @@ class DeviceMemoryThen:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldVerdict:
+    """Why the memory was out, as far as evidence supports it."""
+
+    name: str = _must(_text, "One of the verdicts (verdicts.md).")
+    evidence: str = _must(_text, "What it rests on, with numbers.")
+    next_step: str = _must(_text, "What to do.")
+
+
+@dataclass(frozen=True, slots=True)
 class ToldError:
     """One error that the run told."""
 
@@ -126,15 +168,86 @@ class ToldError:
     phase: str | None = _said(_text, "What the run did then.")
     steps: int | None = _said(_whole, "Steps it had made.")
     headroom_bytes: Mapping[str, float] | None = _said(
-        _each(_number), "Headroom that the daemon had known before it, by UUID."
+        _each(_number), "Headroom of the poll before it less what the run took since, by UUID."
+    )
+    least_headroom_bytes: Mapping[str, float] | None = _said(
+        _each(_number), "The least that can have been left meanwhile, within a step: the same at the run's peak."
     )
     allocations: tuple[FailedAllocation, ...] = _several(
         _list(lambda: FailedAllocation), "Allocations that failed, of an out-of-memory."
     )
     memory: Mapping[str, DeviceMemoryThen] | None = _said(
-        _each(lambda entry: _read(DeviceMemoryThen, entry)),
+        _each(_part(lambda: DeviceMemoryThen)),
         "What the allocators said afterwards, by the framework's device.",
     )
+    verdict: ToldVerdict | None = _said(
+        _part(lambda: ToldVerdict), "Why, of an out-of-memory, as far as evidence supports it."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStory:
+    """What the run's memory on the device did over its whole life, at most 60 stretches of time in their order.
+
+    Each key has a list with an entry a stretch, null where that is not known. Times are seconds since the run began.
+    """
+
+    began_seconds: tuple[float, ...] = _must(_full(_number), "When the stretch began.")
+    ended_seconds: tuple[float, ...] = _must(_full(_number), "When it ended; a gap before the next had no daemon.")
+    lowest_bytes: tuple[int, ...] = _must(_full(_whole), "The least that the allocator had handed out at a report.")
+    highest_bytes: tuple[int, ...] = _must(_full(_whole), "The most; reports come between steps.")
+    peak_bytes: tuple[int, ...] = _must(
+        _full(_whole), "The most that it had ever handed out by then, as the allocator says: within steps."
+    )
+    phase: tuple[str, ...] = _must(_full(_text), "What the run did at its end.")
+    headroom_bytes: tuple[float | None, ...] = _several(_column(_number), "The least headroom of any poll.")
+    others_bytes: tuple[float | None, ...] = _several(
+        _column(_number), "The most that other processes held on the device."
+    )
+    epoch: tuple[int | None, ...] = _several(_column(_whole), "The epoch at its end, from 0.")
+    batch_size: tuple[int | None, ...] = _several(_column(_whole), "The largest batch that was seen.")
+
+    def __post_init__(self) -> None:
+        points = len(self.began_seconds)
+        for each in fields(self):
+            lengths = {points, 0} if each.default == () else {points}
+            if not points or len(getattr(self, each.name)) not in lengths:
+                raise ReceiptError("want lists of one length, and not of none")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMemorySeen:
+    """What batches of a size took on the device, of those sizes under which the run's peak rose."""
+
+    batch_size: int = _must(_whole, "Examples of a step.")
+    floor_bytes: int = _must(_whole, "In use between steps.")
+    peak_bytes: int = _must(_whole, "Most in use within steps.")
+
+
+@dataclass(frozen=True, slots=True)
+class ToldBatchSizeAdvice:
+    """Which batch size fits, by what the run and its predecessors showed (batch-size.md)."""
+
+    batch_size: int = _must(_whole, "The size that the run has now, or had last.")
+    advised: int = _must(_whole, "The largest usual size that should fit with a margin.")
+    too_large: bool = _must(_truth, "Whether the present size does not fit.")
+    confidence: str = _must(_text, "high, medium or low.")
+    sizes: int = _must(_whole, "How many different sizes were seen.")
+    needed_bytes: float = _must(_number, "The peak to be expected with the size that is advised.")
+    capacity_bytes: float = _must(_number, "What the run can have in use at most.")
+    per_example_bytes: float = _must(_number, "What each further example takes.")
+    residual_bytes: float = _must(_number, "By how much a size that was seen misses the line.")
+    text: str = _must(_text, "All of it in a sentence.")
+
+
+@dataclass(frozen=True, slots=True)
+class ToldMark:
+    """Something that happened to the run's memory."""
+
+    at_seconds: float = _must(_number, "When, in seconds since the run began.")
+    kind: str = _must(_text, "phase, batch_size, retry, oom, neighbour, pressure or event.")
+    text: str = _must(_text, "What it was.")
+    uuid: str | None = _said(_text, "The GPU or MIG instance that it is about.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +280,19 @@ class DeviceShare:
     headroom_at_peak_bytes: float | None = _said(_number, "What the run could have allocated on top of that peak.")
     lowest_headroom_bytes: float | None = _said(_number, "The least headroom of any poll.")
     xids: Mapping[str, int] | None = _said(_xids, "XIDs of the GPU while the run lived, by code.")
+    memory_growth_bytes_per_second: float | None = _said(
+        _number, "How fast what is in use grows for good, while the run lives and does so (foresight.md)."
+    )
+    seconds_to_oom: float | None = _said(_number, "How long it is to the limit at that rate.")
+    seconds_to_oom_lower: float | None = _said(_number, "At least so long.")
+    seconds_to_oom_upper: float | None = _said(_number, "At most so long; not there where it may never come.")
+    batch_memory: tuple[BatchMemorySeen, ...] = _several(
+        _list(lambda: BatchMemorySeen), "What batches of each size took there, as far as the peak showed it."
+    )
+    story: MemoryStory | None = _said(
+        _part(lambda: MemoryStory),
+        "What the run's memory did there over time; only in the answer for one run, and in files.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +351,21 @@ class Receipt:
     )
     errors: Mapping[str, int] | None = _said(_each(_whole), "Errors that steps raised, by kind.")
     errors_told: tuple[ToldError, ...] = _several(_list(lambda: ToldError), "The last of them, oldest first.")
+    headroom_unknown: Mapping[str, str] | None = _said(
+        _each(_text), "Why no headroom can be told while it lives, by UUID; empty for what is no certain GPU."
+    )
+    batch_size_advice: ToldBatchSizeAdvice | None = _said(
+        _part(lambda: ToldBatchSizeAdvice), "Which batch size fits, where there is evidence."
+    )
+    marks: tuple[ToldMark, ...] = _several(
+        _list(lambda: ToldMark),
+        "What happened to its memory, in the order of time; of each kind the first and the last; where `story` is.",
+    )
     xids: Mapping[str, int] | None = _said(_xids, "XIDs of its GPUs while it lived, by code.")
+    host_memory_growth_bytes_per_second: float | None = _said(
+        _number, "How fast the memory of its processes grows for good, while it lives and does so."
+    )
+    seconds_to_host_oom: float | None = _said(_number, "How long it is at that rate until the host has no more.")
     host_memory_peak_bytes: int | None = _said(_whole, "Most host memory resident in its processes at any look.")
     cpu_seconds: float | None = _said(_number, "CPU time of its processes, ended ones too.")
     read_bytes: int | None = _said(_whole, "Bytes they had fetched from storage.")
@@ -233,7 +373,18 @@ class Receipt:
     reports_dropped: int | None = _said(_whole, "Reports it could not send because the daemon did not read.")
 
 
-PARTS = (Receipt, DeviceShare, ToldError, FailedAllocation, DeviceMemoryThen)
+PARTS = (
+    Receipt,
+    DeviceShare,
+    MemoryStory,
+    BatchMemorySeen,
+    ToldBatchSizeAdvice,
+    ToldMark,
+    ToldError,
+    ToldVerdict,
+    FailedAllocation,
+    DeviceMemoryThen,
+)
 _NAMES = {part: tuple(each.name for each in fields(part)) for part in PARTS}  # asked for once: a list has many runs
 
 
@@ -242,7 +393,7 @@ def to_plain(value: Any) -> Any:
     kind = type(value)
     if kind is float:
         return round(value, 6)
-    if kind is str or kind is int:
+    if kind is str or kind is int or kind is bool or value is None:
         return value
     if names := _NAMES.get(kind):
         found = ((name, getattr(value, name)) for name in names)

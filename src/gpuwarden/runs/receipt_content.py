@@ -7,10 +7,23 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gpuwarden.protocol import Allocation, DeviceMemory, Report
+from gpuwarden.runs.batch_size import BatchSizeAdvice, Seen
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.process_tree import Usage
-from gpuwarden.runs.receipt import VERSION, DeviceMemoryThen, DeviceShare, FailedAllocation, Receipt, ToldError
+from gpuwarden.runs.receipt import (
+    VERSION,
+    BatchMemorySeen,
+    DeviceMemoryThen,
+    DeviceShare,
+    FailedAllocation,
+    Receipt,
+    ToldBatchSizeAdvice,
+    ToldError,
+    ToldVerdict,
+)
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.share import Account, Share
+from gpuwarden.runs.verdict import Verdict
 
 
 def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
@@ -36,8 +49,10 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
         outcome=ending.outcome if ending else None,
         evidence=ending.evidence if ending else None,
         errors_told=tuple(map(_told, run.errors)),
+        headroom_unknown=run.headroom_unknown,  # empty, not None: an earlier daemon's counts for nothing
         **(_training(run.report, run.stalls) if run.report else {}),
-        **_gpus(account),
+        **_gpus(account, run),
+        batch_size_advice=_advice(run.batch_size_advice) if run.batch_size_advice else None,
         **(_host(run.usage) if run.usage else {}),
     )
 
@@ -63,9 +78,12 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
     }
 
 
-def _gpus(account: Account) -> dict[str, Any]:
+def _gpus(account: Account, run: Run) -> dict[str, Any]:
     """Sum up what each GPU did meanwhile; and what the account has beside them."""
-    devices = tuple(_device(uuid, share) for uuid, share in account.shares.items())
+    devices = tuple(
+        _growing(replace(_device(uuid, share), batch_memory=_batch_memory(run, uuid)), run.growth.get(uuid))
+        for uuid, share in account.shares.items()
+    )
     busy, idle = _total(each.busy_seconds for each in devices), _total(each.idle_seconds for each in devices)
     return {
         "phase_seconds": account.phases,
@@ -76,8 +94,52 @@ def _gpus(account: Account) -> dict[str, Any]:
         "throttled_step_seconds": _by_key(each.throttled_step_seconds or {} for each in devices),
         "devices": devices,
         "xids": {code: int(count) for code, count in _by_key(each.xids or {} for each in devices).items()},
+        "host_memory_growth_bytes_per_second": run.host_growth.bytes_per_second if run.host_growth else None,
+        "seconds_to_host_oom": run.host_growth.left.seconds if run.host_growth and run.host_growth.left else None,
         "host_memory_peak_bytes": account.host_memory_peak,
     }
+
+
+def _growing(device: DeviceShare, growth: Growth | None) -> DeviceShare:
+    if growth is None:
+        return device
+    left = growth.left
+    return replace(
+        device,
+        memory_growth_bytes_per_second=growth.bytes_per_second,
+        seconds_to_oom=left.seconds if left else None,
+        seconds_to_oom_lower=left.lower if left else None,
+        seconds_to_oom_upper=left.upper if left else None,
+    )
+
+
+def _batch_memory(run: Run, uuid: str) -> tuple[BatchMemorySeen, ...]:
+    seen = run.batch_sizes.seen(uuid, run.histories) if run.batch_sizes else ()
+    return tuple(BatchMemorySeen(each.batch_size, each.floor, each.peak) for each in seen)
+
+
+def _advice(advice: BatchSizeAdvice) -> ToldBatchSizeAdvice:
+    return ToldBatchSizeAdvice(
+        batch_size=advice.present,
+        advised=advice.advised,
+        too_large=advice.too_large,
+        confidence=advice.cost.confidence,
+        sizes=advice.cost.sizes,
+        needed_bytes=advice.needed,
+        capacity_bytes=advice.capacity,
+        per_example_bytes=advice.cost.per_example,
+        residual_bytes=advice.cost.residual,
+        text=advice.text,
+    )
+
+
+def seen_by(receipt: Receipt) -> list[Seen]:
+    """Return what a run showed of batch sizes, for those that come after it."""
+    return [
+        Seen(each.batch_size, each.floor_bytes, each.peak_bytes)
+        for device in receipt.devices
+        for each in device.batch_memory
+    ]
 
 
 def _host(usage: Usage) -> dict[str, Any]:
@@ -105,7 +167,15 @@ def continued(before: Receipt, since: Receipt) -> Receipt:
         began_timestamp_seconds=began,
         duration_seconds=max(since.updated_timestamp_seconds - began, 0.0),
         errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
+        devices=tuple(_with_sizes_of(device, before.devices) for device in since.devices),
     )
+
+
+def _with_sizes_of(device: DeviceShare, before: Iterable[DeviceShare]) -> DeviceShare:
+    """Add the batch sizes that an earlier daemon has seen: a peak shows itself only as it rises."""
+    earlier = [seen for each in before if each.uuid == device.uuid for seen in each.batch_memory]
+    by_size = {seen.batch_size: seen for seen in (*earlier, *device.batch_memory)}
+    return replace(device, batch_memory=tuple(by_size[size] for size in sorted(by_size)))
 
 
 def concluded(receipt: Receipt, evidence: str) -> Receipt:
@@ -166,9 +236,15 @@ def _told(seen: SeenError) -> ToldError:
         phase=error.phase,
         steps=error.steps,
         headroom_bytes=seen.headroom,
+        least_headroom_bytes=seen.least_headroom,
         allocations=tuple(map(_allocation, error.allocations)),
         memory={device: _memory(memory) for device, memory in error.memory.items()},
+        verdict=_verdict(seen.verdict) if seen.verdict else None,
     )
+
+
+def _verdict(verdict: Verdict) -> ToldVerdict:
+    return ToldVerdict(verdict.name, verdict.evidence, verdict.next_step)
 
 
 def _allocation(each: Allocation) -> FailedAllocation:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from gpuwarden.runs.kept import Kept, kept
 from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain, to_plain
 
 MAX_FILE_BYTES = 1 << 18
@@ -33,10 +34,12 @@ _LEFT_BEHIND = re.compile(r"\.\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json\.tmp")
 class Found:
     """What lay in the folder: receipts of runs that ended, newest first, and those of runs that had not, by stem.
 
+    The former are ready to be served: many whole ones would take more memory than the daemon.
+
     `strange` names files that are no receipts of a version that is known here, with what is wrong.
     """
 
-    ended: Mapping[str, Receipt] = field(default_factory=dict)
+    ended: Mapping[str, Kept] = field(default_factory=dict)
     open: Mapping[str, Receipt] = field(default_factory=dict)
     strange: tuple[str, ...] = ()
 
@@ -72,7 +75,7 @@ class ReceiptFiles:
                 strange.append(f"{name}: not its name")
         names = [name for name in names if _NAME.fullmatch(name)]
         self._ended = [name for name in names if not name.endswith(PART)]
-        ended = {name: self._read(name, strange) for name in reversed(self._ended[-newest:])}
+        ended = {name: self._kept(name, strange) for name in reversed(self._ended[-newest:])}
         parts = {name: self._read(name, strange) for name in self._parts(names)}
         return Found(
             {name.removesuffix(ENDED): receipt for name, receipt in ended.items() if receipt},
@@ -103,6 +106,10 @@ class ReceiptFiles:
             os.close(folder)
             return
         self._lock = folder
+
+    def _kept(self, name: str, strange: list[str]) -> Kept | None:
+        receipt = self._read(name, strange)
+        return kept(receipt) if receipt else None
 
     def _read(self, name: str, strange: list[str]) -> Receipt | None:
         try:

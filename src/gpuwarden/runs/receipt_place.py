@@ -1,10 +1,10 @@
-"""Where receipts lie: as configured, in systemd's state directory, or in the user's own."""
+"""Where receipts lie: as configured, or among what the daemon keeps."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from gpuwarden import state_folder
 from gpuwarden.config import Config
 from gpuwarden.config import Receipts as Settings
 
@@ -14,17 +14,13 @@ def place(settings: Settings) -> Path | None:
     chosen = settings.path.path
     if chosen is None or settings.path != Config().receipts.path:
         return chosen
-    if state := os.environ.get("STATE_DIRECTORY"):  # systemd.exec(5); several are separated by colons
-        return Path(state.partition(":")[0]) / "receipts"
-    return chosen if os.geteuid() == 0 else of_user()
+    return _in(state_folder.state_folder())
 
 
 def of_user() -> Path | None:
-    """Return the folder in this user's home (XDG Base Directory Specification); None without a home."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    home = os.environ.get("HOME", "")
-    if not state.startswith("/"):
-        if not home.startswith("/"):
-            return None
-        state = f"{home}/.local/state"
-    return Path(state) / "gpuwarden" / "receipts"
+    """Return the folder in this user's home; None without a home."""
+    return _in(state_folder.of_user())
+
+
+def _in(folder: Path | None) -> Path | None:
+    return folder / "receipts" if folder else None

@@ -1,70 +1,14 @@
-"""A receipt for people: durations, sizes and the one line of the log."""
+"""A receipt in one line of the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpuwarden.quantities import amount, duration, energy, lasting
 from gpuwarden.runs.receipt import Receipt
 
-_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _SHORT = 10.0  # seconds below which tenths matter
-_LEAST_MS = 0.001  # that is told from nothing
-_WATT_HOUR = 3600.0  # joules
-
-
-def duration(seconds: float) -> str:
-    """Write a time that was measured exactly, such as a step's: 12.3ms, 1.25s, and longer ones as `lasting` does."""
-    milliseconds = float(f"{seconds * 1000:.3g}")  # rounded before the unit is chosen
-    if milliseconds < 1000:  # noqa: PLR2004 - a second
-        return f"{milliseconds:.15g}ms" if milliseconds >= _LEAST_MS else "0ms"
-    return f"{seconds:.3g}s" if seconds < _SHORT else lasting(seconds)
-
-
-def lasting(seconds: float) -> str:
-    """Write a time that polls add up as people do: 0.4s, 45s, 2h13m."""
-    if round(seconds, 1) < _SHORT:
-        return f"{seconds:.1f}s" if seconds else "0s"
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole}s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
-    if whole < _DAY:
-        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
-    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
-
-
-def size(count: float) -> str:
-    """Write bytes in GiB, or in MiB or KiB below a tenth of one."""
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
-        if count >= unit / 10:
-            return f"{count / unit:.1f} {name}"
-    return f"{count / _KIB:.0f} KiB" if count >= _KIB else f"{count:.0f} B"
-
-
-def energy(joules: float) -> str:
-    """Write joules as they are, in Wh from ten of these on, and in kWh from a tenth of one on."""
-    if joules < 10 * _WATT_HOUR:
-        return f"{joules:.0f} J"
-    if joules < 100 * _WATT_HOUR:
-        return f"{joules / _WATT_HOUR:.1f} Wh"
-    return f"{joules / _WATT_HOUR / 1000:.2f} kWh"
-
-
-def ratio(share: float) -> str:
-    """Write a ratio in percent."""
-    return f"{round(share * 100, 1):.15g} %"
-
-
-def short(count: int) -> str:
-    """Write a count in few letters: 99999, 100k, 1.5M."""
-    for unit, letter in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
-        rounded = float(f"{count / unit:.3g}") if letter else count
-        if rounded < (1000 if letter else 100_000):
-            break
-    return f"{rounded:.15g}{letter}"
 
 
 def worst(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
@@ -110,7 +54,7 @@ def _tenths(seconds: float) -> str:
 
 
 def _together(count: float) -> str:
-    return size(count).replace(" ", "")
+    return amount(count).replace(" ", "")
 
 
 def _known(write: Callable[[Any], str], value: float | None) -> str:

@@ -21,9 +21,12 @@ from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.receipt import Receipt, to_plain
+from gpuwarden.runs.kept import MOST, KeptReceipts, as_json, kept, lesson_of
+from gpuwarden.runs.predecessors import Predecessors
+from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
 from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
+from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account
@@ -37,8 +40,6 @@ OPEN_SECONDS = 1.0  # that the start waits for the folder
 STOP_SECONDS = 2.0  # and the end
 HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
 MAX_WAITING = 1024  # receipts that wait for a disk
-KEPT = 256  # receipts of ended runs in memory,
-KEPT_BYTES = 1 << 20  # and what they may take
 SHOWN_STRANGERS = 5
 
 _STOPPED = "it ended while the daemon did not run"
@@ -77,6 +78,8 @@ class Receipts:
         most: int,
         user_name: Callable[[int], str] = str,
         wall: Callable[[], float] = time.time,
+        *,
+        predecessors: Predecessors | None = None,
     ) -> None:
         self.folder = folder
         self.errors = 0  # attempts to read or write the folder that failed, and receipts that found no place
@@ -84,11 +87,11 @@ class Receipts:
         self._files = ReceiptFiles(folder, most) if folder else None
         self._user_name = user_name
         self._wall = wall
+        self._predecessors = predecessors or Predecessors()
         self._boot_id = _boot_id()
         self._live: dict[str, _Live] = {}
         self._absent: dict[str, _Absent] = {}
-        self._past: dict[str, bytes] = {}  # by stem, in the order of their ends
-        self._past_bytes = 0
+        self._past = KeptReceipts()
         self._waiting: dict[str, Receipt] = {}
         self._job: asyncio.Future[Any] | None = None
         self._job_began = 0.0
@@ -162,7 +165,7 @@ class Receipts:
     def _follow(self, live: _Live) -> None:
         if live.run.ending is None:
             if live.written is not None:  # it goes on after all
-                self._forget(live.stem)
+                self._past.forget(live.stem)
             live.written = None
         elif live.run.ending.settled and live.written != live.run.ending:
             self._end(live)
@@ -170,7 +173,7 @@ class Receipts:
     def _end(self, live: _Live) -> None:
         receipt = self._receipt(live, live.run.account)
         live.written = live.run.ending
-        self._keep(live.stem, _json(receipt))
+        self._keep(live.stem, receipt)
         self._write(live.stem, receipt)
         outcome = receipt.outcome or ""
         if outcome not in live.told:  # one that says its end again and again must not fill the log
@@ -189,11 +192,21 @@ class Receipts:
         self._look_for_absent()
 
     def _receipt(self, live: _Live, account: Account) -> Receipt:
+        """Make a run's receipt with its story; some 100 µs a device."""
+        receipt = with_story(self._since(live, account), live.run)
+        return continued(live.before, continued_story(live.before, receipt)) if live.before else receipt
+
+    def _outline(self, live: _Live) -> Receipt:
+        """Make the receipt as it is among others: without its story."""
+        receipt = self._since(live, live.run.account)
+        return continued(live.before, receipt) if live.before else receipt
+
+    def _since(self, live: _Live, account: Account) -> Receipt:
+        """Make the receipt of what this daemon has seen."""
         run = live.run
         user = self._user_name(run.peer.uid)
         known = None if user == str(run.peer.uid) else user
-        receipt = receipt_of(run, self._wall(), boot_id=self._boot_id, user=known, account=account)
-        return continued(live.before, receipt) if live.before else receipt
+        return receipt_of(run, self._wall(), boot_id=self._boot_id, user=known, account=account)
 
     def _look_for_absent(self) -> None:
         """Conclude the receipts of runs that are gone without a word to this daemon."""
@@ -202,7 +215,7 @@ class Receipts:
             if evidence:
                 del self._absent[run_id]
                 receipt = concluded(absent.receipt, evidence)
-                self._keep(absent.stem, _json(receipt))
+                self._keep(absent.stem, receipt)
                 self._write(absent.stem, receipt)
                 log.info("%s", log_line(receipt))
 
@@ -231,16 +244,10 @@ class Receipts:
             del self._waiting[next(iter(self._waiting))]
             self.errors += 1
 
-    def _keep(self, stem: str, content: bytes) -> None:
-        """Have an ended run's receipt in memory, at the cost of the oldest."""
-        self._forget(stem)
-        self._past[stem] = content
-        self._past_bytes += len(content)
-        while len(self._past) > KEPT or self._past_bytes > KEPT_BYTES:
-            self._forget(next(iter(self._past)))
-
-    def _forget(self, stem: str) -> None:
-        self._past_bytes -= len(self._past.pop(stem, b""))
+    def _keep(self, stem: str, receipt: Receipt) -> None:
+        whole = kept(receipt)
+        self._past.add(stem, whole)
+        self._predecessors.learn(whole.lesson)
 
     def _work(self, now: float) -> None:
         """Give the thread what is to be done, if it is free and its disk has not failed a moment ago."""
@@ -255,7 +262,7 @@ class Receipts:
     def _begin(self, files: ReceiptFiles, now: float, batch: dict[str, Receipt]) -> None:
         def work() -> Found | None:
             if not batch:
-                return files.open(KEPT)
+                return files.open(MOST)
             files.write(batch)
             return None
 
@@ -299,12 +306,11 @@ class Receipts:
             shown = "; ".join(found.strange[:SHOWN_STRANGERS])
             more = f"; and {len(found.strange) - SHOWN_STRANGERS} more" if len(found.strange) > SHOWN_STRANGERS else ""
             log.warning("%s: left alone what are no receipts of this version: %.1000r", self.folder, shown + more)
-        since, self._past, self._past_bytes = self._past, {}, 0
-        for stem, receipt in reversed(list(found.ended.items())):
-            self._keep(stem, _json(receipt))
-        for stem, content in since.items():
-            self._keep(stem, content)
+        self._past.begin_with(reversed(tuple(found.ended.items())))
+        for each in reversed(tuple(found.ended.values())):
+            self._predecessors.learn(each.lesson)
         for stem, receipt in found.open.items():
+            self._predecessors.learn(lesson_of(receipt))  # it may go on
             self._absent[receipt.run_id] = _Absent(stem, receipt, _STOPPED)
         self._look_for_absent()
         for run_id in self._absent.keys() & self._live.keys():  # the disk was slower than the run
@@ -314,12 +320,15 @@ class Receipts:
     def listing(self) -> bytes:
         """Return all of this as JSON; the same object until something changes."""
         if self._listing is None:
-            so_far = [*map(self._so_far, self._unwritten()), *(absent.receipt for absent in self._absent.values())]
+            so_far = [
+                *map(self._outline, self._unwritten()),
+                *(without_story(absent.receipt) for absent in self._absent.values()),
+            ]
             so_far.sort(key=lambda receipt: receipt.began_timestamp_seconds, reverse=True)
             parts = [
                 *([b'"folder":' + json.dumps(str(self.folder)).encode()] if self.folder else []),
-                b'"live":[' + b",".join(map(_json, so_far)) + b"]",
-                b'"past":[' + b",".join(reversed(self._past.values())) + b"]",
+                b'"live":[' + b",".join(map(as_json, so_far)) + b"]",
+                b'"past":[' + b",".join(self._past.newest_first()) + b"]",
             ]
             self._listing = b'{"version":%d,' % API_VERSION + b",".join(parts) + b"}\n"
         return self._listing
@@ -328,17 +337,14 @@ class Receipts:
         """Return the receipt of a run as JSON, of several boots' the newest; None where none is in memory."""
         live = self._live.get(run_id)
         if live is not None and live.written is None:
-            return _json(self._so_far(live)) + b"\n"
+            return as_json(self._receipt(live, live.run.account)) + b"\n"
         if run_id in self._absent:
-            return _json(self._absent[run_id].receipt) + b"\n"
-        found = [content for stem, content in self._past.items() if stem.partition("-")[2] == run_id]
-        return found[-1] + b"\n" if found else None
+            return as_json(self._absent[run_id].receipt) + b"\n"
+        found = self._past.one(run_id)
+        return None if found is None else found + b"\n"
 
     def _unwritten(self) -> Iterator[_Live]:
         return (live for live in self._live.values() if live.written is None)
-
-    def _so_far(self, live: _Live) -> Receipt:
-        return self._receipt(live, live.run.account)
 
 
 def _on_a_thread(work: Callable[[], T]) -> asyncio.Future[T | Exception]:
@@ -356,10 +362,6 @@ def _on_a_thread(work: Callable[[], T]) -> asyncio.Future[T | Exception]:
 
     threading.Thread(target=run, name="receipts", daemon=True).start()
     return future
-
-
-def _json(receipt: Receipt) -> bytes:
-    return json.dumps(to_plain(receipt), separators=(",", ":")).encode()
 
 
 def _boot_id() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,31 +13,49 @@ from typing import Any, cast
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.protocol import End, Error, ErrorKind, Hello, Message, Report
+from gpuwarden.runs.batch_size_watch import BatchSizeWatch
+from gpuwarden.runs.case import Taken
 from gpuwarden.runs.devices import resolve
+from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Evidence, Outcome
 from gpuwarden.runs.error_log import ErrorLog
+from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.inquest import Inquest, xids
-from gpuwarden.runs.memory import by_gpu, headrooms
+from gpuwarden.runs.inquiry import Inquiry, Known, Poll
+from gpuwarden.runs.marks import Mark, MarkKind, Marks
+from gpuwarden.runs.memory import HeadroomWatch, Unknown, by_gpu, held_by_others, silent
+from gpuwarden.runs.neighbours import Neighbours
 from gpuwarden.runs.oom import Oom, ooms
 from gpuwarden.runs.oom_kill import OomKill
+from gpuwarden.runs.outlook import HOST, Outlook
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import Present, Usage, state_of
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
+from gpuwarden.runs.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
+OOM_KINDS = ("device_oom", "host_oom")
 TOLD_STALLS = 20  # of a run, in the log
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How runs are judged: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time."""
+    """How runs are judged: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time.
+
+    `alarm` is called when there may be something that a run is to be told before the next poll is due, or somebody
+    else, where the daemon is `alerting`.
+    """
 
     expiry: float
     overhead: float
     patience: Patience
     wall: Callable[[], float]
+    predecessors: Predecessors = field(default_factory=Predecessors)
+    alarm: Callable[[], object] = lambda: None
+    alerting: bool = False
 
 
 @dataclass(slots=True)
@@ -46,6 +65,7 @@ class Record:
     peer: Peer
     hello: Hello
     rules: Rules
+    neighbours: Neighbours
     seen: float
     named: float  # when its name or framework last changed
     began: float  # Unix time, to show
@@ -60,14 +80,24 @@ class Record:
     resolved: tuple[Hello, object] | None = None  # what the next was found by
     resolution: Mapping[str, str] = field(default_factory=dict)  # UUIDs by device, now
     uuids: Mapping[str, str] = field(default_factory=dict)  # likewise, while it lived
-    headroom: Mapping[str, float] = field(default_factory=dict)  # at the last poll, by UUID
     present: Present | None = None  # when its processes were last seen
     stalling: StallWatch = field(default_factory=StallWatch)
     errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
     last_errors: dict[ErrorKind, float] = field(default_factory=dict)  # Unix time, to show
     last_oom: SeenError | None = None
     ooms: Mapping[str, Oom] = field(default_factory=dict)
+    inquiry: Inquiry = field(default_factory=Inquiry)
     error_log: ErrorLog = field(default_factory=ErrorLog)
+    histories: dict[str, MemoryHistory] = field(default_factory=dict)  # of its memory, by UUID
+    ear: Ear = field(default_factory=Ear)
+    marks: Marks = field(default_factory=Marks)
+    outlook: Outlook = field(default_factory=Outlook)
+    headroom: HeadroomWatch = field(init=False)
+    batch_sizes: BatchSizeWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.headroom = HeadroomWatch(self.rules.overhead)
+        self.batch_sizes = BatchSizeWatch(self.rules.predecessors)
 
     def hear(self, message: Message, now: float) -> None:
         """Take a message, of which a hello is the first."""
@@ -82,6 +112,10 @@ class Record:
             self._note(message, now)
         elif isinstance(message, Report):
             self._date_errors(message)
+            if self.report is None and (self.hello.hears or self.rules.alerting):
+                self.rules.alarm()  # it is not to wait for the next poll to be watched over
+            self._remember(message, now)
+            self.inquiry.hear(message, self.report)
             self.report, self.last_report, self.last_report_time = message, now, self.rules.wall()
             self.stalling.hear(message, now)
         elif isinstance(message, End):
@@ -99,13 +133,71 @@ class Record:
         self.hello = hello
 
     def _note(self, error: Error, now: float) -> None:
-        seen = SeenError(error, self.rules.wall(), self.headroom)
+        if error.kind == "device_oom":
+            self.batch_sizes.fail(error)
+        verdict = self._judge(error, now) if error.kind in OOM_KINDS else None
+        left = self.headroom.since(by_gpu(error.memory, self.uuids))
+        seen = SeenError(error, self.rules.wall(), left.now, left.at_peak, verdict)
         self.errors.append(seen)
         self.last_errors[error.kind] = seen.at
-        failed = ooms(error, self.hello, self.uuids, seen.headroom) if error.kind == "device_oom" else {}
+        if self.rules.alerting and error.kind in OOM_KINDS:
+            self.rules.alarm()
+        failed = self._failed(seen) if error.kind == "device_oom" else {}
         if error.kind == "device_oom":
             self.last_oom, self.ooms = seen, failed
-        self.error_log.tell(self.peer.run_id, self.hello, error, failed, now)
+        self.error_log.tell(self.peer.run_id, self.hello, seen, failed, now)
+
+    def _judge(self, error: Error, now: float) -> Verdict:
+        known = Known(
+            self.hello,
+            self.uuids,
+            self.report,
+            self.histories,
+            taken=partial(self._taken, now),
+            growth=self.outlook.known,
+            host_growth=self.outlook.known(HOST),
+            host_memory=self.present.memory if self.present else None,
+            fitting=self.batch_sizes.look(self.hello, self.histories, now),
+        )
+        return self.inquiry.judge(error, known)
+
+    def _taken(self, now: float, uuid: str, since: float | None) -> tuple[Taken, ...]:
+        """Say what others took of a device; a process whose pid nobody knows cannot be told from its neighbours."""
+        if not self.peer.pid:
+            return ()
+        return self.neighbours.taken(uuid, self._own, None if since is None else self.began_at + since, now)
+
+    @property
+    def _own(self) -> set[int]:
+        """The run's processes as last seen."""
+        return {self.peer.pid, *(self.present.pids if self.present else ())}
+
+    def _review_verdict(self, poll: Poll, *, fresh: bool) -> None:
+        """Judge the last out-of-memory again by a poll's facts, where none has come since."""
+        verdict = self.inquiry.see(poll, fresh=fresh)
+        if verdict is None:
+            return
+        for place, seen in reversed(list(enumerate(self.errors))):
+            if seen.error.kind in OOM_KINDS:
+                self.errors[place] = replace(seen, verdict=verdict)
+                break
+        self.error_log.revise(self.peer.run_id, self.hello, verdict)
+
+    def _failed(self, seen: SeenError) -> dict[str, Oom]:
+        return ooms(seen.error, self.hello, self.uuids, seen.headroom, seen.least_headroom)
+
+    def mark(self, kind: MarkKind, text: str, uuid: str | None, now: float) -> None:
+        """Mark in its story that something happened to its memory."""
+        self.marks.add(Mark(max(now - self.began_at, 0.0), kind, text, uuid))
+
+    def _remember(self, report: Report, now: float) -> None:
+        self.marks.hear(self.report, report, now - self.began_at)
+        self.batch_sizes.hear(report, self.uuids, now - self.began_at)
+        for uuid, memory in by_gpu(report.memory, self.uuids).items():
+            self.histories.setdefault(uuid, MemoryHistory()).hear(memory, report, now - self.began_at)
+            if self.ear.alarms and memory.current > self.ear.alarms.get(uuid, math.inf):
+                self.ear.alarms.clear()
+                self.rules.alarm()
 
     def _date_errors(self, report: Report) -> None:
         """Take note of errors that were not told one by one; of a first report nobody knows how old they are."""
@@ -128,8 +220,10 @@ class Record:
 
     def _end(self, now: float) -> Inquest:
         if self.inquest is None:
+            self.batch_sizes.conclude()
             error = self.errors[-1].error if self.errors else None
-            self.inquest = Inquest(self.peer.pid, self.began_at, now, self.rules.wall(), Evidence(error=error))
+            evidence = Evidence(error=error, host_growth=self.outlook.known(HOST))
+            self.inquest = Inquest(self.peer.pid, self.began_at, now, self.rules.wall(), evidence)
         return self.inquest
 
     def review(self, kills: Iterable[OomKill], snapshot: Snapshot, now: float) -> Outcome | None:
@@ -157,8 +251,13 @@ class Record:
         self.told.add(outcome)
         return outcome
 
-    def run(self, snapshot: Snapshot, evidence: object, usage: Usage | None, now: float) -> Run:
-        """Return it as it stands, joined with its GPUs; `evidence` is another object once its devices may be others."""
+    def run(
+        self, snapshot: Snapshot, evidence: object, usage: Usage | None, now: float, *, available: float | None = None
+    ) -> Run:
+        """Return it as it stands, joined with its GPUs; `evidence` is another object once its devices may be others.
+
+        `available` is the memory that the host has left, in bytes.
+        """
         up = self.inquest is None
         current = up and self.last_report is not None and now - self.last_report <= self.rules.expiry
         uuids = self._resolve(snapshot, evidence)
@@ -166,9 +265,18 @@ class Record:
             self.uuids = uuids or self.uuids
             self.present = (usage.present if usage else None) or self.present
         if self.last_oom and not self.ooms:  # it came before the first poll
-            self.ooms = ooms(self.last_oom.error, self.hello, self.uuids, self.last_oom.headroom)
+            self.ooms = self._failed(self.last_oom)
         memory = by_gpu(self.report.memory, uuids) if self.report and current else {}
-        self.headroom, at_peak = headrooms(self.peer.pid, memory, snapshot, self.rules.overhead)
+        if self.report and memory and not self.histories:  # it came before the first poll told its devices
+            self._remember(self.report, now)
+        headroom = self.headroom.look(self.peer.pid, memory, self.last_report, snapshot)
+        own = self._own
+        for uuid in memory:
+            if history := self.histories.get(uuid):
+                history.see(headroom.now.get(uuid), held_by_others(own, uuid, snapshot))
+        self._review_verdict(Poll(memory, headroom.now, own, snapshot, uuids), fresh=up)
+        who, age = (self.peer.run_id, self.hello.name), now - self.began_at
+        epochs = max((history.begun for history in self.histories.values()), default=0)
         return Run(
             peer=self.peer,
             hello=self.hello,
@@ -177,8 +285,9 @@ class Record:
             up=up,
             current=current,
             memory=memory,
-            headroom=self.headroom,
-            headroom_at_peak=at_peak,
+            headroom=headroom.now,
+            headroom_at_peak=headroom.at_peak,
+            headroom_unknown=self._unknown(uuids, headroom.unknown, current=current) if up else {},
             unresolved=len(self.hello.devices) - len(uuids),
             usage=usage,
             began=self.began,
@@ -188,7 +297,22 @@ class Record:
             ending=self.inquest.ending if self.inquest else None,
             stall=self._stall(usage, snapshot, now),
             stalls=self.stalling.stalls,
+            histories=self.histories,
+            verdict=self.inquiry.verdict,
+            devices=tuple(dict.fromkeys(self.uuids.values())) if up else (),
+            ear=self.ear,
+            marks=self.marks,
+            batch_sizes=self.batch_sizes,
+            batch_size_advice=self.batch_sizes.look(self.hello, self.histories, now),
+            growth=self.outlook.on_gpus(self.histories, memory, who, age),
+            host_growth=self.outlook.on_host(usage if up else None, available, epochs, who, age),
         )
+
+    def _unknown(
+        self, uuids: Mapping[str, str], found: Mapping[str, Unknown], *, current: bool
+    ) -> Mapping[str, Unknown]:
+        """Say why devices of it have no headroom, by UUID."""
+        return {**silent(self.hello, self.report, uuids, self.uuids, current=current), **found}
 
     def _resolve(self, snapshot: Snapshot, evidence: object) -> Mapping[str, str]:
         """Resolve its devices, anew only where it or what tells them apart has changed."""

@@ -15,8 +15,11 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol import Hello, Message, ProtocolError
 from gpuwarden.runs.devices import evidence
 from gpuwarden.runs.ending import OUTCOMES, Outcome
+from gpuwarden.runs.marks import MarkKind
+from gpuwarden.runs.neighbours import Neighbours
 from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.record import Record, Rules
 from gpuwarden.runs.run import Run
@@ -39,32 +42,59 @@ class RunRegistry:
         overhead: float,
         patience: Patience = _PATIENCE,
         wall: Callable[[], float] = time.time,
+        predecessors: Predecessors | None = None,
+        alarm: Callable[[], object] = lambda: None,
+        alerting: bool = False,
     ) -> None:
         self._limit = limit
-        self._rules = Rules(expiry, overhead, patience, wall)
+        self._rules = Rules(expiry, overhead, patience, wall, predecessors or Predecessors(), alarm, alerting)
         self._records: dict[str, Record] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
         self._evidence: object = None  # of which device is which, as of the last poll that changed it
+        self.neighbours = Neighbours()
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.displaced: list[Peer] = []  # whose connections are to be closed, by whoever holds them
         self.received = 0
         self.rejected: Counter[str] = Counter()
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """Take one message. Raises ProtocolError: a report before its hello, or one run too many."""
+        """Take one message.
+
+        Raises ProtocolError: a report before its hello, one run too many, or a fault of our own that the message met.
+        """
         record = self._records.get(peer.run_id)
         if record is None:
             if not isinstance(message, Hello):
                 raise ProtocolError("no_hello", f"run {peer.run_id} sends a report before its hello")
             record = self._admit(peer, message, now)
-        record.hear(message, now)
+        try:
+            record.hear(message, now)
+        except Exception as error:
+            self._tell_fault(record, error)
+            raise ProtocolError("internal", f"{type(error).__name__}: the log of the daemon says more") from error
         self.received += 1
+
+    def _tell_fault(self, record: Record, fault: Exception) -> None:
+        """Log a fault of our own with its traceback, the first time: one that lasts would come with each message."""
+        if not self.rejected["internal"]:
+            log.error(
+                "run=%s name=%r meets an error of gpuwarden's own, please report it; the other runs go on",
+                *(record.peer.run_id, record.hello.name),
+                exc_info=fault,
+            )
 
     def _admit(self, peer: Peer, hello: Hello, now: float) -> Record:
         if len(self._records) >= self._limit and not self._make_room(now) and not self._displace(peer):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
         record = self._records[peer.run_id] = Record(
-            peer, hello, self._rules, seen=now, named=now, began=self._rules.wall(), began_at=now
+            peer,
+            hello,
+            self._rules,
+            self.neighbours,
+            seen=now,
+            named=now,
+            began=self._rules.wall(),
+            began_at=now,
         )
         log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
         return record
@@ -118,10 +148,23 @@ class RunRegistry:
         if record is not None:
             record.see_exit(now, status)
 
+    def connects_anew(self, peer: Peer) -> None:
+        """Note that a run hears by another connection than before: it is to be told again what holds."""
+        record = self._records.get(peer.run_id)
+        if record is not None and record.ear.told:
+            record.ear.told.clear()
+            self._rules.alarm()
+
     def awaits(self, peer: Peer) -> bool:
         """Tell whether the exit status of a run that has ended would still count."""
         record = self._records.get(peer.run_id)
         return record is not None and record.inquest is not None and not record.inquest.settled
+
+    def mark(self, peer: Peer, kind: MarkKind, text: str, now: float, uuid: str | None = None) -> None:
+        """Mark in a run's story what happened to its memory; nothing where the run is not known."""
+        record = self._records.get(peer.run_id)
+        if record is not None:
+            record.mark(kind, text, uuid, now)
 
     def note_oom_kills(self, kills: Iterable[OomKill]) -> None:
         """Take whom the kernel's OOM killer killed, by pids as this daemon sees them."""
@@ -147,19 +190,41 @@ class RunRegistry:
         """Return the processes of all runs."""
         return [record.peer for record in self._records.values()]
 
+    def living(self) -> dict[int, str]:
+        """Return the runs that have not ended, their ids by pid."""
+        return {each.peer.pid: run_id for run_id, each in self._records.items() if each.inquest is None}
+
     def has_begun_since(self, then: float) -> bool:
         """Tell whether a run began since `then` that has not ended."""
         return any(record.began_at >= then and record.inquest is None for record in self._records.values())
 
+    def is_urgent_on_host(self) -> bool:
+        """Tell whether a run takes the host's memory so fast that it has to be looked at often."""
+        return any(record.outlook.urgent for record in self._records.values())
+
     def runs(
-        self, snapshot: Snapshot, now: float, usages: Mapping[Peer, Usage] = MappingProxyType({})
+        self,
+        snapshot: Snapshot,
+        now: float,
+        usages: Mapping[Peer, Usage] = MappingProxyType({}),
+        *,
+        available: float | None = None,
     ) -> tuple[Run, ...]:
-        """Return all runs, joined with the GPUs of `snapshot` and with what their processes use on the host."""
+        """Return all runs, joined with the GPUs of `snapshot` and with what their processes use on the host.
+
+        `available` is the memory that the host has left, in bytes, as of the same look.
+        """
         found = evidence(snapshot)
         if found != self._evidence:
             self._evidence = found
+        joined: list[Run] = []
         for record in self._records.values():
-            self._count(record.review(self._oom_kills, snapshot, now))
-        return tuple(
-            record.run(snapshot, self._evidence, usages.get(record.peer), now) for record in self._records.values()
-        )
+            try:
+                self._count(record.review(self._oom_kills, snapshot, now))
+                run = record.run(snapshot, self._evidence, usages.get(record.peer), now, available=available)
+            except Exception as error:  # noqa: BLE001 - told; what one run says must not cost the others their poll
+                self._tell_fault(record, error)
+                self.rejected["internal"] += 1
+                continue
+            joined.append(run)
+        return tuple(joined)

@@ -6,23 +6,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.protocol import DeviceMemory, Error, ErrorKind, Hello, Report
+from gpuwarden.runs.batch_size import BatchSizeAdvice
+from gpuwarden.runs.batch_size_watch import BatchSizeWatch
+from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.history import MemoryHistory
+from gpuwarden.runs.marks import Marks
+from gpuwarden.runs.memory import Unknown
 from gpuwarden.runs.oom import Oom
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.share import NO_ACCOUNT, Account
 from gpuwarden.runs.stall import Stall
+from gpuwarden.runs.verdict import Verdict
 
 KEPT_ERRORS = 8  # of a run
 
 
 @dataclass(frozen=True, slots=True)
 class SeenError:
-    """An error that a run told, when (Unix time), and the headroom by UUID that the daemon had known before it."""
+    """An error that a run told, when (Unix time), and the headroom by UUID that was left just before, in bytes.
+
+    That is the last poll's, less what the run says it has taken since; `least_headroom` is the least it can have been
+    meanwhile, within a step. `verdict` says why, of an out-of-memory.
+    """
 
     error: Error
     at: float
     headroom: Mapping[str, float]
+    least_headroom: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +45,16 @@ class Run:
 
     `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
-    than the expiry. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
+    than the expiry. `headroom_unknown` says why a device has none while the run is up; "" stands for those that are no
+    certain GPU. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
     its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
     the last that it told; the report counts them all. `last_errors` is when the last of each kind was heard of, in Unix
     time; `ooms` are the allocations that failed in the last out-of-memory on GPUs, by UUID. `ending` is there once the
     run is not up, and may change until it is settled. `stall` is there while a step hangs, which it did `stalls` times
-    so far. `account` says what it has had of the GPUs.
+    so far. `account` says what it has had of the GPUs. `histories` of its memory, by UUID, the `marks` in its story,
+    `ear`, what it has been told, and `batch_sizes` go on after the poll: they are read on the event loop, and kept by
+    nobody. `devices` are the UUIDs of its GPUs and MIG instances, while it lives. `verdict` is that of the last
+    out-of-memory.
     """
 
     peer: Peer
@@ -48,6 +66,7 @@ class Run:
     memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
     headroom: Mapping[str, float] = field(default_factory=dict)
     headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
+    headroom_unknown: Mapping[str, Unknown] = field(default_factory=dict)
     unresolved: int = 0
     usage: Usage | None = None
     began: float = 0.0
@@ -58,3 +77,12 @@ class Run:
     stall: Stall | None = None
     stalls: int = 0
     account: Account = NO_ACCOUNT
+    growth: Mapping[str, Growth] = field(default_factory=dict)
+    host_growth: Growth | None = None
+    histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)
+    verdict: Verdict | None = None
+    devices: tuple[str, ...] = ()
+    ear: Ear = field(default_factory=Ear, compare=False)
+    marks: Marks = field(default_factory=Marks, compare=False)
+    batch_sizes: BatchSizeWatch | None = field(default=None, compare=False)
+    batch_size_advice: BatchSizeAdvice | None = None

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, Message, ProtocolError, decode
+from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode, encode
 from gpuwarden.runs.connections import Connections
 from gpuwarden.runs.exit_status import exit_status
 from gpuwarden.runs.listening import listen
@@ -26,6 +26,7 @@ MAX_CONNECTIONS = 2048
 MAX_PER_PROCESS = 8  # a run needs one
 PAUSE_SECONDS = 0.05  # between rounds in which messages are read
 _AT_ONCE = 16  # connections accepted, or last words of a process read, before something else has its turn
+_UNREAD_BYTES = 16384  # of advice that a run may leave unread, by the kernel's account
 _SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi/asm-generic/socket.h)
 
 
@@ -44,6 +45,7 @@ class RunServer:
         self._messages: Rounds
         self._news: Rounds  # new connections and ends of processes, which are not to wait
         self._pidfds: dict[Peer, int] = {}
+        self._ears: dict[Peer, socket.socket] = {}  # the connection that a process hears by
         self._unexplained: dict[Peer, int] = {}  # pidfds of ended runs whose exit status is not known yet
         self._serial = 0
         self._limit = MAX_CONNECTIONS
@@ -120,6 +122,7 @@ class RunServer:
             os.close(pidfd)
         self._connections = Connections()
         self._pidfds.clear()
+        self._ears.clear()
         self._unexplained.clear()
         self._listener.close()
         if self._is_in_place():
@@ -229,7 +232,10 @@ class RunServer:
             return False
         peer = self._connections.peer(connection)
         try:
-            self._registry.receive(peer, decode(data), time.monotonic())
+            message = decode(data)
+            self._registry.receive(peer, message, time.monotonic())
+            if isinstance(message, Hello):
+                self._note_ear(connection, peer, message)
             while self._registry.displaced:
                 self._hang_up(self._registry.displaced.pop())
         except ProtocolError as error:
@@ -237,6 +243,27 @@ class RunServer:
             if error.reason in ("too_many_runs", "no_hello"):  # a run that reconnects says hello, and may have room
                 self._close(connection)
                 return False
+        return True
+
+    def _note_ear(self, connection: socket.socket, peer: Peer, hello: Hello) -> None:
+        if not hello.hears:
+            if self._ears.get(peer) is connection:
+                del self._ears[peer]
+        elif self._ears.get(peer) is not connection:
+            # One that never reads costs the kernel no more than this.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+            self._ears[peer] = connection
+            self._registry.connects_anew(peer)
+
+    def send(self, peer: Peer, advice: Advice) -> bool:
+        """Give a run advice, without blocking; tell whether its connection took it."""
+        connection = self._ears.get(peer)
+        if connection is None:
+            return False
+        try:
+            connection.send(encode(advice), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:  # it does not read, or has hung up, which the next read finds
+            return False
         return True
 
     def receive(self, peer: Peer, message: Message) -> None:
@@ -257,6 +284,8 @@ class RunServer:
         self._messages.remove(connection.fileno())
         peer = self._connections.remove(connection)
         connection.close()
+        if self._ears.get(peer) is connection:
+            del self._ears[peer]
         if self._connections.of(peer):
             return
         if not self._registry.knows(peer):

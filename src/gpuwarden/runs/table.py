@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuwarden.metric import Histogram, Metric, Reading, Table
-from gpuwarden.protocol import ERROR_KINDS, PHASES, STEP_BUCKETS, Report
+from gpuwarden.protocol import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.process_tree import STATES, Present
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Share
@@ -97,6 +98,35 @@ def _state(present: Present) -> Reading:
     return {(name,): float(present.state == name) for name in STATES} if present.state else None
 
 
+def _growth(reading: Callable[[Growth], float | None]) -> Callable[[Run], Reading]:
+    """Read something of each GPU on which the run's memory grows for good; nothing where it does not."""
+
+    def read(run: Run) -> Reading:
+        return {(uuid,): value for uuid, growth in run.growth.items() if (value := reading(growth)) is not None}
+
+    return read
+
+
+def _host_growth(reading: Callable[[Growth], float | None]) -> Callable[[Run], Reading]:
+    return lambda run: reading(run.host_growth) if run.host_growth else None
+
+
+def _rate(growth: Growth) -> float:
+    return growth.bytes_per_second
+
+
+def _left(growth: Growth) -> float | None:
+    return growth.left.seconds if growth.left else None
+
+
+def _left_lower(growth: Growth) -> float | None:
+    return growth.left.lower if growth.left else None
+
+
+def _left_upper(growth: Growth) -> float | None:
+    return growth.left.upper if growth.left else None
+
+
 class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     """What one run reported, what follows from it together with its GPUs, and what its processes use on the host.
 
@@ -141,6 +171,9 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     examples_total = Metric[Run](
         "gpuwarden_run_examples_total", "counter", "", "Examples the run has trained on, where the size of its batches is known.",
         lambda run: run.report.examples if run.report else None, source="report, docs/keras.md")
+    batch_size_advised = Metric[Run](
+        "gpuwarden_run_batch_size_advised", "gauge", "", "Largest usual batch size that should fit with a margin, by what the run and its predecessors showed; nothing where evidence is thin.",
+        lambda run: run.batch_size_advice.advised if run.batch_size_advice and run.current else None, source="report, docs/batch-size.md")
     compile_seconds_total = Metric[Run](
         "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where that is known.",
         lambda run: run.report.compile_seconds if run.report else None, source="report, docs/keras.md")
@@ -189,6 +222,22 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_memory_headroom_at_peak_bytes", "gauge", "bytes",
         "Bytes the run could still allocate on the GPU if it used as much as at its peak.",
         lambda run: {(uuid,): left for uuid, left in run.headroom_at_peak.items()}, labels=("uuid",), source="docs/headroom.md")
+    memory_headroom_unknown_info = Metric[Run](
+        "gpuwarden_run_memory_headroom_unknown_info", "info", "", "Why no headroom can be told for a device of the run; uuid is empty for devices that could not be told to be a certain GPU.",
+        lambda run: dict.fromkeys(run.headroom_unknown.items(), 1), labels=("uuid", "reason"), source="docs/headroom.md")
+    memory_growth_bytes_per_second = Metric[Run](
+        "gpuwarden_run_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
+        "Bytes a second by which what the run's allocator has handed out on the GPU grows for good; nothing where it does not.",
+        _growth(_rate), labels=("uuid",), source="report, docs/foresight.md")
+    seconds_to_oom = Metric[Run](
+        "gpuwarden_run_seconds_to_oom", "gauge", "", "Seconds until the run is out of memory on the GPU if it goes on to grow as it does; nothing where it does not.",
+        _growth(_left), labels=("uuid",), source="docs/foresight.md")
+    seconds_to_oom_lower = Metric[Run](
+        "gpuwarden_run_seconds_to_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at least.",
+        _growth(_left_lower), labels=("uuid",), source="docs/foresight.md")
+    seconds_to_oom_upper = Metric[Run](
+        "gpuwarden_run_seconds_to_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at most; nothing where it may not come at all.",
+        _growth(_left_upper), labels=("uuid",), source="docs/foresight.md")
     unresolved_devices = Metric[Run](
         "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be told to be a certain GPU.",
         lambda run: run.unresolved, source="hello")
@@ -203,9 +252,29 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
         lambda run: {(uuid,): oom.requested for uuid, oom in run.ooms.items() if oom.requested is not None},
         labels=("uuid",), source="error, docs/errors.md")
     oom_headroom_bytes = Metric[Run](
-        "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom that had been known before the run's last out-of-memory on the GPU.",
+        "gpuwarden_run_oom_headroom_bytes", "gauge", "bytes", "Headroom that was left before the run's last out-of-memory on the GPU: the last poll's, less what the run took since.",
         lambda run: {(uuid,): oom.headroom for uuid, oom in run.ooms.items() if oom.headroom is not None},
         labels=("uuid",), source="error, docs/errors.md")
+    oom_verdict_info = Metric[Run](
+        "gpuwarden_run_oom_verdict_info", "info", "", "Why the run's last out-of-memory came, as far as evidence supports it.",
+        lambda run: {(run.verdict.name,): 1} if run.verdict else None, labels=("verdict",), source="docs/verdicts.md")
+    batch_size = Metric[Run](
+        "gpuwarden_run_batch_size", "gauge", "", "Examples of the run's last step, where the size of its batches is known.",
+        _of_current_report(lambda report: report.batch_size), source="report")
+    oom_retries_total = Metric[Run](
+        "gpuwarden_run_oom_retries_total", "counter", "", "Tries that the run began anew with a smaller batch after an out-of-memory.",
+        _of_report(lambda report: report.oom_retries), source="report")
+    advice_total = Metric[Run](
+        "gpuwarden_run_advice_total", "counter", "", "Advice sent to the run, by kind; nothing for a run that does not hear.",
+        lambda run: {(kind,): count for kind, count in run.ear.sent.items()} if run.hello.hears else None,
+        labels=("kind",), source="docs/pressure.md")
+    advice_heard_total = Metric[Run](
+        "gpuwarden_run_advice_heard_total", "counter", "", "Advice that has come to the run.",
+        lambda run: run.report.advice_heard if run.report and run.hello.hears else None, source="report")
+    actions_total = Metric[Run](
+        "gpuwarden_run_actions_total", "counter", "", "What the run did on advice, because its user had asked for that.",
+        lambda run: {(action,): run.report.actions.get(action, 0) for action in ACTIONS} if run.report and run.hello.hears else None,
+        labels=("action",), source="report")
     reports_dropped_total = Metric[Run](
         "gpuwarden_run_reports_dropped_total", "counter", "", "Reports the run could not send because the daemon did not read.",
         lambda run: run.report.dropped if run.report else None, source="report")
@@ -237,6 +306,20 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     host_memory_bytes = Metric[Run](
         "gpuwarden_run_host_memory_bytes", "gauge", "bytes", "Host memory resident in the run's processes; pages they share count once for each.",
         _of_processes(lambda present: present.memory), source="/proc/PID/stat", tier="slow")
+    host_memory_growth_bytes_per_second = Metric[Run](
+        "gpuwarden_run_host_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
+        "Bytes a second by which the host memory of the run's processes grows for good; nothing where it does not.",
+        _host_growth(_rate), source="docs/foresight.md", tier="slow")
+    seconds_to_host_oom = Metric[Run](
+        "gpuwarden_run_seconds_to_host_oom", "gauge", "",
+        "Seconds until the run's processes meet the memory limit of their cgroup, or have all that is available on the host, if they go on to grow as they do.",
+        _host_growth(_left), source="docs/foresight.md", tier="slow")
+    seconds_to_host_oom_lower = Metric[Run](
+        "gpuwarden_run_seconds_to_host_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at least.",
+        _host_growth(_left_lower), source="docs/foresight.md", tier="slow")
+    seconds_to_host_oom_upper = Metric[Run](
+        "gpuwarden_run_seconds_to_host_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at most; nothing where it may not come at all.",
+        _host_growth(_left_upper), source="docs/foresight.md", tier="slow")
     processes = Metric[Run](
         "gpuwarden_run_processes", "gauge", "", "Living processes of the run: its main one and all below it that are no run themselves.",
         _of_processes(lambda present: present.processes), source="/proc/PID/stat", tier="slow")

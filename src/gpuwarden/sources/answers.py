@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from pynvml import (  # noqa: TID251 - numbers; nothing is called
     NVML_ERROR_DEPRECATED,
@@ -36,11 +36,13 @@ from gpuwarden.gpu.nvml import (
     FieldValue,
     nvml_error,
 )
+from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.protocol import Message
+from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import board as limits
 from gpuwarden.sources import gpm, structs
 from gpuwarden.sources.board import NO_LOAD, Board
 from gpuwarden.sources.faults import SimulatedGpu
-from gpuwarden.sources.occupancy import Occupancy
 from gpuwarden.sources.workloads import MIB, RESERVED, SIZE, UNOWNED
 
 T = TypeVar("T")
@@ -48,6 +50,24 @@ T = TypeVar("T")
 BAR1_SIZE = 128 << 30
 NAME = "NVIDIA H100 80GB HBM3 (simulated)"
 _VIDEO_RATIO = 0.9  # of the graphics clock
+_LOCATIONS = frozenset(MEMORY_LOCATIONS.values())
+_LOCATED = frozenset({MEMORY_LOCATIONS["dram"], MEMORY_LOCATIONS["sram"]})
+
+
+class Occupant(Protocol):
+    """What runs on a GPU, or on some together. Its user sees to it that one thread at a time asks."""
+
+    def advance(self, now: float) -> None:
+        """Move on to that time, with the boards it is on."""
+
+    def processes(self) -> Sequence[tuple[int, int]]:
+        """Return those with a context now: their pids, and their bytes on each of the boards."""
+
+    def identity(self, pid: int) -> ProcessIdentity | None:
+        """Say who a process is; None for one that is none of it."""
+
+    def reports(self) -> Iterable[tuple[Peer, Message | None]]:
+        """Return what runs said since the last call; None is the end of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,7 @@ class Slot:
     index: int
     uuid: str
     board: Board
-    occupancy: Occupancy | None
+    occupancy: Occupant | None
     gpu: SimulatedGpu
 
     def advance(self, now: float) -> None:
@@ -69,8 +89,7 @@ class Slot:
 
 
 def _processes(slot: Slot) -> list[structs.Process]:
-    process = slot.occupancy.process() if slot.occupancy else None
-    return [structs.Process(*process)] if process else []
+    return [structs.Process(*process) for process in slot.occupancy.processes()] if slot.occupancy else []
 
 
 def _memory(slot: Slot, version: int | None = None) -> structs.Memory:
@@ -125,16 +144,15 @@ def _refuse(code: int) -> Callable[..., NoReturn]:
 
 def _memory_errors(_slot: Slot, kind: int, lifetime: int, location: int) -> int:
     """Tell of a healthy board: of its life a few errors that ECC corrected; located as on Ampere and newer."""
-    names = {number: name for name, number in MEMORY_LOCATIONS.items()}
-    if names.get(location) not in {"dram", "sram"}:
-        raise nvml_error(NVML_ERROR_NOT_SUPPORTED if location in names else NVML_ERROR_INVALID_ARGUMENT)
+    if location not in _LOCATED:
+        raise nvml_error(NVML_ERROR_NOT_SUPPORTED if location in _LOCATIONS else NVML_ERROR_INVALID_ARGUMENT)
     old = kind == ECC_TYPES["corrected"] and lifetime == ECC_LIFETIMES["aggregate"]
-    return 3 if old and names[location] == "dram" else 0
+    return 3 if old and location == MEMORY_LOCATIONS["dram"] else 0
 
 
 def _field(slot: Slot, number: int, scope: int) -> FieldValue:
     answer = FIELDS.get(number)
-    value = answer(slot, scope) if answer else None
+    value = slot.gpu.fields.get((number, scope), answer(slot, scope) if answer else None)
     return (NVML_ERROR_NOT_SUPPORTED, None) if value is None else (NVML_SUCCESS, value)
 
 

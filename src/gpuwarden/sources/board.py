@@ -30,7 +30,7 @@ _MEMORY_CELSIUS = -5.0  # of HBM against the die, which a busy memory catches up
 _MEMORY_BUSY_CELSIUS = 9.0
 PCIE_BYTES_A_SECOND = {"transmit": 0.3e9, "receive": 2.2e9}  # by a board that is busy all the time
 NVLINK_LINKS, NVLINK_LINK_SPEED = 18, 26562  # megabytes a second in each direction
-_INLET_CELSIUS, _MIDDLE_CELSIUS = 29.0, 6.0  # GPUs in the middle of the chassis breathe their neighbors' air
+_INLET_CELSIUS, _MIDDLE_CELSIUS = 29.0, 6.0  # GPUs in the middle of the chassis breathe their neighbours' air
 
 
 @dataclass(frozen=True, slots=True)

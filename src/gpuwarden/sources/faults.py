@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 from pynvml import NVML_ERROR_GPU_IS_LOST  # noqa: TID251 - a return code; nothing is called
 
@@ -53,6 +54,31 @@ class SimulatedGpu(Faults):
         super().__init__()
         self._board = board
         self._present = present
+        self._answers: dict[str, Any] = {}
+        self._fields: dict[tuple[int, int], float] = {}
+
+    def answer(self, function: str, value: Any) -> None:
+        """Give that answer to every call of one function, whatever its arguments, until `restore`."""
+        self._answers = {**self._answers, function: value}
+
+    def tell(self, field: int, value: float, scope: int = 0) -> None:
+        """Give a field (of `gpuwarden.gpu.fields`) that value in that scope, such as a link, until `restore`."""
+        self._fields = {**self._fields, (field, scope): value}
+
+    def restore(self) -> None:
+        """End all faults; readings are the simulation's again, but for those that are pinned."""
+        self._answers, self._fields = {}, {}
+        super().restore()
+
+    @property
+    def answers(self) -> Mapping[str, Any]:
+        """What a test has given as answers, by function."""
+        return self._answers
+
+    @property
+    def fields(self) -> Mapping[tuple[int, int], float]:
+        """What a test has given as values of fields, by number and scope."""
+        return self._fields
 
     def pin(
         self,

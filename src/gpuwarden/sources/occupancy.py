@@ -44,10 +44,10 @@ class Occupancy:
         self._stretches: Iterator[Stretch] = iter(())
         self._begin()
 
-    def process(self) -> tuple[int, int] | None:
-        """Return the pid and its bytes on each of the boards; None while nobody holds a context."""
+    def processes(self) -> list[tuple[int, int]]:
+        """Return the pid and its bytes on each of the boards; none while nobody holds a context."""
         memory = self._trainer.process_memory if self._trainer else None
-        return None if self._trainer is None or memory is None else (self._trainer.peer.pid, memory)
+        return [] if self._trainer is None or memory is None else [(self._trainer.peer.pid, memory)]
 
     def identity(self, pid: int) -> ProcessIdentity | None:
         """Say who the process on the boards is; None for another pid than its."""

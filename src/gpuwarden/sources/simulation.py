@@ -136,7 +136,10 @@ class Simulation:
 
     def _of_device(self, name: str, index: int, *args: Any) -> Any:
         # A GPU that hangs must not hold the lock: the others have to go on.
-        self._slots[index].gpu.check(name)
+        gpu = self._slots[index].gpu
+        gpu.check(name)
+        if name in gpu.answers:
+            return gpu.answers[name]
         with self._present(index) as slot:
             return ANSWERS[name](slot, *args)
 

@@ -1,0 +1,287 @@
+"""How soon people are told that a run's memory comes to an end: `python bench/alert_latency.py` prints a table.
+
+Real daemons on the mock driver, by the default configuration, each with a training run on all of its GPUs, a real
+Alertmanager, and, but for the fast path, a real Prometheus with the shipped rules. At random moments a neighbour takes
+what was free on a GPU. Time runs from just before the driver's figures change to when Alertmanager's webhook arrives.
+Each GPU is used once, so that each alert is a new one. `--quick` is a smoke run: few crossings, no long intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+from gpuwarden.alerts.rules import Choices, rule_file
+from gpuwarden.config import Config
+from mocked import mock, sleepers
+from programs import conditions, program
+
+if TYPE_CHECKING:
+    from mock_nvml import MockNvml
+
+SIZE_MIB = 81559
+HELD_MIB = 20 * 1024  # by the run's process
+ROOMY_MIB = 40_000
+FULL_MIB = 300
+GPUS = 8
+TARGETS = 4
+LIMIT_SECONDS = 120.0
+BAR_FAST = Config().poll.memory_interval + 0.05
+RUN = """
+import json, sys, time
+from gpuwarden import watch
+from gpuwarden.protocol import DeviceMemory
+path, devices = sys.argv[1], json.loads(sys.argv[2])
+with watch("bench", socket=path, devices=devices) as run:
+    held = {name: DeviceMemory(19 << 30, 19 << 30) for name in devices}
+    run._loop.run.memory.reading = lambda: held  # stands in for a framework
+    while True:
+        time.sleep(0.1)
+        run.step()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way that an alert goes: seconds between scrapes and evaluations, None without Prometheus."""
+
+    name: str
+    bar: float | None  # seconds
+    scrape: float | None = None
+    evaluate: float = 0.0
+    over: float = 40.0  # seconds over which crossings are spread
+
+
+WAYS = (
+    Way("fast path", BAR_FAST),
+    Way("Prometheus, scrapes 1 s, rules 1 s", 1.5, 1, 1),
+    Way("Prometheus, scrapes 15 s, rules as shipped", 15.0, 15, Choices().interval, 90.0),
+    Way("Prometheus, scrapes 15 s, rules set to 15 s", None, 15, 15, 90.0),  # beside it: not as shipped
+)
+
+
+@dataclass(slots=True)
+class Webhook:
+    """Takes what Alertmanager tells; `arrived` has each alert's first time, by its run's pid and its GPU's UUID."""
+
+    arrived: dict[tuple[str, str], float] = field(default_factory=dict)
+    url: str = ""
+
+    @contextmanager
+    def serving(self) -> Iterator[Webhook]:
+        """Serve."""
+        arrived = self.arrived
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                now = time.monotonic()
+                message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                for alert in message["alerts"]:
+                    labels = alert["labels"]
+                    if labels["alertname"] == "RunNearOutOfMemory":
+                        arrived.setdefault((labels["run_id"].partition("-")[0], labels["uuid"]), now)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            self.url = f"http://127.0.0.1:{server.server_port}/"
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+            try:
+                yield self
+            finally:
+                server.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One daemon on its own mock driver, with a run."""
+
+    driver: MockNvml
+    port: int
+    pid: int  # of the run
+    neighbour: int
+
+    def leave(self, gpu: int, mib: int) -> float:
+        """Have so much free on the GPU, in one step; return the time before."""
+        held = f"{self.pid}:{HELD_MIB},{self.neighbour}:{SIZE_MIB - mib - HELD_MIB}"
+        before = time.monotonic()
+        self.driver.control(f"procs {gpu} {held}", f"set {gpu} free {mib}", f"set {gpu} memused {SIZE_MIB - mib}")
+        return before
+
+
+def uuid(gpu: int) -> str:
+    """Tell a GPU's UUID."""
+    return f"GPU-a0b1c2d{gpu}-4d4f-434b-8000-00000000000{gpu}"
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fetched(url: str) -> str:
+    """Return a page; empty while nobody answers."""
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {LIMIT_SECONDS:g} s: {what}")
+        time.sleep(0.1)
+
+
+@contextmanager
+def target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
+    """Start a daemon, which tells the Alertmanager if one is named, and a run on all of its GPUs."""
+    folder.mkdir()
+    driver, port, config = mock(folder), free_port(), folder / "config.yaml"
+    config.write_text(f"alertmanager: {{url: {alertmanager or 'none'}}}\n")
+    env = {**os.environ, **driver.env(gpus=GPUS, frozen=1), "STATE_DIRECTORY": str(folder / "state")}
+    command = [sys.executable, "-m", "gpuwarden", "serve", "--config", str(config), "--listen", f"127.0.0.1:{port}"]
+    path = folder / "run.sock"
+    devices = json.dumps({f"GPU:{gpu}": uuid(gpu) for gpu in range(GPUS)})
+    with ExitStack() as stack:
+        stack.enter_context(program([*command, "--socket", str(path)], env, folder / "log"))
+        wait_for(path.exists, "the daemon's socket")
+        run = [sys.executable, "-c", RUN, str(path), devices]
+        pid = stack.enter_context(program(run, dict(os.environ), folder / "run.log"))
+        (neighbour,) = stack.enter_context(sleepers(1))
+        started = Target(driver, port, pid, neighbour)
+        for gpu in range(GPUS):
+            started.leave(gpu, ROOMY_MIB)
+        page = f"http://127.0.0.1:{port}/metrics"
+        wait_for(lambda: fetched(page).count("\ngpuwarden_run_memory_headroom_bytes{") == GPUS, "the run's headroom")
+        yield started
+
+
+@contextmanager
+def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
+    """Start an Alertmanager that tells critical alerts at once, each GPU's by itself; yield where it is."""
+    config = {
+        "route": {
+            "receiver": "webhook",
+            "group_by": ["alertname", "instance", "run_id", "gpu"],
+            "group_wait": "0s",
+            "group_interval": "1m",
+            "repeat_interval": "4h",
+        },
+        "receivers": [{"name": "webhook", "webhook_configs": [{"url": webhook}]}],
+    }
+    address = f"127.0.0.1:{free_port()}"
+    (folder / "alertmanager.yml").write_text(json.dumps(config))
+    command = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
+    command += [f"--web.listen-address={address}", f"--storage.path={folder}/alertmanager"]
+    with program(command, dict(os.environ), folder / "alertmanager.log"):
+        wait_for(lambda: bool(fetched(f"http://{address}/-/ready")), "Alertmanager")
+        yield f"http://{address}"
+
+
+@contextmanager
+def prometheus(folder: Path, way: Way, targets: list[Target], receiver: str) -> Iterator[None]:
+    """Start a Prometheus that knows all runs by when it is yielded."""
+    rules = folder / "rules.yml"
+    rules.write_text(rule_file(Choices(interval=way.evaluate)))
+    listed = [f"127.0.0.1:{each.port}" for each in targets]
+    config = {
+        "global": {"scrape_interval": f"{way.scrape:g}s", "evaluation_interval": f"{way.evaluate:g}s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [{"job_name": "gpuwarden", "static_configs": [{"targets": listed}]}],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [receiver.partition("//")[2]]}]}]},
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(config))
+    url = f"http://127.0.0.1:{free_port()}"
+    command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
+    command.append(f"--web.listen-address={url.partition('//')[2]}")
+    needed = {"gpuwarden:device:info": GPUS * len(targets), "gpuwarden_run_info": len(targets)}
+
+    def known() -> bool:
+        for name, count in needed.items():
+            answer: dict[str, Any] = json.loads(fetched(f"{url}/api/v1/query?query={name}") or "{}")
+            if len(answer.get("data", {}).get("result", ())) < count:
+                return False
+        return True
+
+    with program(command, dict(os.environ), folder / "prometheus.log"):
+        wait_for(known, "all runs in Prometheus")
+        yield
+
+
+def delays(folder: Path, way: Way, number: int) -> list[float]:
+    """Return how long each crossing took to be told, in seconds, shortest first."""
+    chance = random.Random(1)  # noqa: S311 - moments, not secrets
+    with ExitStack() as stack:
+        webhook = stack.enter_context(Webhook().serving())
+        receiver = stack.enter_context(alertmanager(folder, webhook.url))
+        named = receiver if way.scrape is None else None
+        many = -(-number // GPUS)
+        targets = [stack.enter_context(target(folder / f"target{index}", named)) for index in range(many)]
+        if way.scrape is not None:
+            stack.enter_context(prometheus(folder, way, targets, receiver))
+        places = [(each, gpu) for gpu in range(GPUS) for each in targets][:number]
+        over = way.over * number / (TARGETS * GPUS)
+        moments = sorted(chance.uniform(0, over) for _ in places)
+        crossed = crossings(places, moments)
+        wait_for(lambda: crossed.keys() <= webhook.arrived.keys(), "all alerts")
+        return sorted(webhook.arrived[key] - crossed[key] for key in crossed)
+
+
+def crossings(places: list[tuple[Target, int]], moments: list[float]) -> Mapping[tuple[str, str], float]:
+    """Cross the threshold on each GPU at its moment, in seconds from now; return when that was."""
+    crossed: dict[tuple[str, str], float] = {}
+    begin = time.monotonic()
+    for (each, gpu), moment in zip(places, moments, strict=True):
+        time.sleep(max(begin + moment - time.monotonic(), 0))
+        crossed[str(each.pid), uuid(gpu)] = each.leave(gpu, FULL_MIB)
+    return crossed
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke run: a few crossings, without the long intervals")
+    quick = parser.parse_args().quick
+    needed = ("prometheus", "prometheus-alertmanager")
+    if missing := [name for name in needed if shutil.which(name) is None]:
+        sys.exit(f"not installed: {', '.join(missing)}")
+    number = 3 if quick else TARGETS * GPUS
+    print(f"Measured {conditions()}; {number} crossings each, group_wait 0 s.\n")
+    print("| way | median, s | p95, s | longest, s | at most, s | met |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
+    for way in WAYS[:2] if quick else WAYS:
+        with tempfile.TemporaryDirectory() as place:
+            took = delays(Path(place), way, number)
+        middle, p95 = median(took), quantiles(took, n=20, method="inclusive")[-1]
+        bar, met = ("", "") if way.bar is None else (f"{way.bar:g}", "yes" if middle <= way.bar else "**no**")
+        print(f"| {way.name} | {middle:.3f} | {p95:.3f} | {took[-1]:.3f} | {bar} | {met} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Processes on a scripted box, whose lives are written down: what each does when, holds, reports, and how it ends.
+
+Closed in time: what a process has done by a moment follows from its script, however seldom it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpuwarden.client.durations import Durations
+from gpuwarden.gpu.place import NOWHERE, Place
+from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.protocol import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
+from gpuwarden.runs.peer import Peer
+from gpuwarden.sources.board import NO_LOAD, Load
+from gpuwarden.sources.workloads import CONTEXT, GIB, MIB
+
+HOLDING = Load()  # a context, and nothing to do
+FEEDING = Load(utilization=0.04, bandwidth=0.03, intensity=0.3)  # reads data, writes a checkpoint
+_PIECE = 64 * MIB  # in which a growing pool takes memory
+_TICKS = 100  # clock ticks a second
+_BOOTED = 1_000_000.0  # seconds before the box's first moment
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What a process does for some seconds, for ever where they are endless.
+
+    `memory` is bytes in use between steps at its begin and its end (None: as before), `peak` what is in use above that
+    within steps. `step` is how many seconds a step takes, None where none is made; `waits` is the part of it that it
+    waits for input, None where nobody knows. In one that `hangs` a step is under way and does not end.
+    """
+
+    seconds: float
+    load: Load = HOLDING
+    phase: Phase | None = None
+    memory: tuple[float, float] | None = None
+    peak: float = 0.0
+    step: float | None = None
+    waits: float | None = None
+    hangs: bool = False
+    epoch: int = 0
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ends: what it says, the status of wait(2) (None: nobody tells), what the kernel logs of it."""
+
+    farewell: End | None = None
+    status: int | None = 0
+    error: Error | None = None
+    killed_for_memory: bool = False
+
+
+FINISHED = Ending(End("exit"))
+INTERRUPTED = Ending(End("uncaught KeyboardInterrupt", "failed"), 2)  # Python ends itself by SIGINT then
+
+
+def out_of_memory(asked: int, phase: Phase = "train") -> Ending:
+    """End by a step that finds no memory, in TensorFlow's words."""
+    shape = f"{asked // 4096},1024"
+    text = (
+        f"OOM when allocating tensor with shape[{shape}] and type float on "
+        "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc [Op:Conv2D]"
+    )
+    allocation = Allocation(asked, shape, "float", "unet/up_4/Conv2D", "GPU:0", "GPU_0_bfc")
+    error = Error("device_oom", "ResourceExhaustedError", text, phase, 0, (allocation,))
+    return Ending(End("uncaught ResourceExhaustedError", "failed"), 1 << 8, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process: on which GPUs, by index, from when, what it does and how it ends. Without a `name` it does not report.
+
+    `pool` is bytes that its framework takes at start, None: as it grows; `limit` what its allocator says it may have;
+    `tells_reserved`: the allocator says what it holds.
+    """
+
+    begin: float
+    acts: Sequence[Act]
+    gpus: tuple[int, ...] = (0,)
+    name: str = ""
+    framework: str = "tensorflow 2.21.0 keras 3.15.1"
+    uid: int = 1000
+    place: Place = NOWHERE
+    pool: int | None = None
+    limit: int | None = None
+    tells_reserved: bool = False
+    ending: Ending = FINISHED
+
+    @property
+    def end(self) -> float:
+        """When its process is gone."""
+        return self.begin + sum(act.seconds for act in self.acts)
+
+
+class Process:
+    """A job as time passes. Used by one thread at a time."""
+
+    def __init__(self, job: Job, pid: int, uuids: Sequence[str]) -> None:
+        self.job = job
+        self.peer = Peer(pid, job.uid, int((_BOOTED + job.begin) * _TICKS))
+        self.gone = False
+        self._uuids = uuids
+        self._acts = iter(job.acts)
+        self._act = Act(0.0, NO_LOAD)
+        self._since = self._now = job.begin
+        self._until = job.begin
+        self._in_use, self._target = 0.0, 0.0  # at the begin of the act, and at its end
+        self._peak, self._most = 0.0, 0.0
+        self._steps, self._epoch_began = 0, 0
+        self._examples = 0
+        self._done = 0.0  # of the step under way, seconds
+        self._waited, self._observed = 0.0, 0.0
+        self._durations = Durations()
+        self._errors: dict[str, int] = {}
+        self._announced, self._idle_told = False, False
+
+    @property
+    def load(self) -> Load:
+        """What it asks of its boards now."""
+        return NO_LOAD if self.gone else self._act.load
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes that the driver sees it hold on each of its GPUs; None without a context."""
+        if self.gone or not self._act.load.context:
+            return None
+        return CONTEXT + self._pool
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Who it is."""
+        return ProcessIdentity(self.job.uid, "python", self.job.place)
+
+    def advance(self, now: float) -> None:
+        """Move on to that time."""
+        while not self.gone and self._now < now:
+            if self._now >= self._until and not self._enter():
+                self.gone = True
+                return
+            until = min(now, self._until)
+            self._spend(until - self._now)
+            self._now = until
+
+    def reconnect(self) -> None:
+        """Say hello again with the next message: there is another daemon."""
+        self._announced, self._idle_told = False, False
+
+    def said(self) -> Iterator[tuple[Peer, Message | None]]:
+        """Yield what it says when asked, its end included; called once after it is gone."""
+        # It speaks between steps, and of being idle once.
+        silent = self._act.phase is None or self._act.hangs or (self._act.phase == "idle" and self._idle_told)
+        if not self.job.name or (silent and not self.gone and self._announced) or (not self._steps and silent):
+            return
+        if not self._announced:
+            self._announced = True
+            devices: dict[str, str | None] = {f"GPU:{n}": uuid for n, uuid in enumerate(self._uuids)}
+            yield self.peer, Hello(self.job.name, self.job.framework, devices)
+        error = self.job.ending.error if self.gone else None
+        if error is not None:
+            self._errors = {error.kind: 1}
+            yield self.peer, replace(error, steps=self._steps, memory=self._memory)
+        if not self.gone or error is not None:
+            yield self.peer, self._report()
+        self._idle_told = self._act.phase == "idle"
+        if self.gone:
+            if self.job.ending.farewell is not None:
+                yield self.peer, self.job.ending.farewell
+            yield self.peer, None
+
+    def _enter(self) -> bool:
+        act = next(self._acts, None)
+        if act is None:
+            return False
+        if self._act.hangs:
+            self._durations.add(self._act.seconds, 1)  # the step ends after all
+            self._steps += 1
+        self._in_use = self._target
+        if act.memory is not None:
+            self._in_use, self._target = act.memory
+        self._peak = act.peak
+        if act.epoch != self._act.epoch:
+            self._epoch_began = self._steps
+        self._act, self._since, self._until = act, self._until, self._until + act.seconds
+        return True
+
+    def _spend(self, seconds: float) -> None:
+        act = self._act
+        if act.step is not None and act.phase == "train" and not act.hangs:
+            whole = int((self._done + seconds) / act.step)
+            if whole:
+                self._durations.add(whole * act.step, whole)
+            self._done += seconds - whole * act.step
+            self._steps += whole
+            self._examples += whole * (act.batch or 0)
+        if act.waits is not None and (act.step is not None or act.hangs):
+            self._observed += seconds
+            self._waited += seconds * (1.0 if act.hangs else act.waits)
+
+    @property
+    def _current(self) -> float:
+        """Bytes in use between steps."""
+        share = (self._now - self._since) / (self._until - self._since) if self._until > self._since else 1.0
+        return self._in_use + (self._target - self._in_use) * min(share, 1.0)
+
+    @property
+    def _high(self) -> float:
+        """Most bytes ever in use."""
+        self._most = max(self._most, self._current + self._peak)
+        return self._most
+
+    @property
+    def _pool(self) -> int:
+        return self.job.pool or -(-int(self._high) // _PIECE) * _PIECE
+
+    @property
+    def _memory(self) -> dict[str, DeviceMemory]:
+        reserved = self._pool if self.job.tells_reserved else None
+        each = DeviceMemory(int(self._current), int(self._high), self.job.limit, reserved)
+        return {f"GPU:{n}": each for n in range(len(self._uuids))}
+
+    def _report(self) -> Report:
+        act = self._act
+        median, p95 = self._durations.percentiles(0.5, 0.95)
+        return Report(
+            phase=act.phase or "idle",
+            steps=self._steps,
+            step_seconds=self._durations.total,
+            step_buckets=tuple(self._durations.buckets),
+            memory=self._memory,
+            epoch=act.epoch,
+            batch=self._steps - self._epoch_began,
+            stepping=act.hangs or (act.step is not None and act.phase == "train"),
+            examples=self._examples or None,
+            step_median=median,
+            step_p95=p95,
+            input_wait_seconds=self._waited if self._observed else None,
+            input_observed_seconds=self._observed or None,
+            errors=dict(self._errors),
+            batch_size=act.batch,
+        )
+
+
+def tensor(gibibytes: float) -> int:
+    """Return bytes."""
+    return int(gibibytes * GIB)

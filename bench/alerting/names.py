@@ -1,0 +1,37 @@
+"""Which alert stands for which meaning: the one place that follows the rules' names."""
+
+from __future__ import annotations
+
+NAMES = {
+    "near oom": "RunNearOutOfMemory",
+    "peak near oom": "RunPeakNearOutOfMemory",
+    "oom expected": "RunOutOfMemoryExpected",
+    "oom": "RunOutOfMemory",
+    "neighbour": "RunMemoryTakenByNeighbour",
+    "near slowdown": "GpuNearThermalSlowdown",
+    "software slowdown": "GpuSoftwareThermalSlowdown",
+    "hardware slowdown": "GpuHardwareThermalSlowdown",
+    "power brake": "GpuPowerBrake",
+    "fan": "GpuFanStopped",
+    "memory hot": "GpuMemoryNearThermalSlowdown",
+    "xid critical": "GpuXidCritical",
+    "xid warning": "GpuXidWarning",
+    "ecc": "GpuUncorrectedMemoryErrors",
+    "remap pending": "GpuRowRemapPending",
+    "remap failed": "GpuRowRemapFailed",
+    "retirement pending": "GpuRetiredPagesPending",
+    "recovery": "GpuRecoveryNeeded",
+    "gpu down": "GpuDown",
+    "gpu missing": "GpuMissing",
+    "pcie": "GpuPcieLinkDegraded",
+    "nvlink down": "GpuNvlinkDown",
+    "nvlink errors": "GpuNvlinkErrors",
+    "stalled": "RunStalled",
+    "died": "RunDied",
+    "held idle": "GpuHeldIdle",
+    "input bound": "RunInputBound",
+    "daemon down": "GpuwardenDown",
+    "stale": "GpuwardenStale",
+    "driver": "GpuwardenDriverFault",
+    "dropped": "GpuwardenSeriesDropped",
+}

@@ -1,0 +1,94 @@
+"""Scenes on a Prometheus: the real daemon polls them over simulated time, and the shipped rules see its pages."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import backfill
+from history import BEGIN, Clock
+from scenes import Scene, pages
+
+from gpuwarden.gpu.threads import Job as ThreadJob
+from gpuwarden.gpu.threads import Threads
+
+DAY = 86400.0
+
+
+@dataclass(slots=True)
+class Stored:
+    """Scenes as a Prometheus has them, each as an instance of its own; `step` is between scrapes and evaluations."""
+
+    folder: Path
+    step: float
+    first: float = math.inf  # seconds, of the earliest
+    seconds: float = 0.0  # of the longest
+    scrapes: int = 0
+    played: bool = False  # anew, and not taken from the folder
+    _lines: list[str] = field(default_factory=list)
+
+    def take(self, instance: str, scene: Scene) -> None:
+        """Play a scene, and store it."""
+        clock, self.played = Clock(), True
+        # No call hangs here, and going to a thread and back takes longer than all of a poll's calls.
+        with clock.running(), mock.patch.object(Threads, "give", done):
+            asyncio.run(self._play(instance, scene, clock))
+        self.first, self.seconds = min(self.first, scene.first), max(self.seconds, scene.seconds)
+
+    async def _play(self, instance: str, scene: Scene, clock: Clock) -> None:
+        target, names, day = f'job="gpuwarden",instance="{instance}"', backfill.names(), scene.first // DAY
+        async for at, page in pages(scene, clock, self.step, names):
+            if clock.now // DAY > day:  # else all of it would have to be in memory
+                day += 1
+                self._store()
+            self._lines.extend(backfill.samples(page, at, target, names))
+            self.scrapes += 1
+
+    def _store(self) -> None:
+        backfill.add(self.folder, self._lines)
+        self._lines = []
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        """Serve what is stored, and what the recording rules make of it; yield the Prometheus' URL."""
+        if self._lines:
+            self._store()
+        with backfill.serving(self.folder, self.step) as url:
+            self._lines = list(backfill.recorded(url, BEGIN + self.first, BEGIN + self.seconds, self.step))
+        self._store()
+        with backfill.serving(self.folder, self.step) as url:
+            yield url
+
+    def episodes(self, url: str) -> list[backfill.Episode]:
+        """Return what would have fired, by its begin."""
+        found = [
+            each
+            for rule in backfill.alerts()
+            for each in backfill.episodes(url, rule, BEGIN + self.first, BEGIN + self.seconds, self.step)
+        ]
+        return sorted(found, key=lambda each: each.begin)
+
+
+def done(_threads: Threads, work: Callable[[], Any]) -> ThreadJob[Any]:
+    """Do it at once, in place of `Threads.give`."""
+    job = ThreadJob(work)
+    job.do()
+    return job
+
+
+def fired(scenes: Mapping[str, Scene], step: float) -> dict[str, list[backfill.Episode]]:
+    """Play scenes; return what each fired, by its begin."""
+    with tempfile.TemporaryDirectory() as folder:
+        stored = Stored(Path(folder), step)
+        for instance, scene in scenes.items():
+            stored.take(instance, scene)
+        with stored.served() as url:
+            found = stored.episodes(url)
+    return {name: [each for each in found if each.labels.get("instance") == name] for name in scenes}

@@ -1,0 +1,103 @@
+"""What a scene is: processes on a scripted box, what happens to it when, and from when on alerts may come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from history import BEGIN, Clock
+from jobs import FEEDING, FINISHED, Act, Ending, Job
+from scripted_box import ScriptedBox, WatchedBox
+
+from gpuwarden.config import Config
+from gpuwarden.protocol import Phase
+from gpuwarden.sources.board import NO_LOAD, Load
+from gpuwarden.sources.workloads import CONTEXT, GIB, SIZE
+
+WELL = 900.0  # seconds for which all is well before something happens
+BUSY = Load(utilization=0.95, bandwidth=0.5, intensity=0.75)
+NEARLY_ALL = int(0.97 * SIZE) - CONTEXT  # the pool of a framework that takes the device's memory at start
+
+Happening = Callable[[WatchedBox], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One story of `seconds`, in which something `happens` at some times; `begin` is when what it is about begins.
+
+    It is watched from `first` on, in seconds too.
+    """
+
+    seconds: float
+    jobs: Sequence[Job] = ()
+    happens: Sequence[tuple[float, Happening]] = ()
+    begin: float = WELL
+    gpus: int = 2
+    config: Config | None = None
+    first: float = 0.0
+
+
+async def pages(
+    scene: Scene, clock: Clock, step: float, names: frozenset[str]
+) -> AsyncIterator[tuple[float, str | None]]:
+    """Play a scene; yield the Unix time of each scrape and the families of these names, None where nobody answers."""
+    clock.now = scene.first
+    box = ScriptedBox(scene.jobs, scene.gpus, clock)
+    watched = WatchedBox(box, clock, scene.config)
+    happens = sorted(scene.happens, key=lambda each: each[0], reverse=True)
+    while clock.now <= scene.seconds:
+        while happens and happens[-1][0] <= clock.now:
+            happens.pop()[1](watched)
+        yield BEGIN + clock.now, await watched.page(names)
+        clock.now += step
+
+
+def training(
+    seconds: float,
+    *,
+    begin: float = 0.0,
+    gpus: tuple[int, ...] = (0,),
+    name: str = "resnet50",
+    load: Load = BUSY,
+    memory: tuple[float, float] = (38.0, 38.0),
+    peak: float = 2.0,
+    pool: int | None = NEARLY_ALL,
+    uid: int = 1000,
+    then: Sequence[Act] = (),
+    ending: Ending = FINISHED,
+) -> Job:
+    """Return a usual run: imports, data, a compilation, and steps for that long; memory in GiB. Then come more acts."""
+    low, high = (each * GIB for each in memory)
+    acts = [*start(low), steps(seconds - START, load, (low, high), peak * GIB), *then]
+    return Job(begin, acts, gpus, name, uid=uid, pool=pool, ending=ending)
+
+
+START = 60.0  # seconds of a run before its first step
+
+
+def start(memory: float) -> Iterator[Act]:
+    """Return what a run does before its first step."""
+    yield Act(10, NO_LOAD)
+    yield Act(30, FEEDING, memory=(memory / 2, memory))
+    yield Act(20, Load(0.28, 0.1, 0.4), "train")
+
+
+def steps(
+    seconds: float,
+    load: Load = BUSY,
+    memory: tuple[float, float] | None = None,
+    peak: float = 0.0,
+    *,
+    step: float = 0.3,
+    waits: float | None = 0.03,
+    epoch: int = 0,
+    phase: Phase = "train",
+    batch: int | None = 64,
+) -> Act:
+    """Return training by steps, memory in bytes."""
+    return Act(seconds, load, phase, memory, peak, step, waits, epoch=epoch, batch=batch)
+
+
+def at(seconds: float, happening: Happening) -> tuple[float, Happening]:
+    """Let something happen after so many seconds."""
+    return seconds, happening

@@ -1,0 +1,285 @@
+"""A box of simulated GPUs on which scripted processes run, and the daemon that watches it while the clock runs fast.
+
+The physics of the GPUs are the simulation's. What it cannot show is scripted at the same place: as answers of functions
+of NVML, and as lines of the kernel log. Everything above, to the page, is the daemon's own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from history import Clock
+from jobs import Job, Process
+
+from gpuwarden.config import Config
+from gpuwarden.daemon import Daemon
+from gpuwarden.exposition import TABLES, Entries, Exposition, entries
+from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.host import Host, Space
+from gpuwarden.kernel_log import Record
+from gpuwarden.metric import Metric, Table
+from gpuwarden.protocol import Message
+from gpuwarden.runs.peer import Peer
+from gpuwarden.sources import Source
+from gpuwarden.sources.answers import ANSWERS, Slot
+from gpuwarden.sources.board import NO_LOAD, Board, Load
+from gpuwarden.sources.faults import SimulatedGpu
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.sources.workloads import GIB, Workload
+
+USERS = {1000: "ada", 1001: "grace", 1002: "hedy", 1003: "joan", 1004: "karen"}
+_FIRST_PID = 1 << 23  # above the kernel's most: never a real process
+_FIELDS = "nvmlDeviceGetFieldValues"
+_GENERATION = "nvmlDeviceGetCurrPcieLinkGeneration"
+_HOST = Host(
+    memory_size=1024 * GIB, memory_available=700 * GIB, swap=Space(8 * GIB, 0), shm=Space(512 * GIB, 20 * GIB),
+    cpus=128, oom_kills=0,
+)  # fmt: skip
+
+# No rule looks at what these take: looks at memory between polls, by the clock on the wall, and GPM.
+QUIET = replace(Config(), poll=replace(Config().poll, memory_interval=1.0), gpus=replace(Config().gpus, gpm=False))
+
+Answer = Callable[..., Any]
+
+
+class RoomBoard(Board):
+    """A board in a room whose air gets warm: `warmer` is by how many degrees, `most` how hot the board gets then."""
+
+    warmer, most = 0.0, float("inf")
+
+    def block(self, cooling: float) -> None:
+        """Let it get rid of that part of its heat only."""
+        self._resistance /= cooling
+
+    @property
+    def temperature(self) -> float:
+        """Core temperature in celsius."""
+        return min(super().temperature + self.warmer, self.most) if self.warmer else super().temperature
+
+
+class _Tenants:
+    """What runs on one GPU of a box."""
+
+    def __init__(self, box: ScriptedBox, index: int, board: Board) -> None:
+        self._box, self._index, self._board = box, index, board
+        self._moved = -1.0
+
+    def advance(self, now: float) -> None:
+        if now == self._moved:
+            return
+        self._moved = now
+        self._box.advance(now)
+        self._board.advance(now, _together([process.load for process in self._here()]))
+
+    def processes(self) -> list[tuple[int, int]]:
+        return [(each.peer.pid, memory) for each in self._here() if (memory := each.memory) is not None]
+
+    def identity(self, pid: int) -> ProcessIdentity | None:
+        return next((each.identity for each in self._here() if each.peer.pid == pid), None)
+
+    def reports(self) -> Iterable[tuple[Peer, Message | None]]:
+        return self._box.said() if self._index == 0 else ()
+
+    def _here(self) -> list[Process]:
+        return [each for each in self._box.processes if self._index in each.job.gpus]
+
+
+class ScriptedBox(Simulation):
+    """The box. `script` and `script_field` have a GPU answer otherwise; `log` writes a line into the kernel log."""
+
+    def __init__(self, jobs: Iterable[Job], gpus: int, clock: Clock, seed: int = 1) -> None:
+        self.processes: list[Process] = []
+        self.boards: list[RoomBoard] = []
+        self.statuses: list[tuple[Peer, int]] = []  # of processes that ended, for whom the kernel tells
+        self._coming = sorted(jobs, key=lambda job: job.begin, reverse=True)
+        self._pids = iter(range(_FIRST_PID, 2 * _FIRST_PID))
+        self._ended: list[Process] = []
+        self._scripts: list[dict[str, Answer]] = [{_GENERATION: _generation} for _ in range(gpus)]
+        self._fields: list[dict[int, Callable[[int], float | None]]] = [{} for _ in range(gpus)]
+        self._records: list[Record] = []
+        self._moved = -1.0
+        self._time = clock
+        super().__init__(gpus, seed, clock.monotonic)
+
+    def script(self, index: int, function: str, answer: Answer) -> None:
+        """Have a GPU answer a function of NVML so: `answer` gets the slot, and what was asked beside the device."""
+        self._scripts[index][function] = answer
+
+    def script_field(self, index: int, number: int, answer: Callable[[int], float | None]) -> None:
+        """Have a GPU answer a field so: `answer` gets the scope; None is not supported."""
+        self._fields[index][number] = answer
+        self._scripts[index][_FIELDS] = partial(_scripted_fields, self._fields[index])
+
+    def log(self, line: str) -> None:
+        """Log a line, now."""
+        now = self._time.now
+        self._records.append(Record(line.encode(), now, now, self._time.time()))
+
+    def log_xid(self, index: int, code: int, text: str = "") -> None:
+        """Log an XID of a GPU as the driver does."""
+        self.log(f"NVRM: Xid (PCI:0000:{0x10 + index:02x}:00): {code}, {text or 'pid=1, name=python'}")
+
+    def logged(self) -> list[Record]:
+        """Return what was logged since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def advance(self, now: float) -> None:
+        """Move all processes on to that time; GPUs ask one after the other, and the first does it for all."""
+        if now == self._moved:
+            return
+        self._moved = now
+        while self._coming and self._coming[-1].begin <= now:
+            job = self._coming.pop()
+            self.processes.append(Process(job, next(self._pids), [self._slots[n].uuid for n in job.gpus]))
+        for each in self.processes:
+            each.advance(now)
+        for each in [each for each in self.processes if each.gone]:
+            self.processes.remove(each)
+            self._ended.append(each)
+            if each.job.ending.killed_for_memory:
+                self.log(f"Out of memory: Killed process {each.peer.pid} (python) total-vm:9kB")
+
+    def meet(self) -> None:
+        """Have the processes connect to a new daemon, which hears nothing of those that ended before it."""
+        self._ended = []
+        for process in self.processes:
+            process.reconnect()
+
+    def said(self) -> Iterator[tuple[Peer, Message | None]]:
+        """Yield what all processes say now, the last words of those that ended first."""
+        for each in self._ended:
+            yield from each.said()
+            if each.job.ending.status is not None:
+                self.statuses.append((each.peer, each.job.ending.status))
+        self._ended = []
+        for each in self.processes:
+            yield from each.said()
+
+    def _place(self, _workload: Workload | None, free: int, rng: random.Random) -> None:
+        """Put a GPU into the box, on which what is scripted runs."""
+        if not free:
+            return
+        index = len(self._slots)
+        board = RoomBoard(random.Random(rng.random()), slot=index, now=0.0)  # noqa: S311 - a simulation, no secret
+        gpu = SimulatedGpu(board, partial(self._present, index))
+        self.boards.append(board)
+        uuid = f"GPU-51300000-0000-4000-8000-{index:012x}"
+        self._slots.append(Slot(index, uuid, board, _Tenants(self, index, board), gpu))
+
+    def _of_device(self, name: str, index: int, *args: Any) -> Any:
+        """Answer without the simulation's lock: there is one thread, and there are millions of calls."""
+        slot = self._slots[index]
+        slot.gpu.check(name)
+        slot.advance(self._now())
+        return (self._scripts[index].get(name) or ANSWERS[name])(slot, *args)
+
+
+class WatchedBox:
+    """A daemon on a scripted box: `page` polls and gives what a scrape would see; `restart` has another one watch."""
+
+    def __init__(self, box: ScriptedBox, clock: Clock, config: Config | None = None) -> None:
+        self.box = box
+        self._clock = clock
+        self._config = config or QUIET
+        self.down, self.hung = False, False
+        self._page: str | None = None
+        self.restart()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the box's first moment."""
+        return self._clock.now
+
+    def restart(self) -> None:
+        """Have a new daemon watch; runs connect to it."""
+        source = Source(
+            "simulated",
+            self.box.nvml,
+            reports=self.box.reports,
+            identify=self.box.identify,
+            user_name=USERS.__getitem__,
+            clock=self._clock.monotonic,
+        )
+        self._daemon, self._exposition = Daemon(self._config, source), Exposition()
+        # Simulated GPUs are not this machine's: of these the daemon reads no kernel log, and its host is another too.
+        self._daemon._kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # noqa: SLF001 - as said
+        self._daemon._kernels_pids = True  # noqa: SLF001 - as said
+        self._daemon._host_reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as said
+        self._daemon._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as said
+        self.box.meet()
+
+    async def page(self, names: frozenset[str]) -> str | None:
+        """Poll, and return the page with the families of these names; None where no daemon answers.
+
+        A whole page costs most of the time that a poll takes here.
+        """
+        if self.down:
+            return None
+        if not self.hung:
+            state = await self._daemon.poll()
+            for peer, status in self.box.statuses:  # the daemon hears of them by the processes' pidfds
+                self._daemon._registry.exited(peer, self._clock.now, status)  # noqa: SLF001 - there are no processes
+            self.box.statuses.clear()
+            self._page = self._exposition.render(_named(entries(state), names)).text.decode()
+        return self._page
+
+
+class _KernelLog:
+    """What the box's kernel logged, in place of the file."""
+
+    readable, lost = True, 0
+
+    def __init__(self, box: ScriptedBox) -> None:
+        self._box = box
+
+    def read(self) -> list[Record]:
+        return self._box.logged()
+
+
+def _together(loads: Sequence[Load]) -> Load:
+    """Return the load of several processes on one board."""
+    busy = [load for load in loads if load.context]
+    whole = sum(load.utilization for load in busy)
+    if not busy:
+        return NO_LOAD
+    return Load(
+        utilization=min(1.0, whole),
+        bandwidth=min(1.0, sum(load.bandwidth for load in busy)),
+        intensity=sum(load.intensity * load.utilization for load in busy) / whole if whole else 0.0,
+        exchange=max(load.exchange for load in busy),
+    )
+
+
+def _named(
+    tables: Iterable[tuple[type[Table[Any]], Entries]], names: frozenset[str]
+) -> Iterator[tuple[type[Table[Any]], Entries]]:
+    """Leave out the readings of which nothing is named, a histogram's by any of its samples."""
+    for table, subjects in tables:
+        rows = _rows(names)[table]
+        yield table, [(key, {row: readings[row] for row in rows if row in readings}) for key, readings in subjects]
+
+
+@cache
+def _rows(names: frozenset[str]) -> Mapping[type[Table[Any]], Sequence[Metric[Any]]]:
+    return {table: [row for row in table.rows if any(name.startswith(row.name) for name in names)] for table in TABLES}
+
+
+def _generation(slot: Slot) -> int:
+    """Return the PCIe generation of a link that saves power while nothing happens."""
+    return 5 if slot.board.load.utilization else 1
+
+
+def _scripted_fields(
+    own: Mapping[int, Callable[[int], float | None]], slot: Slot, asked: Sequence[tuple[int, int]]
+) -> list[tuple[int, float | None]]:
+    usual = ANSWERS[_FIELDS](slot, asked)
+    found = []
+    for (number, scope), answer in zip(asked, usual, strict=True):
+        scripted = own[number](scope) if number in own else None
+        found.append((0, scripted) if scripted is not None else answer)
+    return found

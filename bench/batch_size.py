@@ -1,0 +1,113 @@
+"""How right advice on batch sizes is: `python bench/batch_size.py` prints a Markdown table; some fifteen minutes.
+
+Each model is trained on three batch sizes, each a process of its own that reports to the real daemon, on the mock
+driver; then the size that the daemon advises with the last one is tried in a real fit, and the next larger usual ones
+until one is out of memory, or smaller ones until one is not. The allocator is TensorFlow's for GPUs, on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess  # noqa: TID251 - a benchmark starts the programs that it measures
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from batch_size_runs import LIMIT_MIB, MODELS, OUT_OF_MEMORY
+from headroom import Daemon, uuid_of
+
+from gpuwarden.runs.batch_size import usual_sizes
+from programs import conditions
+
+MIB = 1 << 20
+FIRST = {"dense": 1024, "convolutions": 64, "residual": 48, "attention": 16, "recurrent": 128}
+PATIENCE = 60.0  # seconds for a receipt
+HERE = Path(__file__).parent
+
+
+class Model:
+    """One of the models, on one daemon that learns from run to run."""
+
+    def __init__(self, name: str, daemon: Daemon, uuid: str) -> None:
+        self.name = name
+        self._daemon = daemon
+        self._uuid = uuid
+
+    def fit(self, size: int) -> tuple[float | None, dict[str, Any]]:
+        """Train on batches of that size; return the peak in bytes, None where it is out of memory, and the receipt."""
+        command = [sys.executable, str(HERE / "batch_size_runs.py"), self.name, str(size), self._uuid]
+        env = {**os.environ, "GPUWARDEN_SOCKET": str(self._daemon.socket)}
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            said, errors = run.communicate()
+        if run.returncode not in (0, OUT_OF_MEMORY):
+            raise RuntimeError(f"{self.name} at {size}: status {run.returncode}: {errors[-2000:]}")
+        return (None if run.returncode else float(said)), self._receipt(run.pid)
+
+    def _receipt(self, pid: int) -> dict[str, Any]:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            runs = json.loads(self._daemon.page("/api/v1/runs") or '{"past": []}')["past"]
+            for each in runs:
+                if each["pid"] == pid:
+                    found: dict[str, Any] = json.loads(self._daemon.page(f"/api/v1/runs/{each['run_id']}"))
+                    return found
+            time.sleep(0.2)
+        raise TimeoutError(f"no receipt of {pid}")
+
+    def largest(self, advised: int) -> tuple[int, int | None, float | None]:
+        """Return the largest usual size that fits and the least that does not, and the peak with the one advised."""
+        sizes = usual_sizes(8 * advised)
+        at = sizes.index(advised)
+        peak = said = self.fit(advised)[0]
+        if said is None:
+            while at and self.fit(sizes[at - 1])[0] is None:
+                at -= 1
+            return sizes[at - 1], sizes[at], None
+        while at + 1 < len(sizes) and self.fit(sizes[at + 1])[0] is not None:
+            at += 1
+        return sizes[at], sizes[at + 1] if at + 1 < len(sizes) else None, peak
+
+
+def row(name: str, sizes: list[int], *, quick: bool) -> str:
+    """Ask for one model; a quick look does not try what was advised."""
+    with tempfile.TemporaryDirectory() as place, Daemon(Path(place)).running() as daemon:
+        model = Model(name, daemon, uuid_of(daemon))
+        told = [model.fit(size)[1].get("batch_size_advice", {}) for size in sizes]
+        said = ", ".join(f"{each['advised']} ({each['confidence']})" if each else "none" for each in told)
+        advice = told[-1]
+        begin = f"| {name} | {', '.join(map(str, sizes))} | {said} |"
+        if not advice or quick:
+            return begin + " |" * 7
+        largest, too_large, peak = model.largest(advice["advised"])
+    needed = advice["needed_bytes"]
+    figures = [
+        f"{advice['per_example_bytes'] / MIB:.2f}",
+        f"{advice['residual_bytes'] / MIB:.1f}",
+        f"{needed / MIB:.0f}",
+        "out of memory" if peak is None else f"{peak / MIB:.0f}",
+        "" if peak is None else f"{(needed - peak) / peak:+.1%}",
+        str(largest),
+        "" if too_large is None else str(too_large),
+    ]
+    return f"{begin} {' | '.join(figures)} |"
+
+
+def main() -> None:
+    """Ask for all and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke run: one model, one size")
+    quick = parser.parse_args().quick
+    print(f"{conditions()}; a limit of {LIMIT_MIB} MiB; MiB.\n")
+    print("| model | tried | advised after each | an example | off | peak foreseen | peak | error | fits | does not |")
+    print("| --- | --- | --- | --: | --: | --: | --: | --: | --: | --: |")
+    for name in MODELS[-1:] if quick else MODELS:
+        sizes = [FIRST[name] << each for each in range(1 if quick else 3)]
+        print(row(name, sizes, quick=quick), flush=True)
+
+
+if __name__ == "__main__":
+    main()

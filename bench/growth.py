@@ -1,0 +1,122 @@
+"""What it costs to keep the memory of runs and to look for growth in it: `python bench/growth.py`.
+
+CPU time of the daemon's own code, driven in this process: 500 runs that report four times a second, and the looks of a
+poll at 50 runs that are all flat, all noisy, or all leaking, a minute and a day after they began. `--quick` is a smoke
+run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.runs.history import MemoryHistory
+from gpuwarden.runs.outlook import Outlook
+from programs import conditions
+
+MIB = 1 << 20
+RUNS_REPORTING = 500
+RUNS_POLLED = 50
+REPORT_SECONDS = 0.25
+POLL_SECONDS = 1.0
+MOST_SHARE = 0.01  # of a poll's interval
+MOST_MICROSECONDS = 4.0  # a report
+REPORT = Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {}, batch_size=32)
+EPOCH_SECONDS = 60.0
+CAP = 80 * 1024 * MIB
+
+Held = Callable[[float, random.Random], float]
+SHAPES: dict[str, tuple[Held, float]] = {  # bytes in use by time; and bytes a second that are lost
+    "flat": (lambda _at, _chance: 20_000 * MIB, 0.0),
+    "noisy": (lambda _at, chance: 20_000 * MIB + chance.random() * 2000 * MIB, 0.0),
+    "leaking": (lambda _at, chance: 10_000 * MIB + chance.random() * 500 * MIB, 50_000.0 * MIB),
+}
+
+
+def hear(history: MemoryHistory, at: float, current: float) -> None:
+    """Report as the callback does."""
+    memory = DeviceMemory(int(current), int(current) + 5000 * MIB)
+    history.hear(memory, replace(REPORT, steps=int(at * 100) + 1, epoch=int(at / EPOCH_SECONDS)), at)
+
+
+def of_reports(rounds: int) -> float:
+    """Return the microseconds of CPU that a report takes, of many runs in turn."""
+    histories = [MemoryHistory() for _ in range(RUNS_REPORTING)]
+    reports = [
+        (
+            number * REPORT_SECONDS,
+            DeviceMemory(20_000 * MIB + number % 50 * MIB, 25_000 * MIB + number),
+            replace(REPORT, steps=number * 25 + 1, epoch=int(number * REPORT_SECONDS / EPOCH_SECONDS)),
+        )
+        for number in range(rounds)
+    ]
+    begin = time.process_time()
+    for at, memory, report in reports:
+        for history in histories:
+            history.hear(memory, report, at)
+    return (time.process_time() - begin) / rounds / RUNS_REPORTING * 1e6
+
+
+def of_polls(shape: str, age: float, polls: int) -> float:
+    """Return the seconds of CPU that a poll's looks at runs of that age take: the mean over some polls."""
+    held, lost = SHAPES[shape]
+    chance = random.Random(1)  # noqa: S311 - the same each time
+    runs = [({"GPU-0": MemoryHistory()}, Outlook()) for _ in range(RUNS_POLLED)]
+    long_ago = max(age / 2000, REPORT_SECONDS)  # reports so far apart leave as many points as all would
+    at = 0.0
+    while at < age:
+        for histories, _ in runs:
+            current = held(at, chance) + lost * at / age
+            hear(histories["GPU-0"], at, current)
+            histories["GPU-0"].see(CAP - int(current), 0.0)
+        at += long_ago
+    costs = []
+    for _ in range(polls):
+        for _ in range(int(POLL_SECONDS / REPORT_SECONDS)):
+            for histories, _ in runs:
+                hear(histories["GPU-0"], at, held(at, chance) + lost * at / age)
+            at += REPORT_SECONDS
+        for histories, _ in runs:
+            last = histories["GPU-0"].last
+            assert last is not None
+            histories["GPU-0"].see(CAP - last.current, 0.0)
+        begin = time.process_time()
+        for histories, outlook in runs:
+            outlook.on_gpus(histories, {"GPU-0": None}, ("", ""), at)
+        costs.append(time.process_time() - begin)
+    return sum(costs) / len(costs)
+
+
+def measure(rounds: int, polls: int, repeats: int) -> int:
+    """Measure and print."""
+    logging.disable(logging.WARNING)  # what grows is told, which is a line a run and nothing a poll
+    print(f"{conditions()}.\n")
+    cost = median(of_reports(rounds) for _ in range(repeats))
+    print("| what | CPU | at most | met |\n| --- | ---: | ---: | --- |")
+    met = "yes" if cost <= MOST_MICROSECONDS else "**no**"
+    print(f"| a report, of {RUNS_REPORTING} runs in turn | {cost:.1f} µs | {MOST_MICROSECONDS:g} µs | {met} |")
+    for shape in SHAPES:
+        for age, called in ((60.0, "a minute"), (86400.0, "a day")):
+            share = median(of_polls(shape, age, polls) for _ in range(repeats)) / POLL_SECONDS
+            met = "yes" if share <= MOST_SHARE else "**no**"
+            what = f"a poll of {RUNS_POLLED} runs, all {shape}, after {called}"
+            print(f"| {what} | {share:.2%} of its interval | {MOST_SHARE:.0%} | {met} |")
+    return 0
+
+
+def main() -> int:
+    """Measure."""
+    parser = argparse.ArgumentParser(description="Measure what looking for growth costs.")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean little")
+    return measure(20, 2, 1) if parser.parse_args().quick else measure(1000, 60, 3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

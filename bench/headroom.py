@@ -1,0 +1,178 @@
+"""How right headroom is at a real out-of-memory: `python bench/headroom.py` prints a Markdown table; eight minutes.
+
+The allocator is TensorFlow's for GPUs, on the CPU, with a limit of 256 MiB; the daemon is the real one with a poll a
+second, on the mock driver, which tells of the process what a real one would: the allocator's pool as its own log has
+it, and beside it what a context and libraries were seen to take on an H200. Each case is a process of its own.
+
+What was truly left is the allocator's limit less what it had handed out when the request failed, to the byte. "Told" is
+what the daemon says with the error: the last poll's headroom, less what the run took since; "at least" the same with
+the peak in place of what is in use, which is what the step that failed may have had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess  # noqa: TID251 - a benchmark starts the programs that it measures
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headroom_runs import CASES, LIMIT_MIB, MIB, pool_of
+
+from mocked import mock
+from programs import conditions
+
+BESIDE = 626 * MIB  # the context, cuBLAS and cuDNN of a JAX run on an H200 (docs/headroom.md)
+MODES = ("limit", "preallocation", "growth", "growth, pool told")
+PATIENCE = 120.0  # seconds; the allocator itself hopes for ten
+HERE = Path(__file__).parent
+SAMPLE = re.compile(r"^gpuwarden_run_memory_headroom_bytes\{.*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One out-of-memory in bytes: headroom at the poll before, told with the error, the least then; what was true."""
+
+    polled: float | None
+    told: float | None
+    least: float | None
+    left: int
+    asked: int
+
+    @property
+    def error(self) -> float | None:
+        """By how much too much was told."""
+        return None if self.told is None else self.told - self.left
+
+
+class Daemon:
+    """The daemon with one mock GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self._mock = mock(folder)
+        self.socket = folder / "run.sock"
+        self._log = folder / "daemon.log"
+        self._command = [sys.executable, "-m", "gpuwarden", "serve", "--listen=127.0.0.1:0", f"--socket={self.socket}"]
+        self._env = {**os.environ, **self._mock.env(gpus=1), "STATE_DIRECTORY": str(folder / "state")}
+
+    @contextmanager
+    def running(self) -> Iterator[Daemon]:
+        """Run it."""
+        with self._log.open("wb") as log, subprocess.Popen(self._command, env=self._env, stdout=log, stderr=log) as it:
+            try:
+                yield self
+            finally:
+                it.kill()
+
+    def say(self, pid: int, pool: int, mode: str) -> None:
+        """Have the driver tell of a process with such a pool on a device no larger than the allocator's limit."""
+        if mode == "limit":
+            return  # nothing of the process
+        if mode == "preallocation":
+            pool = LIMIT_MIB * MIB
+        free = LIMIT_MIB - round(pool / MIB)
+        self._mock.control(f"procs 0 {pid}:{pool + BESIDE}B", f"set 0 free {max(free, 0)}")
+
+    def url(self) -> str:
+        """Return where it listens; empty until it does."""
+        found = re.findall(r"metrics (http://\S+)/metrics", self._log.read_text())
+        return found[-1] if found else ""
+
+    def page(self, path: str) -> str:
+        """Return a page of its; empty while there is none."""
+        try:
+            with urllib.request.urlopen(f"{self.url()}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except (OSError, ValueError, urllib.error.URLError):
+            return ""
+
+
+def uuid_of(daemon: Daemon) -> str:
+    """Return the GPU's UUID once it was polled."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := re.search(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', daemon.page("/metrics")):
+            return found[1]
+        time.sleep(0.1)
+    raise TimeoutError("the daemon has no GPU")
+
+
+def failed(daemon: Daemon) -> dict[str, Any] | None:
+    """Return the out-of-memory that the run has told; None so far."""
+    runs = json.loads(daemon.page("/api/v1/runs") or '{"live": []}')["live"]
+    errors = [error for run in runs for error in run.get("errors_told", ())]
+    return errors[0] if errors else None
+
+
+def follow(daemon: Daemon, run: subprocess.Popen[str], log: Path, mode: str) -> tuple[float | None, dict[str, Any]]:
+    """Have the driver follow the run's pool until its out-of-memory; return the headroom of the poll before, and it."""
+    polled, pool, error = None, -1, None
+    end = time.monotonic() + PATIENCE
+    while error is None:
+        if time.monotonic() > end or run.poll() is not None:
+            raise RuntimeError(f"no out-of-memory: {log.read_text(errors='replace')[-2000:]}")
+        if (now := pool_of(log)) != pool:
+            pool = now
+            daemon.say(run.pid, pool, mode)
+        found = SAMPLE.search(daemon.page("/metrics"))
+        error = failed(daemon)  # asked afterwards: a page of before it is from a poll of before it
+        if error is None and found:
+            polled = float(found[1])
+        time.sleep(0.02)
+    return polled, error
+
+
+def outcome(name: str, mode: str) -> Outcome:
+    """Play a case."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, log = Path(place), Path(place) / "run.log"
+        with Daemon(folder).running() as daemon:
+            command = [sys.executable, str(HERE / "headroom_runs.py"), name, mode, uuid_of(daemon), str(log)]
+            env = {**os.environ, "GPUWARDEN_SOCKET": str(daemon.socket)}
+            with (
+                log.open("wb") as errors,
+                subprocess.Popen(
+                    command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                ) as run,
+            ):
+                try:
+                    polled, error = follow(daemon, run, log, mode)
+                    assert run.stdout is not None
+                    true = json.loads(run.stdout.readline())
+                finally:
+                    run.kill()
+    told, least = (next(iter(error.get(key, {}).values()), None) for key in ("headroom_bytes", "least_headroom_bytes"))
+    return Outcome(polled, told, least, LIMIT_MIB * MIB - true["in_use"], true["asked"])
+
+
+def row(mode: str, name: str, found: Outcome) -> str:
+    """Write a case in MiB."""
+    figures = (found.asked, found.polled, found.told, found.least, found.left, found.error)
+    return f"| {mode} | {name} | " + " | ".join("" if each is None else f"{each / MIB:.1f}" for each in figures) + " |"
+
+
+def main() -> None:
+    """Play all and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke run: one case in one mode")
+    quick = parser.parse_args().quick
+    print(f"{conditions()}; MiB.\n")
+    print("| mode | case | asked | at the poll | told | at least | truly left | error |")
+    print("| --- | --- | --: | --: | --: | --: | --: | --: |")
+    for mode in MODES[-1:] if quick else MODES:
+        for name in ["leak"] if quick else CASES:
+            print(row(mode, name, outcome(name, mode)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A run that ends by a real out-of-memory, for headroom.py: `python bench/headroom_runs.py CASE MODE UUID LOG`.
+
+TensorFlow's GPU allocator stands in for the CPU's, with a limit of LIMIT_MIB; CPU:0 is reported as the GPU of that
+UUID. LOG is the file of this process's standard error, where the allocator tells how large its pool is. What was asked
+for and what was in use when it failed is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+LIMIT_MIB = 256
+MIB = 1 << 20
+USUAL = 3.0  # seconds of steps like any other
+POOL = re.compile(r"Total allocated bytes: ([0-9.]+)(B|KiB|MiB|GiB)")
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def pool_of(log: Path) -> int:
+    """Return how large an allocator's pool is, in bytes, by what it has told in its log."""
+    told = POOL.findall(log.read_text(errors="replace"))
+    return int(float(told[-1][0]) * UNITS[told[-1][1]]) if told else 0
+
+
+class Case:
+    """What takes memory, and remembers what was in use when it could not."""
+
+    def __init__(self, tf: Any, step: Callable[[], None]) -> None:
+        self._tf = tf
+        self._step = step
+        self.held: list[Any] = []
+        self.asked = self.in_use = 0
+
+    def take(self, mebibytes: int) -> Any:
+        """Allocate."""
+        self.asked = mebibytes * MIB
+        try:
+            return self._tf.zeros([self.asked // 4])
+        except self._tf.errors.ResourceExhaustedError:
+            self.in_use = self._tf.config.experimental.get_memory_info("CPU:0")["current"]
+            raise
+
+    def usual(self, within: int = 0) -> None:
+        """Make steps that have some memory while they last."""
+        end = time.monotonic() + USUAL
+        while time.monotonic() < end:
+            self.take(within)
+            self.step(0.05)
+
+    def step(self, seconds: float) -> None:
+        """End a step."""
+        time.sleep(seconds)
+        self._step()
+
+
+def leak(case: Case) -> None:
+    """Hold more in each step, 40 MiB a second."""
+    while True:
+        case.held.append(case.take(4))
+        case.step(0.1)
+
+
+def burst(case: Case) -> None:
+    """Hold more in each step, 400 MiB a second: all of it between two polls."""
+    case.held.append(case.take(40))
+    case.usual()
+    while True:
+        case.held.append(case.take(4))
+        case.step(0.01)
+
+
+def batch(case: Case) -> None:
+    """Ask for more in one piece than there ever was."""
+    case.held.append(case.take(40))
+    case.usual()
+    case.take(230)
+
+
+def within(case: Case) -> None:
+    """Ask for what would fit between steps, with most of it taken within the step."""
+    case.held.append(case.take(40))
+    case.usual(within=20)
+    activations = [case.take(10) for _ in range(15)]
+    case.take(120)
+    del activations
+
+
+def fragments(case: Case) -> None:
+    """Ask for less than is free, in one piece, where every other piece of 8 MiB is held."""
+    pieces = [case.take(8) for _ in range(26)]
+    case.held = pieces[::2]
+    del pieces
+    case.usual()
+    case.take(60)
+
+
+CASES = {each.__name__: each for each in (leak, burst, batch, within, fragments)}
+
+
+@contextmanager
+def watched(uuid: str) -> Iterator[Callable[[], None]]:
+    """Report steps to the daemon; an out-of-memory ends it."""
+    import tensorflow as tf  # noqa: PLC0415 - after its environment
+
+    from gpuwarden import watch  # noqa: PLC0415
+
+    try:
+        with watch("headroom", devices={"CPU:0": uuid}, framework="tensorflow") as run:
+            yield run.step
+    except tf.errors.ResourceExhaustedError:
+        pass
+
+
+def main() -> None:
+    """Run a case, and stay until the daemon was asked."""
+    name, mode, uuid, log = sys.argv[1:]
+    os.environ |= {
+        "TF_CPU_ALLOCATOR_USE_BFC": "1",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(LIMIT_MIB),
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "TF_CPP_MAX_VLOG_LEVEL": "1",
+        "TF_CPP_VMODULE": "bfc_allocator=1",
+    }
+    import tensorflow as tf  # noqa: PLC0415 - after its environment
+
+    from gpuwarden.client.frameworks import tensorflow as adapter  # noqa: PLC0415
+    from gpuwarden.protocol import DeviceMemory  # noqa: PLC0415
+
+    class PoolTold(adapter.TensorFlow):
+        """Tells how large the pool is, as torch and JAX do."""
+
+        def memory(self, device: str) -> DeviceMemory:
+            return replace(super().memory(device), reserved=pool_of(Path(log)))
+
+    tf.zeros([1])
+    if mode != "limit":  # the allocator has its limit by now; a GPU's would not tell it
+        del os.environ["TF_CPU_ALLOCATOR_USE_BFC"]
+    if mode.endswith("pool told"):
+        adapter.TensorFlow = PoolTold  # type: ignore[misc] # in place of the adapter that a watch makes
+    with watched(uuid) as step:
+        case = Case(tf, step)
+        CASES[name](case)
+    print(json.dumps({"asked": case.asked, "in_use": case.in_use}), flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

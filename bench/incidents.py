@@ -1,0 +1,97 @@
+"""Incidents, and whether each fires exactly the alerts it should: `python bench/incidents.py [NAME ...]`.
+
+What happens is scripted on a simulated box (bench/alerting/), the real daemon polls it over simulated time, and a real
+Prometheus evaluates the shipped rules over its pages. What each should fire was written down before
+(bench/alerting/expected.py). Names, or parts of them, choose some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "bench" / "alerting"), str(ROOT / "grafana")]
+
+from expected import INCIDENTS, Incident  # noqa: E402 - found only now
+from history import BEGIN  # noqa: E402 - likewise
+from names import NAMES  # noqa: E402 - likewise
+from played import fired  # noqa: E402 - likewise
+from scenes_of_gpus import SCENES as OF_GPUS  # noqa: E402 - likewise
+from scenes_of_runs import SCENES as OF_RUNS  # noqa: E402 - likewise
+
+from programs import conditions  # noqa: E402 - likewise
+
+STEP = 5.0  # seconds between scrapes, and between evaluations, as in the shipped configuration
+SCENES = {**OF_GPUS, **OF_RUNS}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an incident fired: by alert, seconds from the incident's begin."""
+
+    incident: Incident
+    fired: dict[str, float]
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The alerts that it should fire, with their meanings; one that no rule has goes by its meaning."""
+        return {NAMES.get(meaning, f"({meaning})"): meaning for meaning in sorted(self.incident.fires)}
+
+    @property
+    def missing(self) -> list[str]:
+        """Those that it should have fired, and did not."""
+        return sorted(self.wanted.keys() - self.fired.keys())
+
+    @property
+    def extra(self) -> list[str]:
+        """Those that it fired, and should not have."""
+        return sorted(self.fired.keys() - self.wanted.keys())
+
+
+def play(incidents: Sequence[Incident]) -> list[Result]:
+    """Play incidents, all on one Prometheus, each as an instance of its own."""
+    scenes = {each.name: SCENES[each.name]() for each in incidents}
+    results = []
+    for incident, episodes in zip(incidents, fired(scenes, STEP).values(), strict=True):
+        first: dict[str, float] = {}
+        for each in episodes:
+            first.setdefault(each.alert, each.begin - BEGIN - scenes[incident.name].begin)
+        results.append(Result(incident, first))
+    return results
+
+
+def table(results: Sequence[Result]) -> Iterator[str]:
+    """Write a line for each incident."""
+    yield "| incident | what happens | fires | seconds to the first | as it should |"
+    yield "| --- | --- | --- | ---: | --- |"
+    for each in results:
+        fired = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in each.fired.items()) or "nothing"
+        wrong = [f"**not {name}**" for name in each.missing] + [f"**{name} too**" for name in each.extra]
+        first = f"{min(each.fired.values()):.0f}" if each.fired else ""
+        yield f"| {each.incident.name} | {each.incident.happens} | {fired} | {first} | {', '.join(wrong) or 'yes'} |"
+
+
+def main() -> int:
+    """Play, print, and tell by the exit status whether all fired what they should."""
+    parser = argparse.ArgumentParser(description="Play incidents, and hold the alerts against what they should be.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="incidents, or parts of their names; all by default")
+    wanted = parser.parse_args().names
+    chosen = [each for each in INCIDENTS if not wanted or any(name in each.name for name in wanted)]
+    logging.disable(logging.CRITICAL)  # the daemons' lines
+    began = time.monotonic()
+    told = conditions()
+    results = play(chosen)
+    right = sum(not each.missing and not each.extra for each in results)
+    print(f"{told}; {right} of {len(results)} as they should, in {time.monotonic() - began:.0f} s.\n")
+    print("\n".join(table(results)))
+    return int(right < len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What the situations are, by people: labels given before there were rules that could give them.
+
+An out-of-memory's label is a matter of causes, and can be tried: leave the cause out, let all else be as it was, and the
+training passes, or, where it is too big, fails all the same (`python bench/situations.py --verify`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Label = Literal[
+    "too_big", "batch_too_large", "leak", "fragmentation", "neighbour", "phase_peak", "host_input", "unknown"
+]
+LABELS: tuple[Label, ...] = (
+    "too_big", "batch_too_large", "leak", "fragmentation", "neighbour", "phase_peak", "host_input", "unknown",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One training process on a device of `size` MiB.
+
+    `label` is what an out-of-memory is, None: there is none. `grows` says where memory is lost until the end. `limit`
+    is the allocator's own, in MiB, `host_limit` the container's. `neighbour` are the pieces, MEBIBYTES:SECONDS, that
+    another process takes, after the training process has begun or, `early`, before. `pace` is the daemon's and the
+    callback's. A situation that `dies` ends without Python's own end, which its broken allocator would not survive.
+    """
+
+    program: Literal["ooms", "leaks", "healthy", "more_ooms"]
+    name: str
+    why: str
+    label: Label | None = None
+    grows: Literal["device", "host"] | None = None
+    size: int = 256
+    limit: int | None = None
+    host_limit: int | None = None
+    neighbour: tuple[str, ...] = ()
+    early: bool = False
+    pace: Literal["fast", "default"] = "fast"
+    dies: bool = False
+    function: str | None = None  # of the program, where it is not the name
+
+
+def _oom(label: Label | None, name: str, why: str, **settings: object) -> Situation:
+    return Situation("ooms", name, why, label, **settings)  # type: ignore[arg-type] # passed on
+
+
+def _more(label: Label, name: str, why: str, **settings: object) -> Situation:
+    return Situation("more_ooms", name, why, label, **settings)  # type: ignore[arg-type] # likewise
+
+
+def _leak(name: str, why: str, **settings: object) -> Situation:
+    return Situation("leaks", name, why, **{"label": "leak", "grows": "device"} | settings)  # type: ignore[arg-type]
+
+
+def _healthy(name: str, why: str, **settings: object) -> Situation:
+    return Situation("healthy", name, why, **settings)  # type: ignore[arg-type] # likewise
+
+
+OOMS = (
+    _oom("too_big", "too_big_embedding", "a table of 488 MiB on a device of 256", pace="default"),
+    _oom("too_big", "too_big_optimizer", "weights, gradient and Adam's two slots, 65 MiB each, on 240"),
+    _oom("too_big", "too_big_gradient", "the gradient of weights of 61 MiB beside Adam's two slots on 240, in a pool that grows"),
+    _oom("too_big", "too_big_sequence", "one sequence's attention of 381 MiB on a device of 256"),
+    _oom("too_big", "too_big_limited", "the same weights under the allocator's own limit", function="too_big_gradient", size=1024, limit=200),
+    _oom("batch_too_large", "batch_first_step", "activations of 781 MiB in the first step", pace="default"),
+    _oom("batch_too_large", "batch_deep", "activations of six wide layers, 64 MiB each, in the first step"),
+    _oom("batch_too_large", "batch_second_fit", "a second fit with a batch 128 times as large"),
+    _oom("batch_too_large", "batch_own_loop", "activations of 188 MiB, twice, in a loop of one's own, in a pool that grows"),
+    _oom("batch_too_large", "batch_jit", "compiled by XLA, whose message has no shape", dies=True),
+    _oom("batch_too_large", "batch_images", "images, 128 a batch, where 4 fit"),
+    _oom("batch_too_large", "batch_limited", "the same images under the allocator's own limit", function="batch_images", size=2048, limit=200),
+    _oom("fragmentation", "fragmented_halves", "every second tensor of a bank is dropped", pace="default"),
+    _oom("fragmentation", "fragmented_cache", "entries of a cache lie here and there"),
+    _oom("fragmentation", "fragmented_regions", "a pool grew in pieces, none of which is large enough"),
+    _oom("fragmentation", "fragmented_pins", "small tensors that stay lie between large ones that went"),
+    _oom("neighbour", "neighbour_sudden", "another process takes 170 MiB before the larger model comes", neighbour=("170:4",), pace="default"),
+    _oom("neighbour", "neighbour_before", "another process has 190 MiB when training begins", neighbour=("190",), early=True),
+    _oom("neighbour", "neighbour_gradual", "another process takes 40 MiB a second", neighbour=tuple(f"40:{0.5 + 0.9 * each:.1f}" for each in range(5))),
+    _oom("neighbour", "neighbour_preallocating", "another process leaves little to preallocate", neighbour=("170",), early=True),
+    _oom("neighbour", "neighbour_validation", "another process comes before the first validation", neighbour=("180:3",)),
+    _oom("phase_peak", "peak_validation", "validation has a batch 300 times training's", pace="default"),
+    _oom("phase_peak", "peak_predict", "prediction has all in one batch"),
+    _oom("phase_peak", "peak_giant_batch", "one batch in 441 is 234 times the others"),
+    _oom("phase_peak", "peak_own_phase", "a test phase of one's own loop has a giant batch"),
+    _oom("phase_peak", "peak_late_validation", "validation in every fourth epoch has a giant batch, in a pool that grows"),
+    _oom("host_input", "input_map", "tf.data's map makes a tensor of 1.2 GiB"),
+    _oom("host_input", "input_later", "the same, in the 250th batch"),
+    _oom("host_input", "input_generator", "a generator asks NumPy for terabytes"),
+    _oom("host_input", "input_pydataset", "a PyDataset does", pace="default"),
+    _oom("host_input", "input_own_loader", "the loader of a loop of one's own does"),
+    _oom("unknown", "unknown_refusal", "the driver refuses though there is room"),
+    _oom(None, "unknown_quota", "an error that says nothing, raised by hand"),
+    _oom("unknown", "unknown_device", "a GPU that the daemon does not have"),
+)  # fmt: skip
+
+LEAKS = (
+    _leak("leak_step", "a tensor a step"),
+    _leak("leak_epoch", "a copy an epoch"),
+    _leak("leak_validation", "outputs of validation alone"),
+    _leak("leak_variable", "something of each batch, whose sizes vary"),
+    _leak("leak_staircase", "a snapshot every fourth epoch"),
+    _leak("leak_slow", "slower, at default settings", pace="default"),
+    _leak("leak_growing_pool", "a tensor a step, in a pool that grows"),
+    _leak("leak_limited", "the same, under the allocator's own limit", function="leak_growing_pool", size=1024, limit=240),
+    _leak("leak_history", "losses with their features, in a loop of one's own", pace="default"),
+    _leak("leak_folds", "models of a cross-validation in graph mode"),
+    _leak("leak_host", "arrays in Python, in a container", label=None, grows="host", host_limit=1600),
+    _leak("leak_host_worker", "arrays in the input's own process, in a container", label=None, grows="host", host_limit=1600),
+)  # fmt: skip
+
+HEALTHY = (
+    _healthy("one_time_steps", "two jumps of 30 MiB"),
+    _healthy("late_optimizer_slots", "Adam's slots come in the middle"),
+    _healthy("unfreezing", "more and more layers learn"),
+    _healthy("retracing", "24 shapes, each traced"),
+    _healthy("bucketed_lengths", "batches of five sizes at random", pace="default"),
+    _healthy("longer_and_longer", "batches grow within each epoch"),
+    _healthy("sawtooth_in_epochs", "let go of at each epoch's end"),
+    _healthy("sawtooth_over_epochs", "let go of in every fifth epoch"),
+    _healthy("nearly_full", "95 % in use, in a preallocated pool", pace="default"),
+    _healthy("nearly_full_growing_pool", "a full device, in a pool that grew"),
+    _healthy("cache_of_the_first_epoch", "tf.data's cache of 60 MiB"),
+    _healthy("least_recently_used", "a cache with less and less that is new"),
+    _healthy("folds_eagerly", "12 models that run eagerly"),
+    _healthy("turns", "fit, evaluate, predict, 12 times"),
+    _healthy("validated", "validation in larger batches"),
+    _healthy("several_steps_an_execution", "eight steps an execution"),
+    _healthy("mixed_batches", "batches of three sizes"),
+    _healthy("checkpoints", "written each epoch, read back twice", pace="default"),
+    _healthy("losses_as_floats", "numbers kept in Python"),
+    _healthy("history_in_python", "a small record a step in Python"),
+    _healthy("average_of_weights", "an average from the middle on"),
+    _healthy("moving_average_by_keras", "Keras's own average"),
+    _healthy("warm_up_of_batches", "batches double through the first third"),
+    _healthy("own_loop", "a loop without epochs, in a pool that grows", pace="default"),
+    _healthy("shuffling_buffer", "a loader's buffer fills"),
+    _healthy("shuffled_by_tensorflow", "tf.data's buffer, anew each epoch"),
+    _healthy("workers_of_the_input", "two processes that read"),
+    _healthy("mapped_file", "300 MiB of a file become resident"),
+    _healthy("garbage_in_cycles", "host memory as a sawtooth"),
+    _healthy("accumulated_gradients", "gradients over eight steps"),
+    _healthy("replay_memory", "a buffer fills in the first quarter"),
+    _healthy("one_long_epoch", "one epoch of unknown length"),
+    _healthy("short_epochs", "epochs of three steps"),
+)  # fmt: skip
+
+# Written when the rules were there already, by somebody who had read what the documentation says of them, not the rules.
+MORE = (
+    _more("too_big", "big_convolution", "a convolution of 81 MiB with gradient and momentum on 240", pace="default"),
+    _more("too_big", "big_vocabulary", "an embedding of 85 MiB with Adam's two slots on 240"),
+    _more("batch_too_large", "batch_of_sequences", "a recurrent layer keeps 1 MiB a dozen times for each of 100 times"),
+    _more("batch_too_large", "batch_searched", "a batch is doubled until it does not fit, in half precision"),
+    _more("leak", "leak_of_predictions", "outputs are appended to a list, in a compiled loop of one's own", pace="default"),
+    _more("leak", "leak_of_weights", "a callback keeps the weights of each epoch"),
+    _more("leak", "leak_of_variables", "a list of variables grows, with two models by turns"),
+    _more("fragmentation", "fragmented_buffer", "three fifths of a buffer of mixed sizes are thrown out"),
+    _more("fragmentation", "fragmented_ensemble", "every second model of an ensemble is dropped"),
+    _more("neighbour", "neighbour_in_mid_epoch", "another process comes in mid epoch, before the longest batches", neighbour=("200:3",)),
+    _more("neighbour", "neighbour_beside_images", "another process has 190 MiB before", neighbour=("190",), early=True, pace="default"),
+    _more("phase_peak", "peak_larger_images", "validation has images of 400 times the area"),
+    _more("phase_peak", "peak_evaluation", "evaluation after a loop of fits has all in one batch"),
+    _more("host_input", "input_shuffled", "tf.data's shuffling buffer holds 600 MiB"),
+    _more("host_input", "input_cached", "tf.data's cache holds 600 MiB, in the first epoch"),
+    _more("unknown", "unknown_by_turns", "the driver refuses though there is room, with two models by turns"),
+)  # fmt: skip
+
+SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE}
+SITUATIONS = {each.name: each for each in sum(SETS.values(), ())}

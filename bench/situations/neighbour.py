@@ -1,0 +1,34 @@
+"""Another process on the shared device: `python neighbour.py MEBIBYTES:SECONDS ...` takes more at each of these times.
+
+It says a line for each piece it has, and holds all of it until it is ended. Times count from its start, or from the
+first line of its standard input where the first argument is `wait`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+
+from shared_device import MIB, build
+
+
+def main() -> None:
+    """Take, and hold."""
+    pieces = sys.argv[1:]
+    take = ctypes.CDLL(str(build())).shared_device_take
+    take.argtypes = [ctypes.c_uint64]
+    if pieces[0] == "wait":
+        sys.stdin.readline()
+        del pieces[0]
+    began = time.monotonic()
+    for piece in pieces:
+        mebibytes, _, at = piece.partition(":")
+        time.sleep(max(began + float(at or 0) - time.monotonic(), 0))
+        print("has" if take(int(mebibytes) * MIB) else "was refused", mebibytes, "MiB", flush=True)
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The daemon beside a shared device: `python serve.py FOLDER PACE`; it says its port.
+
+The driver is the simulation's, but for the memory of its one GPU and the processes on it: those are the shared
+device's. PACE is `default`, or `fast` for a poll every 0.2 s and a look at the host every second.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpuwarden import event_loop, logs
+from gpuwarden.config import Address, Config
+from gpuwarden.config_values import OptionalPath
+from gpuwarden.daemon import Daemon
+from gpuwarden.sources import Source
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.sources.structs import Memory, Process
+from shared_device import MIB, SharedDevice
+
+GPU = 7  # of the simulated box: the one on which nothing runs
+
+
+class SharedNvml:
+    """NVML's functions for a box with one GPU, whose memory is a shared device's."""
+
+    def __init__(self, device: SharedDevice) -> None:
+        self._simulated = Simulation(GPU + 1).nvml
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer as the simulation does."""
+        return getattr(self._simulated, name)
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's name
+        """Count the one."""
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, _index: int) -> Any:  # noqa: N802 - likewise
+        """Look the one up."""
+        return self._simulated.nvmlDeviceGetHandleByIndex(GPU)
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: Any, _version: int | None = None) -> Memory:  # noqa: N802 - likewise
+        """Tell the shared device's memory."""
+        free = self._device.free
+        return Memory(total=self._device.size, reserved=0, free=free, used=self._device.size - free)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: Any) -> list[Process]:  # noqa: N802 - likewise
+        """Tell who holds some of it."""
+        return [Process(pid, held) for pid, held in self._device.held().items()]
+
+
+def configured(folder: Path, pace: str, context: int) -> Config:
+    """Return the default configuration, in a folder of its own; the device's contexts are smaller than a GPU's."""
+    config = Config()
+    poll = config.poll
+    if pace == "fast":
+        poll = replace(poll, interval=0.2, slow_interval=1.0)
+    runs = replace(config.runs, socket=folder / "run.sock", context_overhead=context)
+    receipts = replace(config.receipts, path=OptionalPath(folder / "receipts"))
+    return replace(
+        config, poll=poll, runs=runs, receipts=receipts, web=replace(config.web, listen=Address("127.0.0.1", 0))
+    )
+
+
+def main() -> None:
+    """Serve."""
+    folder, pace = Path(sys.argv[1]), sys.argv[2]
+    logs.configure("info")
+    device = SharedDevice(folder / "device")
+    config = configured(folder, pace, context=int(sys.argv[3]) * MIB)
+    served = Daemon(config, Source("nvml", SharedNvml(device)))  # type: ignore[arg-type] # most of it by __getattr__
+    event_loop.run(served.run(lambda: print(served.web.address[1], flush=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""What the programs of the situations have in common: small models, data, and the truth about the allocator.
+
+The harness (bench/situations.py) sets the environment in which TensorFlow takes its real BFC allocator for the CPU. A
+program says what happens in lines of JSON: when training begins, when it is at its end, and what the allocator held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gpuwarden import watch
+from gpuwarden.keras import GpuWarden, keras
+from shared_device import MIB, UUID, SharedDevice
+
+CPU = {"CPU:0": UUID}
+INTERVAL = float(os.environ.get("SITUATION_INTERVAL", "0.25"))
+DEVICE = SharedDevice(Path(os.environ["SHARED_DEVICE"]))
+FEATURES = 64
+SAMPLE_SECONDS = 0.05
+TENTHS = 10
+
+
+def callback() -> GpuWarden:
+    """Make the callback that reports here."""
+    return GpuWarden(devices=CPU, interval=INTERVAL)
+
+
+def watched(name: str) -> Any:
+    """Make a watch that reports here."""
+    return watch(name, devices=CPU, interval=INTERVAL, framework="tensorflow")
+
+
+def memory() -> dict[str, int]:
+    """Ask the allocator: bytes in use now and at most."""
+    return dict(tf.config.experimental.get_memory_info("CPU:0"))
+
+
+def say(event: str, **facts: Any) -> None:
+    """Write down what happens, with the allocator's and the device's figures."""
+    now = memory()
+    told = {
+        "event": event,
+        "at": time.time(),
+        "current": now["current"],
+        "peak": now["peak"],
+        "held": DEVICE.held().get(os.getpid(), 0),
+        "free": DEVICE.free,
+    }
+    print(json.dumps(told | facts), flush=True)
+
+
+def reserve(share: float = 0.97) -> None:
+    """Have the allocator take nearly all that is free on the device in one region, as TensorFlow does on a GPU.
+
+    On a CPU it always grows by regions. One tensor that large, and let go of, leaves one region for all that follows.
+    """
+    tf.zeros((256,))  # the first tensor makes the process a holder, with its context
+    while share > 0.3:
+        limit = int(os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "65536")) * MIB
+        size = int(min(DEVICE.free, limit) * share) // MIB * MIB
+        try:
+            tf.zeros((size // 4,))
+            break
+        except tf.errors.ResourceExhaustedError:  # the allocator tries in steps of a tenth
+            share -= 0.05
+    tf.config.experimental.reset_memory_stats("CPU:0")
+
+
+def dense(width: int, *, depth: int = 1, features: int = FEATURES, optimizer: Any = "sgd", **compiling: Any) -> Any:
+    """Make a model whose activations are wide and whose input is narrow: much memory for little computing."""
+    layers = [keras.layers.Input((features,))]
+    layers += [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
+    made = keras.Sequential([*layers, keras.layers.Dense(1)])
+    made.compile(optimizer=optimizer, loss="mse", **compiling)
+    return made
+
+
+def stream(sizes: Callable[[], Iterator[int]], *, features: int = FEATURES, pause: float = 0.004) -> Any:
+    """Give batches of these sizes, each after a pause as if it had been read; memory is only wanted by computing."""
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        for size in sizes():
+            time.sleep(pause)
+            yield np.full((size, features), 0.1, "float32"), np.zeros((size, 1), "float32")
+
+    specs = tf.TensorSpec((None, features)), tf.TensorSpec((None, 1))
+    return tf.data.Dataset.from_generator(batches, output_signature=specs)
+
+
+def steady(size: int, steps: int, **settings: Any) -> Any:
+    """Give so many batches of the same size."""
+    return stream(lambda: iter([size] * steps), **settings)
+
+
+def fit(model: Any, data: Any, *callbacks: Any, epochs: int = 1, **settings: Any) -> Any:
+    """Fit quietly, reporting."""
+    return model.fit(data, epochs=epochs, verbose=0, callbacks=[callback(), *callbacks], **settings)
+
+
+class Each(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Does something in hooks, given by their names."""
+
+    def __init__(self, **hooks: Callable[[int], Any]) -> None:
+        super().__init__()
+        for name, act in hooks.items():
+            setattr(self, name, self._calling(act))
+
+    @staticmethod
+    def _calling(act: Callable[[int], Any]) -> Callable[..., None]:
+        def hook(*given: Any, **_: Any) -> None:
+            act(given[0] if given and isinstance(given[0], int) else 0)
+
+        return hook
+
+
+class Witness(threading.Thread):
+    """Looks at the allocator and at the host's memory itself, so that a label can be held against what happened."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: list[tuple[int, int]] = []
+
+    def run(self) -> None:
+        """Look on."""
+        page = os.sysconf("SC_PAGESIZE")
+        while True:
+            resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page
+            self.seen.append((memory()["current"], resident))
+            time.sleep(SAMPLE_SECONDS)
+
+    def tenths(self) -> dict[str, list[int]]:
+        """Give MiB by tenths of the time: the least and the most in use on the device, the most on the host."""
+        parts = [part for part in np.array_split(np.array(self.seen) / MIB, TENTHS) if len(part)]
+        return {
+            "lowest": [int(part[:, 0].min()) for part in parts],
+            "highest": [int(part[:, 0].max()) for part in parts],
+            "host": [int(part[:, 1].max()) for part in parts],
+        }
+
+
+def requested(text: str) -> int | None:
+    """Read from an out-of-memory's message what was asked for."""
+    found = re.findall(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)", text)
+    if not found:
+        return None
+    shape, kind = found[-1]
+    size = {"double": 8, "float": 4, "int64": 8, "half": 2, "uint8": 1, "bool": 1}.get(kind, 4)
+    return int(np.prod([int(each) for each in shape.split(",") if each], dtype=np.int64)) * size
+
+
+def play(situations: dict[str, Callable[..., None]]) -> None:
+    """Play the situation that the first argument names; with `--without` its cause is left out.
+
+    An out-of-memory is written down and goes on as the program's end.
+    """
+    name, without = sys.argv[1], "--without" in sys.argv[2:]
+    say("begin")
+    witness = Witness()
+    witness.start()
+    try:
+        situation = situations[name]
+        situation(**({"cause": not without} if "cause" in signature(situation).parameters else {}))
+    except (tf.errors.OpError, MemoryError) as error:
+        text = str(error)
+        say("oom", exception=type(error).__name__, requested=requested(text), text=text[-400:], **witness.tenths())
+        sys.stdout.flush()
+        if os.environ.get("SITUATION_DIES"):
+            os._exit(1)
+        raise
+    say("end", **witness.tenths())

@@ -1,0 +1,28 @@
+"""Find the largest batch size that fits, then train with it: `python examples/batch_size.py`. Needs no daemon, no GPU.
+
+On a machine without a GPU everything up to `largest` fits. To see it find a limit there, give TensorFlow's CPU one:
+TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=64 TF_ENABLE_ONEDNN_OPTS=0.
+"""
+
+import numpy as np
+
+from gpuwarden.keras import GpuWarden, find_batch_size, keras
+
+generator = np.random.default_rng(1)
+x = generator.normal(size=(8_192, 32)).astype("float32")
+y = (x.sum(axis=1) > 0).astype("float32")
+
+model = keras.Sequential(
+    [
+        keras.layers.Input((32,)),
+        keras.layers.Dense(512, activation="relu"),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+)
+model.compile(optimizer="adam", loss="binary_crossentropy")
+
+# Real training steps, after which the model is as it was: nothing of this is in the training below.
+size = find_batch_size(model, (x, y), smallest=32, largest=512)
+print(f"batch size {size}")
+
+model.fit(x, y, batch_size=size, epochs=3, callbacks=[GpuWarden(name="batch size")])

@@ -1,0 +1,60 @@
+"""What a person chooses at the top of a dashboard: the same on all of them, so that links keep it."""
+
+from __future__ import annotations
+
+from classic import SOURCE, Json
+
+from gpuwarden.gpu.table import MigReadings
+from gpuwarden.runs.table import RunReadings
+from gpuwarden.tables import DaemonReadings, GpuHealth, OwnerReadings
+
+_HERE = '{cluster=~"$cluster",instance=~"$instance"}'
+
+
+def choices(*, one_box: bool = False) -> list[Json]:
+    """Choose boxes, then among what is on them, by what people call it; at first all, or `one_box`."""
+    build = DaemonReadings.build_info.name
+    gpus = f'label_join({GpuHealth.info.name}{_HERE}, "label", " · ", "gpu", "name", "instance")'
+    runs = f'label_join(last_over_time({RunReadings.info.name}{_HERE}[$__range]), "label", " · ", "run_name", "run_id")'
+    owners = f"{OwnerReadings.owner_gpu_memory_used_bytes.name}{_HERE}"
+    # Those of the chosen GPUs; none where all are chosen, whose matcher takes every UUID.
+    parts = f'{MigReadings.info.name}{_HERE[:-1]},gpu_uuid=~"$gpu",uuid!~"$gpu"}}'
+    boxes = _choice("instance", "Box", f'label_values({build}{{cluster=~"$cluster"}}, instance)')
+    if one_box:
+        boxes |= {"current": {}}  # the first: what is drawn for each GPU or run is too much of a whole fleet
+    return [
+        {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}},
+        _choice("cluster", "Cluster", f"label_values({build}, cluster)", every=".*"),  # few sites have that label
+        boxes,
+        _choice("gpu", "GPU", f"query_result({gpus})", regex=_labelled("uuid")),
+        _choice("mig", "MIG instances", f"label_values({parts}, uuid)", every="", hide=2),
+        _choice("owner", "Owner", f"label_values({owners}, owner)", every=".*"),
+        _choice("run", "Run", f"query_result({runs})", regex=_labelled("run_id")),
+    ]
+
+
+def _choice(name: str, label: str, query: str, *, regex: str = "", every: str = ".+", hide: int = 0) -> Json:
+    """Let people choose several values, or all; they are looked up anew when the time range changes.
+
+    `every` is what stands for all, "" for each by name; 2 is Grafana's number to `hide` it.
+    """
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": query, "refId": f"Prometheus-{name}"},
+        "regex": regex,
+        "refresh": 2,
+        "sort": 3,
+        "multi": True,
+        "includeAll": True,
+        "allValue": every or None,
+        "hide": hide,
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _labelled(value: str) -> str:
+    # Grafana writes a result with its labels in the order of their names, so `label` comes before either.
+    return rf'/label\W+(?<text>[^"]+)".*\b{value}\W+(?<value>[^"]+)"/'

@@ -1,0 +1,62 @@
+"""A simulated GPU divided by MIG, which the simulation has not: what is on it is on an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.runs.run import Run
+from gpuwarden.state import State
+
+_Key = TypeVar("_Key")
+_PROFILE, _GPU_INSTANCE, _COMPUTE_INSTANCE = "7g.80gb", 0, 0
+
+
+def divided(state: State) -> State:
+    """Give a box's first GPU one instance, which all runs there are on."""
+    gpu, *others = state.snapshot.gpus
+    whole, part = gpu.identity.uuid, gpu.identity.uuid.replace("GPU-", "MIG-")
+    gpu = replace(gpu, mig=(_instance(gpu, part),)) if gpu.up else gpu
+    levels = _renamed(state.pressure.levels, (whole, "memory"), (part, "memory"))
+    return replace(
+        state,
+        snapshot=replace(state.snapshot, gpus=(gpu, *others)),
+        pressure=replace(state.pressure, levels=levels),
+        runs=tuple(_moved(run, whole, part) for run in state.runs),
+    )
+
+
+def _instance(gpu: Gpu, uuid: str) -> MigInstance:
+    size, used, free = (
+        gpu.readings[row]
+        for row in (GpuReadings.memory_size_bytes, GpuReadings.memory_used_bytes, GpuReadings.memory_free_bytes)
+    )
+    labels = (gpu.identity.uuid, str(_GPU_INSTANCE), str(_COMPUTE_INSTANCE), _PROFILE)
+    return MigInstance(
+        MigIdentity(uuid, _GPU_INSTANCE, _COMPUTE_INSTANCE, _PROFILE),
+        {
+            MigReadings.info: {labels: 1.0},
+            MigReadings.memory_size_bytes: size,
+            MigReadings.memory_used_bytes: used,
+            MigReadings.memory_free_bytes: free,
+        },
+    )
+
+
+def _moved(run: Run, whole: str, part: str) -> Run:
+    """Put a run from a GPU onto an instance of it."""
+    by_device = {each.name: getattr(run, each.name) for each in fields(run)}
+    moved: dict[str, Any] = {
+        name: _renamed(held, whole, part) for name, held in by_device.items() if isinstance(held, Mapping)
+    }
+    account = replace(run.account, shares=_renamed(run.account.shares, whole, part))
+    return replace(
+        run, **moved, account=account, devices=tuple(part if each == whole else each for each in run.devices)
+    )
+
+
+def _renamed(held: Mapping[_Key, Any], whole: _Key, part: _Key) -> dict[_Key, Any]:
+    return {part if key == whole else key: value for key, value in held.items()}

@@ -1,0 +1,194 @@
+"""GPUs at a glance, the worst first: one table for a whole fleet as for one box."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from classic import BAD, MILD, NONE, WARN, Json, Panel, Query, bad_from, override, states
+from looks import COLORED, GAUGE, HIDDEN, PLAIN_GAUGE, SHARE, ahead, headroom, margin, nothing
+from panels import table
+from series import DEVICE, boxes, headroom_ratio, instances, of_owners, placed, series, with_run
+from ways import BOX, IN_CLUSTER, ONE_RUN, link
+
+from gpuwarden import thresholds
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.gpu.xid import Severity, codes
+from gpuwarden.metric import Metric
+from gpuwarden.runs.meter import SLOWDOWNS
+from gpuwarden.runs.table import RunReadings
+from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings
+
+# A query with other labels than the rest would keep its rows apart: `merge` joins by the labels all have.
+_EACH = f"max by ({DEVICE})"
+# What slows a GPU down and should not: the power limit holds every GPU that works hard.
+_SLOWDOWNS = {"reason": "|".join(reason for reason in SLOWDOWNS if reason != "sw_power_cap")}
+_RECENT = f"time() - {thresholds.XID_SECONDS:g}"
+_STATES: dict[float, tuple[str, str]] = {
+    10: ("down", BAD),
+    9: ("lost", BAD),
+    8: ("critical", BAD),
+    7: ("repair", BAD),
+    6: ("XID", BAD),
+    5: ("ECC", BAD),
+    4: ("repair", WARN),
+    3: ("XID", WARN),
+    2: ("pressure", WARN),
+    1: ("slowed", MILD),
+    0: ("well", NONE),
+}
+
+
+def gpu_table(number: int, *, height: int) -> Panel:
+    """Return the table; `number` is the panel's id."""
+    return table(
+        number,
+        "GPUs now, worst first",
+        "Each GPU's state, who holds it and how close it is to trouble: judge a run by its headroom, as memory that a "
+        "framework reserves counts as used.",
+        *_queries(),
+        columns={
+            "State": "state",
+            "Cluster": "cluster",
+            "Box": "instance",
+            "GPU": "gpu",
+            "Model": "name",
+            "Owner": "owner",
+            "Run": "run_name",
+            "Headroom": "headroom",
+            "Out of memory in": "ahead",
+            "Memory used": "used",
+            "Utilization": "utilization",
+            "Temperature": "temperature",
+            "Margin": "margin",
+            "Power": "power",
+            "Slowed": "slowed",
+            "XID": "xid",
+            "UUID": "board",
+            "Run id": "run_id",
+            IN_CLUSTER: "place",
+        },
+        width=24,
+        height=height,
+        empty="no GPU is known: does Prometheus scrape gpuwarden, and does a driver answer?",
+        sort="State",
+        descending=True,
+        needs="GPU",
+        points=120,
+        overrides=_looks(),
+    )
+
+
+def _queries() -> list[Query]:
+    ratio = f"bottomk by ({DEVICE}) (1, {headroom_ratio()})"
+    held = f"sum by ({DEVICE}, owner) ({series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind='user')})"
+    xid = series(GpuHealth.xid_last_event_timestamp_seconds)
+    slowed = series(GpuReadings.clock_event_seconds_total, like=_SLOWDOWNS)
+    wanted = {
+        "state": _state(),
+        "ahead": series(RunReadings.seconds_to_oom),
+        "used": f"{series(GpuReadings.memory_used_bytes)} / {series(GpuReadings.memory_size_bytes)} or "
+        f"{series(MigReadings.memory_used_bytes)} / {series(MigReadings.memory_size_bytes)}",
+        "utilization": series(GpuReadings.utilization_ratio),
+        "temperature": series(GpuReadings.temperature_celsius, sensor="core"),
+        "margin": series(GpuReadings.temperature_margin_celsius),
+        "power": series(GpuReadings.power_usage_watts),
+        # By the way of steps, as a week of all samples of a fleet's GPUs takes seconds to read.
+        "slowed": f"increase({slowed}[$__range:$__interval]) / $__range_s",
+    }
+    return [
+        Query(f"max by ({DEVICE}, gpu, name, board, place) ({placed(_identities())})", "identity", now=True),
+        Query(f"max by ({DEVICE}, owner) (topk by ({DEVICE}) (1, {held}))", "owners", now=True),
+        Query(f"max by ({DEVICE}, run_id, run_name) ({with_run(ratio)})", "headroom", now=True),
+        Query(
+            f"max by ({DEVICE}, xid) (topk by ({DEVICE}) (1, {xid} > {_RECENT}))",
+            "xids",
+            now=True,
+        ),
+        *(Query(f"{_EACH} ({query})", name, now=True) for name, query in wanted.items()),
+    ]
+
+
+def _identities() -> str:
+    """Return who is in the table: GPUs, MIG instances, and boxes that do not answer, each with the GPU for its link."""
+    gpus = of_owners(series(GpuHealth.info))
+    shortened = f'label_replace({gpus}, "name", "$1", "name", "(?:NVIDIA )?(.+)")'
+    parts = f'label_replace({instances(gpus)}, "name", "MIG $1", "profile", "(.+)")'
+    down = f'label_replace(label_replace({_down()}, "gpu", "all", "", ""), "board", "All", "", "")'
+    return " or ".join(
+        (
+            f'label_replace({shortened}, "board", "$1", "uuid", "(.+)")',
+            f'label_replace({parts}, "board", "$1", "gpu_uuid", "(.+)")',
+            down,
+        )
+    )
+
+
+def _down() -> str:
+    """Return the boxes that do not answer, in place of GPUs of which nobody knows: rows need a UUID to be joined by."""
+    return f'label_replace({boxes()} == 0, "uuid", "none", "", "")'
+
+
+def _state() -> str:
+    """Return a GPU's or a box's state as a number; the largest that holds counts."""
+    level = series(PressureReadings.pressure_level)
+    uncorrected = series(GpuReadings.ecc_errors_total, type="uncorrected", lifetime="volatile")
+    slowed = series(GpuReadings.clock_event_active, like=_SLOWDOWNS)
+    holds = {
+        10: _down(),
+        9: f"{series(GpuHealth.up)} == 0",
+        8: f"{level} == 2",
+        7: f"{_any(GpuReadings.reset_required, GpuReadings.row_remap_failed, GpuReadings.memory_unrepairable)} or "
+        f"{series(GpuReadings.recovery_action, but={'action': 'none|drain.*'})} == 1",
+        6: _xid("page"),
+        5: f"increase({uncorrected}[{thresholds.MEMORY_ERRORS_SECONDS:g}s]) > 0",
+        4: f"{_any(GpuReadings.row_remap_pending, GpuReadings.retired_pages_pending, GpuReadings.repair_pending)} or "
+        f"{series(GpuReadings.recovery_action, like={'action': 'drain.*'})} == 1",
+        3: _xid("warn"),
+        2: f"{level} == 1",
+        1: f"{slowed} == 1",
+        0: f"{series(GpuHealth.up)} or {series(MigReadings.info)}",
+    }
+    return " or ".join(f"{_EACH} ({condition}) * 0 + {number}" for number, condition in holds.items())
+
+
+def _any(*rows: Metric[Any]) -> str:
+    return " or ".join(f"{series(row)} == 1" for row in rows)
+
+
+def _xid(severity: Severity) -> str:
+    """Select XIDs of late that an alert of that severity tells of."""
+    chosen = {"xid": "|".join(str(code) for code in codes(severity))}
+    return f"{series(GpuHealth.xid_last_event_timestamp_seconds, like=chosen)} > {_RECENT}"
+
+
+def _looks() -> list[Json]:
+    """Color the cells that are to be looked at."""
+    only = link(BOX, "Only this GPU", instance="Box", gpu="UUID")
+    run = link(ONE_RUN, "This run", instance="Box", run="Run id")
+    return [
+        override("State", mappings=states(_STATES), custom__width=80, custom__align="left", **COLORED),
+        override("Cluster", custom__width=65),
+        override("Box", links=[link(BOX, "This box", instance="Box")], custom__width=146),
+        override("GPU", links=[only], custom__width=45),
+        override("Model", custom__width=140),
+        override("Owner", custom__width=80),
+        override("Run", links=[run], custom__width=150),
+        override("Headroom", **SHARE, **GAUGE, thresholds=headroom(), mappings=nothing("no run"), custom__width=125),
+        override(
+            "Out of memory in",
+            unit="s",
+            decimals=0,
+            thresholds=ahead(NONE),
+            mappings=nothing(),
+            custom__width=134,
+            **COLORED,
+        ),
+        override("Memory used", **PLAIN_GAUGE, custom__width=118),
+        override("Utilization", **PLAIN_GAUGE, custom__width=112),
+        override("Temperature", unit="celsius", custom__width=100),
+        override("Margin", unit="celsius", thresholds=margin(NONE), mappings=nothing(), custom__width=75, **COLORED),
+        override("Power", unit="watt", decimals=0, custom__width=75),
+        override("Slowed", **SHARE, thresholds=bad_from(thresholds.SLOWED, NONE, WARN), custom__width=75, **COLORED),
+        override("XID", custom__width=55),
+        *(override(name, **HIDDEN) for name in ("UUID", "Run id", IN_CLUSTER)),
+    ]

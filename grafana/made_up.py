@@ -1,0 +1,220 @@
+"""What the simulated box does not have, made up: a host, faults of hardware, and what some runs report beside.
+
+The simulation's GPUs and runs live in a clock that runs fast; this machine's own host has no part in that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host import Host, Space
+from gpuwarden.metric import Readings
+from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost
+from gpuwarden.runs.cgroup import CgroupMemory
+from gpuwarden.runs.ear import Ear
+from gpuwarden.runs.forecast import TimeLeft
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.process_tree import Present, Usage
+from gpuwarden.runs.run import Run
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.state import State
+
+# From and to, as parts of the history, or of its last hour where it is longer.
+SPAN = 3600.0  # seconds
+LOST_GPU, GPU_LOST, DRIVER_LOST = 5, (0.5, 0.55), (0.7, 0.705)
+OFF = (0.6, 0.65)  # when a box answers nobody
+PROGRAM_GPU, PROGRAM_FAULT, OLD_CLIENT = 6, 0.3, (0.2, 0.4)
+WORN_GPU, WORN = 2, 0.6  # its memory and its links begin to err
+_GRAVE = 20  # errors after which one could not be corrected, and a row is to be replaced
+_GIB, _CPUS = 2**30, 128
+_LEAKING_HOST = "tabular-embedding"  # its workers keep what they have read
+_HOST_GROWTH = 2e6  # bytes a second
+
+
+def progress(now: float, seconds: float) -> float:
+    """Say where a history of so many seconds stands, in the part in which hardware fails: 0 to 1, negative before."""
+    span = min(seconds, SPAN)
+    return (now - seconds + span) / span
+
+
+def fail(simulation: Simulation, now: float, seconds: float) -> None:
+    """Lose a GPU, and later the driver, for a while."""
+    at = progress(now, seconds)
+    for faults, (begin, end) in ((simulation.gpu(LOST_GPU), GPU_LOST), (simulation.driver, DRIVER_LOST)):
+        if begin <= at < end:
+            faults.lose()
+        else:
+            faults.restore()
+
+
+def off(now: float, seconds: float) -> bool:
+    """Tell whether the box that is off for a while is."""
+    begin, end = OFF
+    return begin <= progress(now, seconds) < end
+
+
+@dataclass(slots=True)
+class MadeUp:
+    """Adds to one box's states, one after the other. Times are seconds since the `begin`, which is Unix time."""
+
+    begin: float
+    _told: dict[str, Counter[str]] = field(default_factory=dict)  # by run, advice by kind
+    _levels: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def add(self, state: State, now: float, seconds: float, *, faulty: bool) -> State:
+        """Put a host around the GPUs, and give runs what only some report; faults of hardware where it is `faulty`."""
+        state = self._advised(_reporting(_hosted(state, now), now))
+        return _refusing(self._worn(state, now, seconds), progress(now, seconds)) if faulty else state
+
+    def _advised(self, state: State) -> State:
+        """Tell runs that hear of pressure as it rises; one saves a checkpoint then."""
+        risen = [
+            uuid
+            for (uuid, resource), level in state.pressure.levels.items()
+            if level != "none" and level != self._levels.get((uuid, resource), "none")
+        ]
+        self._levels = {(uuid, resource): level for (uuid, resource), level in state.pressure.levels.items()}
+        runs = []
+        for run in state.runs:
+            told = self._told.setdefault(f"{run.peer.pid}-{run.began}", Counter())
+            told["pressure"] += sum(uuid in run.memory for uuid in risen)
+            ear = Ear(sent={**Ear().sent, "pressure": told["pressure"]})
+            report = run.report
+            if report:
+                report = replace(report, advice_heard=told["pressure"], actions={"checkpoint": told["pressure"]})
+            runs.append(replace(run, hello=replace(run.hello, hears=True), ear=ear, report=report))
+        return replace(state, runs=tuple(runs))
+
+    def _worn(self, state: State, now: float, seconds: float) -> State:
+        """Add the XIDs that a driver tells of, and a GPU whose memory and links wear out."""
+        at, span = progress(now, seconds), min(seconds, SPAN)
+        told = ((LOST_GPU, 79, GPU_LOST[0]), (PROGRAM_GPU, 31, PROGRAM_FAULT))
+        gpus = [
+            replace(
+                gpu,
+                xids={
+                    code: XidCount(1, self.begin + seconds - (1 - since) * span)
+                    for index, code, since in told
+                    if index == number and since <= at
+                },
+            )
+            for number, gpu in enumerate(state.snapshot.gpus)
+        ]
+        if len(gpus) > WORN_GPU:
+            gpus[WORN_GPU] = _erring(gpus[WORN_GPU], max(0.0, at - WORN))
+        return replace(state, snapshot=replace(state.snapshot, gpus=tuple(gpus)))
+
+
+def _erring(gpu: Gpu, worn: float) -> Gpu:
+    """Count errors of memory that ECC has corrected, of NVLink and PCIe; in the end a row waits to be replaced."""
+    if not gpu.up:
+        return gpu
+    errors = round(100 * worn)
+    readings: Readings = {
+        **gpu.readings,
+        GpuReadings.ecc_errors_total: {
+            ("corrected", "volatile", "dram"): 4 * errors,
+            ("uncorrected", "volatile", "dram"): errors // _GRAVE,
+        },
+        GpuReadings.nvlink_errors_total: {("crc_flit",): 3 * errors},
+        GpuReadings.pcie_errors_total: {("correctable",): 2 * errors},
+        GpuReadings.pcie_replays_total: errors,
+        GpuReadings.row_remap_pending: float(errors > _GRAVE),
+    }
+    return replace(gpu, readings=readings)
+
+
+def _refusing(state: State, at: float) -> State:
+    """Count the reports of an old client, which came for a while."""
+    begin, end = OLD_CLIENT
+    refused = round(100 * (min(max(at, begin), end) - begin))
+    rejected = {**state.counts.reports_rejected, "unknown_version": refused}
+    return replace(state, counts=replace(state.counts, reports_rejected=rejected))
+
+
+def _hosted(state: State, now: float) -> State:
+    busy, iowait = 0.4 * now, 0.02 * (now + 300 * (1 - math.cos(now / 300)))  # which comes and goes
+    host = Host(
+        memory_size=_GIB * 1024,
+        memory_available=_GIB * (600 + int(40 * math.sin(now / 500))),
+        swap=Space(_GIB * 8, 0),
+        shm=Space(_GIB * 512, _GIB * (20 + int(10 * math.sin(now / 200)))),
+        cpus=_CPUS,
+        cpu_seconds={
+            ("busy",): _CPUS * busy,
+            ("iowait",): _CPUS * iowait,
+            ("idle",): _CPUS * (now - busy - iowait),
+            ("steal",): 0.0,
+        },
+        oom_kills=0,
+        stalled_seconds={("io", "some"): 0.05 * now},
+    )
+    names = sorted({run.hello.name for run in state.runs})
+    runs = tuple(
+        replace(run, peer=replace(run.peer, since=run.began), usage=_usage(1 + names.index(run.hello.name), now))
+        if run.up
+        else replace(run, peer=replace(run.peer, since=run.began))
+        for run in state.runs
+    )
+    return replace(state, host=host, runs=runs)
+
+
+def _usage(number: int, now: float) -> Usage:
+    """Make up what the run of that number uses, each its own."""
+    present = Present(
+        memory=_GIB * (8 + 3 * number),
+        processes=1 + 2 * number,
+        state="sleeping",
+        cpus=16.0,
+        cgroup_memory=CgroupMemory(_GIB * 64, _GIB * (10 + 3 * number)),
+    )
+    return Usage((1 + number) * now, int(2e7 * number * now), int(1e6 * number * now), present)
+
+
+def _reporting(state: State, now: float) -> State:
+    return replace(state, runs=tuple(_with_report(run, now) for run in state.runs))
+
+
+def _with_report(run: Run, now: float) -> Run:
+    """Let a run tell its loss and its batches, and the one that leaks on the host grow there."""
+    report = run.report
+    if report is None:
+        return run
+    known = report.examples is not None and report.steps > 0
+    batch = (report.examples or 0) // report.steps if known else None
+    ready = round(4 + 4 * math.sin(now / 150)) if report.input_wait_seconds is not None else None
+    report = replace(
+        report,
+        loss=round(0.2 + 6.0 / (1 + report.steps / 150) + 0.05 * math.sin(report.steps / 7), 4),
+        batch_size=batch,
+        input_buffered=ready,
+        input_buffer_size=None if ready is None else 8,
+    )
+    memory = next(iter(run.memory.values()), None)
+    advice = None
+    if batch and memory and run.account.shares:
+        spare = min(run.headroom_at_peak.values(), default=0.0) / max(memory.peak, 1)
+        advised = max(1, int(batch * (1 + 0.5 * min(spare, 1.0))) // 8 * 8)
+        cost = Cost(memory.peak / 4, memory.peak / batch, 0.0, 2, batch, "high")
+        text = f"{advised} examples should fit"
+        advice = BatchSizeAdvice(batch, advised, advised < batch, memory.peak, 2.0 * memory.peak, cost, text)
+    growth = _host_growth(now - run.began) if run.up and run.hello.name == _LEAKING_HOST else None
+    return replace(run, report=report, batch_size_advice=advice, host_growth=growth)
+
+
+def _host_growth(lived: float) -> Growth:
+    left = 3 * 3600 - lived % 3600
+    return Growth(
+        _HOST_GROWTH,
+        0.8 * _HOST_GROWTH,
+        1.2 * _HOST_GROWTH,
+        since=0.0,
+        at=lived,
+        grown=int(_HOST_GROWTH * max(lived, 0.0)),
+        pattern="steady",
+        left=TimeLeft(left, 0.8 * left, 1.3 * left),
+    )

@@ -1,0 +1,71 @@
+"""Who holds GPUs, and what of them they leave idle."""
+
+from __future__ import annotations
+
+from classic import Panel, Query, override
+from looks import PLAIN_GAUGE
+from panels import table, timeseries
+from series import DEVICE, series
+
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.tables import OwnerReadings
+
+# For each step Prometheus looks at all GPUs of a fleet: an hour is read in minutes, a week in hours.
+_STEPS = 120
+_OVER = "[$__range:$__interval]) * $__interval_ms / 1000"
+
+
+def owners(first: int) -> list[Panel]:
+    """Return the panels of what owners cost; their ids begin at `first`."""
+    held = f"({series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind='user')} > bool 0)"
+    match = f"* on ({DEVICE}) group_left ()"
+    idle = f"{held} {match} (1 - {series(GpuReadings.utilization_ratio)})"
+    watts = f"{held} {match} {series(GpuReadings.power_usage_watts)}"
+    held_seconds, idle_seconds, joules = (
+        f"sum by (owner) (sum_over_time(({each}){_OVER})" for each in (held, idle, watts)
+    )
+    return [
+        table(
+            first,
+            "Cost by owner in this time range",
+            "Hours in which each user's processes held memory on GPUs, the part without anybody's kernel running, and "
+            "the energy drawn meanwhile, all of it for each user of a GPU.",
+            Query(f"{held_seconds} / 3600", "held", now=True),
+            Query(f"{idle_seconds} / 3600", "idle", now=True),
+            Query(f"{joules} / 3.6e6", "energy", now=True),
+            columns={"Owner": "owner", "GPU hours": "held", "Idle hours": "idle", "Energy": "energy"},
+            width=10,
+            height=8,
+            empty="no process is on a GPU",
+            sort="Idle hours",
+            descending=True,
+            ratios={"Idle": ("Idle hours", "GPU hours")},
+            points=_STEPS,
+            overrides=[
+                override("GPU hours", decimals=1, custom__width=110),
+                override("Idle hours", decimals=1, custom__width=110),
+                override("Idle", **PLAIN_GAUGE),
+                override("Energy", unit="kwatth", decimals=1, custom__width=110),
+            ],
+        ),
+        timeseries(
+            first + 1,
+            "GPUs by owner",
+            "How many GPUs each user's processes hold memory on.",
+            Query(f"sum by (owner) ({held})", "{{owner}}"),
+            width=7,
+            unit="short",
+            empty="no process is on a GPU",
+            points=_STEPS,
+        ),
+        timeseries(
+            first + 2,
+            "Held and idle by owner",
+            "How many of these GPUs run no kernel, added up as parts: a notebook somebody forgot shows here.",
+            Query(f"sum by (owner) ({idle})", "{{owner}}"),
+            width=7,
+            unit="short",
+            empty="no process is on a GPU",
+            points=_STEPS,
+        ),
+    ]

@@ -1,0 +1,224 @@
+"""Take pictures of the status page in four situations: `python grafana/page_pictures.py [DIRECTORY]`.
+
+The real daemon polls the simulation while the clock runs fast, until the box is as wanted; Chromium then opens the page
+on what it answers at that moment. Without DIRECTORY those of docs/pictures are taken. Needs chromium and pngquant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from email.utils import formatdate
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+from unittest import mock
+
+from history import Clock, simulated
+
+from gpuwarden.api.troubles import box_troubles
+from gpuwarden.config import Config
+from gpuwarden.daemon import Daemon
+from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.host import Host
+from gpuwarden.recent.series import SECONDS
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.sources.workloads import WORKLOADS
+from gpuwarden.state import State
+from gpuwarden.web import Request
+
+_ROOT = Path(__file__).parents[1]
+sys.path.append(str(_ROOT / "tests"))
+
+from browser import Browser, chromium  # noqa: E402 - the tests' own, found only now
+
+STEP = 2.0  # seconds between polls
+LIMIT = 4000.0  # seconds until a situation must have come
+LARGEST = 200_000  # bytes of a picture
+LOST_GPU, HOT_GPU, HOTTEST = 5, 4, 93.0
+LOST_SECONDS = 45.0  # before the picture
+NEARLY_OUT = 0.03  # ratio
+FALLEN_OFF = 79  # XID
+_HOST = Host(memory_size=1008 << 30, memory_available=796 << 30, cpus=128)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What befalls the simulated box: `steer` is called before each poll, `is_there` says when it is as wanted."""
+
+    name: str
+    steer: Callable[[Simulation, float], None]
+    is_there: Callable[[State, float], bool]
+    leaks: bool = False  # whether one of the runs does
+
+
+def _cool(simulation: Simulation, _now: float) -> None:
+    simulation.gpu(HOT_GPU).pin(temperature=74.0)
+
+
+def _heat(simulation: Simulation, now: float) -> None:
+    simulation.gpu(HOT_GPU).pin(temperature=min(78.0 + max(now - SECONDS, 0.0) / 12, HOTTEST))
+
+
+def _lose(simulation: Simulation, now: float) -> None:
+    _cool(simulation, now)
+    if now >= SECONDS:
+        simulation.gpu(LOST_GPU).lose()
+
+
+def _least_headroom(state: State) -> float:
+    return min((each.share for each in state.pressure.of_runs.values()), default=1.0)
+
+
+SITUATIONS = (
+    Situation("healthy", _cool, lambda state, now: now > SECONDS and not box_troubles(state)),
+    Situation("near-oom", _cool, lambda state, now: now > SECONDS and _least_headroom(state) < NEARLY_OUT, leaks=True),
+    Situation("hot", _heat, lambda _state, now: now > SECONDS + 12 * (HOTTEST - 78.0) + LOST_SECONDS),
+    Situation("gpu-lost", _lose, lambda _state, now: now > SECONDS + LOST_SECONDS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The upper `height` pixels of the page in a situation; None: all of it."""
+
+    situation: str
+    name: str
+    width: int
+    scheme: Literal["light", "dark"]
+    height: int | None = None
+
+
+DOCS = (
+    Picture("near-oom", "status-page", 1280, "dark", 1180),
+    Picture("gpu-lost", "status-page-phone", 390, "light", 1240),
+)
+ALL = tuple(
+    Picture(each.name, f"{each.name}-{width}-{scheme}", width, scheme)
+    for each in SITUATIONS
+    for width in (1280, 390)
+    for scheme in ("light", "dark")
+)
+
+
+async def _brought_about(situation: Situation, clock: Clock) -> Daemon:
+    """Return a daemon that has polled until the box is as wanted."""
+    runs = tuple(each if situation.leaks or not each else replace(each, leaks=None) for each in WORKLOADS)
+    with mock.patch("gpuwarden.sources.simulation.WORKLOADS", runs):
+        simulation = Simulation(8, 1, clock.monotonic)
+    daemon = Daemon(Config(), simulated(simulation, clock))
+    while True:
+        situation.steer(simulation, clock.now)
+        state = await daemon.poll()
+        if situation.is_there(state, clock.now):
+            return daemon
+        if clock.now > LIMIT:
+            raise RuntimeError(f"{situation.name} did not come about in {LIMIT:g} s")
+        clock.now += STEP
+
+
+def _complete(daemon: Daemon, clock: Clock) -> None:
+    """Put a host around the GPUs that is not this machine, and the XID with which a lost GPU is gone."""
+    state = daemon._state  # noqa: SLF001 - what a page would be drawn of
+    if state is None:
+        raise RuntimeError("no poll")
+    fallen = {FALLEN_OFF: XidCount(1, clock.time() - LOST_SECONDS)}
+    gpus = tuple(replace(gpu, xids=fallen) if gpu.fault else gpu for gpu in state.snapshot.gpus)
+    daemon._state = replace(state, host=_HOST, snapshot=replace(state.snapshot, gpus=gpus))  # noqa: SLF001
+    daemon._events.see(daemon._state)  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
+    """Answer browsers as the daemon does, at the time that it is there."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with mock.patch("gpuwarden.api.box.uname", return_value=SimpleNamespace(nodename="gpu-box-1")):
+                answer = daemon.web.respond(Request("GET", self.path, "", {}))
+            self.send_response_only(answer.status)
+            headers = {**answer.headers, "content-type": answer.content_type, "content-length": str(len(answer.body))}
+            for name, value in {**headers, "date": formatdate(clock.time(), usegmt=True)}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+_DRAWN = """[...document.querySelectorAll('.chart')].filter((e) => e.checkVisibility()).every((e) =>
+  e.getBoundingClientRect().top > innerHeight || e.querySelector('canvas'))"""
+# So that the day of the picture is today.
+_NOW = """{{
+  const Real = Date;
+  Date = class extends Real {{ constructor(...given) {{ super(...(given.length ? given : [{0}])); }} }};
+  Date.now = () => {0};
+}}"""
+
+
+def _take(browser: Browser, url: str, picture: Picture, path: Path, now: float) -> None:
+    tab = browser.tab(picture.width, 1000)
+    tab.prefer(picture.scheme)
+    tab.call("Emulation.setTimezoneOverride", timezoneId="UTC")
+    tab.call("Page.addScriptToEvaluateOnNewDocument", source=_NOW.format(round(now * 1000)))
+    tab.open(url)
+    tab.until("document.querySelector('.verdict h2')")
+    height = picture.height or int(tab.evaluate("document.documentElement.scrollHeight"))
+    tab.resize(picture.width, height)  # charts are drawn where they are seen
+    tab.until(_DRAWN)
+    tab.picture(path, whole=False)
+    tab.close()
+
+
+def take(directory: Path, pictures: tuple[Picture, ...]) -> None:
+    """Take these pictures."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, chromium(Path(folder)) as browser:
+        for situation in SITUATIONS:
+            wanted = [each for each in pictures if each.situation == situation.name]
+            if not wanted:
+                continue
+            clock = Clock()
+            with clock.running():
+                daemon = asyncio.run(_brought_about(situation, clock))
+                _complete(daemon, clock)
+            with _served(daemon, clock) as url:
+                for picture in wanted:
+                    path = directory / f"{picture.name}.png"
+                    _take(browser, url, picture, path, clock.time())
+                    print(path, path.stat().st_size)
+
+
+def main() -> None:
+    """Take the pictures, those of the documentation as small files."""
+    if sys.argv[1:]:
+        take(Path(sys.argv[1]), ALL)
+        return
+    folder = _ROOT / "docs" / "pictures"
+    take(folder, DOCS)
+    for picture in DOCS:
+        path = folder / f"{picture.name}.png"
+        subprocess.run(["pngquant", "--force", "--strip", "--output", path, "96", path], check=True)
+        if (size := path.stat().st_size) > LARGEST:
+            raise RuntimeError(f"{path}: {size} bytes are more than {LARGEST}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Panels by what they show: one large value, lines over time, states over time, a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from types import MappingProxyType
+from typing import Any, Literal
+
+from classic import NONE, Json, Panel, Query, override, override_matching, steps
+
+
+def stat(
+    id: int,  # noqa: A002 - the field's name in the JSON
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str = "short",
+    width: int,
+    thresholds: Json,
+    empty: str,
+    overrides: Sequence[Json] = (),
+) -> Panel:
+    """Show one large value for each query, on its color, with the legend beside it."""
+    options = {
+        "colorMode": "background",
+        "graphMode": "none",
+        "justifyMode": "center",
+        "orientation": "vertical",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "textMode": "value_and_name",
+        "wideLayout": False,  # the name above the value, where it has all the width
+    }
+    defaults = {"color": {"mode": "thresholds"}, "thresholds": thresholds, "noValue": empty}
+    return Panel(id, "stat", title, description, queries, unit, width, 4, options, defaults, overrides)
+
+
+def timeseries(
+    id: int,  # noqa: A002 - the field's name in the JSON
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str,
+    width: int,
+    empty: str,
+    thresholds: Json | None = None,
+    logarithmic: bool = False,
+    overrides: Sequence[Json] = (),
+    points: int | None = None,
+    worst: Literal["lowest", "highest"] | None = None,
+    **defaults: Any,
+) -> Panel:
+    """Draw lines over time. A series keeps its color from panel to panel; `thresholds` color the ground.
+
+    `worst` is for lines of a whole fleet, which no legend has room for: where the pointer is these come first.
+    """
+    options = {
+        "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": worst is None},
+        "tooltip": {"mode": "multi", "sort": "asc" if worst == "lowest" else "desc"},
+    }
+    custom: Json = {"drawStyle": "line", "fillOpacity": 0, "lineWidth": 1, "showPoints": "never"}
+    if thresholds:
+        custom["thresholdsStyle"] = {"mode": "area"}
+        defaults["thresholds"] = thresholds
+    if logarithmic:
+        custom["scaleDistribution"] = {"type": "log", "log": 2 if unit == "bytes" else 10}
+    else:
+        defaults["min"] = 0
+    every = {"color": {"mode": "palette-classic-by-name"}, "custom": custom, "noValue": empty, **defaults}
+    return Panel(
+        id, "timeseries", title, description, queries, unit, width, 8, options, every, overrides, points=points
+    )
+
+
+def timeline(
+    id: int,  # noqa: A002 - the field's name in the JSON
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    width: int,
+    mappings: Sequence[Json],
+    empty: str,
+) -> Panel:
+    """Draw colored bars over time, a line for each series."""
+    options = {
+        "alignValue": "left",
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "mergeValues": True,
+        "rowHeight": 0.9,
+        "showValue": "auto",
+        "tooltip": {"mode": "single", "sort": "none"},
+    }
+    defaults = {
+        "color": {"mode": "thresholds"},
+        "custom": {"fillOpacity": 80, "lineWidth": 0},
+        "mappings": list(mappings),
+        "noValue": empty,
+        "thresholds": steps((NONE, None)),
+    }
+    return Panel(id, "state-timeline", title, description, [query], "short", width, 8, options, defaults)
+
+
+def table(
+    id: int,  # noqa: A002 - the field's name in the JSON
+    title: str,
+    description: str,
+    *queries: Query,
+    columns: Mapping[str, str],
+    width: int,
+    height: int,
+    empty: str,
+    sort: str,
+    overrides: Sequence[Json],
+    descending: bool = False,
+    needs: str | None = None,
+    ratios: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    points: int | None = None,
+) -> Panel:
+    """Show rows joined by the labels that all queries share; a column's title maps to a label or a query's legend.
+
+    A row without a value in the column `needs` is left out. `ratios` are columns too, the last: of one over another.
+    """
+    values = {query.legend: f"Value #{name}" for name, query in zip(ascii_uppercase, queries, strict=False)}
+    fields = {values.get(source, source): title for title, source in columns.items()}
+    if len(queries) == 1 and (title_of_value := fields.get("Value #A")):
+        fields["Value"] = title_of_value  # Grafana's versions differ in what they call the only query's
+    transformations = [
+        {"id": "merge", "options": {}},
+        {"id": "filterFieldsByName", "options": {"include": {"names": list(fields)}}},
+        {
+            "id": "organize",
+            "options": {
+                "excludeByName": {},
+                "indexByName": {field: number for number, field in enumerate(fields)},
+                "renameByName": fields,
+            },
+        },
+        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": sort, "desc": descending}]}},
+    ]
+    transformations += [
+        {
+            "id": "calculateField",
+            "options": {
+                "mode": "binary",
+                "binary": {"left": one, "operator": "/", "right": other},
+                "alias": title,
+                "replaceFields": False,
+            },
+        }
+        for title, (one, other) in ratios.items()
+    ]
+    if needs:
+        empty_rows = {"fieldName": needs, "config": {"id": "isNull", "options": {}}}
+        filters = {"type": "exclude", "match": "any", "filters": [empty_rows]}
+        transformations.append({"id": "filterByValue", "options": filters})
+    # The default is told of the whole panel, this of a cell.
+    cells = [override_matching(".*", noValue="-")]
+    # A user, a job or a run may be called 4711, which is not 4.71 K.
+    cells += [override(title, unit="string") for title, source in columns.items() if source not in values]
+    options = {"cellHeight": "sm", "showHeader": True}
+    defaults = {"custom": {"align": "auto", "filterable": False}, "noValue": empty}
+    return Panel(
+        id,
+        "table",
+        title,
+        description,
+        queries,
+        "short",
+        width,
+        height,
+        options,
+        defaults,
+        [*cells, *overrides],
+        transformations,
+        points,
+    )

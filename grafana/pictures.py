@@ -1,0 +1,91 @@
+"""Draw the dashboards from a simulated day, for docs/pictures: `python grafana/pictures.py [DAY]`.
+
+DAY is a folder of `history.py`; without it a day is made, in minutes. The renderer lays Grafana's own components out in
+Chromium, without Grafana; it is installed by npm into build/ at first, 700 MB. Needs Prometheus, promtool, node, npm,
+chromium and pngquant.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backfill import serving
+from history import record
+
+STEP = 30.0  # seconds between polls: a day with the usual ones takes an hour to make
+DAY, HOUR = 86400.0, 3600.0  # seconds
+LARGEST = 200_000  # bytes of a picture
+_ROOT = Path(__file__).parents[1]
+_DASHBOARDS, _PICTURES = _ROOT / "grafana" / "dashboards", _ROOT / "docs" / "pictures"
+_SOURCE, _RENDERER = _ROOT / "grafana" / "renderer", _ROOT / "build" / "renderer"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The upper `height` pixels of a dashboard over the last `seconds` of the day, but `before` its end."""
+
+    dashboard: str
+    name: str
+    seconds: float
+    height: int
+    theme: str = "dark"
+    before: float = 0.0
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+
+_BOX = {"cluster": "lab", "instance": "gpu-box-1:9846"}
+PICTURES = (
+    Picture("gpuwarden-fleet", "fleet", DAY, 1260),
+    Picture("gpuwarden-box", "box", HOUR, 1080, chosen=_BOX),
+    Picture("gpuwarden-run", "run", HOUR, 1160),
+    Picture("gpuwarden-fleet", "fleet-light", DAY, 880, theme="light"),
+)
+
+
+def main() -> None:
+    """Draw all pictures; ends with an error where a panel has a problem."""
+    day = Path(sys.argv[1]) if sys.argv[1:] else _ROOT / "build" / "day"
+    if not day.exists():
+        record(day, DAY, STEP)
+    _build()
+    with serving(day, STEP) as url:
+        for picture in PICTURES:
+            _draw(picture, url, _end(day) - picture.before)
+
+
+def _end(day: Path) -> float:
+    """Return the Unix time of the day's last sample."""
+    blocks = (json.loads(path.read_text()) for path in day.glob("*/meta.json"))
+    return float(max(block["maxTime"] for block in blocks)) // 1000
+
+
+def _build() -> None:
+    _RENDERER.mkdir(parents=True, exist_ok=True)
+    for path in _SOURCE.iterdir():
+        shutil.copy(path, _RENDERER)
+    if not (_RENDERER / "node_modules").exists():
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund"], cwd=_RENDERER, check=True)
+    subprocess.run(["node", "build.mjs"], cwd=_RENDERER, check=True)
+
+
+def _draw(picture: Picture, url: str, end: float) -> None:
+    target = _PICTURES / f"{picture.name}.png"
+    chosen = {"prom": url, "from": f"{end - picture.seconds:.0f}", "to": f"{end:.0f}", "theme": picture.theme}
+    chosen |= {f"var-{name}": value for name, value in picture.chosen.items()}
+    arguments = [_DASHBOARDS / f"{picture.dashboard}.json", target, str(picture.height)]
+    arguments += [f"{name}={value}" for name, value in chosen.items()]
+    subprocess.run(["node", "shoot.mjs", *map(str, arguments)], cwd=_RENDERER, check=True)
+    subprocess.run(["pngquant", "--force", "--strip", "--output", target, "96", target], check=True)
+    if (size := target.stat().st_size) > LARGEST:
+        raise RuntimeError(f"{target}: {size} bytes are more than {LARGEST}")
+    print(target.relative_to(_ROOT), size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Who is on each GPU, process by process."""
+
+from __future__ import annotations
+
+from classic import Panel, Query, override
+from looks import HIDDEN
+from panels import table, timeseries
+from series import BOX, DEVICE, placed, series, with_gpu
+from ways import IN_CLUSTER, ONE_RUN, link
+
+from gpuwarden.tables import GpuHealth, ProcessReadings
+
+_WHO = ("user", "comm", "container", "pod", "slurm_job_id", "systemd_unit", "run_id")
+
+
+def processes() -> list[Panel]:
+    """Return the panels of the processes on a box's GPUs."""
+    held = f"max by ({DEVICE}, pid) ({series(ProcessReadings.gpu_memory_used_bytes)})"
+    known = f"max by ({BOX}, pid, {', '.join(_WHO)}) ({series(ProcessReadings.info)})"
+    each = f"{with_gpu(held)} * on ({BOX}, pid) group_left ({', '.join(_WHO)}) {known}"
+    labels = f"{DEVICE}, gpu, pid, {', '.join(_WHO)}, place"
+    return [
+        table(
+            28,
+            "Processes",
+            "Each process with memory on a GPU: whose it is, what runs it, and how much it holds (docs/owners.md).",
+            Query(f"max by ({labels}) ({placed(each)})", "memory", now=True),
+            columns={
+                "GPU": "gpu",
+                "PID": "pid",
+                "User": "user",
+                "Program": "comm",
+                "Memory": "memory",
+                "Slurm job": "slurm_job_id",
+                "Unit": "systemd_unit",
+                "Container": "container",
+                "Pod": "pod",
+                "Run id": "run_id",
+                "Box": "instance",
+                IN_CLUSTER: "place",
+            },
+            width=16,
+            height=8,
+            empty="no process is on a GPU, or none is told by itself: processes.series: true (docs/owners.md)",
+            sort="Memory",
+            descending=True,
+            overrides=[
+                override("GPU", custom__width=50),
+                override("PID", custom__width=85),
+                *(override(name, custom__width=90) for name in ("User", "Slurm job")),
+                override("Program", custom__width=110),
+                override("Memory", unit="bytes", custom__width=90),
+                override("Run id", links=[link(ONE_RUN, "This run", instance="Box", run="Run id")]),
+                *(override(name, **HIDDEN) for name in ("Box", IN_CLUSTER)),
+            ],
+        ),
+        timeseries(
+            29,
+            "Processes on each GPU",
+            "How many processes have a context on each GPU.",
+            Query(with_gpu(f"sum by ({DEVICE}) ({series(GpuHealth.processes)})"), "GPU {{gpu}}"),
+            width=8,
+            unit="short",
+            empty="no GPU tells",
+            decimals=0,
+        ),
+    ]

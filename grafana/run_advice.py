@@ -1,0 +1,96 @@
+"""What a run was told, what it did, and what went wrong."""
+
+from __future__ import annotations
+
+from classic import BAD, Panel, Query, override, override_matching, states
+from looks import DASHED, HIDDEN, LEVELS, NO_PRESSURE, NO_RUN
+from panels import table, timeline, timeseries
+from run_memory import NAME
+from series import DEVICE, RUN, last, placed, pressure, risen, series, with_device, with_run
+from ways import IN_CLUSTER, ONE_RUN, link
+
+from gpuwarden.runs.table import RunReadings
+
+_DEAF = f"no run hears advice (docs/pressure.md); {NO_RUN}"
+
+
+def advice() -> list[Panel]:
+    """Return the panels of pressure and advice."""
+    held = series(RunReadings.allocator_memory_bytes)
+    level = f"{pressure()} and on ({DEVICE}) last_over_time({held}[$__range] @ end())"
+    return [
+        timeline(
+            77,
+            "Pressure on the GPUs of runs",
+            "How close the GPUs that runs are on are to the end of memory, and to slowing themselves down "
+            "(docs/pressure.md).",
+            Query(with_device(level), "GPU {{gpu}} {{resource}} {{instance}} {{cluster}}"),
+            width=12,
+            mappings=states(LEVELS),
+            empty=NO_PRESSURE,
+        ),
+        timeseries(
+            78,
+            "Advice and actions",
+            "What runs were told by kind, and what they did on it because their users had asked for that.",
+            Query(with_run(f"sum by ({RUN}, kind) ({risen(RunReadings.advice_total)})"), f"{NAME} told {{{{kind}}}}"),
+            Query(
+                with_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"), f"{NAME} did {{{{action}}}}"
+            ),
+            width=12,
+            unit="short",
+            empty=_DEAF,
+            overrides=[override_matching(" did ", **DASHED)],
+        ),
+    ]
+
+
+def errors() -> list[Panel]:
+    """Return the panels of errors."""
+    each = f"max by ({RUN})"
+    return [
+        timeseries(
+            66,
+            "Errors of runs",
+            "Errors that steps raised, by kind; docs/errors.md says what each means and what to do.",
+            Query(with_run(risen(RunReadings.errors_total)), f"{NAME} {{{{kind}}}}"),
+            width=8,
+            unit="short",
+            empty=f"no step raised an error; {NO_RUN}",
+            decimals=0,
+        ),
+        table(
+            79,
+            "Out of memory, and why",
+            "The last out-of-memory of each run: what could not be allocated, what was left, and the verdict "
+            "(docs/verdicts.md).",
+            Query(f"max by ({RUN}, run_name, place) ({placed(last(RunReadings.info))})", "identity", now=True),
+            Query(f"max by ({RUN}, verdict) ({last(RunReadings.oom_verdict_info)})", "why", now=True),
+            Query(f"{each} ({last(RunReadings.oom_requested_bytes)})", "asked", now=True),
+            Query(f"{each} ({last(RunReadings.oom_headroom_bytes)})", "left", now=True),
+            Query(f"{each} (1000 * {last(RunReadings.last_error_timestamp_seconds)})", "at", now=True),
+            columns={
+                "Run": "run_name",
+                "Verdict": "verdict",
+                "Asked for": "asked",
+                "Was left": "left",
+                "Last error": "at",
+                "Box": "instance",
+                "Run id": "run_id",
+                IN_CLUSTER: "place",
+            },
+            width=16,
+            height=8,
+            empty=f"no run was out of memory; {NO_RUN}",
+            sort="Last error",
+            descending=True,
+            needs="Verdict",
+            overrides=[
+                override("Verdict", color={"mode": "fixed", "fixedColor": BAD}, custom__width=150),
+                *(override(name, unit="bytes", custom__width=110) for name in ("Asked for", "Was left")),
+                override("Last error", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
+                override("Run", links=[link(ONE_RUN, "Only this run", instance="Box", run="Run id")]),
+                *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
+            ],
+        ),
+    ]

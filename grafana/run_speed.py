@@ -1,0 +1,140 @@
+"""How fast a run is, and what takes its time from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from classic import MILD, NONE, Panel, Query, bad_from, override_matching
+from looks import DASHED, NO_RUN
+from panels import timeseries
+from run_memory import NAME
+from series import RUN, rate, series, with_run
+
+from gpuwarden import thresholds
+from gpuwarden.runs.table import RunReadings
+
+
+def step_time(width: int) -> Panel:
+    """Return the panel that compares the steps of runs."""
+    steps = f"sum by ({RUN}, le) ({rate(RunReadings.step_duration_seconds)})"
+    return timeseries(
+        31,
+        "Step time",
+        "Median and 95th percentile of the training step, without compiling and validation (logarithmic scale).",
+        Query(_quantile(0.5, steps), NAME),
+        Query(_quantile(0.95, steps), f"{NAME} p95"),
+        width=width,
+        unit="s",
+        empty=NO_RUN,
+        logarithmic=True,
+        overrides=[override_matching("p95$", **DASHED)],
+    )
+
+
+def _quantile(quantile: float, steps: str) -> str:
+    """Return a quantile of the step time; without a step in the interval it is NaN, which `>= 0` leaves out."""
+    return with_run(f"histogram_quantile({quantile}, {steps}) >= 0")
+
+
+def loss(width: int) -> Panel:
+    """Return the panel that compares what runs have learnt."""
+    return timeseries(
+        76,
+        "Loss",
+        "Mean loss of the epoch so far, where the user has it reported (logarithmic scale).",
+        Query(with_run(series(RunReadings.loss)), NAME),
+        width=width,
+        unit="short",
+        empty="no run reports its loss: GpuWarden(loss=True)",
+        logarithmic=True,
+    )
+
+
+def speed() -> list[Panel]:
+    """Return the panels of what gets done."""
+    return [
+        timeseries(
+            32,
+            "Steps per second",
+            "Speed of training; a fall with steady step time is waiting between steps.",
+            Query(with_run(rate(RunReadings.steps_total)), NAME),
+            width=8,
+            unit="ops",
+            empty=NO_RUN,
+        ),
+        timeseries(
+            62,
+            "Examples per second",
+            "Examples trained on, where the size of the batches is known (logarithmic scale).",
+            Query(with_run(f"{rate(RunReadings.examples_total)} > 0"), NAME),
+            width=8,
+            unit="short",
+            empty=NO_RUN,
+            logarithmic=True,
+        ),
+        timeseries(
+            36,
+            "Epoch",
+            "The epoch each run is in, from 0.",
+            Query(with_run(series(RunReadings.epoch)), NAME),
+            width=8,
+            unit="short",
+            empty=NO_RUN,
+            decimals=0,
+        ),
+    ]
+
+
+def input_wait() -> str:
+    """Return the part of steps' time in which they waited for input."""
+    wait, observed = rate(RunReadings.input_wait_seconds_total), rate(RunReadings.input_observed_seconds_total)
+    return f"{wait} / ({observed} > 0)"
+
+
+def throttled(but: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the part of the time in which a run's GPUs were slowed down while it made steps, by reason."""
+    slowed = f"sum by ({RUN}, reason) ({rate(RunReadings.throttled_step_seconds_total, but)} > 0)"
+    return f"{slowed} / on ({RUN}) group_left () {_held()}"
+
+
+def _held() -> str:
+    return f"sum by ({RUN}) ({rate(RunReadings.gpu_seconds_total)} > 0)"
+
+
+def lost() -> list[Panel]:
+    """Draw what takes a run's time from it, each as a part of that time; docs/slow.md goes through them."""
+    idle = f"sum by ({RUN}) ({rate(RunReadings.gpu_idle_seconds_total)})"
+    return [
+        timeseries(
+            63,
+            "Input wait",
+            "Part of the steps' time in which they waited for their next batch, where it is known (docs/slow.md).",
+            Query(with_run(input_wait()), NAME),
+            width=8,
+            unit="percentunit",
+            empty=NO_RUN,
+            thresholds=bad_from(thresholds.INPUT_BOUND, NONE, MILD),
+            max=1,
+        ),
+        timeseries(
+            64,
+            "Steps throttled",
+            "Part of the time in which a clock event reason slowed the run's GPUs down while it made steps.",
+            Query(with_run(throttled()), f"{NAME} {{{{reason}}}}"),
+            width=8,
+            unit="percentunit",
+            empty=f"no step was slowed down; {NO_RUN}",
+            max=1,
+        ),
+        timeseries(
+            65,
+            "GPU held and idle",
+            "Part of the time in which the run held memory on its GPUs and no kernel of anybody ran there.",
+            Query(with_run(f"{idle} / {_held()}"), NAME),
+            width=8,
+            unit="percentunit",
+            empty=NO_RUN,
+            max=1,
+        ),
+    ]

@@ -1,0 +1,130 @@
+"""What came of each run, in one line: to find one, and to compare several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from classic import BAD, GOOD, NONE, PLAIN, WARN, Json, Panel, Query, override, states
+from looks import COLORED, HIDDEN, NO_RUN, SHARE
+from panels import table
+from series import RUN, last, placed
+from ways import BOX, IN_CLUSTER, ONE_RUN, link
+
+from gpuwarden.protocol import PHASES
+from gpuwarden.runs.ending import OUTCOMES
+from gpuwarden.runs.table import RunReadings
+
+_PHASES = {
+    "train": ("train", GOOD),
+    "test": ("test", PLAIN),
+    "predict": ("predict", "purple"),
+    "idle": ("idle", "yellow"),
+}
+_REPORTS, _STALLED, _FIRST_END = len(PHASES) + 1, len(PHASES) + 2, len(PHASES) + 3
+_END_COLORS = {"finished": "dark-green", "unknown": "gray"}  # any other is an alert's
+_EACH = f"({RUN})"
+
+
+def run_table(number: int, *, height: int) -> Panel:
+    """Return the table; `number` is the panel's id."""
+    share = {**SHARE, "custom__width": 86}
+    return table(
+        number,
+        "Runs of this time range",
+        "What came of each run over its whole life, as its receipt says; `gpuwarden runs show RUN_ID` tells more "
+        "(docs/receipts.md).",
+        *_queries(),
+        columns={
+            "Run": "run_name",
+            "PID": "pid",
+            "State": "state",
+            "Cluster": "cluster",
+            "Box": "instance",
+            "Last heard of": "reported",
+            "Lasted": "lasted",
+            "Steps": "steps",
+            "Step p50": "median",
+            "Peak memory": "peak",
+            "Input wait": "wait",
+            "Throttled": "throttled",
+            "GPU idle": "idle",
+            "Energy": "energy",
+            "Errors": "errors",
+            "Out of memory by": "verdict",
+            "Run id": "run_id",
+            IN_CLUSTER: "place",
+        },
+        width=24,
+        height=height,
+        empty=NO_RUN,
+        sort="Last heard of",
+        descending=True,
+        needs="Run",
+        overrides=[
+            override("Run", links=[link(ONE_RUN, "Only this run", instance="Box", run="Run id")]),
+            override("PID", custom__width=78),
+            override("State", mappings=run_states(), custom__width=85, custom__align="left", **COLORED),
+            override("Cluster", custom__width=62),
+            override("Box", links=[link(BOX, "This box", instance="Box")], custom__width=146),
+            override("Last heard of", unit="dateTimeAsIsoNoDateIfToday", custom__width=165),
+            override("Lasted", unit="s", decimals=1, custom__width=80),
+            override("Steps", unit="locale", custom__width=75),
+            override("Step p50", unit="s", decimals=0, custom__width=80),
+            override("Peak memory", unit="bytes", decimals=1, custom__width=106),
+            *(override(name, **share) for name in ("Input wait", "Throttled", "GPU idle")),
+            override("Energy", unit="kwatth", decimals=2, custom__width=90),
+            override("Errors", custom__width=65),
+            override("Out of memory by", custom__width=150),
+            *(override(name, **HIDDEN) for name in ("Run id", IN_CLUSTER)),
+        ],
+    )
+
+
+def _queries() -> list[Query]:
+    """Totals are of a run's life, not of the time range, in which only its last word is."""
+    ended, reported = last(RunReadings.ended_timestamp_seconds), last(RunReadings.last_report_timestamp_seconds)
+    start = last(RunReadings.start_timestamp_seconds)
+    gpu_seconds, idle = last(RunReadings.gpu_seconds_total), last(RunReadings.gpu_idle_seconds_total)
+    wait, observed = last(RunReadings.input_wait_seconds_total), last(RunReadings.input_observed_seconds_total)
+    throttled = f"max by ({RUN}, uuid) ({last(RunReadings.throttled_step_seconds_total)})"
+    steps = f"sum by ({RUN}, le) ({last(RunReadings.step_duration_seconds)})"
+    wanted = {
+        "state": run_state(last),
+        "reported": f"1000 * ({ended} or {reported})",
+        "lasted": f"({ended} or {reported}) - {start}",
+        "steps": last(RunReadings.steps_total),
+        "median": f"histogram_quantile(0.5, {steps}) >= 0",
+        "peak": last(RunReadings.allocator_memory_peak_bytes),
+        "wait": f"{wait} / ({observed} > 0)",
+        "throttled": f"sum by {_EACH} ({throttled}) / sum by {_EACH} ({gpu_seconds} > 0)",
+        "idle": f"sum by {_EACH} ({idle}) / sum by {_EACH} ({gpu_seconds} > 0)",
+        "energy": f"sum by {_EACH} ({last(RunReadings.energy_joules_total)}) / 3.6e6",
+        "errors": f"sum by {_EACH} ({last(RunReadings.errors_total)})",
+    }
+    return [
+        Query(f"max by ({RUN}, run_name, pid, place) ({placed(last(RunReadings.info))})", "identity", now=True),
+        Query(f"max by ({RUN}, verdict) ({last(RunReadings.oom_verdict_info)})", "why", now=True),
+        *(Query(f"max by {_EACH} ({query})", name, now=True) for name, query in wanted.items()),
+    ]
+
+
+def run_state(read: Callable[..., str]) -> str:
+    """Return a run's state as one number, as a timeline draws one series as one line; the largest that holds counts."""
+    each = f"max by ({RUN})"
+    phases = {read(RunReadings.phase, phase=phase): number for number, phase in enumerate(PHASES, 1)}
+    ends = {read(RunReadings.outcome, outcome=outcome): n for n, outcome in enumerate(OUTCOMES, _FIRST_END)}
+    # What a run said last of its phase is no longer so when it has ended, or hangs.
+    first, then = (
+        " or ".join(f"{each} ({selected} * {number} > 0)" for selected, number in numbers.items())
+        for numbers in ({**ends, read(RunReadings.stalled): _STALLED}, {**phases, read(RunReadings.up): _REPORTS})
+    )
+    return f"{first} or {then}"
+
+
+def run_states() -> list[Json]:
+    """Say what the numbers of `run_state` mean."""
+    phases: dict[float, tuple[str, str]] = {n: _PHASES[phase] for n, phase in enumerate(PHASES, 1)}
+    ends: dict[float, tuple[str, str]] = {
+        n: (end, _END_COLORS.get(end, BAD)) for n, end in enumerate(OUTCOMES, _FIRST_END)
+    }
+    return states({**phases, _REPORTS: ("reports", NONE), _STALLED: ("stalled", WARN), **ends})

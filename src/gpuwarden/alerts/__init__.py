@@ -1,0 +1,1 @@
+"""Alerts: the rules for Prometheus as tables, and what the daemon tells people by itself."""

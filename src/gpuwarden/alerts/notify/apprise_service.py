@@ -1,0 +1,63 @@
+"""Alerts through apprise, which knows some hundred services; the package is optional (`gpuwarden[notify]`).
+
+It is imported by the thread that sends: the daemon does not wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from gpuwarden.alerts.notify.message import Message, clean
+from gpuwarden.alerts.notify.target import DeliveryError
+from gpuwarden.config import Notify
+from gpuwarden.secret import Secret, SecretError, hidden
+
+LONGEST_REASON = 200
+
+_NOWHERE = logging.NullHandler()
+
+
+class AppriseService:
+    """Sends to one URL of apprise; its services have time limits of their own, of four seconds unless the URL says."""
+
+    def __init__(self, name: str, url: Secret, settings: Notify) -> None:
+        self.name = name
+        self.least = settings.apprise_severity
+        self.place = f"apprise's {url.text.partition(':')[0] if url.text else url}"
+        self._url = url
+
+    def send(self, message: Message) -> None:
+        """Hand it to apprise."""
+        try:
+            import apprise  # noqa: PLC0415 - optional, and large
+        except ImportError:
+            raise DeliveryError("the package apprise is not installed: pip install 'gpuwarden[notify]'") from None
+        try:
+            url = self._url.read()
+        except SecretError as error:
+            raise DeliveryError(str(error)) from None
+        kinds = {"critical": apprise.NotifyType.FAILURE, "warning": apprise.NotifyType.WARNING}
+        kind = kinds.get(message.severity, apprise.NotifyType.INFO)
+        # What it says of faults is told as this target's, once.
+        logger = logging.getLogger("apprise")
+        logger.propagate = False
+        logger.addHandler(_NOWHERE)
+        try:
+            server = apprise.Apprise()
+            if not server.add(url):
+                raise DeliveryError("apprise does not know this URL: see its list of services", refused=True)
+            result = server.notify(
+                body=message.text, title=message.title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT
+            )
+        except TypeError as error:  # apprise's own complaint of what it was given
+            raise DeliveryError(hidden(clean(str(error), LONGEST_REASON), url)) from None
+        if not result:
+            raise DeliveryError(hidden(clean(_reason(result), LONGEST_REASON), url))
+
+
+def _reason(result: Any) -> str:
+    """Return what the service's last attempt logged; older releases of apprise keep nothing."""
+    attempts = [attempt for service in getattr(result, "results", ()) for attempt in service.attempts]
+    logged = [entry.message for attempt in attempts for entry in attempt.logs]
+    return logged[-1] if logged else "apprise could not deliver it"

@@ -1,0 +1,50 @@
+"""The texts of rules, which are Markdown for the docs, for readers of mail and chat: links, code and emphasis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_MARKED = re.compile(r"\[(?P<link>[^\]]+)\]\((?P<target>[^)\s]+)\)|`(?P<code>[^`]+)`|\*(?P<emphasis>[^*\s][^*]*)\*")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of text of one kind; `target` is where it leads to, as written."""
+
+    text: str
+    code: bool = False
+    emphasis: bool = False
+    target: str = ""
+
+
+def pieces(markdown: str) -> Iterator[Piece]:
+    """Take a text apart."""
+    end = 0
+    for found in _MARKED.finditer(markdown):
+        if found.start() > end:
+            yield Piece(markdown[end : found.start()])
+        end = found.end()
+        text = found["link"] or found["code"] or found["emphasis"]
+        yield Piece(text, bool(found["code"]), bool(found["emphasis"]), found["target"] or "")
+    if end < len(markdown):
+        yield Piece(markdown[end:])
+
+
+def plain(markdown: str, docs: str) -> str:
+    """Return the text as one writes without marks; links lead to pages below `docs`."""
+    return "".join(_plain(piece, docs) for piece in pieces(markdown))
+
+
+def _plain(piece: Piece, docs: str) -> str:
+    if not piece.target:
+        return piece.text
+    where = link(piece.target, docs)
+    # A link that is named by its page needs no name beside its address.
+    return where if piece.text == piece.target.partition("#")[0] else f"{piece.text} ({where})"
+
+
+def link(target: str, docs: str) -> str:
+    """Return where a link of a page in docs/ leads to."""
+    return target if "://" in target else f"{docs}/{target}"

@@ -1,0 +1,35 @@
+"""Where messages go: what a target has to do, and how it says that it could not."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gpuwarden.alerts.notify.message import Message
+
+
+class DeliveryError(Exception):
+    """A message did not get through; the text says why, in words for whoever set it up, and without secrets.
+
+    `wait` is how many seconds the other side asks to be left alone. `refused` says that it took the message for wrong,
+    so that the same a moment later would meet the same.
+    """
+
+    def __init__(self, reason: str, *, wait: float = 0.0, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.wait = wait
+        self.refused = refused
+
+
+class SentInPartError(DeliveryError):
+    """It got through, though not to all who were to have it."""
+
+
+class Target(Protocol):
+    """One receiver of messages, used by one thread at a time."""
+
+    name: str  # the label of its counters
+    least: str  # severity
+    place: str  # for people: which one it is, without secrets
+
+    def send(self, message: Message) -> None:
+        """Send it, or raise DeliveryError. Blocks, each step of it for at most `notify.timeout`."""

@@ -1,0 +1,37 @@
+"""Whom an alert concerns, in words for people: who holds a GPU's memory, and whose run it is."""
+
+from __future__ import annotations
+
+from gpuwarden.gpu.owners import UNKNOWN, Holder
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.runs.run import Run
+from gpuwarden.state import State
+
+MOST_NAMED = 3  # of those who hold one GPU, the ones with most first
+
+
+def of_run(state: State, run: Run) -> str:
+    """Say whose run it is, by its process's owners; by its user id where nobody knows more."""
+    holder = state.owners.holders.get(run.peer.pid)
+    return (words(holder) if holder else "") or f"user id {run.peer.uid}"
+
+
+def of_gpu(state: State, gpu: Gpu) -> str:
+    """Say who holds memory of a GPU; empty where nobody does, or nobody knows."""
+    held: dict[str, int] = {}
+    for process in gpu.processes:
+        holder = state.owners.holders.get(process.pid)
+        if name := words(holder) if holder else "":
+            held[name] = held.get(name, 0) + (process.memory or 0)
+    names = sorted(held, key=lambda name: -held[name])
+    more = len(names) - MOST_NAMED
+    return "; ".join(names[:MOST_NAMED] + ([f"{more} more"] if more > 0 else []))
+
+
+def words(holder: Holder) -> str:
+    """Write one process's owners: its user, and the job or container; the unit only where there is none of these."""
+    places = {"container": holder.container, "pod": holder.pod, "Slurm job": holder.slurm_job}
+    if not any(places.values()):
+        places = {"unit": holder.systemd_unit}
+    user = "" if holder.user == UNKNOWN else holder.user
+    return ", ".join(f"{kind} {name}" for kind, name in {"user": user, **places}.items() if name)

@@ -1,0 +1,78 @@
+"""docs/alerts.md: what each alert means, what to look at, what to do, how to silence it, and when it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuwarden.alerts import inhibition, settings
+from gpuwarden.alerts.rule import SUBJECT_LABELS, AlertRule, filled
+from gpuwarden.alerts.rules import GROUPS, Choices
+from gpuwarden.config_values import DURATION
+
+_INTRODUCTION = """\
+# Alerts
+
+<!-- Written by `gpuwarden reference alerts` from src/gpuwarden/alerts/. -->
+
+Rules for Prometheus: [deploy/prometheus/rules/gpuwarden.yml](../deploy/prometheus/rules/gpuwarden.yml). Their
+thresholds are those the [dashboards](../grafana/dashboards) color by.
+
+    prometheus --config.file=deploy/prometheus/prometheus.yml --storage.tsdb.path=build/prometheus
+
+scrapes gpuwarden on the same machine every five seconds and evaluates them: <http://127.0.0.1:9090/alerts>. Where a
+package has started a Prometheus on that port already, add `--web.listen-address=127.0.0.1:9091`. In a Prometheus of
+your own, list the file under `rule_files` and name the scrape job `gpuwarden`. Where that Prometheus has boxes of one
+name in several clusters, give their targets the label `cluster`, by which rules and dashboards tell them apart. An
+alert reaches people through an Alertmanager: [receivers.md](receivers.md). The rules evaluate every five seconds, those
+on links every thirty; an alert can be no faster than your scrape interval, so keep that short for gpuwarden.
+
+A *critical* alert is worth waking somebody, a *warning* is worth a look today, an *info* is worth a look when somebody
+wants the GPU's time back.
+
+## Other thresholds
+
+`gpuwarden rules` prints the file; with `--kubernetes` it is a PrometheusRule for Prometheus' operator. What can be set:
+
+| flag | default | what it is |
+| --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    values = Choices().values()
+    rows = "".join(
+        f"| `{each.flag}` | {values[f'{each.name}.words']} | {each.meaning} |\n" for each in settings.SETTINGS
+    )
+    alerts = (rule for group in GROUPS for rule in group.alerts)
+    return f"{_INTRODUCTION}{rows}{''.join(_section(rule, values) for rule in alerts)}"
+
+
+def _section(rule: AlertRule, values: Mapping[str, str]) -> str:
+    text = (
+        f"\n## {rule.name}\n\n*{_when(rule, values)}* {rule.means}\n\n- **Look at** {rule.look}\n- **Do:** {rule.do}\n"
+        f"- **Silence:** {_silence(rule)}\n- **Wrong when** {rule.wrong}\n{_hidden(rule)}"
+    )
+    return filled(text, values)
+
+
+def _when(rule: AlertRule, values: Mapping[str, str]) -> str:
+    hold, keep = filled(rule.hold, values), filled(rule.keep, values)
+    parts = [rule.severity.capitalize(), f"after {_words(hold)}" if hold else "at once"]
+    if keep:
+        parts.append(f"until it has been over for {_words(keep)}")
+    return "; ".join([", ".join(parts), *([rule.told] if rule.told else [])]) + "."
+
+
+def _silence(rule: AlertRule) -> str:
+    label = SUBJECT_LABELS[rule.subject]
+    return f"`amtool silence add alertname={rule.name} {label}=… --duration=8h --comment=…`"
+
+
+def _hidden(rule: AlertRule) -> str:
+    hiding = [f"[{name}](#{name.lower()})" for name in inhibition.hiding(rule.name)]
+    return f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](receivers.md).\n" if hiding else ""
+
+
+def _words(duration: str) -> str:
+    return settings.words(DURATION.read(duration))

@@ -1,0 +1,89 @@
+"""What a rule is: an alert for Prometheus with all that people are told of it, or a series that alerts are made from.
+
+Expressions and texts name numbers that can be set, and joins that many have, as `%{name}`: `settings` has the numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["critical", "warning", "info"]
+Subject = Literal["run", "gpu", "box"]
+
+# Labels by which one subject of an alert is told from another, as one would silence it.
+SUBJECT_LABELS: Mapping[Subject, str] = {"run": "run_id", "gpu": "uuid", "box": "instance"}
+
+# Joins that give a sample the names of its run or device, by which people know them.
+JOINS = {
+    "of_run": "* on (cluster, job, instance, run_id) group_left (run_name) gpuwarden_run_info",
+    "of_gpu": "* on (cluster, job, instance, uuid) group_left (gpu, name) gpuwarden:device:info",
+}
+
+# For how long a critical alert fires on (`keep`): Prometheus ends each at once whose daemon it cannot scrape, and
+# people would be told that all is well while it is restarted, or until GpuwardenDown says otherwise.
+OUTLIVES_RESTART = "2m"
+
+_PLACE = re.compile(r"%\{([\w.]+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRule:
+    """A series made from others, `name` by Prometheus' custom level:metric:operation."""
+
+    name: str
+    expr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRule:
+    """One alert.
+
+    `of_instances` says that its device may be a MIG instance too, which only alerts of a `gpu` need to say.
+    `hold` and `keep` are durations in PromQL, or places for them: how long the expression has to hold before it fires,
+    and how long it fires on after that (keep_firing_for). `summary` is constant, `description` a template of
+    Prometheus'. The rest is for the docs, in Markdown: `told` says for how long it fires where that is not as long as
+    its condition holds; `means` what it is; `look` and `do` what to look at and do; `wrong` when it is wrong, and what
+    to do then.
+    """
+
+    name: str
+    subject: Subject
+    severity: Severity
+    expr: str
+    hold: str = ""
+    keep: str = ""
+    summary: str
+    description: str
+    told: str = ""
+    means: str
+    look: str
+    do: str
+    wrong: str
+    of_instances: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that Prometheus evaluates one after the other, and no more often than every `least_interval` seconds."""
+
+    name: str
+    rules: tuple[RecordingRule | AlertRule, ...]
+    least_interval: float = 0.0
+
+    @property
+    def recorded(self) -> tuple[RecordingRule, ...]:
+        """Those that make series."""
+        return tuple(rule for rule in self.rules if isinstance(rule, RecordingRule))
+
+    @property
+    def alerts(self) -> tuple[AlertRule, ...]:
+        """Those that are alerts."""
+        return tuple(rule for rule in self.rules if isinstance(rule, AlertRule))
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with its places filled; raises KeyError for one that nobody knows."""
+    return _PLACE.sub(lambda found: filled(values[found[1]], values), text)

@@ -1,0 +1,159 @@
+"""All rules, and the files they are written to: one for Prometheus, and a resource for its operator on Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from inspect import cleandoc
+from typing import Any
+
+import yaml
+
+from gpuwarden.alerts import (
+    daemon,
+    device_memory,
+    gpus,
+    heat,
+    joins,
+    links,
+    memory_faults,
+    run_memory,
+    runs,
+    settings,
+    xids,
+)
+from gpuwarden.alerts.rule import JOINS, SUBJECT_LABELS, AlertRule, Group, RecordingRule, Subject, filled
+from gpuwarden.alerts.texts import TEXTS
+
+# Groups are evaluated each by itself: what is recorded in one may be an evaluation old in the others. Those on links
+# look at each link of each GPU, up to hours ago: they cost most, and tell of nothing that half a minute matters to.
+GROUPS = (
+    Group("gpuwarden-joins", joins.RULES),
+    Group("gpuwarden-runs", (*run_memory.RULES, *runs.RULES)),
+    Group("gpuwarden-gpus", (*device_memory.RULES, *gpus.RULES, *heat.RULES, *memory_faults.RULES)),
+    Group("gpuwarden-links", links.RULES, least_interval=30.0),
+    Group("gpuwarden-daemon", daemon.RULES),
+)
+RECORDED: Mapping[str, RecordingRule] = {rule.name: rule for group in GROUPS for rule in group.recorded}
+ALERTS: Mapping[str, AlertRule] = {rule.name: rule for group in GROUPS for rule in group.alerts}
+
+# Where an alert leads: to the dashboard of what it is about, and the variables there, by label.
+_DASHBOARDS: Mapping[Subject, str] = {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}
+_VARIABLES = {"instance": "instance", "run_id": "run", "uuid": "gpu", "cluster": "cluster"}
+# A dashboard lets people choose GPUs, and shows the instances of those.
+_GPU_OF_INSTANCE = (
+    '{{ with printf "gpuwarden_mig_info{cluster=%q,job=%q,instance=%q,uuid=%q}" '
+    '$labels.cluster $labels.job $labels.instance $labels.uuid | query }}{{ . | first | label "gpu_uuid" | urlquery }}'
+    "{{ else }}{{ $labels.uuid | urlquery }}{{ end }}"
+)
+_HEADER = """\
+# Written by `gpuwarden rules`, which takes other thresholds too; the rules are in src/gpuwarden/alerts/.
+# What each alert means, what to do about it, and when it is wrong: docs/alerts.md.
+"""
+_KUBERNETES_HEADER = """\
+# Written by `gpuwarden rules --kubernetes`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a site sets: `numbers` by setting, the scrape job, how often rules are evaluated, and where links lead.
+
+    `docs` and `grafana` are what URLs begin with, without a slash at the end; without `grafana` there is no link to it.
+    """
+
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    job: str = "gpuwarden"
+    interval: float = 5.0  # seconds: out-of-memory comes quickly, so a slower default is not waited for
+    docs: str = "docs"
+    grafana: str = "http://localhost:3000"
+
+    def values(self) -> dict[str, str]:
+        """Return what fills the places of rules."""
+        return {**settings.values(self.numbers), **dict(xids.values()), **JOINS, **TEXTS, "job": self.job}
+
+
+def rule_file(choices: Choices | None = None) -> str:
+    """Return the file for Prometheus, in YAML."""
+    return _HEADER + _yaml({"groups": list(_groups(choices or Choices()))})
+
+
+def prometheus_rule(choices: Choices | None = None, name: str = "gpuwarden") -> str:
+    """Return the resource for Prometheus' operator, in YAML."""
+    resource = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "gpuwarden"}},
+        "spec": {"groups": list(_groups(choices or Choices()))},
+    }
+    return _KUBERNETES_HEADER + _yaml(resource)
+
+
+def annotated(rule: AlertRule, choices: Choices) -> dict[str, str]:
+    """Return an alert's annotations: texts for people, and links to what helps."""
+    told = {
+        "summary": rule.summary,
+        "description": filled(rule.description, choices.values()),
+        "runbook_url": f"{choices.docs}/alerts.md#{rule.name.lower()}",
+    }
+    if choices.grafana:
+        told["dashboard_url"] = f"{choices.grafana}/d/{_DASHBOARDS[rule.subject]}?{_chosen(rule)}"
+    return told
+
+
+def _chosen(rule: AlertRule) -> str:
+    """Write a URL's query that chooses on a dashboard what an alert is about, as far as its labels tell."""
+    # An empty choice would be one of nothing. A cluster is a label that few sites have.
+    parts: list[str] = []
+    for label in dict.fromkeys(("instance", SUBJECT_LABELS[rule.subject], "cluster")):
+        value = "{{ . | urlquery }}"
+        if rule.of_instances and label == "uuid":
+            value = _GPU_OF_INSTANCE
+        sign = "&" if parts else ""
+        parts.append(f"{{{{ with $labels.{label} }}}}{sign}var-{_VARIABLES[label]}={value}{{{{ end }}}}")
+    return "".join(parts)
+
+
+def _groups(choices: Choices) -> Iterator[dict[str, Any]]:
+    values = choices.values()
+    for group in GROUPS:
+        rules = [
+            _record(rule, values) if isinstance(rule, RecordingRule) else _alert(rule, values, choices)
+            for rule in group.rules
+        ]
+        yield {
+            "name": group.name,
+            "interval": settings.duration(max(choices.interval, group.least_interval)),
+            "rules": rules,
+        }
+
+
+def _record(rule: RecordingRule, values: Mapping[str, str]) -> dict[str, Any]:
+    return {"record": rule.name, "expr": filled(cleandoc(rule.expr), values)}
+
+
+def _alert(rule: AlertRule, values: Mapping[str, str], choices: Choices) -> dict[str, Any]:
+    timing = {"for": rule.hold, "keep_firing_for": rule.keep}
+    return {
+        "alert": rule.name,
+        "expr": filled(cleandoc(rule.expr), values),
+        **{key: filled(told, values) for key, told in timing.items() if told},
+        "labels": {"severity": rule.severity},
+        "annotations": annotated(rule, choices),
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes expressions as they stand, line by line, and long texts folded."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _yaml(contents: Mapping[str, Any]) -> str:
+    written: str = yaml.dump(dict(contents), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return written

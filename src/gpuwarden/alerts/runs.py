@@ -1,0 +1,137 @@
+"""Alerts about training runs."""
+
+from __future__ import annotations
+
+from gpuwarden.alerts.rule import AlertRule
+
+# By the run's own series, each run an alert, which fires on when they are forgotten; by the daemon's counter for deaths
+# whose run was never scraped.
+_ENDED = """
+    (gpuwarden_run_outcome{outcome=~"OUTCOMES"} == 1)
+      %{of_run}
+      or on (cluster, job, instance, outcome)
+    (
+      increase(gpuwarden_runs_ended_total{outcome=~"OUTCOMES"}[%{died_told}]) > 0
+        unless on (cluster, job, instance, outcome)
+      last_over_time(gpuwarden_run_outcome[%{died_told}]) == 1
+    )
+"""
+_ENDED_SAID = (
+    "{{ if $labels.run_id }}Run {{ $labels.run_name }} ({{ $labels.run_id }}){{ else }}A training run{{ end }} of "
+    "{{ $labels.instance }} ended as {{ $labels.outcome }}.%{owner_lately}"
+)
+_ENDED_TOLD = "a run is forgotten `runs.expiry` after its end"
+
+RULES = (
+    # How long a step may take is the daemon's to say (runs.stall_factor, runs.stall_after).
+    AlertRule(
+        name="RunStalled",
+        subject="run",
+        severity="warning",
+        expr="""
+            (gpuwarden_run_stalled == 1)
+              %{of_run}
+        """,
+        summary="A training run hangs in a step.",
+        description=(
+            "Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} has made no step for much "
+            "longer than its steps take%{cause}.%{owner}"
+        ),
+        means=(
+            "A run is within a step for longer than `runs.stall_factor` times what its slow steps take, and longer "
+            "than `runs.stall_after`. Its process lives. The first step, which compiles, never counts."
+        ),
+        look=(
+            "the panel *Phase, stalls and ends* for since when, at `gpuwarden_run_stall_cause`, and at "
+            "[runs.md](runs.md#stalls) for what each cause mostly means. `py-spy dump --pid PID` shows where it "
+            "stands; with several processes the one that stands elsewhere than the others is the one to look at."
+        ),
+        do=(
+            "what the cause asks for. A run that was stopped goes on by `kill -CONT PID`. One that waits for another "
+            "of its job for good has to be restarted, all of it, from its last checkpoint."
+        ),
+        wrong=(
+            "some steps take that long by nature (a checkpoint, a new shape that has to be compiled): raise "
+            "`runs.stall_after`."
+        ),
+    ),
+    AlertRule(
+        name="RunDied",
+        subject="run",
+        severity="warning",
+        expr=_ENDED.replace("OUTCOMES", "failed|oom_killed|aborted|crashed"),
+        keep="%{died_told}",
+        summary="A training run ended before it was finished.",
+        description=_ENDED_SAID,
+        told=_ENDED_TOLD,
+        means=(
+            "A run ended by an exception or an exit status other than 0 (*failed*), by the kernel's OOM killer "
+            "(*oom_killed*), by its own abort, mostly after a CUDA error (*aborted*), or by a crash in native code "
+            "(*crashed*)."
+        ),
+        look=(
+            "the daemon's log (`journalctl -u gpuwarden | grep ended:`), which names the run and the evidence, or at "
+            "`gpuwarden runs show ID`; the dashboard's panel *Runs of this time range* has the ids."
+        ),
+        do="what [runs.md](runs.md#how-a-run-ended) says for that outcome.",
+        wrong=(
+            "people end their programs with an exit status by habit: silence it for those. Silent where nobody tells "
+            "the daemon how a process ended (*unknown*); runs.md says what that takes."
+        ),
+    ),
+    # Whoever stops a run sends a signal: a person, a batch system at the end of its time. Mostly that is as meant.
+    AlertRule(
+        name="RunKilled",
+        subject="run",
+        severity="info",
+        expr=_ENDED.replace("OUTCOMES", "killed"),
+        keep="%{died_told}",
+        summary="A training run was ended by a signal.",
+        description=_ENDED_SAID,
+        told=_ENDED_TOLD,
+        means=(
+            "A run was ended by a signal such as SIGTERM, SIGINT or SIGKILL, and not by the kernel's OOM killer as "
+            "far as anybody knows. Mostly somebody wanted it so."
+        ),
+        look="`gpuwarden runs show ID` for the signal, and at the batch system's account of the job.",
+        do="nothing, if it was you. Else find out who did: the kernel does not tell.",
+        wrong=(
+            "the daemon may not read the kernel log, and it was the OOM killer all the same "
+            "([runs.md](runs.md#what-the-evidence-takes))."
+        ),
+    ),
+    # The quotient of two rates: both count only the seconds in which the wait was observed.
+    AlertRule(
+        name="RunInputBound",
+        subject="run",
+        severity="info",
+        expr="""
+            (
+              rate(gpuwarden_run_input_wait_seconds_total[%{input_bound_window}])
+                / rate(gpuwarden_run_input_observed_seconds_total[%{input_bound_window}])
+                > %{input_bound_ratio}
+            )
+              %{of_run}
+        """,
+        hold="%{input_bound_hold}",
+        summary="A training run waits for its input most of the time.",
+        description=(
+            "Run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} waits for input {{ $value | "
+            "humanizePercentage }} of the time of its steps. docs/slow.md says how to find out why.%{owner}"
+        ),
+        means=(
+            "The run's steps wait for their input more than %{input_bound_ratio.words} of their time, over "
+            "%{input_bound_window.words}. "
+            "Nothing is wrong with the GPU, it has nothing to do."
+        ),
+        look=(
+            "the panel *Input wait* for since when, and at [slow.md](slow.md#does-it-wait-for-input): is it the run's "
+            "CPUs, one thread, storage, or memory?"
+        ),
+        do="what the first row that fits says there. A prefetch at the end of the pipeline costs one line.",
+        wrong=(
+            "the model is small on purpose and the input as fast as it gets. Silent where [the wait cannot be "
+            "known](slow.md#where-the-wait-is-known), which is no sign that there is none."
+        ),
+    ),
+)

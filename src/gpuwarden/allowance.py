@@ -1,0 +1,22 @@
+"""How often something may be done out of its turn."""
+
+from __future__ import annotations
+
+
+class Allowance:
+    """Allows for `burst` times in a row, and for one every `seconds` in the long run; times are monotonic."""
+
+    def __init__(self, burst: int, seconds: float) -> None:
+        self._ahead = (burst - 1) * seconds
+        self._seconds = seconds
+        self._paid_until = 0.0
+        self.taken = 0
+
+    def next(self, now: float) -> float:
+        """Say when it may be done next: now, or some time later."""
+        return max(now, self._paid_until - self._ahead)
+
+    def take(self, now: float) -> None:
+        """Do it once."""
+        self._paid_until = max(now, self._paid_until) + self._seconds
+        self.taken += 1

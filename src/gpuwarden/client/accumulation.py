@@ -1,0 +1,58 @@
+"""Keras' own gradient accumulation, set on an optimizer that may have trained already.
+
+Keras takes `gradient_accumulation_steps` when an optimizer is made, and makes its accumulators when it is built. Here
+they are added to it, so that the optimizer stays the one that the program knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuwarden.client.keras_import import keras
+from gpuwarden.client.trainable import scope
+
+
+def accumulation(model: Any) -> int:
+    """Say how many batches the model's optimizer sums up for an update."""
+    return getattr(_inner(model), "gradient_accumulation_steps", None) or 1
+
+
+def check_accumulation(model: Any) -> None:
+    """Raise ValueError where accumulating would change more than the batch size."""
+    if type(getattr(model, "distribute_strategy", None)).__name__ == "MirroredStrategy":
+        raise ValueError("keep_effective_batch: Keras does not accumulate gradients under MirroredStrategy")
+    optimizer = _inner(model)
+    if not hasattr(optimizer, "gradient_accumulation_steps") or not hasattr(optimizer, "_iterations"):
+        raise ValueError(
+            f"keep_effective_batch: {type(optimizer).__name__} of Keras {keras.__version__} accumulates no gradients"
+        )
+    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+        raise ValueError(  # noqa: TRY004 - the argument that does not go with it is of the right type
+            "keep_effective_batch: the optimizer has a LearningRateSchedule, which counts batches and not updates, and "
+            "would run ahead; use the callback LearningRateScheduler"
+        )
+    if getattr(optimizer, "use_ema", False):
+        raise ValueError("keep_effective_batch: the optimizer's moving average (use_ema) counts batches, not updates")
+
+
+def accumulate(model: Any, steps: int) -> None:
+    """Have the model's optimizer sum up `steps` batches for an update, from an update on; the model is traced anew."""
+    optimizer = _inner(model)
+    updates = int(keras.ops.convert_to_numpy(optimizer._iterations)) // accumulation(model)  # noqa: SLF001 - `iterations` is these divided
+    optimizer.gradient_accumulation_steps = steps
+    if optimizer.built and not hasattr(optimizer, "_accumulated_gradients"):
+        with scope(model):
+            made = [
+                optimizer.add_variable_from_reference(each, name="gradient_accumulator")
+                for each in optimizer._trainable_variables  # noqa: SLF001 - those it was built for
+            ]
+        vars(optimizer)["_accumulated_gradients"] = made  # as its build does: not tracked as an attribute
+    for each in getattr(optimizer, "_accumulated_gradients", ()):
+        each.assign(keras.ops.zeros(each.shape, dtype=each.dtype))
+    optimizer._iterations.assign(updates * steps)  # noqa: SLF001 - Keras updates where their number is a multiple
+    model.train_function = None
+
+
+def _inner(model: Any) -> Any:
+    """Give the optimizer that updates; one that scales the loss hands all to it."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)

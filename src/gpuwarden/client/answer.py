@@ -1,0 +1,142 @@
+"""What a fit does on the daemon's advice, where its user has asked for that: between two steps, once an episode."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from gpuwarden.client import company
+from gpuwarden.client.advice import Told
+from gpuwarden.client.disk_room import check_room
+from gpuwarden.client.guard import log
+from gpuwarden.protocol import Action, Advice, Level
+
+DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
+SUFFIXES = (".keras", ".weights.h5", ".h5")
+
+OnPressure: TypeAlias = "Literal['checkpoint', 'stop'] | Callable[[Advice | None, Any], object]"
+PressureLevel = Literal["some", "critical"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user wants to be done when advice comes of this level or a graver one."""
+
+    do: OnPressure
+    level: Level
+    path: Path
+
+    @property
+    def action(self) -> Action:
+        """What the daemon is told that was done."""
+        return "call" if callable(self.do) else self.do
+
+    def to_answer(self, told: Told, now: float) -> list[Advice]:
+        """Give what came that is to be answered: once in a process, however many fits of it wish the same.
+
+        From a GPU that is lost nothing can be saved.
+        """
+        who = id(self.do) if callable(self.do) else self.do
+        advice = told.unanswered(who, self.level, now)
+        return [each for each in advice if not (each.kind == "gpu_lost" and self.do == "checkpoint")]
+
+
+class Responder:
+    """Finds out, for one callback, what is to be answered and by whom. For the thread that trains."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self._acts_alone = False  # on its wish, without asking others
+        self._held: str | None = None  # why it does not act, as it was logged
+
+    def look_around(self, model: Any) -> None:
+        """Find out whether this process may act on its own, and say once where nobody here may act at all."""
+        held = company.reason_to_hold(model)
+        self._acts_alone = held is None and not company.has_workers(model)
+        if held not in (None, self._held):
+            self._held = held
+            log.warning("on_pressure does nothing %s: all of them would have to agree", held)
+
+    def alone(self, told: Told) -> list[Advice]:
+        """Give what is to be answered between two steps, where nobody else has to be asked."""
+        return self.wish.to_answer(told, monotonic()) if self._acts_alone else []
+
+    def together(self, told: Told | None, model: Any) -> tuple[bool, Advice | None]:
+        """Ask the other workers at an epoch's end; say whether any worker wishes to act, and by what advice here.
+
+        All of them ask, also one that is switched off or fails: the others would wait for it for ever.
+        """
+        try:
+            advice = [] if told is None else self.wish.to_answer(told, monotonic())
+        except Exception:  # noqa: BLE001 - as said
+            advice = []
+        try:
+            agreed = company.agree(model, wanted=bool(advice))
+        except Exception as error:  # noqa: BLE001 - a worker is gone; training will say so
+            log.warning("on_pressure: the other workers could not be asked", exc_info=error)
+            agreed = False
+        return agreed, advice[-1] if advice else None
+
+
+def checked_wish(
+    on_pressure: OnPressure | None, pressure_level: str, checkpoint_path: str | os.PathLike[str] | None
+) -> Wish | None:
+    """Check the wish, None for none. Raises ValueError or TypeError that begins with the name of what is wrong."""
+    if on_pressure not in (None, "checkpoint", "stop") and not callable(on_pressure):
+        raise ValueError(f'on_pressure: want "checkpoint", "stop" or a function, not {on_pressure!r}')
+    if pressure_level not in get_args(PressureLevel):
+        raise ValueError(f'pressure_level: want "some" or "critical", not {pressure_level!r}')
+    if checkpoint_path is None:
+        path = DEFAULT_CHECKPOINT
+    elif on_pressure != "checkpoint":
+        raise ValueError('checkpoint_path: wants on_pressure="checkpoint"')
+    elif not isinstance(checkpoint_path, str | os.PathLike):
+        raise TypeError(f"checkpoint_path: want a path, not {checkpoint_path!r}")
+    elif not (path := os.fspath(checkpoint_path)).endswith(SUFFIXES):
+        raise ValueError(f"checkpoint_path: want a name that ends in {', '.join(SUFFIXES)}, not {checkpoint_path!r}")
+    return None if on_pressure is None else Wish(on_pressure, cast("Level", pressure_level), Path(path))
+
+
+def fulfil(wish: Wish, advice: Advice | None, model: Any, *, first: bool) -> bool:
+    """Do what is wished, in this thread; say whether it was done. An exception is logged, and training goes on.
+
+    What is no Exception goes on its way: a function of the user's ends the training by SystemExit or KeyboardInterrupt.
+    `first`: of several workers, which all have to save, only the first one's file is kept.
+    """
+    try:
+        if wish.do == "checkpoint":
+            save(model, wish.path, keep=first)
+            _say("on_pressure: saved %s", wish.path)
+        elif wish.do == "stop":
+            model.stop_training = True
+            _say("on_pressure: training stops after this step")
+        else:
+            wish.do(advice, model)
+    except Exception as error:  # noqa: BLE001 - the user's own, or a full disk: no reason to end a training run
+        with contextlib.suppress(Exception):
+            log.warning("on_pressure failed; training goes on", exc_info=error)
+        return False
+    return True
+
+
+def save(model: Any, path: Path, *, keep: bool = True) -> None:
+    """Save a model, or its weights, so that at `path` there is always a whole one: the last or this."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{os.urandom(4).hex()}-{path.name}")  # no other worker's, on a folder that they share
+    try:
+        check_room(model, part)
+        (model.save_weights if path.name.endswith(".weights.h5") else model.save)(str(part))
+        if keep:
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _say(text: str, *values: object) -> None:
+    with contextlib.suppress(Exception):  # a logging handler of the user's may raise
+        log.warning(text, *values)

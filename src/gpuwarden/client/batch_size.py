@@ -1,0 +1,168 @@
+"""`find_batch_size`: the largest batch size that a model trains with on its device, found by training with it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpuwarden.client import peaks
+from gpuwarden.client.device_oom import is_device_oom
+from gpuwarden.client.guard import log
+from gpuwarden.client.keras_import import keras
+from gpuwarden.client.model_state import ModelState, Substitute, Traces, seeds_kept
+from gpuwarden.client.trainable import check_built, check_model, whole
+
+STEPS = 3  # of a trial: the optimizer's variables exist and the peak is seen
+LARGEST = 1 << 16
+
+Batch = tuple[Any, ...]
+
+
+def find_batch_size(
+    model: Any,
+    data: Callable[[int], Batch] | Batch,
+    *,
+    smallest: int = 1,
+    largest: int | None = None,
+    margin: float = 0.1,
+) -> int:
+    """Find the largest batch size that fits the device with a margin, by some real training steps for each size tried.
+
+    `data` gives a batch for a size, `lambda size: (x, y)` or `(x, y, sample_weight)`, or is arrays `(x, y)` to cut one
+    from. Between `smallest` and `largest` sizes are doubled, then halved in to within a sixteenth: each is trained for
+    3 steps, or one execution where that has more. `margin` is the share of the allocator's limit that stays free at the
+    peak; where that is not known (JAX, TensorFlow on a GPU without a limit), the share by which the batch is smaller
+    than one that fits.
+
+    The model is as before afterwards, with all that training changes: weights, optimizer, metrics, seeds, compiled
+    functions. Only an out-of-memory of the device counts as "does not fit"; any other error is raised as it is. Blocks
+    for as long as the steps take. The allocator's peak is set back. Raises TypeError or ValueError for what it cannot
+    work with, MemoryError where not even `smallest` fits.
+    """
+    check_model(model, "find_batch_size")
+    check_built(model)
+    smallest = whole(smallest, "smallest")
+    make_batch, most = _source(data)
+    largest = min(most, LARGEST if largest is None else whole(largest, "largest"))
+    if largest < smallest:
+        raise ValueError(f"largest: want {smallest} or more, which is the smallest, not {largest}")
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < 1:
+        raise ValueError(f"margin: want a share from 0 to 1, such as 0.1, not {margin!r}")
+    with seeds_kept(), Traces():
+        return _Trials(model, make_batch, float(margin)).find(smallest, largest, most)
+
+
+def search(fits: Callable[[int], bool], smallest: int, largest: int) -> int | None:
+    """Find the largest size that fits, to within a sixteenth, by doubling and then bisection; None where none does."""
+    if not fits(smallest):
+        return None
+    best, bad = smallest, None
+    while best < largest and bad is None:
+        size = min(2 * best, largest)
+        best, bad = (size, None) if fits(size) else (best, size)
+    while bad is not None and bad - best > max(best // 16, 1):
+        size = (best + bad) // 2
+        best, bad = (size, bad) if fits(size) else (best, size)
+    return best
+
+
+class _Trials:
+    """Trains one model with batches of several sizes; the model is as before after `find`."""
+
+    def __init__(self, model: Any, make_batch: Callable[[int], Batch], margin: float) -> None:
+        self._model = model
+        self._make_batch = make_batch
+        self._margin = margin
+        self._steps = max(STEPS, int(model.steps_per_execution))
+        self._seen: dict[int, tuple[bool, float | None]] = {}
+
+    def find(self, smallest: int, largest: int, most: int) -> int:
+        """Find the size; of `most` examples there is a batch at most."""
+        substitute = Substitute(self._model)
+        try:
+            self._state = ModelState(self._model)
+            try:
+                self._model.train_function = None  # the model's own stays as it is traced
+                _, share = self._trial(smallest)
+                by_memory = share is not None
+                found = self._by_memory(smallest, largest) if by_memory else self._by_size(smallest, largest, most)
+            finally:
+                self._state.restore()
+        finally:
+            substitute.leave()
+            peaks.forget()
+        if found is None or found < smallest:
+            raise MemoryError(f"find_batch_size: not even a batch of {smallest} fits with a margin of {self._margin:g}")
+        log.info("found batch size=%d with margin=%g", found, self._margin)
+        return found
+
+    def _by_memory(self, smallest: int, largest: int) -> int | None:
+        def fits(size: int) -> bool:
+            fits, share = self._trial(size)
+            return fits and (share or 0.0) <= 1 - self._margin
+
+        return search(fits, smallest, largest)
+
+    def _by_size(self, smallest: int, largest: int, most: int) -> int | None:
+        beyond = min(math.ceil(largest / (1 - self._margin)), most)
+        found = search(lambda size: self._trial(size)[0], smallest, beyond)
+        if found is None or found == most:
+            return found if found is None else min(found, largest)
+        return min(math.floor(found * (1 - self._margin)), largest)
+
+    def _trial(self, size: int) -> tuple[bool, float | None]:
+        """Train some steps with a size, once; say whether it fits, and the peak as a share of the limit if known."""
+        if size not in self._seen:
+            self._seen[size] = self._train(size)
+            log.debug("tried batch size=%d fits=%s share=%s", size, *self._seen[size])
+        return self._seen[size]
+
+    def _train(self, size: int) -> tuple[bool, float | None]:
+        batch = _checked(self._make_batch(size), size)
+        gc.collect()
+        known = peaks.forget()
+        try:
+            self._model.fit(_endless(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
+        except Exception as error:
+            if not is_device_oom(error):
+                raise
+        else:
+            return True, peaks.share() if known else None
+        finally:
+            self._state.restore_values()
+        gc.collect()  # the error's frames, which hold tensors
+        return False, peaks.share() if known else None
+
+
+def _endless(batch: Batch) -> Iterator[Batch]:
+    while True:
+        yield batch
+
+
+def _source(data: Any) -> tuple[Callable[[int], Batch], int]:
+    """Give what makes a batch of a size, and the largest size there is."""
+    if isinstance(data, tuple | list):
+        lengths = {len(each) for each in keras.tree.flatten(tuple(data))}
+        if len(lengths) != 1 or not min(lengths):
+            raise ValueError(f"data: want arrays of one length, not of {sorted(lengths)}")
+        return lambda size: keras.tree.map_structure(lambda each: each[:size], tuple(data)), lengths.pop()
+    if callable(data):
+        return data, sys.maxsize
+    raise TypeError(
+        "data: want a function that gives a batch of a size, or arrays (x, y); a dataset has a batch size of its own: "
+        f"lambda size: next(iter(dataset.unbatch().batch(size))), not {type(data).__name__}"
+    )
+
+
+def _checked(batch: Any, size: int) -> Batch:
+    """Check that a batch has the size that was asked for: a dataset that is batched already does not care."""
+    if not isinstance(batch, tuple | list) or not 1 <= len(batch) <= 3:  # noqa: PLR2004 - as fit takes them
+        raise TypeError(f"data: want a batch (x, y) or (x, y, sample_weight), not {type(batch).__name__}")
+    for each in keras.tree.flatten(tuple(batch)):
+        shape = getattr(each, "shape", None)
+        if not shape or shape[0] != size:
+            raise ValueError(f"data: asked for a batch of {size}, got one with shape {shape}")
+    return tuple(batch)

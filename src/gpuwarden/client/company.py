@@ -1,0 +1,57 @@
+"""Who trains a model together with this process: what a worker does alone may make all others wait for ever."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpuwarden.client.job import place
+
+# By name, since TensorFlow is not imported here.
+ONE_DEVICE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")
+IN_ONE_PROCESS = (*ONE_DEVICE, "MirroredStrategy")
+_WORKERS = ("CollectiveAllReduceStrategy", "_CollectiveAllReduceStrategyExperimental", "MultiWorkerMirroredStrategy")
+
+
+def strategy_of(model: Any) -> str:
+    """Name the type of the model's tf.distribute strategy, the default one too; "NoneType" on another backend."""
+    return type(getattr(model, "distribute_strategy", None)).__name__
+
+
+def has_workers(model: Any) -> bool:
+    """Say whether the model is trained by several workers that can be asked whether they agree."""
+    return strategy_of(model) in _WORKERS
+
+
+def reason_to_hold(model: Any) -> str | None:
+    """Say why nobody here may do anything alone, nor ask the others; None where nobody else trains this model."""
+    strategy = strategy_of(model)
+    if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):
+        return f"under {strategy}"
+    others = max(place(os.environ).world_size or 1, _counted("jax", "process_count"), _torch_workers())
+    return None if others == 1 or strategy in _WORKERS else f"in one of {others} processes of a job"
+
+
+def is_first() -> bool:
+    """Say whether this is the worker that writes what all have in common."""
+    return not place(os.environ).rank
+
+
+def agree(model: Any, *, wanted: bool) -> bool:
+    """Ask all workers of the model's strategy whether one of them wants it; each has to ask at the same place."""
+    tf, strategy = sys.modules["tensorflow"], model.distribute_strategy
+    votes = strategy.run(lambda: tf.constant(int(wanted)))
+    return bool(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None) > 0)
+
+
+def _torch_workers() -> int:
+    distributed = sys.modules.get("torch.distributed")
+    ready: Callable[[], bool] | None = getattr(distributed, "is_initialized", None)
+    return _counted("torch.distributed", "get_world_size") if ready is not None and ready() else 1
+
+
+def _counted(module: str, function: str) -> int:
+    asked = getattr(sys.modules.get(module), function, None)
+    return 1 if asked is None else int(asked())

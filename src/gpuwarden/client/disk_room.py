@@ -1,0 +1,33 @@
+"""Whether a disk has room for a checkpoint, asked before it is written: HDF5 ends the process on a full one.
+
+What it could not write it tries to write again as its objects go, and crashes (seen with h5py 3 and HDF5 1.14).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.client.model_memory import sizes_of
+
+_EACH = 8192  # bytes that a variable takes beside its values
+_WHOLE = 1 << 20  # and a file
+_CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+def check_room(model: Any, path: Path) -> None:
+    """Raise OSError where the model's state does not fit into a file at `path`, which is there afterwards.
+
+    Quotas and limits of the process count as well. What the file held stays; blocks for as long as the disk takes.
+    """
+    sizes = sizes_of(model)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.posix_fallocate(descriptor, 0, sum(sizes) + _EACH * len(sizes) + _WHOLE)
+    except OSError as error:
+        if error.errno not in _CANNOT_TELL:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
+    finally:
+        os.close(descriptor)

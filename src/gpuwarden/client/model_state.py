@@ -1,0 +1,120 @@
+"""All that training changes of a Keras 3 model, kept in host memory and put back as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gpuwarden.client.keras_import import keras
+from gpuwarden.client.trainable import scope
+
+# What fit sets on a model, by backend; JAX's state is a copy that would be written over the variables later.
+_ATTRIBUTES = ("train_function", "history", "stop_training", "_eval_epoch_iterator", "_jax_state", "_jax_state_synced")
+_ABSENT = object()
+
+
+class ModelState:
+    """The state of a built model whose optimizer is built, as of the making of this."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._variables = [(each, keras.ops.convert_to_numpy(each).copy()) for each in _variables(model)]
+        self._attributes = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
+
+    def restore(self) -> None:
+        """Put all back: weights, layers' seeds, optimizer, metrics, compiled functions."""
+        self.restore_values()
+        for name, value in self._attributes.items():
+            if value is not _ABSENT:
+                setattr(self._model, name, value)
+            elif hasattr(self._model, name):
+                delattr(self._model, name)
+
+    def restore_values(self) -> None:
+        """Put back the values of the variables alone."""
+        model = self._model
+        if hasattr(model, "_jax_state"):
+            model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - else it comes after these values
+        model.reset_metrics()  # those that training has made
+        for variable, value in self._variables:
+            variable.assign(value)
+        if keras.backend.backend() == "torch":
+            model.zero_grad()  # gradients hold as much memory as weights
+
+
+class Substitute:
+    """An optimizer like the model's own, which is in its place from now on and stays as it is: not yet built.
+
+    For a model whose optimizer is built it does nothing: what that one holds can be put back.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._own = own = model.optimizer
+        if own.built:
+            return
+        try:
+            with scope(model):
+                model.optimizer = type(own).from_config(own.get_config())
+        except Exception as error:
+            raise ValueError(
+                f"model: its optimizer {type(own).__name__} is not built and cannot be made anew from its config "
+                f"({type(error).__name__}: {error}); build it first: model.optimizer.build(model.trainable_variables)"
+            ) from error
+        with scope(model):
+            model.optimizer.build(model.trainable_variables)
+
+    def leave(self) -> None:
+        """Put the model's own optimizer back."""
+        self._model.optimizer = self._own
+
+
+@contextlib.contextmanager
+def seeds_kept() -> Iterator[None]:
+    """Put the seeds of Python's and NumPy's own generators back at the end, after all else: letting go draws some."""
+    numpy = sys.modules["numpy"]  # Keras has imported it
+    own, of_numpy = random.getstate(), numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        numpy.random.set_state(of_numpy)
+
+
+class Traces:
+    """The traces of TensorFlow functions that are made while this is open; they are let go afterwards.
+
+    TensorFlow keeps, for good, the gradient function of each all-reduce that it traces, and every step of a Keras
+    optimizer has one. That holds the graph, and the graph all variables and constants that it uses: their memory would
+    stay taken when nobody has the function any more (seen on TensorFlow 2.21). Nobody has those that were traced here.
+    """
+
+    def __enter__(self) -> None:
+        self._before = set(_gradient_functions())
+
+    def __exit__(self, *_: object) -> None:
+        functions = _gradient_functions()
+        for name in set(functions) - self._before:
+            if name.startswith("CustomGradient-"):
+                functions.pop(name, None)
+        gc.collect()  # graphs and their functions stand in cycles
+
+
+def _gradient_functions() -> dict[str, Any]:
+    """Find TensorFlow's registry of gradient functions; an empty one where this version keeps it elsewhere."""
+    if keras.backend.backend() == "tensorflow":
+        with contextlib.suppress(ImportError, AttributeError):
+            ops = importlib.import_module("tensorflow.python.framework.ops")
+            registry: dict[str, Any] = ops.gradient_registry._registry  # noqa: SLF001 - it has no way to leave it
+            return registry
+    return {}
+
+
+def _variables(model: Any) -> list[Any]:
+    found = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return list({id(each): each for each in found}.values())

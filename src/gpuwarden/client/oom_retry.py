@@ -1,0 +1,319 @@
+"""`fit_with_oom_retry`: a fit that goes on with smaller batches after an out-of-memory of its device."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.client.accumulation import accumulate, accumulation, check_accumulation
+from gpuwarden.client.device_oom import is_device_oom
+from gpuwarden.client.disk_room import check_room
+from gpuwarden.client.guard import log
+from gpuwarden.client.keras_import import keras
+from gpuwarden.client.run import retried
+from gpuwarden.client.trainable import check_built, check_model, scope, whole
+
+_OURS = ("x", "y", "batch_size")
+_KERAS_BATCH_SIZE = 32  # of arrays, where nobody says another
+_ENDING = ".weights.h5"  # Keras saves the whole state of a model to such a file
+_BESIDE = {  # callbacks of Keras that do not go with this
+    "BackupAndRestore": "it would go on from a checkpoint of its own",
+    "SwapEMAWeights": "after an out-of-memory nobody knows which weights are in the model",
+}
+
+
+def fit_with_oom_retry(
+    model: Any,
+    make_dataset: Callable[[int], Any],
+    batch_size: int,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    keep_effective_batch: bool = False,
+    smallest: int = 1,
+    tries: int = 4,
+    initial_epoch: int = 0,
+    **fit_kwargs: Any,
+) -> Any:
+    """Fit, and where the device runs out of memory go on with half the batch size from the epoch's begin.
+
+    `make_dataset` makes the training data for a batch size: what `fit` takes as x, or arrays `(x, y)`. `fit_kwargs` are
+    fit's own; `validation_data` may be a function of the batch size too, and `steps_per_epoch` is of `batch_size`: with
+    half of it there are twice as many. At each epoch's begin all of the model's state is written to the file
+    `checkpoint`, which ends in .weights.h5, by default to a temporary one. `keep_effective_batch` has Keras accumulate
+    gradients so that an update sees as many examples as before.
+
+    At most `tries` fits are begun, none with less than `smallest`. Then, and where a smaller batch cannot help, the
+    out-of-memory is raised as it is with a note; any other error is raised at once. Each new try is one line in the log
+    and counts in the run's reports. A callback sees one training: its on_train_begin is called once. Returns fit's
+    History of all tries, with `batch_sizes`, the batch size of each epoch, and `oom_retries`. Blocks as fit does.
+    Raises TypeError or ValueError for what it cannot work with.
+    """
+    check_model(model, "fit_with_oom_retry")
+    check_built(model)
+    _check_arguments(make_dataset, fit_kwargs)
+    limits = _limits(batch_size, smallest, tries)
+    given = _checked_path(checkpoint)
+    if keep_effective_batch:
+        check_accumulation(model)
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-") as folder:
+        state = _Checkpoint(given or Path(folder) / f"checkpoint{_ENDING}", initial_epoch)
+        training = _Training(model, make_dataset, limits, state, fit_kwargs)
+        return training.fit(accumulation(model) * limits.batch_size if keep_effective_batch else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """The first batch size, the smallest, and how many fits are begun at most."""
+
+    batch_size: int
+    smallest: int
+    tries: int
+
+
+class _Training:
+    """One training, in as many fits as it takes."""
+
+    def __init__(
+        self,
+        model: Any,
+        make_dataset: Callable[[int], Any],
+        limits: _Limits,
+        checkpoint: _Checkpoint,
+        fit_kwargs: dict[str, Any],
+    ) -> None:
+        self._model = model
+        self._make_dataset = make_dataset
+        self._limits = limits
+        self._kwargs = fit_kwargs
+        self._checkpoint = checkpoint
+        self._user = _listed(fit_kwargs.get("callbacks"))
+        history = next((each for each in self._user if isinstance(each, keras.callbacks.History)), None)
+        self._history = history or keras.callbacks.History()
+        # The checkpoint comes first: at an epoch's begin nobody has changed anything for it yet.
+        self._callbacks = [self._checkpoint, *self._user, *([] if history else [self._history])]
+
+    def fit(self, effective: int | None) -> Any:
+        """Fit until it is done; `effective` is how many examples an update is to see, None where that may change."""
+        size = self._limits.batch_size
+        for attempt in range(1, self._limits.tries + 1):
+            self._checkpoint.size = size
+            smaller = _smaller(size, effective, self._limits.smallest)
+            if self._try(size, attempt, smaller):
+                break
+            assert smaller is not None  # else the error was raised
+            gc.collect()  # what the error held stands in cycles of frames
+            self._checkpoint.restore(self._model)
+            if effective is not None:
+                accumulate(self._model, effective // smaller)
+            log.warning(
+                "out of memory with batch size=%d in epoch=%d: going on from the epoch's begin with batch size=%d, "
+                "try=%d of %d",
+                *(size, self._checkpoint.epoch, smaller, attempt + 1, self._limits.tries),
+            )
+            retried()
+            size = smaller
+        self._history.batch_sizes, self._history.oom_retries = self._checkpoint.sizes, attempt - 1
+        return self._history
+
+    def _try(self, size: int, attempt: int, smaller: int | None) -> bool:
+        """Fit once; False where it ran out of memory and a smaller batch may help."""
+        data = self._make_dataset(size)
+        arrays = data if isinstance(data, tuple) else None
+        kwargs = self._of_size(size, _KERAS_BATCH_SIZE if arrays is None else self._limits.batch_size)
+        given = {"x": data} if arrays is None else dict(zip(("x", "y", "sample_weight"), arrays, strict=False))
+        _check_size(data, size)
+        try:
+            with _begun(self._user if attempt > 1 else (), self._history if attempt > 1 else None):
+                self._model.fit(
+                    **given,
+                    **({} if arrays is None else {"batch_size": size}),
+                    **kwargs,
+                    callbacks=self._callbacks,
+                    initial_epoch=self._checkpoint.epoch,
+                )
+        except Exception as error:
+            if not is_device_oom(error):
+                raise
+            if why := self._hopeless(size, attempt, smaller):
+                _note(error, f"fit_with_oom_retry: {why}")
+                raise
+            return False
+        return True
+
+    def _hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
+        """Say why no further try is made; empty where there is one."""
+        if not self._checkpoint.written:  # nor is there anything to go back to, but perhaps a file of another training
+            return "out of memory before the first epoch had begun, which no smaller batch changes"
+        validation = self._kwargs.get("validation_data")
+        if self._checkpoint.validating and _batched(validation):
+            return (
+                "out of memory in validation, whose data have a batch size of their own: give validation_data as a "
+                "function of the batch size"
+            )
+        if smaller is None:
+            return f"out of memory with batch size {size}, and none is left that is smaller"
+        if attempt == self._limits.tries:
+            return f"out of memory with batch size {size}, in the last of {attempt} tries"
+        return ""
+
+    def _of_size(self, size: int, unsaid: int) -> dict[str, Any]:
+        """Give fit's own arguments for a batch size; `unsaid` is what Keras validates arrays with by default."""
+        kwargs = {name: value for name, value in self._kwargs.items() if name != "callbacks"}
+        if callable(validation := kwargs.get("validation_data")):
+            kwargs["validation_data"] = validation(size)
+            self._keep_examples(kwargs, "validation_steps", size)
+        elif not _batched(validation) and size < self._limits.batch_size:
+            given = kwargs.get("validation_batch_size") or unsaid
+            kwargs["validation_batch_size"] = max(given * size // self._limits.batch_size, 1)
+            self._keep_examples(kwargs, "validation_steps", size)
+        self._keep_examples(kwargs, "steps_per_epoch", size)
+        return kwargs
+
+    def _keep_examples(self, kwargs: dict[str, Any], steps: str, size: int) -> None:
+        """Have as many more steps as batches of `size` are smaller than the first ones."""
+        if (given := kwargs.get(steps)) is not None:
+            kwargs[steps] = math.ceil(given * self._limits.batch_size / size)
+
+
+class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Writes all of the model's state at the begin of each epoch, and knows where the training stands."""
+
+    def __init__(self, path: Path, epoch: int) -> None:
+        super().__init__()
+        self.epoch = epoch  # that is under way
+        self.sizes: dict[int, int] = {}  # of the epochs that are done
+        self.size = 0
+        self.validating = False
+        self.written = False
+        self._path = path
+        self._seeds: list[tuple[Any, Any]] = []  # of layers such as Dropout: Keras saves them nowhere
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
+        """Write it; before an optimizer has trained it is built, so that the checkpoint holds all of it."""
+        self.epoch, self.validating = epoch, False
+        model = self.model
+        if not model.optimizer.built:
+            with scope(model):
+                model.optimizer.build(model.trainable_variables)
+        check_room(model, self._path)
+        model.save_weights(self._path, overwrite=True)
+        self.written = True
+        saved = {id(each) for each in model.weights}
+        self._seeds = [
+            (each, keras.ops.convert_to_numpy(each).copy()) for each in model.variables if id(each) not in saved
+        ]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
+        """Note the epoch."""
+        self.sizes[epoch] = self.size
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
+        """Note that an error from here on is one of the validation."""
+        self.validating = True
+
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
+        """Note that it is over."""
+        self.validating = False
+
+    def restore(self, model: Any) -> None:
+        """Put the model back to the begin of the epoch under way. Raises ValueError rather than leave out a part."""
+        if hasattr(model, "_jax_state"):
+            model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - else it comes after what is read
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Skipping variable loading")
+            model.load_weights(self._path)
+        for seed, value in self._seeds:
+            seed.assign(value)
+
+
+@contextlib.contextmanager
+def _begun(user: Sequence[Any], history: Any) -> Iterator[None]:
+    """Keep the begin of a training from callbacks that have had it: EarlyStopping would forget what it has seen.
+
+    Those that have to know each fit say so, by `begins_each_fit`.
+    """
+    kept = [each for each in (*user, history) if each is not None and not getattr(each, "begins_each_fit", False)]
+    before = [vars(each).get("on_train_begin") for each in kept]
+    for each in kept:
+        each.on_train_begin = _nothing
+    try:
+        yield
+    finally:
+        for each, own in zip(kept, before, strict=True):
+            if own is None:
+                vars(each).pop("on_train_begin", None)
+            else:
+                each.on_train_begin = own
+
+
+def _nothing(logs: Any = None) -> None:
+    """Stand for a hook."""
+
+
+def _smaller(size: int, effective: int | None, smallest: int) -> int | None:
+    """Give the next size: half, or at most half and a divisor of the examples that an update sees."""
+    smaller = size // 2
+    while effective is not None and smaller > 1 and effective % smaller:
+        smaller -= 1
+    return smaller if smaller >= smallest else None
+
+
+def _batched(validation: Any) -> bool:
+    """Say whether validation data have a batch size of their own, as a dataset does; arrays and parts of x have not."""
+    return validation is not None and not callable(validation) and not isinstance(validation, tuple | list)
+
+
+def _check_size(data: Any, size: int) -> None:
+    """Raise ValueError where a dataset's shape says that it has batches of another size; most do not say."""
+    spec = getattr(data, "element_spec", None)
+    for each in keras.tree.flatten(spec) if spec is not None else ():
+        shape = getattr(each, "shape", None)
+        known = shape[0] if shape is not None and shape.rank else None
+        if known is not None and known != size:
+            raise ValueError(f"make_dataset: asked for batches of {size}, got a dataset with batches of {known}")
+
+
+def _note(error: BaseException, text: str) -> None:
+    log.error(text)
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return [] if callbacks is None else list(callbacks) if isinstance(callbacks, tuple | list) else [callbacks]
+
+
+def _check_arguments(make_dataset: Any, fit_kwargs: dict[str, Any]) -> None:
+    if not callable(make_dataset):
+        raise TypeError(f"make_dataset: want a function of the batch size, not {type(make_dataset).__name__}")
+    for name in _OURS:
+        if name in fit_kwargs:
+            raise TypeError(f"{name}: what fit is given is made by make_dataset, of the batch size")
+    callbacks = fit_kwargs.get("callbacks")
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise TypeError("callbacks: want a list of callbacks, not a CallbackList")
+    for each in _listed(callbacks):
+        if why := next((why for cls in type(each).__mro__ if (why := _BESIDE.get(cls.__name__))), None):
+            raise ValueError(f"callbacks: {type(each).__name__} does not go with fit_with_oom_retry: {why}")
+
+
+def _limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
+    limits = _Limits(whole(batch_size, "batch_size"), whole(smallest, "smallest"), whole(tries, "tries"))
+    if limits.batch_size < limits.smallest:
+        raise ValueError(f"batch_size: want {limits.smallest} or more, which is the smallest")
+    return limits
+
+
+def _checked_path(checkpoint: Any) -> Path | None:
+    path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and not path.name.endswith(_ENDING):
+        raise ValueError(f"checkpoint: want a file that ends in {_ENDING}, not {path}")
+    return path

@@ -1,0 +1,51 @@
+"""What a model must be for its batch size to be searched or lowered; said before anything is done to it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from gpuwarden.client.job import place
+from gpuwarden.client.keras_import import keras
+
+_IN_ONE_PROCESS = ("NoneType", "_DefaultDistributionStrategy", "OneDeviceStrategy", "MirroredStrategy")
+
+
+def check_model(model: Any, wanting: str) -> None:
+    """Raise TypeError or ValueError, in words, where `wanting` cannot work with the model or in this process."""
+    if int(keras.__version__.split(".")[0]) < 3:  # noqa: PLR2004 - Keras 2 saves and builds optimizers otherwise
+        raise ValueError(f"{wanting} needs Keras 3, not {keras.__version__}")
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model: want a Keras model, not {type(model).__name__}")
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError("model: compile it first, with an optimizer")
+    strategy = type(getattr(model, "distribute_strategy", None)).__name__
+    workers = place(os.environ).world_size or 1
+    if workers > 1 or strategy not in _IN_ONE_PROCESS:
+        raise ValueError(
+            f"{wanting} works in one process alone: this one is a worker of {workers} with {strategy}, and each would "
+            "find another batch size; find it in one process, and give it to all"
+        )
+
+
+def check_built(model: Any) -> None:
+    """Raise ValueError where the model has no weights yet: they could not be taken away again."""
+    if not model.built:
+        raise ValueError("model: build it first: call it on a batch of data, or model.build(shape)")
+
+
+def scope(model: Any) -> AbstractContextManager[Any]:
+    """Give the scope in which variables are made that train with the model: of its strategy, where it has one."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return nullcontext() if strategy is None else strategy.scope()
+
+
+def whole(value: Any, name: str, least: int = 1) -> int:
+    """Check a whole number. Raises TypeError or ValueError that begins with its name."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: want a whole number, not {value!r}")
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{name}: want {least} or more, not {number}")
+    return number

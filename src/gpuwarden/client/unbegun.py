@@ -1,0 +1,30 @@
+"""A program that is out of memory before its first fit begins, as Keras makes a model or an optimizer.
+
+No hook of a callback is called by then, and often there is none yet: so it is told when the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from collections.abc import Callable
+
+from gpuwarden.client.run import reporting
+from gpuwarden.client.uncaught import untold
+
+
+def watch(tell: Callable[[], object]) -> None:
+    """Have `tell` called if this program ends by an out-of-memory of its framework and has never reported."""
+    process = os.getpid()  # a forked child that ends so has not made what its parent has
+
+    def at_exit() -> None:
+        if os.getpid() != process or reporting():
+            return
+        with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
+            error = untold(None, "idle", 0, {})
+            # Of others nothing is told: the framework may not have begun, and asking for its devices would begin it.
+            if error is not None and error.allocations:
+                tell()
+
+    atexit.register(at_exit)

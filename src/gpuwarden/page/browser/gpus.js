@@ -1,0 +1,155 @@
+// The GPUs, a card each: those that are not well first, then as the driver numbers them.
+
+import { bounded, fact, mark, ofPressure, RANK, troubles, word } from "./marks.js";
+import { memory, memoryFacts } from "./memory.js";
+import { h } from "./tree.js";
+import { amount, clock, degrees, hertz, known, percent, plain, short, watts } from "./words.js";
+
+const MOST_XIDS = 4;
+const MOST_OWNERS = 4;
+const SEVERITIES = { page: 0, warn: 1, info: 2 };
+const LEVELS = { page: "critical", warn: "warning", info: "info" };
+const FLAGS = [
+  ["reset_required", "the driver wants a reset"], ["row_remap_pending", "a row of memory waits for a reset"], ["row_remap_failed", "a row of memory could not be replaced"],
+  ["retired_pages_pending", "a page of memory waits for a reset"], ["memory_unrepairable", "memory cannot be repaired"],
+];
+
+export const anchor = (gpu) => `gpu-${gpu.index}`;
+
+// The numbers of GPUs and MIG instances by UUID.
+export function places(gpus) {
+  const found = new Map();
+  for (const gpu of gpus) {
+    found.set(gpu.uuid, String(gpu.index));
+    for (const each of gpu.mig ?? []) found.set(each.uuid, place(gpu, each));
+  }
+  return found;
+}
+
+const place = (gpu, instance) => `${gpu.index}/${instance.gpu_instance}`;
+
+export function gpus(state, charts) {
+  const nameless = (state.daemon.gpus_asleep ?? 0) - state.gpus.filter(({ status }) => status === "asleep").length;
+  return h("section", { "data-key": "gpus", "aria-labelledby": "gpus" },
+    h("h2", { id: "gpus" }, "GPUs"),
+    state.gpus.length
+      ? h("div", { class: "cards" }, worstFirst(state.gpus).map((gpu) => card(gpu, state, charts)))
+      : h("p", {}, "No GPU is known."),
+    nameless > 0 ? h("p", {}, `Asleep since the start, so that their names are not known yet: ${nameless}.`) : null);
+}
+
+const worstFirst = (found) => found.toSorted((one, other) => RANK[one.condition] - RANK[other.condition]);
+
+function card(gpu, state, charts) {
+  const id = anchor(gpu);
+  return h("article", { class: `card ${gpu.condition}`, id, "data-key": gpu.uuid, tabindex: "-1", "aria-labelledby": `${id}-name` },
+    h("div", { class: "title" },
+      mark(gpu.condition),
+      h("h3", { id: `${id}-name`, class: "number" }, `GPU ${gpu.index}`, h("span", { class: "unseen" }, `, ${word(gpu.condition)}`)),
+      h("span", { class: "name" }, gpu.name)),
+    troubles(gpu.troubles),
+    gpu.status === "up" ? readings(gpu, charts) : silence(gpu),
+    xids(gpu.xids ?? []),
+    (gpu.mig ?? []).map((each) => instance(gpu, each)),
+    owners(gpu.owners ?? [], state.runs),
+    charts.ofGpu(gpu),
+    hardware(gpu));
+}
+
+function silence(gpu) {
+  if (gpu.status === "asleep") return h("p", {}, "It sleeps, and is let.");
+  if (gpu.status === "not_asked") return h("p", {}, "It is not asked.");
+  const seen = gpu.last_success_timestamp_seconds;
+  return h("p", {},
+    "It does not answer: ", h("b", {}, gpu.fault), known(seen) ? `. It last did at ${clock(seen)}.` : ".",
+    gpu.fault_advice ? ` What to do: ${gpu.fault_advice}.` : "");
+}
+
+function readings(gpu, charts) {
+  return [
+    memory(gpu),
+    h("dl", { class: "facts" }, memoryFacts(gpu), temperature(gpu), utilization(gpu), clocks(gpu), power(gpu)),
+    pressure(gpu),
+  ];
+}
+
+function temperature(gpu) {
+  const core = gpu.temperature_celsius?.core;
+  if (!known(core)) return null;
+  const margin = gpu.temperature_margin_celsius;
+  const limit = gpu.temperature_threshold_celsius?.slowdown ?? (known(margin) ? core + margin : undefined);
+  const ofMemory = gpu.temperature_celsius.memory;
+  const note = [known(limit) ? `slows down at ${degrees(limit)}` : null, known(ofMemory) ? `memory ${degrees(ofMemory)}` : null].filter(Boolean).join(", ");
+  return fact("Temperature", degrees(core), { note, level: ofPressure(gpu.pressure?.thermal), ratio: limit ? core / limit : null });
+}
+
+function utilization(gpu) {
+  const ratio = gpu.utilization_ratio;
+  const bandwidth = gpu.memory_bandwidth_utilization_ratio;
+  if (!known(ratio)) return null;
+  return fact("Utilization", percent(ratio), { ratio, note: known(bandwidth) ? `memory bandwidth ${percent(bandwidth)}` : null });
+}
+
+function clocks(gpu) {
+  const now = gpu.clock_hertz?.graphics;
+  if (!known(now)) return null;
+  const most = gpu.clock_max_hertz?.graphics;
+  const reasons = (gpu.clock_event_reasons ?? []).map(plain).join(", ");
+  const note = [most ? `of ${hertz(most)}` : null, reasons ? `held by ${reasons}` : null].filter(Boolean).join(", ");
+  return fact("Clock", hertz(now), { note, ratio: most ? now / most : null });
+}
+
+function power(gpu) {
+  const now = gpu.power_usage_watts;
+  if (!known(now)) return null;
+  const limit = gpu.power_limit_watts?.enforced;
+  return fact("Power", watts(now), { note: limit ? `of ${watts(limit)}` : null, ratio: limit ? now / limit : null });
+}
+
+function pressure(gpu) {
+  const told = Object.entries(gpu.pressure ?? {}).map(([resource, level]) => `${resource} ${level}`);
+  return told.length ? h("p", { class: "about" }, `Pressure: ${told.join(", ")}`) : null;
+}
+
+function xids(found) {
+  const sorted = found.toSorted((one, other) => SEVERITIES[one.severity] - SEVERITIES[other.severity]);
+  if (!sorted.length) return null;
+  return h("div", { class: "xids" },
+    h("h4", {}, "XIDs of the last hour"),
+    bounded(sorted.map((each) =>
+      h("li", { class: LEVELS[each.severity] }, mark(LEVELS[each.severity]), " ", h("b", {}, `XID ${each.xid}`),
+        `${each.count > 1 ? ` × ${each.count}` : ""}, last at ${clock(each.last_timestamp_seconds)}. ${each.meaning} `, h("b", {}, each.action))),
+      MOST_XIDS, "XIDs"));
+}
+
+function instance(gpu, each) {
+  return h("div", { class: "mig", "data-key": each.uuid },
+    h("h4", {}, `MIG ${place(gpu, each)} ${each.profile ?? ""}`),
+    memory(each),
+    h("dl", { class: "facts" }, memoryFacts(each)),
+    pressure(each));
+}
+
+function owners(found, runs) {
+  const names = new Map(runs.map(({ run_id: id, name }) => [id, name]));
+  const told = found.map(({ kind, name, memory_bytes: bytes }) =>
+    h("li", {}, `${plain(kind)} `, h("b", {}, h("bdi", {}, short(kind === "run" ? names.get(name) ?? name : name))), ` ${amount(bytes)}`));
+  return told.length ? h("div", { class: "owners" }, h("h4", {}, "Held by"), bounded(told, MOST_OWNERS, "owners")) : null;
+}
+
+function hardware(gpu) {
+  const counted = (name, found) => found && Object.entries(found).map(([by, count]) => [`${name}, ${plain(by)}`, String(count)]);
+  const rows = [
+    ["UUID", gpu.uuid], ["PCI", gpu.pci_bus_id], ["Serial number", gpu.serial], ["Architecture", gpu.architecture], ["Firmware", gpu.vbios_version],
+    ["Performance state", known(gpu.performance_state) ? `P${gpu.performance_state}` : undefined],
+    ["Memory clock", known(gpu.clock_hertz?.memory) ? hertz(gpu.clock_hertz.memory) : undefined],
+    ["Fans", gpu.fan_speed_ratio && Object.values(gpu.fan_speed_ratio).map(percent).join(", ")],
+    ["Most memory used", gpu.memory_used_peak_bytes && Object.entries(gpu.memory_used_peak_bytes).map(([span, bytes]) => `${amount(bytes)} in ${span}`).join(", ")],
+    ...Object.entries(gpu.ecc_errors ?? {}).map(([kind, by]) => [`Memory errors, ${kind}`, Object.entries(by).map(([span, count]) => `${count} ${span}`).join(", ")]),
+    ...(counted("Remapped rows", gpu.remapped_rows) ?? []),
+    ...(counted("Retired pages", gpu.retired_pages) ?? []),
+    ...FLAGS.filter(([name]) => gpu[name]).map(([, text]) => ["Repair", text]),
+  ].filter(([, value]) => value);
+  return h("details", { "data-key": "hardware" }, h("summary", {}, "Hardware", h("span", { class: "unseen" }, ` of GPU ${gpu.index}`)),
+    h("dl", { class: "rows" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
+}

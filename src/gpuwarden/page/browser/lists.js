@@ -1,0 +1,47 @@
+// Who holds memory, and what happened.
+
+import { bounded, mark, word } from "./marks.js";
+import { h } from "./tree.js";
+import { amount, clock, known, plain, short } from "./words.js";
+
+const MOST_PROCESSES = 12;
+const MOST_EVENTS = 12;
+const OWNERS = ["slurm_job", "container", "pod", "systemd_unit"];
+
+export function processes(state, places) {
+  const names = new Map(state.runs.map(({ run_id: id, name }) => [id, name]));
+  const found = state.processes.map((each) => row(each, places, names));
+  const rest = found.slice(MOST_PROCESSES);
+  const nobody = state.gpus.some(({ status }) => status === "up") ? "No process is on a GPU." : "Not known: no GPU is read.";
+  return h("section", { "data-key": "processes", "aria-labelledby": "processes" },
+    h("h2", { id: "processes" }, "Who holds memory"),
+    found.length ? table(found.slice(0, MOST_PROCESSES)) : h("p", {}, nobody),
+    rest.length ? h("details", { "data-key": "more" }, h("summary", {}, `and ${rest.length} more processes`), table(rest)) : null,
+    state.processes_dropped ? h("p", {}, `And ${state.processes_dropped} more processes that hold less.`) : null);
+}
+
+function table(rows) {
+  const head = ["GPU", "Memory", "User", "Program", "Owner"];
+  return h("table", {}, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows));
+}
+
+function row(each, places, names) {
+  const owners = OWNERS.filter((kind) => each[kind]).map((kind) => `${plain(kind)} ${each[kind]}`);
+  if (each.run_id) owners.push(`run ${short(names.get(each.run_id) ?? each.run_id)}`);
+  return h("tr", { "data-key": `${each.uuid} ${each.pid} ${each.type}` },
+    h("td", {}, places.get(each.instance_uuid) ?? places.get(each.uuid) ?? "?"),
+    h("td", { class: "number" }, known(each.memory_bytes) ? amount(each.memory_bytes) : "-"),
+    h("td", {}, h("bdi", {}, each.user ?? "unknown")),
+    h("td", {}, h("bdi", {}, each.command ?? ""), ` ${each.pid}${each.type === "graphics" ? " (graphics)" : ""}`),
+    h("td", {}, h("bdi", {}, owners.join(" · ") || "-")));
+}
+
+export function events(state) {
+  const found = state.events.map(({ timestamp_seconds: at, level, text, kind }) =>
+    h("li", { class: level, "data-key": `${at} ${kind} ${text}` },
+      h("time", { datetime: new Date(at * 1000).toISOString() }, clock(at)), " ", mark(level), " ",
+      word(level) ? h("span", { class: "unseen" }, `${word(level)}: `) : null, h("bdi", {}, text)));
+  return h("section", { "data-key": "events", "aria-labelledby": "events" },
+    h("h2", { id: "events" }, "Events"),
+    found.length ? bounded(found, MOST_EVENTS, "events", "ol", { class: "lines events" }) : h("p", {}, "None since the daemon was started."));
+}

@@ -1,0 +1,37 @@
+// How grave something is, as the daemon has judged it: a sign, a word and a color, so that none of them stands alone.
+
+import { h } from "./tree.js";
+
+const SIGNS = { critical: "✖", warning: "▲", ok: "✔", unknown: "?", info: "•" };
+const WORDS = { critical: "critical", warning: "to look at", ok: "well", unknown: "not known", info: "" };
+const OF_PRESSURE = { none: "ok", some: "warning", critical: "critical" };
+
+export const RANK = { critical: 0, warning: 1, unknown: 2, ok: 3 };
+export const word = (level) => WORDS[level] ?? level;
+export const ofPressure = (level) => OF_PRESSURE[level] ?? "";
+export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, SIGNS[level] ?? "");
+
+export function troubles(found = []) {
+  if (!found.length) return null;
+  return h("ul", { class: "troubles" }, found.map(({ level, text }) =>
+    h("li", { class: level }, mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `), text)));
+}
+
+// The first of a list, and the rest folded in.
+export function bounded(items, most, name, list = "ul", of = {}) {
+  const rest = items.slice(most);
+  return [
+    items.length ? h(list, of, items.slice(0, most)) : null,
+    rest.length ? h("details", { "data-key": `more ${name}` }, h("summary", {}, `and ${rest.length} more ${name}`), h(list, of, rest)) : null,
+  ];
+}
+
+// A number with its name; `level` where it is pressed, `ratio` draws it as a bar, `note` says more.
+export function fact(name, value, { note = null, level = "", ratio = null } = {}) {
+  const grave = level === "warning" || level === "critical";
+  return h("div", { class: `fact ${grave ? level : ""}` },
+    h("dt", {}, name),
+    h("dd", {}, grave ? [mark(level), " ", h("span", { class: "unseen" }, `${word(level)}: `)] : null, h("span", { class: "value" }, value),
+      ratio === null ? null : h("span", { class: "gauge", "aria-hidden": "true" }, h("span", { style: { width: `${Math.min(Math.max(ratio, 0), 1) * 100}%` } })),
+      note ? [" ", h("span", { class: "note" }, note)] : null));
+}

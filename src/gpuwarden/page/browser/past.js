@@ -1,0 +1,65 @@
+// The last ten minutes: what the daemon has of them, and every state that came since.
+
+const SECONDS = 600;
+const GAP_SECONDS = 15; // without a point: nobody knows what was then
+
+export class Past {
+  #points = []; // {at, values}, the oldest first
+
+  // Take the daemon's history; what it does not have any more, after a restart of its own say, stays as it was seen.
+  load(history) {
+    const times = history.timestamp_seconds;
+    if (!times.length) return;
+    const points = times.map((at) => ({ at, values: new Map() }));
+    const put = (key, column) => column.forEach((value, place) => value !== null && points[place].values.set(key, value));
+    for (const [uuid, columns] of Object.entries(history.gpus)) {
+      for (const [name, column] of Object.entries(columns)) put(`${uuid} ${name}`, column);
+    }
+    for (const [id, { steps = [], devices = {} }] of Object.entries(history.runs)) {
+      put(`run ${id} steps`, steps);
+      for (const [uuid, columns] of Object.entries(devices)) {
+        for (const [name, column] of Object.entries(columns)) put(`run ${id} ${uuid} ${name}`, column);
+      }
+    }
+    const [first, last] = [times[0], times.at(-1)];
+    this.#points = [...this.#points.filter(({ at }) => at < first), ...points, ...this.#points.filter(({ at }) => at > last)];
+  }
+
+  add(state) {
+    const at = state.polled_timestamp_seconds;
+    if (this.#points.length && at <= this.#points.at(-1).at) {
+      if (at > this.#points.at(-1).at - SECONDS) return; // the same poll
+      this.#points = []; // the clock was set back
+    }
+    const values = new Map();
+    const put = (key, value) => value !== undefined && values.set(key, value);
+    for (const gpu of state.gpus) {
+      put(`${gpu.uuid} utilization_ratio`, gpu.utilization_ratio);
+      put(`${gpu.uuid} temperature_celsius`, gpu.temperature_celsius?.core);
+      for (const of of [gpu, ...(gpu.mig ?? [])]) {
+        put(`${of.uuid} memory_used_bytes`, of.memory_used_bytes);
+        put(`${of.uuid} memory_in_use_bytes`, of.memory_in_use_bytes);
+      }
+    }
+    for (const run of state.runs.filter(({ up }) => up)) {
+      put(`run ${run.run_id} steps`, run.steps);
+      for (const device of run.devices ?? []) {
+        put(`run ${run.run_id} ${device.uuid} memory_in_use_bytes`, device.memory_in_use_bytes);
+        put(`run ${run.run_id} ${device.uuid} headroom_bytes`, device.headroom_bytes);
+      }
+    }
+    this.#points.push({ at, values });
+    this.#points = this.#points.filter((point) => point.at > at - SECONDS);
+  }
+
+  // Return the times, and a function that gives a column by its key: null where it is not known.
+  read(pollSeconds) {
+    const gap = Math.max(3 * pollSeconds, GAP_SECONDS);
+    const rows = [];
+    for (const point of this.#points) {
+      if (rows.length && point.at - rows.at(-1).at > gap) rows.push({ at: rows.at(-1).at + gap / 2, values: new Map() });
+      rows.push(point);
+    }
+    return { times: rows.map(({ at }) => at), column: (key) => rows.map(({ values }) => values.get(key) ?? null) };
+  }
+}

@@ -1,0 +1,125 @@
+// The training runs: a card for each that goes on, a line for each that has ended.
+
+import { bounded, fact, mark, ofPressure, troubles, word } from "./marks.js";
+import { h } from "./tree.js";
+import { amount, clock, foreseen, known, lasting, pace, percent, plain, rate, short, step } from "./words.js";
+
+const MOST = 24;
+const MOST_ENDED = 8;
+
+export const anchor = (run) => `run-${run.run_id}`;
+
+export function runs(state, places, charts) {
+  const going = state.runs.filter(({ up }) => up);
+  const ended = state.runs.filter(({ up }) => !up);
+  return h("section", { "data-key": "runs", "aria-labelledby": "runs" },
+    h("h2", { id: "runs" }, "Training runs"),
+    state.runs.length ? null : howTo(),
+    bounded(going.map((run) => card(run, places, charts)), MOST, "runs", "div", { class: "cards" }),
+    ended.length ? [h("h3", {}, "Ended"), bounded(ended.map(line), MOST_ENDED, "ended runs", "ul", { class: "lines" })] : null,
+    state.runs_dropped ? h("p", {}, `And ${state.runs_dropped} more, which the daemon leaves out here.`) : null);
+}
+
+function howTo() {
+  const code = (text) => h("pre", {}, h("code", {}, text));
+  return h("div", { class: "howto" },
+    h("p", {}, "No run reports. In a Keras script:"),
+    code("from gpuwarden.keras import GpuWarden\n\nmodel.fit(…, callbacks=[GpuWarden()])"),
+    h("p", {}, "Around a loop of your own:"),
+    code('from gpuwarden import watch\n\nwith watch("my training") as run:\n    for batch in loader:\n        train(batch)\n        run.step()'));
+}
+
+function card(run, places, charts) {
+  const id = anchor(run);
+  const devices = run.devices ?? [];
+  const tight = tightest(devices);
+  const where = devices.map(({ uuid }) => places.get(uuid) ?? "?").join(", ");
+  const of = [run.user, run.framework, run.job ? `job ${run.job}` : null, known(run.rank) ? `rank ${run.rank}` : null].filter(Boolean).join(" · ");
+  return h("article", { class: `card ${run.condition}`, id, "data-key": run.run_id, tabindex: "-1", "aria-labelledby": `${id}-name` },
+    h("div", { class: "title" },
+      mark(run.condition),
+      h("h3", { id: `${id}-name` }, h("bdi", {}, short(run.name)), h("span", { class: "unseen" }, `, ${word(run.condition)}`)),
+      h("span", { class: "name" }, where ? `GPU ${where}` : "on no GPU that is known")),
+    h("p", { class: "about" }, of),
+    troubles(run.troubles),
+    h("dl", { class: "facts" }, tight ? headroom(tight) : null, held(devices), speed(run), progress(run), waits(run), host(run)),
+    outlooks(run, devices, places),
+    errors(run), verdict(run),
+    run.batch_size_advice ? h("p", {}, run.batch_size_advice) : null,
+    devices.filter((each) => each.headroom_unknown).map((each) => h("p", {}, `No headroom can be told on GPU ${places.get(each.uuid) ?? "?"}: ${plain(each.headroom_unknown)}.`)),
+    run.unresolved_devices ? h("p", {}, `Devices of which it cannot be told which GPU they are: ${run.unresolved_devices}.`) : null,
+    charts.ofRun(run, tight),
+    h("p", { class: "about" }, `since ${clock(run.began_timestamp_seconds)}, process ${run.pid || "not seen"}, `, receipt(run)));
+}
+
+function line(run) {
+  const bad = run.condition !== "ok";
+  return h("li", { id: anchor(run), "data-key": run.run_id, tabindex: "-1" },
+    bad ? mark(run.condition) : null, " ", h("b", {}, h("bdi", {}, short(run.name))), " ",
+    h("span", { class: bad ? run.condition : "" }, run.outcome ? plain(run.outcome) : "ended"),
+    known(run.ended_timestamp_seconds) ? ` at ${clock(run.ended_timestamp_seconds)}` : "",
+    run.evidence ? [": ", h("bdi", {}, run.evidence)] : "", ". ", receipt(run), errors(run), verdict(run));
+}
+
+const receipt = (run) => h("a", { href: run.receipt.replace(/^\/+/, "") }, "receipt", h("span", { class: "unseen" }, ` of ${short(run.name)}`));
+
+function tightest(devices) {
+  return devices.filter(({ headroom_ratio: share }) => known(share)).sort((one, other) => one.headroom_ratio - other.headroom_ratio)[0] ?? devices[0];
+}
+
+function headroom(tight) {
+  if (!known(tight.headroom_bytes)) return null;
+  const share = known(tight.headroom_ratio) ? `${percent(tight.headroom_ratio)} of what it can have` : null;
+  return fact("Headroom", amount(tight.headroom_bytes), { note: share, level: ofPressure(tight.pressure), ratio: tight.headroom_ratio ?? null });
+}
+
+function held(devices) {
+  const sum = (name) => devices.reduce((all, each) => all + (each[name] ?? 0), 0);
+  if (!devices.some((each) => known(each.memory_in_use_bytes))) return null;
+  return fact("Memory in use", amount(sum("memory_in_use_bytes")), { note: devices.some((each) => known(each.memory_peak_bytes)) ? `peak ${amount(sum("memory_peak_bytes"))}` : null });
+}
+
+function speed(run) {
+  const { steps_per_second: now, step_median_seconds: median, step_p95_seconds: p95 } = run;
+  const note = [known(median) ? `median ${step(median)}` : null, known(p95) ? `95 % within ${step(p95)}` : null].filter(Boolean).join(", ");
+  if (!known(now) && !note) return null;
+  return fact("Steps a second", known(now) ? pace(now) : "-", { note });
+}
+
+function progress(run) {
+  const told = [run.phase, known(run.epoch) ? `epoch ${run.epoch}` : null, known(run.batch) ? `batch ${run.batch}` : null, known(run.loss) ? `loss ${Number(run.loss.toPrecision(4))}` : null];
+  const note = [known(run.steps) ? `${run.steps} steps` : null, known(run.batch_size) ? `batches of ${run.batch_size}` : null].filter(Boolean).join(", ");
+  return fact("Doing", told.filter(Boolean).join(", ") || "-", { note });
+}
+
+function waits(run) {
+  return known(run.input_wait_ratio) ? fact("Waits for input", percent(run.input_wait_ratio), { ratio: run.input_wait_ratio }) : null;
+}
+
+function host(run) {
+  return known(run.host_memory_bytes) ? fact("Host memory", amount(run.host_memory_bytes)) : null;
+}
+
+// When memory that grows will be used up, and how fast it grows.
+function outlooks(run, devices, places) {
+  const grown = devices.filter((each) => known(each.memory_growth_bytes_per_second)).map((each) => [
+    `memory on GPU ${places.get(each.uuid) ?? "?"}`, each.memory_growth_bytes_per_second, each.memory_grown_bytes, each.seconds_to_oom, each.seconds_to_oom_lower, each.seconds_to_oom_upper,
+  ]);
+  if (known(run.host_memory_growth_bytes_per_second)) {
+    grown.push(["host memory", run.host_memory_growth_bytes_per_second, run.host_memory_grown_bytes, run.seconds_to_host_oom, run.seconds_to_host_oom_lower, run.seconds_to_host_oom_upper]);
+  }
+  return grown.map(([what, speed, soFar, seconds, lower, upper]) =>
+    h("p", {}, `Its ${what} grows by ${rate(speed)}${known(soFar) ? `, ${amount(soFar)} so far` : ""}: `,
+      known(seconds) ? h("b", {}, `out of ${what.startsWith("host") ? "host " : ""}memory ${foreseen(seconds, lower, upper)}.`) : "no end is foreseen."));
+}
+
+function errors(run) {
+  const found = Object.entries(run.errors ?? {}).filter(([, count]) => count);
+  if (!found.length) return null;
+  return h("p", {}, "Errors: ", found.map(([kind, count]) => `${plain(kind)}${count > 1 ? ` × ${count}` : ""}`).join(", "), ".");
+}
+
+function verdict(run) {
+  if (!run.verdict) return null;
+  return h("p", {}, "Out of memory by ", h("b", {}, plain(run.verdict.name)), `: ${run.verdict.evidence} `, h("b", {}, run.verdict.next_step));
+}

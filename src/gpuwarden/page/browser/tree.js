@@ -1,0 +1,60 @@
+// Elements from what is to be shown, and the page brought in line with them.
+// All text of strangers passes here, as text: nothing on this page parses markup.
+
+export function h(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "style") for (const [property, of] of Object.entries(value)) made.style.setProperty(property, of);
+    else if (value !== undefined && value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.flat(Infinity).filter((each) => each !== undefined && each !== null && each !== false && each !== ""));
+  return made;
+}
+
+// Give an element these children by changing as little as it takes: the focus, what is selected, what is folded out and
+// what charts have drawn (`data-keep`) stay. Children with a `data-key` are known again wherever they stand.
+export function show(element, ...children) {
+  bring(element, h("x", {}, ...children));
+}
+
+function bring(old, fresh) {
+  const keyed = new Map([...old.children].filter((each) => each.dataset.key).map((each) => [each.dataset.key, each]));
+  let at = old.firstChild;
+  for (const wanted of [...fresh.childNodes]) {
+    const key = wanted.dataset?.key;
+    const found = key ? keyed.get(key) : at;
+    if (found && alike(found, wanted)) {
+      keyed.delete(key);
+      if (found !== at) old.insertBefore(found, at);
+      else at = at.nextSibling;
+      update(found, wanted);
+    } else {
+      old.insertBefore(wanted, at);
+    }
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+function alike(found, wanted) {
+  return found.nodeName === wanted.nodeName && found.dataset?.key === wanted.dataset?.key && found.dataset?.keep === wanted.dataset?.keep;
+}
+
+function update(found, wanted) {
+  if (found.nodeType === Node.TEXT_NODE) {
+    if (found.data !== wanted.data) found.data = wanted.data;
+    return;
+  }
+  for (const { name, value } of wanted.attributes) {
+    if (name !== "style" && found.getAttribute(name) !== value) found.setAttribute(name, value);
+  }
+  for (const { name } of [...found.attributes]) {
+    if (name !== "style" && name !== "open" && !wanted.hasAttribute(name)) found.removeAttribute(name);
+  }
+  if (found.dataset.keep) return;
+  if (found.style.cssText !== wanted.style.cssText) found.style.cssText = wanted.style.cssText;
+  bring(found, wanted);
+}

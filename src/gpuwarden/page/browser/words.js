@@ -1,0 +1,73 @@
+// Quantities in words, as the daemon's own texts have them (gpuwarden/quantities.py).
+
+const UNITS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
+
+export const known = (value) => value !== undefined && value !== null;
+
+// Bytes by three digits: 187 MiB, 1.25 GiB.
+export function amount(count) {
+  for (const [unit, name] of UNITS) {
+    if (count >= unit) {
+      const value = count / unit;
+      return `${value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0)} ${name}`;
+    }
+  }
+  return `${count.toFixed(0)} B`;
+}
+
+// Bytes beside another number of them, in the same unit: 60.3 of 80.0 GiB.
+export function part(count, whole) {
+  const [unit, name] = UNITS.find(([unit]) => whole >= unit) ?? [1, "B"];
+  return `${(count / unit).toFixed(1)} of ${(whole / unit).toFixed(1)} ${name}`;
+}
+
+// Time that passes: 0.4s, 45s, 2h13m.
+export function lasting(seconds) {
+  if (seconds < 9.95) return seconds ? `${seconds.toFixed(1)}s` : "0s";
+  const whole = Math.round(seconds);
+  const two = (number) => String(Math.floor(number)).padStart(2, "0");
+  if (whole < 60) return `${whole}s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)}h${two((whole % 3600) / 60)}m`;
+  return `${Math.floor(whole / 86400)}d${two((whole % 86400) / 3600)}h`;
+}
+
+// A step's time: 12.3ms, 1.25s.
+export function step(seconds) {
+  const milliseconds = Number((seconds * 1000).toPrecision(3));
+  if (milliseconds < 1000) return milliseconds >= 0.001 ? `${milliseconds}ms` : "0ms";
+  return seconds < 10 ? `${Number(seconds.toPrecision(3))}s` : lasting(seconds);
+}
+
+// When something will be: in about 33s (31s to 35s).
+export function foreseen(seconds, lower, upper) {
+  if (!seconds) return "at any moment";
+  return `in about ${lasting(seconds)} (${known(lower) ? lasting(lower) : "now"} to ${known(upper) ? lasting(upper) : "longer"})`;
+}
+
+// Growth by the minute, or by the hour where it is slow.
+export function rate(bytesPerSecond) {
+  const byMinute = bytesPerSecond * 60;
+  return byMinute >= 2 ** 20 ? `${amount(byMinute)} a minute` : `${amount(bytesPerSecond * 3600)} an hour`;
+}
+
+export const percent = (ratio) => `${(ratio * 100).toFixed(0)} %`;
+export const degrees = (celsius) => `${celsius.toFixed(0)} °C`;
+export const hertz = (value) => (value < 1e9 ? `${(value / 1e6).toFixed(0)} MHz` : `${(value / 1e9).toFixed(2)} GHz`);
+export const watts = (value) => `${value.toFixed(0)} W`;
+export const pace = (steps) => (steps < 1000 ? String(Number(steps.toPrecision(3))) : steps.toFixed(0));
+const MOST_LETTERS = 120;
+// A name that a stranger chose, as long as there is room for.
+export const short = (name) => (name.length > MOST_LETTERS ? `${[...name.slice(0, 2 * MOST_LETTERS)].slice(0, MOST_LETTERS).join("")}…` : name);
+export const plain = (name) => name.replaceAll("_", " ");
+export const several = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
+
+// The time of a day where the browser is; of another day with its date.
+export function clock(seconds) {
+  const at = new Date(seconds * 1000);
+  if (Number.isNaN(at.getTime())) return "?";
+  const two = (number) => String(number).padStart(2, "0");
+  const time = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  const today = at.toDateString() === new Date().toDateString();
+  return today ? time : `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${time}`;
+}

@@ -1,0 +1,78 @@
+"""Quantities in words, for people: durations in seconds, bytes, joules, ratios, counts."""
+
+from __future__ import annotations
+
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_SHORT = 10.0  # seconds below which tenths matter
+_LEAST_MS = 0.001  # that is told from nothing
+_WATT_HOUR = 3600.0  # joules
+
+
+def duration(seconds: float) -> str:
+    """Write a time that was measured exactly, such as a step's: 12.3ms, 1.25s, and longer ones as `lasting` does."""
+    milliseconds = float(f"{seconds * 1000:.3g}")  # rounded before the unit is chosen
+    if milliseconds < 1000:  # noqa: PLR2004 - a second
+        return f"{milliseconds:.15g}ms" if milliseconds >= _LEAST_MS else "0ms"
+    return f"{seconds:.3g}s" if seconds < _SHORT else lasting(seconds)
+
+
+def lasting(seconds: float) -> str:
+    """Write a time that polls add up as people do: 0.4s, 45s, 2h13m."""
+    if round(seconds, 1) < _SHORT:
+        return f"{seconds:.1f}s" if seconds else "0s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
+    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
+
+
+def foreseen(seconds: float, lower: float | None, upper: float | None) -> str:
+    """Write when something will be, with bounds: in about 33s (31s to 35s); without a lower one it may be now."""
+    if not seconds:
+        return "at any moment"
+    least = "now" if lower is None else lasting(lower)
+    return f"in about {lasting(seconds)} ({least} to {'longer' if upper is None else lasting(upper)})"
+
+
+def amount(count: float) -> str:
+    """Write bytes by three digits: 187 MiB, 1.25 GiB."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if count >= unit:
+            value = count / unit
+            places = 2 if value < 9.995 else 1 if value < 99.95 else 0  # noqa: PLR2004 - as rounded
+            return f"{value:.{places}f} {name}"
+    return f"{count:.0f} B"
+
+
+def rate(bytes_per_second: float) -> str:
+    """Write a growth by the minute, or by the hour where it is slow: 305 MiB a minute."""
+    by_minute = bytes_per_second * _MINUTE
+    return f"{amount(by_minute)} a minute" if by_minute >= _MIB else f"{amount(bytes_per_second * _HOUR)} an hour"
+
+
+def energy(joules: float) -> str:
+    """Write joules as they are, in Wh from ten of these on, and in kWh from a tenth of one on."""
+    if joules < 10 * _WATT_HOUR:
+        return f"{joules:.0f} J"
+    if joules < 100 * _WATT_HOUR:
+        return f"{joules / _WATT_HOUR:.1f} Wh"
+    return f"{joules / _WATT_HOUR / 1000:.2f} kWh"
+
+
+def ratio(share: float) -> str:
+    """Write a ratio in percent."""
+    return f"{round(share * 100, 1):.15g} %"
+
+
+def short(count: int) -> str:
+    """Write a count in few letters: 99999, 100k, 1.5M."""
+    for unit, letter in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
+        rounded = float(f"{count / unit:.3g}") if letter else count
+        if rounded < (1000 if letter else 100_000):
+            break
+    return f"{rounded:.15g}{letter}"

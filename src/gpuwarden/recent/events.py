@@ -1,0 +1,148 @@
+"""The last events of the box: found by comparing a poll with the one before, for people who look now."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple, get_args
+
+from gpuwarden import thresholds
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.gpu.xid import Severity, explain
+from gpuwarden.metric import Labels
+from gpuwarden.protocol import Level
+from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.run import Run
+from gpuwarden.state import State
+
+MOST_EVENTS = 50
+MAX_TEXT = 300  # characters
+
+EventKind = Literal["xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory"]
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+Grade = Literal["info", "warning", "critical"]
+
+_BY_SEVERITY: Mapping[Severity, Grade] = {"info": "info", "warn": "warning", "page": "critical"}
+_BY_LEVEL: Mapping[Level, Grade] = {"none": "info", "some": "warning", "critical": "critical"}
+_OOM = ("device_oom", "host_oom")
+
+
+class Event(NamedTuple):
+    """Something that happened: `at` in Unix time, `text` in one sentence, and what it is about."""
+
+    at: float
+    kind: EventKind
+    level: Grade
+    text: str
+    uuid: str | None = None
+    run_id: str | None = None
+
+
+class _Known:
+    """What was known of a run."""
+
+    __slots__ = ("ending", "errors", "stalls")
+
+    def __init__(self, stalls: int) -> None:
+        self.ending: Ending | None = None
+        self.stalls = stalls
+        self.errors: frozenset[float] = frozenset()  # when each came
+
+
+class RecentEvents:
+    """Looks from poll to poll for what has changed. Used by one event loop."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._runs: dict[str, _Known] = {}
+        self._levels: Mapping[Labels, Level] = {}
+        self._faults: dict[str, str | None] = {}
+        self._xids: dict[tuple[str, int], int] = {}
+        self._driver_fault: str | None = None
+
+    def newest_first(self) -> list[Event]:
+        """Return the events by their times."""
+        return sorted(self._events, key=lambda event: -event.at)
+
+    def see(self, state: State) -> None:
+        """Take a poll; some 10 µs where nothing has changed."""
+        self._events.extend(self._changes(state))
+
+    def _changes(self, state: State) -> Iterator[Event]:
+        yield from self._of_driver(state)
+        for gpu in state.snapshot.gpus:
+            yield from self._of_gpu(gpu, state.snapshot.time)
+        if state.pressure.levels != self._levels:
+            yield from self._of_pressure(state)
+        for run in state.runs:
+            yield from self._of_run(run, state.snapshot.time)
+        if len(self._runs) > len(state.runs):
+            present = {run.peer.run_id for run in state.runs}
+            self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
+
+    def _of_driver(self, state: State) -> Iterator[Event]:
+        fault = state.snapshot.fault
+        if fault != self._driver_fault:
+            at = state.snapshot.time
+            if fault is not None:
+                yield Event(at, "driver", "critical", f"the driver does not answer: {fault}")
+            else:
+                yield Event(at, "driver", "info", "the driver answers again")
+        self._driver_fault = fault
+
+    def _of_gpu(self, gpu: Gpu, now: float) -> Iterator[Event]:
+        uuid = gpu.identity.uuid
+        if gpu.fault != self._faults.get(uuid):
+            name = f"GPU {gpu.identity.index}"
+            if gpu.fault is not None:
+                yield Event(now, "gpu", "critical", f"{name} does not answer: {gpu.fault}", uuid)
+            else:
+                yield Event(now, "gpu", "info", f"{name} answers again" if gpu.up else f"{name} is left alone", uuid)
+        self._faults[uuid] = gpu.fault
+        for code, count in gpu.xids.items():
+            if count.count != self._xids.get((uuid, code)):
+                self._xids[uuid, code] = count.count
+                if now - count.last < thresholds.XID_SECONDS:  # the kernel log tells of older ones at the start
+                    xid = explain(code)
+                    text = f"GPU {gpu.identity.index} had XID {code}: {xid.meaning} {xid.action.value}"
+                    yield Event(count.last, "xid", _BY_SEVERITY[xid.severity], text[:MAX_TEXT], uuid)
+
+    def _of_pressure(self, state: State) -> Iterator[Event]:
+        before, self._levels = self._levels, dict(state.pressure.levels)
+        for (uuid, resource), level in self._levels.items():
+            was = before.get((uuid, resource), "none")
+            if level != was:
+                gpu = state.snapshot.gpu_with(uuid)
+                name = f"GPU {gpu.identity.index}" if gpu else uuid
+                text = f"{resource} pressure on {name}: {level}" + ("" if was == "none" else f", it was {was}")
+                yield Event(state.snapshot.time, "pressure", _BY_LEVEL[level], text, uuid)
+
+    def _of_run(self, run: Run, now: float) -> Iterator[Event]:
+        run_id, name = run.peer.run_id, run.hello.name
+        known = self._runs.get(run_id)
+        if known is None:
+            known = self._runs[run_id] = _Known(run.stalls)
+            yield Event(run.began, "run_began", "info", f"run {name} begins", run_id=run_id)
+        if run.stalls != known.stalls:
+            known.stalls = run.stalls
+            if run.stall is not None:
+                text = f"run {name} has made no step for {run.stall.seconds:.0f} s ({run.stall.cause})"
+                yield Event(now, "stall", "warning", text, run_id=run_id)
+        if run.errors:
+            yield from self._of_errors(run, known)
+        ending = run.ending if run.ending is not None and run.ending.settled else None
+        if ending is not None and ending != known.ending:
+            bad = ending.outcome not in ("finished", "unknown")
+            text = f"run {name} ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
+            yield Event(ending.at, "run_ended", "warning" if bad else "info", text[:MAX_TEXT], run_id=run_id)
+        known.ending = ending
+
+    def _of_errors(self, run: Run, known: _Known) -> Iterator[Event]:
+        for seen in run.errors:
+            if seen.at not in known.errors and seen.error.kind in _OOM:
+                why = f": {seen.verdict.name.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""
+                where = "device" if seen.error.kind == "device_oom" else "host"
+                text = f"run {run.hello.name} is out of {where} memory{why}"
+                uuid = next(iter(run.ooms), None) if where == "device" else None
+                yield Event(seen.at, "out_of_memory", "critical", text[:MAX_TEXT], uuid, run.peer.run_id)
+        known.errors = frozenset(seen.at for seen in run.errors)

@@ -1,0 +1,195 @@
+"""What a run's memory did, told in a terminal: a chart a device, marks below it, and what follows from it.
+
+Lines of charts are drawn by us alone; whatever a run calls itself stands in texts, which whoever writes them escapes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gpuwarden.memory_chart import LABEL_WIDTH, LEAST_WIDTH, Alphabet, Column, chart, column_of, columns, lane
+from gpuwarden.quantities import amount, foreseen, lasting, rate
+from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldMark
+
+HEIGHT = 8  # lines of a chart
+MOST_WIDTH = 140  # of a line
+MOST_CHARTS = 2  # devices beyond which only the tightest has one
+MOST_MARKS = 9  # below a chart: each has a digit
+STEADY_RATIO, STEADY_BYTES = 0.01, 32 << 20  # by which memory may differ that is steady
+LEAST_POINTS, LEAST_SECONDS = 8, 20.0  # in which that shows
+
+_WEIGHT = {"oom": 0, "neighbour": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
+_PHASES = {"test": ("t", "evaluation"), "predict": ("p", "prediction")}  # below a chart
+
+Line: TypeAlias = "tuple[str | None, str]"  # a label and a text, or None and a line of a chart
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """How wide the terminal is, and what it can show."""
+
+    width: int
+    letters: Alphabet
+
+
+def story_lines(receipt: Receipt, page: Page) -> Iterator[Line]:
+    """Tell a receipt's story: texts of any length below their labels, and charts as wide as the page."""
+    told = sorted((each for each in receipt.devices if each.story is not None), key=_room)
+    if told:
+        yield from _pictures(receipt, told, page)
+    if lines := list(conclusion(receipt, told)):
+        yield "", ""
+        yield from lines
+
+
+def _pictures(receipt: Receipt, told: Sequence[DeviceShare], page: Page) -> Iterator[Line]:
+    seconds = max(_seconds(told), max((mark.at_seconds for mark in receipt.marks), default=0.0))
+    charts = told if len(told) <= MOST_CHARTS else told[:1]
+    marks = _chosen(receipt.marks)
+    width = max(min(page.width, MOST_WIDTH) - LABEL_WIDTH - 1, LEAST_WIDTH)
+    for device in charts:
+        yield from _charted(device, seconds, width, page.letters, marks)
+    for device in told[len(charts) :]:
+        yield "", ""
+        yield from _titled(device)
+    if marks:
+        yield "", ""
+    for number, mark in enumerate(marks, 1):
+        yield f"{number} {_clock(receipt, mark)}", mark.text
+    if len(receipt.marks) > len(marks):
+        yield "", f"and {len(receipt.marks) - len(marks)} less important ones (--json)"
+
+
+def _seconds(told: Sequence[DeviceShare]) -> float:
+    return max(story.ended_seconds[-1] for each in told if (story := each.story))
+
+
+def _room(device: DeviceShare) -> float:
+    """Return the least headroom, to have the tightest device first."""
+    return float("inf") if device.lowest_headroom_bytes is None else device.lowest_headroom_bytes
+
+
+def _charted(
+    device: DeviceShare, seconds: float, width: int, letters: Alphabet, marks: Sequence[ToldMark]
+) -> Iterator[Line]:
+    assert device.story is not None
+    shown = columns(device.story, seconds, width)
+    yield "", ""
+    yield from _titled(device)
+    lines = list(chart(shown, seconds, HEIGHT, letters))
+    yield "", _legend(shown, "".join(lines[:HEIGHT]), letters)
+    for line in lines:
+        yield None, line
+    phases = {at: _PHASES.get(each.phase, "-")[0] for at, each in enumerate(shown) if each and each.phase != "idle"}
+    if set(phases.values()) - {"-"}:
+        yield None, lane("phase", phases)
+    if places := _places(device, seconds, width, marks):
+        yield None, lane("marks", places)
+
+
+def _titled(device: DeviceShare) -> Iterator[Line]:
+    story = device.story
+    assert story is not None
+    low, high = min(story.lowest_bytes[_settled(story) :]), max(story.highest_bytes)
+    words = [f"{amount(low)} to {amount(high)} in use", f"peak {amount(max(story.peak_bytes))}"]
+    if device.lowest_headroom_bytes is not None:
+        words.append(f"least headroom {amount(device.lowest_headroom_bytes)}")
+    yield "memory on", device.uuid
+    yield "", ", ".join(words)
+
+
+def _settled(story: MemoryStory) -> int:
+    """Return from which point on the model has been there: the first reports come before it is built."""
+    return min(len(story.lowest_bytes) - 1, 1)
+
+
+def _legend(shown: Sequence[Column | None], drawn: str, letters: Alphabet) -> str:
+    """Say what the letters mean that were drawn."""
+    meanings = {
+        letters.full: "in use",
+        letters.between: "lowest to highest",
+        letters.peak: "peak so far",
+        letters.ceiling: "where headroom ends",
+    }
+    parts = [f"{letter} {meaning}" for letter, meaning in meanings.items() if letter in drawn]
+    phases = {column.phase for column in shown if column is not None}
+    parts += [f"{letter} {meaning}" for phase, (letter, meaning) in _PHASES.items() if phase in phases]
+    return "  ".join(parts)
+
+
+def _chosen(marks: Sequence[ToldMark]) -> list[ToldMark]:
+    """Choose the marks that matter most, in the order of time; the newest of those that matter alike."""
+    worth = sorted(marks, key=lambda mark: (_WEIGHT.get(mark.kind, len(_WEIGHT)), -mark.at_seconds))
+    return sorted(worth[:MOST_MARKS], key=lambda mark: mark.at_seconds)
+
+
+def _places(device: DeviceShare, seconds: float, width: int, marks: Sequence[ToldMark]) -> dict[int, str]:
+    """Give marks their columns; one whose column is taken goes to the next, or the one before at the end."""
+    found: dict[int, str] = {}
+    for number, mark in enumerate(marks, 1):
+        if mark.uuid not in (None, device.uuid):
+            continue
+        at = column_of(mark.at_seconds, seconds, width)
+        while at in found and at < width - 1:
+            at += 1
+        found.setdefault(at, str(number))
+    return found
+
+
+def _clock(receipt: Receipt, mark: ToldMark) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(receipt.began_timestamp_seconds + mark.at_seconds))
+
+
+def conclusion(receipt: Receipt, told: Sequence[DeviceShare]) -> Iterator[Line]:
+    """Say what follows: why memory was out and what to do, when it will be, or that it is steady; and batch sizes."""
+    verdict = next((each.verdict for each in reversed(receipt.errors_told) if each.verdict), None)
+    growing = [device for device in told if device.memory_growth_bytes_per_second is not None]
+    for device in growing:
+        yield "forecast", _forecast(device, several=len(told) > 1)
+    if receipt.host_memory_growth_bytes_per_second is not None:
+        yield "forecast", _host_forecast(receipt.host_memory_growth_bytes_per_second, receipt.seconds_to_host_oom)
+    if told and not growing and not verdict:
+        yield "memory", _course(receipt, told[0])
+    if receipt.batch_size_advice is not None:
+        advice = receipt.batch_size_advice
+        yield "batch size", f"{advice.text} ({advice.confidence} confidence)"
+    if verdict:
+        yield "verdict", f"{verdict.name.replace('_', ' ')}: {verdict.evidence}"
+        yield "next step", verdict.next_step
+
+
+def _forecast(device: DeviceShare, *, several: bool) -> str:
+    where = f" on {device.uuid}" if several else ""
+    grows = f"grows{where} by {rate(device.memory_growth_bytes_per_second or 0.0)}"
+    if device.seconds_to_oom is None:
+        return f"{grows}; how long that can last is not known"
+    left = foreseen(device.seconds_to_oom, device.seconds_to_oom_lower, device.seconds_to_oom_upper)
+    return f"{grows}: out of memory {left}"
+
+
+def _host_forecast(growth: float, seconds: float | None) -> str:
+    left = "" if seconds is None else f": the host is out of it in about {lasting(seconds)}"
+    return f"host memory grows by {rate(growth)}{left}"
+
+
+def _course(receipt: Receipt, device: DeviceShare) -> str:
+    """Say in a sentence whether memory is steady, by the story alone."""
+    story = device.story
+    assert story is not None
+    ended = receipt.outcome is not None
+    first = _settled(story)
+    lows = story.lowest_bytes[first:]
+    lasted = story.ended_seconds[-1] - story.began_seconds[first]
+    if len(lows) < LEAST_POINTS or lasted < LEAST_SECONDS:
+        return f"{'was' if ended else 'is'} known for {lasting(lasted)}: too short to tell whether it is steady"
+    third = len(lows) // 3
+    before, after = min(lows[third : 2 * third]), min(lows[-third:])
+    if abs(after - before) <= max(STEADY_RATIO * before, STEADY_BYTES):
+        left = device.lowest_headroom_bytes
+        room = "" if left is None else f", never less than {amount(left)} of headroom"
+        return f"{'was' if ended else 'is'} steady: {amount(after)} in use between steps{room}"
+    word = "rose" if after > before else "fell"
+    return f"{word} by {amount(abs(after - before))} in the last third of its time; that is no trend that would be sure"

@@ -1,0 +1,286 @@
+"""Tells runs what concerns them: their pressure as it changes, and what happens to their GPUs, once an episode.
+
+Only to runs whose hello says that they hear, each of its own GPUs and MIG instances. What could not be sent is tried
+again at the next poll, for as long as it holds. So that a run need not wait for a poll, it is said here beyond which
+use of memory there would be something to tell. What befell a GPU is marked in the story of every run on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from gpuwarden.config import Pressure as Limits
+from gpuwarden.gpu.owners import Holder
+from gpuwarden.gpu.sampler import NEVER
+from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.xid import Action, explain
+from gpuwarden.pressure import Pressure, RunPressure
+from gpuwarden.protocol import MAX_ADVICE_TEXT, Advice, Level, clip
+from gpuwarden.quantities import amount, lasting, ratio
+from gpuwarden.runs.ear import Ear, Matter
+from gpuwarden.runs.marks import MarkKind
+from gpuwarden.runs.neighbour_growth import REST_SECONDS, Growth, NeighbourGrowth
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.run import Run
+from gpuwarden.thresholds import XID_SECONDS
+
+LEAST_GROWTH = 64 * 2**20  # bytes that a neighbour has to take, however little there is
+HUNG_SECONDS = 10.0  # that a GPU has to hang for it to count as lost: one that is only slow comes back
+# The XIDs after which a GPU is good for nothing, or not for long, until somebody does something about it.
+_GRAVITY: Mapping[Action, Level] = {
+    Action.RESET_GPU: "critical",
+    Action.REBOOT_MACHINE: "critical",
+    Action.RESTART_VM: "critical",
+    Action.RESET_WHEN_IDLE: "some",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a matter stands for a run; `text` tells of the GPU by a name, `memory` is there where it is about that."""
+
+    level: Level
+    text: Callable[[str], str]
+    gpu: Gpu
+    memory: RunPressure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """What is to be told of: `gpus` by their UUIDs and those of their MIG instances, `holders` by pid."""
+
+    gpus: Mapping[str, Gpu]
+    pressure: Pressure
+    holders: Mapping[int, Holder]
+    time: float  # Unix
+    now: float  # monotonic
+
+
+class Adviser:
+    """Used by one event loop.
+
+    `send` gives a run's process a message without blocking, and tells whether it could; `mark` keeps in a run's story
+    what happened at a time (monotonic), on a GPU or MIG instance. `alerting` says that somebody else is to be told of
+    pressure, whether the runs hear or not.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        send: Callable[[Peer, Advice], bool],
+        mark: Callable[[Peer, MarkKind, str, float, str | None], object],
+        *,
+        alerting: bool = False,
+    ) -> None:
+        self._alerting = alerting
+        self._limits = limits
+        self._send = send
+        self._mark = mark
+        self._growth = NeighbourGrowth()
+        self._hung: dict[str, float] = {}  # since when, monotonic, by UUID
+        self._divided: dict[str, str] = {}  # GPUs by their instances' UUIDs: one that is lost tells of none
+        self.dropped = 0  # messages that a run's connection did not take
+        self.limits: dict[str, float] = {}  # bytes in use by UUID of a GPU, beyond which there may be news
+
+    def see(
+        self, snapshot: Snapshot, runs: Iterable[Run], pressure: Pressure, holders: Mapping[int, Holder], now: float
+    ) -> None:
+        """Tell the runs of a poll what is new to them; `holders` are processes by pid. Does not block."""
+        self.limits = {}
+        living = [run for run in runs if run.up]
+        if not living:
+            return
+        hung = [gpu.identity.uuid for gpu in snapshot.gpus if gpu.fault == HUNG]
+        self._hung = {uuid: self._hung.get(uuid, now) for uuid in hung}
+        if any(run.hello.hears for run in living):
+            self._growth.see(snapshot, now)
+        else:
+            self._growth.forget()
+        poll = _Poll(self._by_uuid(snapshot), pressure, holders, snapshot.time, now)
+        for run in living:
+            self._advise(run, poll)
+
+    def _by_uuid(self, snapshot: Snapshot) -> Mapping[str, Gpu]:
+        found = {gpu.identity.uuid: gpu for gpu in snapshot.gpus}
+        now = {each.identity.uuid: gpu.identity.uuid for gpu in snapshot.gpus for each in gpu.mig}
+        before = {uuid: whole for uuid, whole in self._divided.items() if whole in found and not found[whole].up}
+        self._divided = now | before
+        return found | {uuid: found[whole] for uuid, whole in self._divided.items()}
+
+    def _advise(self, run: Run, poll: _Poll) -> None:
+        run.ear.alarms.clear()
+        gpus = {uuid: gpu for uuid in run.devices if (gpu := poll.gpus.get(uuid))}
+        faults: dict[Matter, Standing] = {}
+        for gpu in {id(gpu): gpu for gpu in gpus.values()}.values():
+            if gpu.fault is not None or gpu.xids:
+                faults.update(self._faults(run, gpu, poll))
+        if faults or run.ear.marked:
+            self._mark_news(run, faults, poll.now)
+        if run.hello.hears:
+            self._tell_all(run, gpus, faults, poll)
+        elif self._alerting:
+            self._arm_all(run, gpus, poll)
+
+    def _tell_all(self, run: Run, gpus: Mapping[str, Gpu], faults: Mapping[Matter, Standing], poll: _Poll) -> None:
+        neighbours: dict[Matter, Standing] = {}
+        for uuid, gpu in gpus.items():
+            self.limits.setdefault(gpu.identity.uuid, NEVER)  # it is to be told at least that it does not answer
+            self._see_heat(run, gpu, poll)
+            memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
+            if memory is not None:
+                if run.ear.told.get(("pressure", uuid, "memory"), "none") != memory.level:
+                    standing = Standing(memory.level, partial(_memory, memory), gpu, memory)
+                    self._tell(run, Matter("pressure", uuid, "memory"), standing)
+                if self._growth.is_grown(uuid):
+                    neighbours.update(self._neighbour(run, uuid, gpu, memory, poll))
+                self._arm(run, uuid, gpu, memory, poll.now)
+        if faults or neighbours or run.ear.told:
+            self._tell_news(run, {**faults, **neighbours}, poll.now)
+
+    def _arm_all(self, run: Run, gpus: Mapping[str, Gpu], poll: _Poll) -> None:
+        """Arm for a run that is told nothing itself."""
+        for uuid, gpu in gpus.items():
+            self.limits.setdefault(gpu.identity.uuid, NEVER)
+            memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
+            if memory is not None:
+                self._arm(run, uuid, gpu, memory, poll.now)
+
+    def _see_heat(self, run: Run, gpu: Gpu, poll: _Poll) -> None:
+        uuid = gpu.identity.uuid
+        level = poll.pressure.levels.get((uuid, "thermal"))
+        if level is not None and run.ear.told.get(("pressure", uuid, "thermal"), "none") != level:
+            self._tell(run, Matter("pressure", uuid, "thermal"), Standing(level, partial(_heat, gpu, level), gpu))
+
+    def _mark_news(self, run: Run, faults: Mapping[Matter, Standing], now: float) -> None:
+        """Mark what is new of the faults that hold, and forget those that are over."""
+        for matter, standing in faults.items():
+            if matter not in run.ear.marked:
+                text = standing.text(f"GPU {standing.gpu.identity.index}")
+                self._mark(run.peer, "event", text, now, matter.uuid)
+        run.ear.marked = set(faults)
+
+    def _tell_news(self, run: Run, events: Mapping[Matter, Standing], now: float) -> None:
+        """Tell what is new of the events that hold, and forget those that are over."""
+        for over in [each for each in run.ear.told if each[0] != "pressure" and each not in events]:
+            del run.ear.told[over]
+        for matter, standing in events.items():
+            if matter in run.ear.told or (matter.kind == "neighbour" and not _listens_to_neighbours(run.ear, now)):
+                continue
+            self._tell(run, matter, standing)
+            if matter.kind == "neighbour":
+                run.ear.neighbour_at = now
+
+    def _tell(self, run: Run, matter: Matter, standing: Standing) -> None:
+        memory = standing.memory
+        advice = Advice(
+            serial=sum(run.ear.sent.values()) + 1,
+            kind=matter.kind,
+            level=standing.level,
+            uuid=matter.uuid,
+            text=clip(standing.text(_name(standing.gpu)), MAX_ADVICE_TEXT),
+            resource=None if matter.kind != "pressure" else "memory" if memory else "thermal",
+            headroom=round(memory.headroom) if memory else None,
+            seconds_to_oom=memory.seconds_to_oom if memory else None,
+        )
+        if self._send(run.peer, advice):
+            run.ear.told[matter] = standing.level
+            run.ear.sent[matter.kind] += 1
+        else:
+            self.dropped += 1
+
+    def _faults(self, run: Run, gpu: Gpu, poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+        uuid = gpu.identity.uuid
+        if gpu.fault is not None and poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
+            yield Matter("gpu_lost", uuid), Standing("critical", partial(_loss, gpu.fault), gpu)
+        for code, count in gpu.xids.items():
+            level = _GRAVITY.get(explain(code).action)
+            if level and count.last >= run.began and poll.time - count.last < XID_SECONDS:
+                yield Matter("xid", uuid, str(code)), Standing(level, partial(_xid, code), gpu)
+
+    def _neighbour(
+        self, run: Run, uuid: str, gpu: Gpu, memory: RunPressure, poll: _Poll
+    ) -> Iterator[tuple[Matter, Standing]]:
+        limit = run.memory[uuid].limit if uuid in run.memory else None
+        if limit and memory.headroom >= limit - memory.in_use:
+            return  # what ends it is a limit of its own: from that nobody has taken anything
+        pid, growth = self._growth.largest(uuid, besides=run.peer.pid)
+        if growth is not None and growth.grown >= self._least_growth(memory, growth.grown):
+            text = partial(_neighbour, memory, pid, growth, poll.holders.get(pid))
+            yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
+
+    def _least_growth(self, memory: RunPressure, grown: float) -> float:
+        """Return the bytes that a neighbour that has grown by so much must have grown by, to be told."""
+        return max(LEAST_GROWTH, self._limits.neighbour_share * (memory.headroom + grown))
+
+    def _arm(self, run: Run, uuid: str, gpu: Gpu, memory: RunPressure, now: float) -> None:
+        """Note how much more may be in use on the GPU, and in the run's allocator, until there may be news."""
+        others, own = memory.slack(self._limits)
+        run.ear.alarms[uuid] = memory.in_use + own
+        if run.hello.hears and _listens_to_neighbours(run.ear, now):
+            _pid, growth = self._growth.largest(uuid, besides=run.peer.pid)
+            grown = growth.grown if growth else 0
+            more = self._least_growth(memory, grown) - grown
+            others = min(others, more) if more > 0 else others  # else it has been told, and may go on
+        used = gpu.value(GpuReadings.memory_used_bytes)
+        if used is not None:
+            # On a MIG instance it takes as much at least: what others give back meanwhile is not known.
+            whole = gpu.identity.uuid
+            self.limits[whole] = min(self.limits[whole], used + others)
+
+
+def _listens_to_neighbours(ear: Ear, now: float) -> bool:
+    """Tell whether the last word on neighbours was long ago."""
+    return ear.neighbour_at is None or now - ear.neighbour_at >= REST_SECONDS
+
+
+_MEMORY_IS: Mapping[Level, str] = {
+    "critical": "device memory of {} is nearly used up",
+    "some": "device memory of {} becomes scarce",
+    "none": "device memory of {} is no longer scarce",
+}
+_HEAT_IS: Mapping[Level, str] = {
+    "critical": "{} is too hot and slows itself down",
+    "some": "{} is hot",
+    "none": "{} is no longer hot",
+}
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.identity.index} ({gpu.identity.uuid})"
+
+
+def _memory(memory: RunPressure, name: str) -> str:
+    ahead = memory.seconds_to_oom
+    return (
+        f"{_MEMORY_IS[memory.level].format(name)}: {amount(memory.headroom)} can still be allocated, "
+        f"{ratio(memory.share)} of what the run uses and could get"
+        + (f"; as it grows now that lasts {lasting(ahead)}" if ahead is not None else "")
+    )
+
+
+def _heat(gpu: Gpu, level: Level, name: str) -> str:
+    margin = gpu.value(GpuReadings.temperature_margin_celsius)
+    return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its slowdown" if margin is not None else "")
+
+
+def _neighbour(memory: RunPressure, pid: int, growth: Growth, holder: Holder | None, name: str) -> str:
+    who = f" of user {holder.user}" if holder else ""
+    if holder and holder.run:
+        who += f", run {holder.run}"
+    took = lasting(growth.rose - growth.since)
+    return (
+        f"process {pid}{who} has taken {amount(growth.grown)} of {name} within {took}: "
+        f"{amount(memory.headroom)} can still be allocated"
+    )
+
+
+def _loss(fault: str, name: str) -> str:
+    return f"{name} does not answer the driver any more: {fault}"
+
+
+def _xid(code: int, name: str) -> str:
+    xid = explain(code)
+    return f"{name} met XID {code}: {xid.meaning} {xid.action.value}"

@@ -1,0 +1,89 @@
+"""One run's batch sizes: what they took on each of its devices, and which would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuwarden.protocol import Error, Hello, Report
+from gpuwarden.runs.batch_memory import BatchMemory
+from gpuwarden.runs.batch_size import BatchSizeAdvice, Seen, advise, cost_of
+from gpuwarden.runs.history import MemoryHistory
+from gpuwarden.runs.memory import by_gpu
+from gpuwarden.runs.predecessors import Predecessors
+
+LOOK_SECONDS = 10.0  # between two looks: what fits changes slowly
+
+
+class BatchSizeWatch:
+    """Used by one event loop. A look takes some 30 µs a device and size."""
+
+    def __init__(self, predecessors: Predecessors) -> None:
+        self._predecessors = predecessors
+        self._first: Report | None = None
+        self._memory: dict[str, BatchMemory] = {}
+        self._failed: int | None = None  # the least size that was out of memory
+        self._due = 0.0
+        self._present = self._before = 0  # largest sizes since the last look, and since the one before
+        self._advice: BatchSizeAdvice | None = None
+
+    def hear(self, report: Report, uuids: Mapping[str, str], at: float) -> None:
+        """Take a report of a run whose devices have these UUIDs; `at` is seconds since it was first heard of."""
+        if self._first is None:
+            self._first = report  # it comes before the first poll that knows which device is which
+        if report.batch_size is None:
+            return
+        self._present = max(self._present, report.batch_size)
+        for uuid, memory in by_gpu(report.memory, uuids).items():
+            known = self._memory.get(uuid)
+            if known is None:
+                first = by_gpu(self._first.memory, uuids).get(uuid)
+                known = self._memory[uuid] = BatchMemory(
+                    memory.peak if first is None or self._first.steps else first.peak
+                )
+            known.hear(memory, report, at)
+
+    def fail(self, error: Error) -> None:
+        """Take an out-of-memory on a device."""
+        if error.batch_size:
+            self._failed = min(error.batch_size, self._failed or error.batch_size)
+            self._due = 0.0
+
+    def conclude(self) -> None:
+        """Look once more at the next poll, whenever that is: the run is over."""
+        self._due = 0.0
+
+    def look(self, hello: Hello, histories: Mapping[str, MemoryHistory], now: float) -> BatchSizeAdvice | None:
+        """Return what would fit, as of the last look; `now` is monotonic."""
+        if now < self._due or not self._memory:
+            return self._advice
+        self._due = now + LOOK_SECONDS
+        present = max(self._present, self._before)
+        self._before, self._present = self._present, 0
+        if self._failed is not None and present >= self._failed > self._before > 0:
+            present = self._before
+        if present:
+            self._advice = self._judge(hello, present, histories)
+        return self._advice
+
+    def _judge(self, hello: Hello, present: int, histories: Mapping[str, MemoryHistory]) -> BatchSizeAdvice | None:
+        """Ask each device: the least that one of them advises counts."""
+        others = self._predecessors.of(hello)
+        found: list[BatchSizeAdvice] = []
+        for uuid in self._memory:
+            history = histories.get(uuid)
+            cost = cost_of(self.seen(uuid, histories), others)
+            if history is None or history.cap is None or cost is None:
+                return None
+            advice = advise(cost, present, history.cap, failed=self._failed, of=len(self._memory))
+            if advice is None:
+                return None
+            found.append(advice)
+        return min(found, key=lambda each: each.advised)
+
+    def seen(self, uuid: str, histories: Mapping[str, MemoryHistory]) -> tuple[Seen, ...]:
+        """Return what batches took on a device."""
+        known, history = self._memory.get(uuid), histories.get(uuid)
+        if known is None:
+            return ()
+        windows = history.windows if history else []
+        return known.seen(windows[-1].lowest if windows else None)

@@ -1,0 +1,191 @@
+"""The inquiry into a run's out-of-memories: what is noted for it as reports and polls come, and its verdict.
+
+A verdict is given when the error comes, by what the last poll knew of the device, and once more at the next poll, whose
+facts are fresher: a neighbour may have come in between. Then it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.protocol import Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.runs.batch_size import BatchSizeAdvice
+from gpuwarden.runs.case import Case, Taken
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.history import MemoryHistory
+from gpuwarden.runs.memory import by_gpu, held_by_others
+from gpuwarden.runs.oom import named
+from gpuwarden.runs.verdict import Verdict, judge
+
+# Says what others took of a device since a time of the run's life, in seconds since it was first heard of; since None
+# is all that they hold.
+TakenSince = Callable[[str, float | None], tuple[Taken, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a poll knows of one device, for one run; bytes, None where it does not."""
+
+    room: float | None = None  # the most that the run's allocator could have in use
+    size: float | None = None
+    free: float | None = None
+    others: float | None = None
+
+
+class Poll(NamedTuple):
+    """What a poll and the run's last report say of its devices; looked into when there is an out-of-memory."""
+
+    memory: Mapping[str, DeviceMemory]  # by UUID
+    headroom: Mapping[str, float]
+    own: Collection[int]  # the run's processes
+    snapshot: Snapshot
+    uuids: Mapping[str, str] = MappingProxyType({})  # by device, also of a run that has ended
+
+    def facts(self, uuid: str, told: DeviceMemory | None = None) -> Facts:
+        """Return what is known of a device; `told` is what an error says of it, where no report does."""
+        memory = self.memory.get(uuid) or told
+        return facts_of(uuid, memory, self.headroom.get(uuid), self.own, self.snapshot) if memory else Facts()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the run when an error comes: its last report, and by UUID its histories and their growth."""
+
+    hello: Hello
+    uuids: Mapping[str, str]
+    report: Report | None
+    histories: Mapping[str, MemoryHistory]
+    taken: TakenSince
+    growth: Callable[[str], Growth | None]
+    host_growth: Growth | None = None
+    host_memory: int | None = None
+    fitting: BatchSizeAdvice | None = None
+
+
+def facts_of(
+    uuid: str, memory: DeviceMemory, headroom: float | None, own: Collection[int], snapshot: Snapshot
+) -> Facts:
+    """Return what a poll knows of a device that a run with the processes `own` uses.
+
+    Without headroom the room is the allocator's limit, or what others leave.
+    """
+    gpu = snapshot.gpu_with(uuid)
+    if gpu is None or not gpu.up:
+        return Facts(memory.limit or None)
+    instance = gpu.instance(uuid)
+    rows = MigReadings if instance else GpuReadings
+    free, size = ((instance or gpu).value(row) for row in (rows.memory_free_bytes, rows.memory_size_bytes))
+    others = held_by_others(own, uuid, snapshot)
+    room: float | None = memory.limit or None
+    if headroom is not None:
+        room = headroom + memory.current
+    elif room is None and size is not None:
+        room = max(size - (others or 0), 0)
+    return Facts(room, size, free, others)
+
+
+class _Open(NamedTuple):
+    """A case whose verdict the next poll may change, and which device it is about, by the run's name and by UUID."""
+
+    case: Case
+    device: str | None
+    uuid: str | None
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """Of one run. Used by one event loop; times are seconds since the run was first heard of."""
+
+    verdict: Verdict | None = None  # of its last out-of-memory
+    _poll: Poll | None = None  # the last, while it has something
+    _stay_began: int = 0  # steps that the run had made as its stay in training began
+    _largest_in_stay: int | None = None  # batch
+    _open: _Open | None = None  # until the next poll
+    _taken: TakenSince | None = None
+    _failed_peaks: dict[str, int] = field(default_factory=dict)  # by UUID
+
+    def hear(self, report: Report, before: Report | None) -> None:
+        """Take a report and the one before it."""
+        if before is None or (before.phase == "idle" and report.phase != "idle"):
+            self._stay_began, self._largest_in_stay = report.steps, None
+            return
+        grew = (report.largest_batch_size or 0) > (before.largest_batch_size or 0)
+        sizes = [report.batch_size, self._largest_in_stay, report.largest_batch_size if grew else None]
+        if report.steps > self._stay_began:
+            self._largest_in_stay = max((each for each in sizes if each), default=None)
+
+    def judge(self, error: Error, known: Known) -> Verdict:
+        """Give the verdict by what is known now, and keep it open until the next poll."""
+        hello, uuids, report = known.hello, known.uuids, known.report
+        asked, device = _failed(error, hello)
+        uuid = uuids.get(device) if device is not None else None
+        after = by_gpu(error.memory, uuids).get(uuid or "") or error.memory.get(device or "")
+        history = known.histories.get(uuid or "")
+        reported = by_gpu(report.memory, uuids).get(uuid or "") if report else None
+        before = history.last if history else reported
+        case = Case(
+            error=error,
+            framework=hello.framework,
+            asked=asked,
+            after=after or before,
+            before=before,
+            windows=tuple(history.windows) if history else (),
+            phases={phase: replace(each) for phase, each in history.phases.items()} if history else {},
+            batch_size=error.batch_size or (report.batch_size if report else None),
+            largest_before=self._largest_in_stay,
+            stay_steps=max(error.steps - self._stay_began, 0),
+            unseen_steps=max(error.steps - report.steps, 0) if report else 0,
+            failed_peak=self._failed_peaks.get(uuid or "", 0),
+            growth=known.growth(uuid or ""),
+            host_growth=known.host_growth,
+            host_memory=known.host_memory,
+            fitting=known.fitting.advised if known.fitting and known.fitting.too_large else None,
+        )
+        if case.after and uuid is not None:
+            self._failed_peaks[uuid] = case.after.peak
+        if case.after and case.after.limit:
+            case = replace(case, room=case.after.limit)
+        self._open, self._taken = _Open(case, device, uuid), known.taken
+        self.verdict = judge(self._with(case, uuid, self._poll))
+        return self.verdict
+
+    def see(self, poll: Poll, *, fresh: bool) -> Verdict | None:
+        """Take a poll; return a verdict that came out otherwise by it. `fresh`: the run still lives."""
+        self._poll = poll if poll.memory else None
+        if self._open is None:
+            return None
+        (case, device, uuid), self._open = self._open, None
+        if (
+            uuid is None and device is not None and device in poll.uuids
+        ):  # it came before the first poll told its devices
+            uuid = poll.uuids[device]
+        elif not fresh or (uuid is not None and uuid not in poll.memory):
+            return None
+        before, self.verdict = self.verdict, judge(self._with(case, uuid, poll))
+        return self.verdict if self.verdict != before else None
+
+    def _with(self, case: Case, uuid: str | None, poll: Poll | None) -> Case:
+        if poll is None or uuid is None:
+            return case
+        facts = poll.facts(uuid, case.after)
+        room = facts.room if facts.room is not None else case.room
+        case = replace(case, room=room, size=facts.size, free=facts.free, others=facts.others)
+        if self._taken is None or case.base is None:
+            return case
+        need = max(case.requested or 0, 0 if case.by_itself else case.usual or 0)
+        could = [each.ended for each in case.windows if each.headroom is not None and each.headroom >= need]
+        taken = self._taken(uuid, max(could, default=0.0))
+        return replace(case, taken=taken, holders=self._taken(uuid, None))
+
+
+def _failed(error: Error, hello: Hello) -> tuple[Allocation | None, str | None]:
+    """Return the largest allocation that failed, and the run's device that it means where that is sure."""
+    found = [(each, named(hello, each.device)) for each in error.allocations]
+    if not found:
+        return None, named(hello, None)
+    return max(found, key=lambda each: (each[1] is not None, each[0].requested or 0))

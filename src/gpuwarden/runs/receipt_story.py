@@ -1,0 +1,114 @@
+"""The story in a run's receipt: its memory on each device over time, and what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from gpuwarden.quantities import amount
+from gpuwarden.runs.history import Window
+from gpuwarden.runs.marks import Mark, MarkKind, followed, merged
+from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldError, ToldMark
+from gpuwarden.runs.run import Run
+from gpuwarden.runs.story import points_each, shifted, thinned
+
+_OOMS = ("device_oom", "host_oom")
+
+
+def with_story(receipt: Receipt, run: Run) -> Receipt:
+    """Return a run's receipt with what its memory did since this daemon heard of it."""
+    most = points_each(len(run.histories))
+    devices = (
+        replace(each, story=_story(thinned(run.histories[each.uuid].windows, most)))
+        if each.uuid in run.histories
+        else each
+        for each in receipt.devices
+    )
+    failed = (_failed(error, receipt.began_timestamp_seconds) for error in receipt.errors_told if error.kind in _OOMS)
+    return replace(receipt, devices=tuple(devices), marks=_told(merged(run.marks, failed)))
+
+
+def without_story(receipt: Receipt) -> Receipt:
+    """Return a receipt as it is among others: what its memory did over time makes most of its length."""
+    devices = tuple(each if each.story is None else replace(each, story=None) for each in receipt.devices)
+    return replace(receipt, devices=devices, marks=())
+
+
+def continued_story(before: Receipt, since: Receipt) -> Receipt:
+    """Return the later receipt with the story that the earlier one begins."""
+    later = max(since.began_timestamp_seconds - before.began_timestamp_seconds, 0.0)
+    told = {each.uuid: each.story for each in before.devices if each.story is not None}
+    most = points_each(max(len(told), len(since.devices)))
+    devices = (_continued(each, told.get(each.uuid), later, most) for each in since.devices)
+    marks = followed(_marks(before.marks), (replace(mark, at=mark.at + later) for mark in _marks(since.marks)))
+    return replace(since, devices=tuple(devices), marks=_told(marks))
+
+
+def _continued(device: DeviceShare, before: MemoryStory | None, later: float, most: int) -> DeviceShare:
+    if before is None and not later:
+        return device
+    windows = [*(_windows(before) if before else ()), *shifted(_windows(device.story) if device.story else (), later)]
+    return replace(device, story=_story(thinned(windows, most)))
+
+
+def _story(windows: Sequence[Window]) -> MemoryStory | None:
+    if not windows:
+        return None
+    return MemoryStory(
+        began_seconds=tuple(round(each.began, 1) for each in windows),
+        ended_seconds=tuple(round(each.ended, 1) for each in windows),
+        lowest_bytes=tuple(each.lowest for each in windows),
+        highest_bytes=tuple(each.highest for each in windows),
+        peak_bytes=tuple(each.peak for each in windows),
+        phase=tuple(each.phase for each in windows),
+        headroom_bytes=_column(_whole(each.headroom) for each in windows),
+        others_bytes=_column(_whole(each.others) for each in windows),
+        epoch=_column(each.epoch for each in windows),
+        batch_size=_column(each.batch_size for each in windows),
+    )
+
+
+def _whole(count: float | None) -> int | None:
+    return None if count is None else int(count)
+
+
+def _column(values: Iterable[Any]) -> tuple[Any, ...]:
+    column = tuple(values)
+    return column if any(each is not None for each in column) else ()
+
+
+def _windows(story: MemoryStory) -> list[Window]:
+    """Return what `_story` was made of, as far as it is kept."""
+    nothing = (None,) * len(story.began_seconds)
+    rows = zip(
+        story.began_seconds,
+        story.ended_seconds,
+        story.phase,
+        story.epoch or nothing,
+        story.lowest_bytes,
+        story.highest_bytes,
+        story.peak_bytes,
+        story.headroom_bytes or nothing,
+        story.others_bytes or nothing,
+        story.batch_size or nothing,
+        strict=True,
+    )
+    return [Window(began, ended, 0, cast("Any", phase), *rest) for began, ended, phase, *rest in rows]
+
+
+def _told(marks: Iterable[Mark]) -> tuple[ToldMark, ...]:
+    return tuple(ToldMark(round(mark.at, 1), mark.kind, mark.text, mark.uuid) for mark in marks)
+
+
+def _marks(told: Iterable[ToldMark]) -> list[Mark]:
+    return [Mark(each.at_seconds, cast("MarkKind", each.kind), each.text, each.uuid) for each in told]
+
+
+def _failed(error: ToldError, began: float) -> Mark:
+    """Mark an out-of-memory, with the largest allocation that failed and why."""
+    asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
+    where = "host memory" if error.kind == "host_oom" else "device memory"
+    wanted = f": {amount(asked)} wanted" if asked else ""
+    why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
+    return Mark(max(error.timestamp_seconds - began, 0.0), "oom", f"out of {where}{wanted}{why}")

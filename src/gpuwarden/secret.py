@@ -1,0 +1,76 @@
+"""Texts that nobody is to see: addresses that are a password in themselves, tokens, passwords.
+
+They are named in the configuration by where they stand, and read when they are used: a new one needs no restart, and
+the daemon's memory, its log and its errors hold none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LARGEST_FILE = 65536  # bytes
+HIDDEN = "[hidden]"
+
+_SHORTEST_PART = 6  # characters: shorter parts are words that say nothing
+_SEPARATORS = re.compile(r"[/?&=@#]")
+
+
+class SecretError(Exception):
+    """It cannot be read; the message says where it should have been, and never what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Where the text stands: in a file, in a variable of the environment, or here as written in the configuration."""
+
+    file: Path | None = None
+    variable: str | None = None
+    text: str | None = field(default=None, repr=False)
+
+    def read(self) -> str:
+        """Return the text without white space around it; raises SecretError. Blocks as long as the file system does."""
+        if self.file is not None:
+            found = _contents(self.file)
+        elif self.variable is not None:
+            found = os.environ.get(self.variable, "")
+        else:
+            found = self.text or ""
+        found = found.strip()
+        if not found:
+            raise SecretError(f"{self} is empty" if self.file else f"{self} is not set")
+        if not found.isprintable():
+            raise SecretError(f"{self} holds more than one line, or characters that do not print")
+        return found
+
+    def __bool__(self) -> bool:
+        return (self.file, self.variable, self.text) != (None, None, None)
+
+    def __str__(self) -> str:
+        if self.file is not None:
+            return f"the file {self.file}"
+        return f"the variable {self.variable}" if self.variable is not None else "the configuration"
+
+
+def _contents(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise SecretError(f"the file {path} cannot be read: {error.strerror or error}") from None
+    if len(raw) > LARGEST_FILE:
+        raise SecretError(f"the file {path} is too large")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise SecretError(f"the file {path} is not UTF-8 text") from None
+
+
+def hidden(text: str, *secrets: str) -> str:
+    """Return `text` without the secrets and their parts: what others say of a failure may repeat an address."""
+    parts = {part for secret in secrets for part in (secret, *_SEPARATORS.split(secret)) if len(part) >= _SHORTEST_PART}
+    for part in sorted(parts, key=len, reverse=True):
+        text = text.replace(part, HIDDEN)
+    return text

@@ -1,0 +1,26 @@
+"""Where what the daemon keeps lies: in systemd's state directory, or in the user's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+OF_THE_SYSTEM = Path("/var/lib/gpuwarden")
+
+
+def state_folder() -> Path | None:
+    """Return the folder, which need not be there yet; None for a user without a home."""
+    if state := os.environ.get("STATE_DIRECTORY"):  # systemd.exec(5); several are separated by colons
+        return Path(state.partition(":")[0])
+    return OF_THE_SYSTEM if os.geteuid() == 0 else of_user()
+
+
+def of_user() -> Path | None:
+    """Return the folder in this user's home (XDG Base Directory Specification); None without a home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = os.environ.get("HOME", "")
+    if not state.startswith("/"):
+        if not home.startswith("/"):
+            return None
+        state = f"{home}/.local/state"
+    return Path(state) / "gpuwarden"

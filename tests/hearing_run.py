@@ -1,0 +1,89 @@
+"""A run by the bare protocol, which writes each advice as a line of JSON: python hearing_run.py SOCKET JSON.
+
+The JSON says `devices` (UUIDs by name), `memory` (bytes by device), and whether it `hears`, as its hello says, and
+`reads`. It begins with the first line on standard input; each further one, of JSON, changes `memory` and reports it,
+and `{"again": true}` connects anew.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+from typing import Any
+
+from gpuwarden.protocol import (
+    MAX_MESSAGE_BYTES,
+    STEP_BUCKETS,
+    DeviceMemory,
+    Hello,
+    Message,
+    Report,
+    decode_advice,
+    encode,
+)
+
+
+class Run:
+    """One connection after another, and what is told over it."""
+
+    def __init__(self, path: str, said: dict[str, Any]) -> None:
+        self._path = path
+        self._said = said
+        self.reads: bool = said["reads"]
+        self.connect()
+
+    def connect(self) -> None:
+        """Say hello and report."""
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.connect(self._path)
+        self._send(Hello("hearing", "none", self._said["devices"], hears=self._said["hears"]))
+        self.report(self._said["memory"])
+
+    def report(self, memory: dict[str, int]) -> None:
+        """Tell what the allocator holds."""
+        self._said["memory"] = memory
+        held = {device: DeviceMemory(count, count) for device, count in memory.items()}
+        self._send(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), held))
+
+    def _send(self, message: Message) -> None:
+        self.connection.send(encode(message))
+
+    def hear(self) -> None:
+        """Write what has come."""
+        data = self.connection.recv(MAX_MESSAGE_BYTES + 1)
+        if not data:
+            sys.exit("the daemon has hung up")
+        advice = decode_advice(data)
+        told = {name: getattr(advice, name) for name in advice.__slots__}
+        sys.stdout.write(json.dumps({**told, "at": time.monotonic()}) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve both ends until standard input ends."""
+    sys.stdin.readline()
+    run = Run(sys.argv[1], json.loads(sys.argv[2]))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while True:
+        ends = [sys.stdin, run.connection] if run.reads else [sys.stdin]
+        ready = select.select(ends, [], [])[0]
+        if run.connection in ready:
+            run.hear()
+        if sys.stdin in ready:
+            line = sys.stdin.readline()
+            if not line:
+                return
+            said = json.loads(line)
+            if said.pop("again", False):
+                run.connection.close()
+                run.connect()
+            else:
+                run.report(said)
+
+
+if __name__ == "__main__":
+    main()

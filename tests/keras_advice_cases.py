@@ -1,0 +1,368 @@
+"""Real training that is given advice, for test_keras_advice.py: `python keras_advice_cases.py FOLDER [CASE ...]`.
+
+A process of its own for all cases of a backend. The daemon is a socket that a callback of the case speaks through, at
+the begin of the step that it names.
+"""
+
+# ruff: noqa: D103 - the tests say what each case shows
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import numpy as np
+from receiver import Receiver
+
+from gpuwarden.keras import GpuWarden, keras
+from gpuwarden.protocol import Advice, AdviceKind, Level, Report
+
+X = np.arange(240, dtype="float32").reshape(80, 3) / 100
+Y = X.sum(axis=1, keepdims=True)
+STEPS = 40  # an epoch
+
+
+def pressure(level: Level, kind: AdviceKind = "pressure") -> Advice:
+    return Advice(0, kind, level, "GPU-0", f"{kind} is {level}", "memory" if kind == "pressure" else None)
+
+
+def model() -> Any:
+    """Make the same small model each time."""
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    made.compile(optimizer="adam", loss="mse")
+    return made
+
+
+def fit(trained: Any, *callbacks: Any, **settings: Any) -> Any:
+    given = {"batch_size": 2, "epochs": 1, "verbose": 0, "shuffle": False, **settings}
+    return trained.fit(X, Y, callbacks=list(callbacks), **given)
+
+
+class Daemon(Receiver):
+    """A daemon's socket; before the step that is named it says something."""
+
+    def callback(self, **settings: Any) -> GpuWarden:
+        """Make a callback that reports here, in each step."""
+        return GpuWarden(socket=self.path, **{"interval": 0, **settings})
+
+    def says(self, at: dict[int, Any]) -> Any:
+        """Make a callback, to be listed before the other, that has the run told this before these steps."""
+        daemon = self
+
+        class Says(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+            peer: Any = None
+            step = 0
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+                self.peer = self.peer or daemon.accept()
+                said = at.get(self.step, [])
+                for each in said if isinstance(said, list) else [said]:
+                    if isinstance(each, bytes):
+                        self.peer.socket.send(each)
+                    else:
+                        self.peer.advise(each)
+                self.step += 1
+
+        return Says()
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Give the reports that the run has made."""
+        waiting = [each for peer in self._peers or [self.accept()] for each in peer.waiting()]
+        return [asdict(each) for each in waiting if isinstance(each, Report)]
+
+
+class Steps(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Counts the steps of a fit; to be listed before the others, notes the weights before one of them."""
+
+    def __init__(self, before: int | None = None) -> None:
+        super().__init__()
+        self.before = before
+        self.begun = 0
+        self.weights: list[Any] = []
+        self.ended = False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        if self.begun == self.before:
+            self.weights = [each.tolist() for each in self.model.get_weights()]
+        self.begun += 1
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.ended = True
+
+
+def hasten(callback: GpuWarden) -> Any:
+    """Make a callback, to be listed before the other, that has it listen in each step."""
+
+    class Hastens(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if callback._run is not None:
+                callback._run.listen_due = 0.0
+
+    return Hastens()
+
+
+def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = None, **wish: Any) -> dict[str, Any]:
+    """Fit an epoch in which the daemon says this; tell what came of it."""
+    callback, steps, trained = daemon.callback(**wish), Steps(note), model()
+    history = fit(trained, steps, daemon.says(at), hasten(callback), callback, *more).history
+    last = daemon.reports()[-1]
+    return {
+        "steps": steps.begun,
+        "noted": steps.weights,
+        "ended": steps.ended,
+        "epochs": len(history["loss"]),
+        "final": [each.tolist() for each in trained.get_weights()],
+        "actions": last["actions"],
+        "heard": last["advice_heard"],
+        "stepping": last["stepping"],
+        "counted": last["steps"],
+    }
+
+
+def case_nothing(daemon: Daemon) -> Any:
+    at = {3: pressure("some"), 5: pressure("critical"), 9: pressure("critical", "xid"), 12: pressure("none")}
+    told = train(daemon, at)
+    bare = model()
+    fit(bare)
+    return told | {"bare": [each.tolist() for each in bare.get_weights()]}
+
+
+def case_checkpoint(daemon: Daemon) -> Any:
+    path = Path(daemon.path + ".d") / "deeper" / "saved.keras"
+    # The optimizer's too: a model that is saved goes on as if nothing had been.
+    told = train(daemon, {5: pressure("critical")}, note=5, on_pressure="checkpoint", checkpoint_path=path)
+    saved = keras.models.load_model(path)
+    told["saved"] = [each.tolist() for each in saved.get_weights()]
+    told["iterations"] = int(saved.optimizer.iterations)
+    told["files"] = [each.name for each in path.parent.iterdir()]
+    return told
+
+
+def case_checkpoint_of_weights(daemon: Daemon) -> Any:
+    path = Path(daemon.path + ".weights.h5")
+    told = train(daemon, {5: pressure("critical")}, note=5, on_pressure="checkpoint", checkpoint_path=path)
+    other = model()
+    other.load_weights(path)
+    return told | {"saved": [each.tolist() for each in other.get_weights()]}
+
+
+def case_checkpoint_by_default(daemon: Daemon) -> Any:
+    folder = Path(daemon.path + ".d")
+    folder.mkdir()
+    os.chdir(folder)
+    told = train(
+        daemon, {5: pressure("critical"), 7: pressure("none"), 9: pressure("critical")}, on_pressure="checkpoint"
+    )
+    return told | {"files": [each.name for each in folder.iterdir()]}
+
+
+def case_checkpoint_that_fails(daemon: Daemon) -> Any:
+    path = Path(daemon.path) / "no folder" / "saved.keras"
+    return train(daemon, {5: pressure("critical")}, on_pressure="checkpoint", checkpoint_path=path)
+
+
+def case_checkpoint_of_a_lost_gpu(daemon: Daemon) -> Any:
+    path = Path(daemon.path + ".keras")
+    told = train(daemon, {5: pressure("critical", "gpu_lost")}, on_pressure="checkpoint", checkpoint_path=path)
+    return told | {"saved": path.exists()}
+
+
+def case_half_a_checkpoint(daemon: Daemon) -> Any:
+    path = Path(daemon.path + ".keras")
+    path.write_text("the one before")
+
+    class Full(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
+        def save_own_variables(self, store: Any) -> None:  # noqa: ARG002
+            raise OSError("no space left")
+
+    trained, callback = (
+        keras.Sequential([keras.layers.Input((3,)), Full(1)]),
+        daemon.callback(on_pressure="checkpoint", checkpoint_path=path),
+    )
+    trained.compile("sgd", "mse")
+    steps = Steps()
+    fit(trained, steps, daemon.says({5: pressure("critical")}), hasten(callback), callback)
+    return {"steps": steps.begun, "kept": path.read_text(), "left": [x.name for x in path.parent.glob(f"*{path.name}")]}
+
+
+def case_stop(daemon: Daemon) -> Any:
+    told = train(daemon, {7: pressure("critical")}, on_pressure="stop")
+    # The episode goes on, and is answered: a second fit is not ended by it, whoever's callback.
+    callback, steps = daemon.callback(on_pressure="stop"), Steps()
+    fit(model(), steps, callback)
+    return told | {"again": steps.begun}
+
+
+def case_stop_early(daemon: Daemon) -> Any:
+    return train(daemon, {7: pressure("some")}, on_pressure="stop", pressure_level="some")
+
+
+def case_level_not_reached(daemon: Daemon) -> Any:
+    return train(daemon, {7: pressure("some")}, on_pressure="stop")
+
+
+def case_over_before_it_is_heard(daemon: Daemon) -> Any:
+    return train(daemon, {7: [pressure("critical"), pressure("none")]}, on_pressure="stop")
+
+
+def called(calls: list[Any]) -> Callable[[Advice | None, Any], None]:
+    def call(advice: Advice | None, trained: Any) -> None:
+        calls.append(
+            {
+                "text": advice and advice.text,
+                "thread": threading.current_thread() is threading.main_thread(),
+                "weights": [each.tolist() for each in trained.get_weights()],
+            }
+        )
+
+    return call
+
+
+def case_function(daemon: Daemon) -> Any:
+    calls: list[Any] = []
+    at = {5: pressure("critical"), 6: [pressure("some"), pressure("critical")], 8: pressure("none"), 9: b"garbage"}
+    at |= {11: pressure("critical"), 13: pressure("critical", "xid")}
+    told = train(daemon, at, note=5, on_pressure=called(calls))
+    return told | {"calls": calls}
+
+
+def case_function_that_raises(daemon: Daemon) -> Any:
+    def broken(_advice: Any, _model: Any) -> None:
+        raise ValueError("of the user's function")
+
+    return train(daemon, {5: pressure("critical")}, on_pressure=broken)
+
+
+def case_function_that_exits(daemon: Daemon) -> Any:
+    def leave(_advice: Any, _model: Any) -> None:
+        raise SystemExit(3)
+
+    callback, steps = daemon.callback(on_pressure=leave), Steps()
+    try:
+        fit(model(), steps, daemon.says({5: pressure("critical")}), hasten(callback), callback)
+    except SystemExit as error:
+        last = daemon.reports()[-1]
+        return {"code": error.code, "steps": steps.begun, "phase": last["phase"], "stepping": last["stepping"]}
+
+
+def case_interrupted(daemon: Daemon) -> Any:
+    """Have another callback end the fit in the step in which the advice comes, and fit again."""
+
+    class Interrupts(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 5:
+                raise KeyboardInterrupt
+
+    calls: list[Any] = []
+    callback, steps = daemon.callback(on_pressure=called(calls)), Steps()
+    try:
+        fit(model(), daemon.says({5: pressure("critical")}), hasten(callback), Interrupts(), callback)
+    except KeyboardInterrupt:
+        before = len(calls)
+    fit(model(), steps, callback)
+    return {"before": before, "after": len(calls), "steps": steps.begun}
+
+
+def case_in_validation(daemon: Daemon) -> Any:
+    """Advise in validation."""
+    calls: list[Any] = []
+    callback, steps = daemon.callback(on_pressure=called(calls)), Steps()
+    seen: list[int] = []
+    says = daemon.says({})
+
+    class Validates(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 0 and not seen:
+                seen.append(0)
+                says.peer.advise(pressure("critical"))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            seen.append(len(calls))
+
+    fit(model(), says, Validates(), hasten(callback), callback, steps, epochs=2, validation_data=(X, Y))
+    return {"seen": seen, "steps": steps.begun}
+
+
+def case_in_a_job(daemon: Daemon) -> Any:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2"}
+    calls: list[Any] = []
+    try:
+        return train(daemon, {5: pressure("critical")}, on_pressure=called(calls)) | {"calls": calls}
+    finally:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+def case_mirrored(daemon: Daemon) -> Any:
+    tf = importlib.import_module("tensorflow")
+    path = Path(daemon.path + ".keras")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        trained = model()
+    callback, steps = daemon.callback(on_pressure="checkpoint", checkpoint_path=path), Steps(5)
+    fit(trained, steps, daemon.says({5: pressure("critical")}), hasten(callback), callback)
+    saved = keras.models.load_model(path)
+    return {
+        "steps": steps.begun,
+        "noted": steps.weights,
+        "saved": [each.tolist() for each in saved.get_weights()],
+        "actions": daemon.reports()[-1]["actions"],
+    }
+
+
+def case_bad_arguments(daemon: Daemon) -> Any:
+    refused = []
+    for settings in (
+        {"on_pressure": "save"},
+        {"on_pressure": 1},
+        {"on_pressure": "stop", "pressure_level": "none"},
+        {"on_pressure": "stop", "checkpoint_path": "a.keras"},
+        {"on_pressure": "checkpoint", "checkpoint_path": 7},
+        {"on_pressure": "checkpoint", "checkpoint_path": "a.txt"},
+    ):
+        try:
+            GpuWarden(**settings)
+        except (TypeError, ValueError) as error:
+            refused.append(str(error).partition(":")[0])
+    return refused
+
+
+def saw(case: Callable[[Daemon], Any], folder: Path) -> dict[str, Any]:
+    """Play one case; what it raises is what it saw, beside what was logged."""
+    daemon = Daemon(folder / f"{case.__name__}.sock")
+    said: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
+    logger = logging.getLogger("gpuwarden")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        return {"saw": case(daemon), "said": said}
+    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
+        return {"raised": traceback.format_exc()}
+    finally:
+        logger.removeHandler(handler)
+        daemon.close()
+
+
+if __name__ == "__main__":
+    cases = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
+    first = "mirrored"  # TensorFlow's devices cannot be cut once they were used
+    names = sys.argv[2:] or [first, *(name for name in cases if name != first)]
+    if keras.backend.backend() != "tensorflow":
+        names = [name for name in names if name != first]
+    print(json.dumps({name: saw(cases[name], Path(sys.argv[1])) for name in names}))  # noqa: T201 - the result
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,113 @@
+"""Trainings whose memory has a known shape, reported as the callback does: between steps, four times a second.
+
+Bytes by time, for tests of what looks for growth. Nothing here is random but by its seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gpuwarden.runs.growth import Growth, GrowthWatch
+from gpuwarden.runs.ladder import Ladder
+
+MIB = 1 << 20
+REPORT_SECONDS = 0.25
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training of some `seconds` that ends sooner where a step finds no memory.
+
+    `kept` gives by time the bytes that stay on top of `base`; `noise` are bytes of batches that wait, `transient` those
+    of a step, of which `varied` is a random share. A `step` and an `epoch` last so many seconds; a validation of
+    `validation` seconds at an epoch's end leaves `leaked` bytes.
+    """
+
+    kept: Callable[[float], float] = lambda _at: 0.0
+    seconds: float = 120.0
+    cap: int = 512 * MIB
+    base: int = 150 * MIB
+    transient: int = 60 * MIB
+    noise: int = 0
+    varied: float = 0.0
+    step: float = 0.0625  # exact in binary, as are sums of it: times that are shifted stay the same distances apart
+    epoch: float = 2.0
+    validation: float = 0.0
+    leaked: int = 0
+    seed: int = 1
+
+
+@dataclass
+class Seen:
+    """What was found at each poll, and when there was no memory left, if ever."""
+
+    polls: list[tuple[float, Growth | None]] = field(default_factory=list)
+    ended: float | None = None
+
+    @property
+    def grows(self) -> list[tuple[float, Growth]]:
+        """The polls at which it grew."""
+        return [(at, growth) for at, growth in self.polls if growth is not None]
+
+
+@dataclass
+class _Report:
+    at: float
+    current: int
+    peak: int
+    epochs: int
+    beside: int
+
+
+class OutOfMemoryError(Exception):
+    """A step found no memory, at a time."""
+
+
+def _reports(training: Training) -> Iterator[_Report]:
+    chance = random.Random(training.seed)  # noqa: S311 - the same each time
+    at, due, peak, epochs, leaked = 0.0, 0.0, 0, 1, 0.0
+    epoch_ends = training.epoch
+    while at < training.seconds:
+        if at >= epoch_ends:
+            ends = at + training.validation
+            while at < ends:
+                held = training.base + training.kept(at) + leaked
+                peak = max(peak, int(held + training.transient / 2))
+                yield _Report(at, int(held), peak, epochs, int(leaked))
+                leaked += training.leaked * REPORT_SECONDS / training.validation
+                at += REPORT_SECONDS
+            epochs += 1
+            epoch_ends = at + training.epoch
+        held = training.base + training.kept(at) + leaked + chance.random() * training.noise
+        highest = held + training.transient * (1 - training.varied * chance.random())
+        if highest > training.cap:
+            raise OutOfMemoryError(at)
+        peak = max(peak, int(highest))
+        if at >= due:
+            due = at + REPORT_SECONDS
+            yield _Report(at, int(held), peak, epochs, int(leaked))
+        at += training.step
+
+
+def watched(training: Training, *, scale: float = 1.0, shift: float = 0.0) -> Seen:
+    """Let it train, and look each poll. All bytes are multiplied by `scale`, all times shifted by `shift`."""
+    seen, ladder, watch, due = Seen(), Ladder(), GrowthWatch(), POLL_SECONDS
+    try:
+        for report in _reports(training):
+            while report.at >= due:
+                seen.polls.append((due, watch.look(ladder, due + shift)))
+                due += POLL_SECONDS
+            ladder.hear(
+                report.at + shift,
+                int(report.current * scale),
+                int(report.peak * scale),
+                epochs=report.epochs,
+                beside=int(report.beside * scale),
+                cap=training.cap * scale,
+            )
+    except OutOfMemoryError as error:
+        seen.ended = error.args[0]
+    return seen

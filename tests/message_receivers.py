@@ -1,0 +1,205 @@
+"""Those who are told of alerts: real servers on this machine, of HTTP and of SMTP. Each ends with its context."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+
+from system_parts import needs
+
+PATIENCE = 60.0  # seconds until a test that waits in vain fails
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate of 127.0.0.1, signed by itself, and its key."""
+
+    file: Path
+    key: Path
+
+    def server(self) -> ssl.SSLContext:
+        """Return what a server takes connections with."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.file, self.key)
+        return context
+
+
+def certificate(folder: Path) -> Certificate:
+    """Make one, with openssl."""
+    made = Certificate(folder / "cert.pem", folder / "key.pem")
+    command = [needs("openssl", "openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", made.key, "-out", made.file], check=True, capture_output=True, timeout=60)
+    return made
+
+
+@dataclass(frozen=True)
+class Posted:
+    """One request."""
+
+    path: str
+    headers: Mapping[str, str]
+    content: Any
+
+
+class HttpReceiver:
+    """A web server that keeps what is posted; `status`, `answer` and `headers` are what it says to the next ones.
+
+    While `held` is set it answers nobody.
+    """
+
+    def __init__(self, server: ThreadingHTTPServer, scheme: str) -> None:
+        self.port = server.server_address[1]
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
+        self.got: queue.Queue[Posted] = queue.Queue()
+        self.asked = 0
+        self.status, self.answer = 200, b"ok"
+        self.headers: dict[str, str] = {}
+        self.free = threading.Event()
+        self.free.set()
+
+    def next(self, besides: float = 0.0) -> Posted:
+        """Wait for the next request that was answered with success; `besides` is what it has to take, in seconds."""
+        return self.got.get(timeout=PATIENCE + besides)
+
+
+@contextlib.contextmanager
+def http_receiver(tls: Certificate | None = None) -> Iterator[HttpReceiver]:
+    """Serve one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            receiver.asked += 1
+            receiver.free.wait(PATIENCE)
+            status = receiver.status
+            if status == 200:
+                receiver.got.put(Posted(self.path, dict(self.headers), json.loads(body)))
+            self.send_response(status)
+            for name, value in receiver.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # who asked has gone
+                self.wfile.write(receiver.answer)
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_arguments: Any) -> None:  # a client that does not trust it
+            pass
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.server().wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        receiver = HttpReceiver(server, "https" if tls else "http")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            receiver.free.set()
+            server.shutdown()
+            thread.join()
+
+
+@dataclass
+class MailReceiver:
+    """A mail server that keeps what it takes; it refuses addresses of `refused`, and knows users with `passwords`."""
+
+    port: int = 0
+    refused: set[str] = field(default_factory=set)
+    passwords: dict[str, str] = field(default_factory=dict)
+    secure: list[bool] = field(default_factory=list)  # of each mail, whether it came over TLS
+    to: list[list[str]] = field(default_factory=list)
+    got: queue.Queue[EmailMessage] = field(default_factory=queue.Queue)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    def next(self) -> EmailMessage:
+        """Wait for the next mail."""
+        return self.got.get(timeout=PATIENCE)
+
+    async def handle_RCPT(  # noqa: N802 - named by aiosmtpd, as the next
+        self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
+    ) -> str:
+        """Take or refuse an address."""
+        if address in self.refused:
+            return "550 5.1.1 no such user here"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, _server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
+        """Keep a mail."""
+        content = envelope.content
+        assert isinstance(content, bytes)
+        mail = message_from_bytes(content, policy=policy.default)
+        assert isinstance(mail, EmailMessage)
+        self.secure.append(session.ssl is not None)
+        self.to.append(list(envelope.rcpt_tos))
+        self.got.put(mail)
+        return "250 taken"
+
+
+@contextlib.contextmanager
+def mail_receiver(
+    starttls: Certificate | None = None, tls: Certificate | None = None, passwords: Mapping[str, str] | None = None
+) -> Iterator[MailReceiver]:
+    """Serve one; with `passwords` it takes mail of users alone."""
+    receiver = MailReceiver(passwords=dict(passwords or {}))
+
+    def authenticate(_server: SMTP, _session: Session, _envelope: Envelope, _mechanism: str, who: Any) -> AuthResult:
+        assert isinstance(who, LoginPassword)
+        known = receiver.passwords.get(who.login.decode())
+        return AuthResult(success=known == who.password.decode(), handled=False)
+
+    controller = Controller(
+        receiver,
+        hostname="127.0.0.1",
+        port=_free_port(),
+        ssl_context=tls.server() if tls else None,
+        tls_context=starttls.server() if starttls else None,
+        require_starttls=starttls is not None,
+        auth_required=bool(passwords),
+        auth_require_tls=bool(starttls),
+        authenticator=authenticate,
+    )
+    receiver.port = controller.port
+    controller.start()
+    try:
+        yield receiver
+    finally:
+        controller.stop()
+
+
+@contextlib.contextmanager
+def silent_receiver() -> Iterator[int]:
+    """Listen, and say nothing to those who come; gives the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield int(server.getsockname()[1])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

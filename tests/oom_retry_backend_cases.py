@@ -1,0 +1,95 @@
+"""Search and retry on Keras's backend KERAS_BACKEND, for test_oom_retry.py.
+
+A layer asks for more memory than any machine has where the batch is larger than 8: a real out-of-memory, which JAX says
+of a CPU as of a GPU, and torch of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+
+from gpuwarden.keras import find_batch_size, fit_with_oom_retry, keras
+
+FITS = 8
+X = np.arange(96, dtype="float32").reshape(32, 3) / 10
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Greedy(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+    """Asks for too much where the batch is too large."""
+
+    def call(self, x: Any) -> Any:  # noqa: D102 - Keras's
+        if x.shape[0] is None or x.shape[0] <= FITS:
+            return x
+        return x + keras.ops.sum(keras.ops.ones((1 << 22, 1 << 22)) * keras.ops.mean(x))
+
+    def compute_output_shape(self, shape: Any) -> Any:  # noqa: D102 - Keras's
+        return shape
+
+
+def model() -> Any:
+    """Make the same model each time."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Input((3,)), Greedy(), keras.layers.Dropout(0.2, seed=3), keras.layers.Dense(1)]
+    made = keras.Sequential(layers)
+    made.compile("adam", "mse", run_eagerly=True)  # compiled, XLA would never make the ones
+    return made
+
+
+def values(of: Any) -> list[Any]:
+    """Give the value of each variable."""
+    found = (*of.variables, *of.optimizer.variables, *of.metrics_variables)
+    return [keras.ops.convert_to_numpy(each).tolist() for each in found]
+
+
+def searched() -> Any:
+    """Search with a new model and with one that has trained."""
+    told = []
+    for trained in (False, True):
+        of = model()
+        if trained:
+            of.fit(X, Y, batch_size=4, verbose=0)
+        before, built, function = values(of), of.optimizer.built, of.train_function
+        size = find_batch_size(of, (X, Y), margin=0)
+        told.append([size, before == values(of), built == of.optimizer.built, function is of.train_function])
+        of.fit(X, Y, batch_size=4, verbose=0)
+    return told
+
+
+def retried(*, effective: bool) -> Any:
+    """Retry, and compare with a plain fit of the batch size that fits."""
+    of, plain = model(), model()
+    history = fit_with_oom_retry(
+        of, lambda _: (X, Y), 32, epochs=2, verbose=0, shuffle=False, keep_effective_batch=effective
+    )
+    if effective:
+        plain.compile(keras.optimizers.Adam(gradient_accumulation_steps=4), "mse", run_eagerly=True)
+    plain.fit(X, Y, batch_size=FITS, epochs=2, verbose=0, shuffle=False)
+    weights = [np.allclose(a, b, atol=1e-6) for a, b in zip(of.get_weights(), plain.get_weights(), strict=True)]
+    return [history.batch_sizes, history.oom_retries, all(weights)]
+
+
+def outcome(call: Any) -> Any:
+    """Give what a call returns, or the type that it raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - of each framework's own type
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    cases = {
+        "searched": outcome(searched),
+        "retried": outcome(lambda: retried(effective=False)),
+        "effective": outcome(lambda: retried(effective=True)),
+    }
+    print(json.dumps(cases))  # noqa: T201 - the result
+    sys.stdout.flush()
+    os._exit(0)

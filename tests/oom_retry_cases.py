@@ -1,0 +1,423 @@
+"""Real training for test_batch_size.py and test_oom_retry.py: `oom_retry_cases.py FOLDER [CASE ...]` says what it saw.
+
+A process of its own, with the allocator of a GPU in place of the CPU's: 64 MiB, in which the model trains with batches
+of 2048 and not of 4096.
+"""
+
+# ruff: noqa: D103 - the tests say what each case shows; the environment comes before the imports it is for
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's out-of-memory is a crash
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+import numpy as np
+import tensorflow as tf
+from receiver import Receiver
+
+from gpuwarden.keras import GpuWarden, find_batch_size, fit_with_oom_retry, keras
+
+WIDTH = 2000
+EXAMPLES = 8192
+X = np.random.default_rng(0).random((EXAMPLES, 3), "float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+def model(optimizer: Any = "adam", *, dropout: float = 0.1, **compiling: Any) -> Any:
+    """Make the same model each time."""
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential(
+        [
+            keras.layers.Input((3,)),
+            keras.layers.Dense(WIDTH, activation="relu"),
+            keras.layers.Dropout(dropout, seed=2),
+            keras.layers.Dense(1),
+        ]
+    )
+    made.compile(optimizer=optimizer, loss="mse", **compiling)
+    return made
+
+
+def dataset(size: int) -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+
+
+def batch(size: int) -> tuple[Any, Any]:
+    return X[:size], Y[:size]
+
+
+def used() -> int:
+    return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
+
+
+def values(trained: Any) -> list[Any]:
+    """Give the value of each variable there is."""
+    return [np.asarray(each).tolist() for each in (*trained.variables, *trained.optimizer.variables)]
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Say whether two models have the same values, but for the order of sums."""
+    return all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(values(one), values(other), strict=True))
+
+
+def raised(call: Callable[[], Any]) -> dict[str, Any]:
+    """Tell what a call raises."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001 - an interrupt too
+        return {"type": type(error).__name__, "text": str(error), "notes": getattr(error, "__notes__", [])}
+    return {"type": None}
+
+
+class Counts(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Notes the hooks of a training that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: list[str] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.hooks.append("begin")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.hooks.append(f"epoch {epoch}")
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.hooks.append("end")
+
+
+class Grows(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Takes two thirds of the memory for good as the second epoch begins."""
+
+    held: Any = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        if epoch == 1 and self.held is None:
+            self.held = [tf.zeros((1 << 18,)) + 1 for _ in range(44)]  # of 1 MiB each
+
+
+class Raises(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Raises as the second epoch begins."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        if epoch == 1:
+            raise self._error
+
+
+def case_two_retries(folder: Path) -> Any:
+    daemon, counts = Receiver(folder / "two.sock"), Counts()
+    trained = model()
+    history = fit_with_oom_retry(
+        trained,
+        dataset,
+        8192,
+        epochs=2,
+        verbose=0,
+        callbacks=[counts, GpuWarden(socket=daemon.path, devices={"CPU:0": "GPU-1"})],
+    )
+    plain = model()
+    expected = plain.fit(dataset(2048), epochs=2, verbose=0)
+    reports = [each for each in daemon.accept().waiting() if type(each).__name__ == "Report"]
+    last: Any = reports[-1]
+    return {
+        "losses": [history.history["loss"], expected.history["loss"]],
+        "alike": alike(trained, plain),
+        "epochs": history.epoch,
+        "sizes": history.batch_sizes,
+        "retries": history.oom_retries,
+        "returned": trained.history is history,
+        "hooks": counts.hooks,
+        "told": [last.oom_retries, last.steps, dict(last.errors)],
+    }
+
+
+def case_later(folder: Path) -> Any:
+    grows, stopping = Grows(), keras.callbacks.EarlyStopping("loss", patience=5)
+    trained = model()
+    path = folder / "kept.weights.h5"
+    history = fit_with_oom_retry(
+        trained, dataset, 1024, epochs=3, verbose=0, callbacks=[grows, stopping], checkpoint=path
+    )
+    grows.held = None
+    plain = model()
+    plain.fit(dataset(1024), epochs=1, verbose=0)
+    rest = plain.fit(dataset(512), initial_epoch=1, epochs=3, verbose=0)
+    return {
+        "sizes": history.batch_sizes,
+        "losses": [history.history["loss"][1:], rest.history["loss"]],
+        "alike": alike(trained, plain),
+        "best": [stopping.best, min(history.history["loss"])],
+        "kept": path.exists(),
+    }
+
+
+def case_effective(_: Path) -> Any:
+    trained, plain = model("adam", dropout=0.0), model("adam", dropout=0.0)
+    history = fit_with_oom_retry(trained, dataset, 4096, epochs=2, verbose=0, keep_effective_batch=True)
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    plain.compile(optimizer, loss="mse")
+    plain.fit(dataset(2048), epochs=2, verbose=0)
+    # Keras has the accumulators before the moments, here they come after.
+    moments = [np.asarray(each) for each in trained.optimizer._momentums]
+    expected = [np.asarray(each) for each in optimizer._momentums]
+    return {
+        "sizes": history.batch_sizes,
+        "updates": [int(trained.optimizer.iterations), int(optimizer.iterations)],
+        "weights": all(
+            np.allclose(a, b, rtol=1e-4, atol=1e-6)
+            for a, b in zip(trained.get_weights(), plain.get_weights(), strict=True)
+        ),
+        "moments": all(np.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(moments, expected, strict=True)),
+    }
+
+
+def case_validation(_: Path) -> Any:
+    trained = model()
+    own = raised(
+        lambda: fit_with_oom_retry(trained, dataset, 1024, verbose=0, validation_data=dataset(EXAMPLES), epochs=1)
+    )
+    history = fit_with_oom_retry(
+        trained, dataset, 1024, verbose=0, validation_data=lambda size: dataset(8 * size), epochs=1
+    )
+    return {"own": own, "sizes": history.batch_sizes, "logs": sorted(history.history)}
+
+
+class Begins(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Wants more than there is before the first epoch."""
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: D102, ARG002
+        tf.zeros((20000, WIDTH))
+
+
+def case_before_the_first_epoch(folder: Path) -> Any:
+    trained, file = model(), folder / "of_another.weights.h5"
+    trained.optimizer.build(trained.trainable_variables)
+    before = trained.get_weights()
+    trained.set_weights([each + 1 for each in before])
+    trained.save_weights(file)
+    trained.set_weights(before)
+    seen = raised(lambda: fit_with_oom_retry(trained, dataset, 64, checkpoint=file, callbacks=[Begins()], verbose=0))
+    return {**seen, "same": all(map(np.array_equal, trained.get_weights(), before))}
+
+
+class Validates(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Counts the batches of validation."""
+
+    batches = 0
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self.batches += 1
+
+
+def case_validated(_: Path) -> Any:
+    def batches(make: Callable[[int], Any], **given: Any) -> list[int]:
+        counts = Validates()
+        history = fit_with_oom_retry(model(), make, 4096, epochs=1, verbose=0, callbacks=[counts], **given)
+        return [history.batch_sizes[0], counts.batches]
+
+    some = X[:2048], Y[:2048]
+    return {
+        "arrays": batches(lambda _: (X, Y), validation_data=some),
+        "part": batches(lambda _: (X, Y), validation_split=0.25, validation_batch_size=512),
+        "steps": batches(dataset, validation_data=some, validation_batch_size=512, validation_steps=2),
+    }
+
+
+def case_exhausted(_: Path) -> Any:
+    asked: list[int] = []
+
+    def blind(size: int) -> Any:
+        asked.append(size)
+        return dataset(EXAMPLES)
+
+    last = raised(lambda: fit_with_oom_retry(model(), blind, 8, verbose=0, tries=2))
+    smallest = raised(lambda: fit_with_oom_retry(model(), dataset, 4096, verbose=0, smallest=4096))
+    return {"asked": asked, "last": last, "smallest": smallest}
+
+
+def case_other_errors(_: Path) -> Any:
+    def fails(error: BaseException) -> dict[str, Any]:
+        counts = Counts()
+        seen = raised(
+            lambda: fit_with_oom_retry(model(), dataset, 1024, epochs=2, verbose=0, callbacks=[counts, Raises(error)])
+        )
+        return {**seen, "hooks": counts.hooks}
+
+    def broken(_: int) -> Any:
+        raise LookupError("no such data")
+
+    return {
+        "error": fails(ValueError("from a callback")),
+        "interrupt": fails(KeyboardInterrupt()),
+        "host": fails(MemoryError("of the host")),
+        "dataset": raised(lambda: fit_with_oom_retry(model(), broken, 8)),
+        "fixed": raised(lambda: fit_with_oom_retry(model(), lambda _: dataset(64).take(9).rebatch(32, True), 64)),
+    }
+
+
+def case_arguments(_: Path) -> Any:
+    def wrong(**changed: Any) -> dict[str, Any]:
+        given: dict[str, Any] = {"model": model(), "make_dataset": dataset, "batch_size": 8, "verbose": 0, **changed}
+        return raised(lambda: fit_with_oom_retry(**given))
+
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = "0", "2"
+    try:
+        workers = wrong()
+    finally:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    uncompiled = keras.Sequential([keras.layers.Dense(1)])
+    backup = keras.callbacks.BackupAndRestore("/nowhere")
+    return {
+        "workers": workers,
+        "batch_size": wrong(batch_size=0),
+        "tries": wrong(tries=1.5),
+        "smallest": wrong(smallest=16),
+        "make_dataset": wrong(make_dataset=dataset(8)),
+        "checkpoint": wrong(checkpoint="file.h5"),
+        "callbacks": wrong(callbacks=backup),
+        "x": wrong(x=X),
+        "model": wrong(model="a model"),
+        "uncompiled": wrong(model=uncompiled),
+        "unbuilt": wrong(model=unbuilt),
+        "schedule": wrong(model=model(keras.optimizers.Adam(schedule)), keep_effective_batch=True),
+        "average": wrong(model=model(keras.optimizers.Adam(use_ema=True)), keep_effective_batch=True),
+    }
+
+
+def state(of: Any) -> list[Any]:
+    """Give all that training changes of a model."""
+    return [
+        [np.asarray(each).tolist() for each in (*of.variables, *of.optimizer.variables, *of.metrics_variables)],
+        id(of.optimizer),
+        of.optimizer.built,
+        sorted(vars(of.optimizer)),
+        id(of.train_function),
+        of.stop_training,
+        id(getattr(of, "history", None)),
+        hasattr(of, "history"),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),  # noqa: NPY002 - the seeds of programs
+    ]
+
+
+def case_found(_: Path) -> Any:
+    """Search with a model that is new, and with one that has trained."""
+    outcomes: dict[str, Any] = {}
+    for name in ("new", "trained"):
+        searched = model()
+        if name == "trained":
+            searched.fit(dataset(64).take(3), verbose=0)
+        before, held = state(searched), used()
+        size = find_batch_size(searched, batch, smallest=1024, largest=4096)
+        after = state(searched)
+        outcomes[name] = {
+            "size": size,
+            "restored": [one == other for one, other in zip(before, after, strict=True)],
+            "held": used() - held,
+        }
+        if name == "new":  # the search has no part in what comes after it
+            plain = model()
+            searched.fit(dataset(1024), epochs=1, verbose=0)
+            plain.fit(dataset(1024), epochs=1, verbose=0)
+            outcomes["alike"] = alike(searched, plain)
+    return outcomes
+
+
+def case_cut(_: Path) -> Any:
+    """Arrays bound the size by their length."""
+    return find_batch_size(model(), (X[:48], Y[:48]), smallest=16)
+
+
+def case_several_steps(_: Path) -> Any:
+    return find_batch_size(model(steps_per_execution=4), batch, smallest=16, largest=32)
+
+
+def case_search_fails(_: Path) -> Any:
+    class Fails(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+        def call(self, x: Any) -> Any:
+            if x.shape[0] == 32:
+                raise LookupError("from a layer")
+            return x
+
+    broken = keras.Sequential([keras.layers.Input((3,)), Fails(), keras.layers.Dense(1)])
+    broken.compile("sgd", "mse", run_eagerly=True)
+    before = state(broken)
+    error = raised(lambda: find_batch_size(broken, batch, smallest=8))
+    restored = [one == other for one, other in zip(before, state(broken), strict=True)]
+    searched = model()
+    whole = state(searched)
+    too_big = raised(lambda: find_batch_size(searched, batch, smallest=8192))
+    return {
+        "error": error,
+        "restored": restored,
+        "too_big": too_big,
+        "restored_too": whole == state(searched),
+    }
+
+
+def case_search_arguments(_: Path) -> Any:
+    def wrong(data: Any = batch, of: Any = None, **settings: Any) -> dict[str, Any]:
+        return raised(lambda: find_batch_size(of or model(), data, **settings))
+
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    unbuilt.compile("sgd", "mse")
+    return {
+        "dataset": wrong(dataset(8)),
+        "batched": wrong(lambda _: batch(32)),
+        "lengths": wrong((X, Y[:9])),
+        "no_batch": wrong(lambda _: X),
+        "margin": wrong(margin=1),
+        "largest": wrong(smallest=8, largest=4),
+        "unbuilt": wrong(of=unbuilt),
+    }
+
+
+def saw(case: Callable[[Path], Any], folder: Path) -> dict[str, Any]:
+    """Play one case; what it raises is what it saw, and so is what is logged."""
+    said: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
+    logger = logging.getLogger("gpuwarden")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        return {"saw": case(folder), "said": said}
+    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
+        return {"raised": traceback.format_exc()}
+    finally:
+        logger.removeHandler(handler)
+
+
+def chosen(names: list[str]) -> Iterator[tuple[str, Any]]:
+    for name, case in list(globals().items()):
+        if name.startswith("case_") and (not names or name[5:] in names):
+            yield name[5:], case
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # Keras's of shuffle
+    print(json.dumps({name: saw(case, Path(sys.argv[1])) for name, case in chosen(sys.argv[2:])}))  # noqa: T201
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,91 @@
+"""The status page on answers that a test has made: the real files and the API's forms, without a daemon's polls."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from browser import Tab
+from gpuwarden.api.box import Seen, write_state
+from gpuwarden.page import files
+from gpuwarden.recent.events import RecentEvents
+from gpuwarden.recent.series import RecentSeries
+from gpuwarden.state import State
+from gpuwarden.web import Request, Response
+
+SOCKET = Path("/run/gpuwarden/run.sock")
+NO_HISTORY: dict[str, Any] = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
+
+
+class Stage:
+    """A web server with `answer` as the state; None is answered as a daemon does that has had no poll."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.answer: dict[str, Any] | None = None
+        self.history = NO_HISTORY
+        self.now: float | None = None  # Unix time there; as a rule that of the poll
+        self.asked: list[str] = []  # for which paths
+
+    def respond(self, path: str) -> Response:
+        """Answer as the daemon would."""
+        self.asked.append(path)
+        if path == "/api/v1/state":
+            return Response(200, json.dumps(self.answer).encode()) if self.answer else Response(503, b"no poll yet\n")
+        if path == "/api/v1/history":
+            return Response(200, json.dumps(self.history).encode())
+        return files.serve(Request("GET", path, "", {}))
+
+    def date(self) -> float:
+        """Tell the time."""
+        if self.now is not None:
+            return self.now
+        return float(self.answer["polled_timestamp_seconds"]) if self.answer else 0.0
+
+    def show(self, tab: Tab, state: State, **changes: Any) -> str:
+        """Open the page on a poll, of which `changes` replaces keys, and return what a person reads."""
+        self.answer = answer(state) | changes
+        tab.open(self.url)
+        tab.until("document.querySelector('#foot a')")
+        return tab.text()
+
+
+def answer(state: State) -> dict[str, Any]:
+    """Return what the API says of a poll."""
+    events = RecentEvents()
+    events.see(state)
+    return dict(json.loads(write_state(Seen(state, RecentSeries(), events, str, SOCKET, 1.0))))
+
+
+@contextlib.contextmanager
+def stage() -> Iterator[Stage]:
+    """Have a stage."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            response = made.respond(self.path)
+            self.send_response_only(response.status)
+            headers = {**response.headers, "content-type": response.content_type}
+            for name, value in {**headers, "date": self.date_time_string(int(made.date()))}.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(response.body)))
+            self.end_headers()
+            self.wfile.write(response.body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        made = Stage(f"http://127.0.0.1:{server.server_port}/")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield made
+        finally:
+            server.shutdown()
+            thread.join()

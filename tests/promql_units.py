@@ -1,0 +1,98 @@
+"""What unit a PromQL expression has, by the units that the metric tables give its metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import promql_parser as promql
+
+from gpuwarden.exposition import TABLES
+from gpuwarden.metric import Metric, Unit
+
+Dimensions = Mapping[
+    str, int
+]  # exponents by unit, without those that are 0: bytes a second are {bytes: 1, seconds: -1}
+
+_OF_UNIT: dict[Unit, dict[str, int]] = {
+    "": {},
+    "ratio": {},
+    "bytes": {"bytes": 1},
+    "seconds": {"seconds": 1},
+    "bytes_per_second": {"bytes": 1, "seconds": -1},
+    "celsius": {"celsius": 1},
+    "hertz": {"seconds": -1},
+    "joules": {"joules": 1},
+    "watts": {"joules": 1, "seconds": -1},
+}
+
+
+def _of_metric(row: Metric[Any]) -> dict[str, int]:
+    return _OF_UNIT["seconds" if "_seconds_to_" in row.name else row.unit]
+
+
+_ROWS = [row for table in TABLES for row in table.rows]
+_OF_METRIC = {f"{row.name}_bucket" if row.kind == "histogram" else row.name: _of_metric(row) for row in _ROWS}
+_BY_TIME = {"rate", "deriv"}
+
+
+def unit(expression: str) -> dict[str, int]:
+    """Return the dimensions of what an expression gives; those of a comparison are those of what it compares.
+
+    Raises ValueError where it joins numbers of different ones: all that it adds, compares or takes side by side.
+    """
+    return _unit(promql.parse(expression))
+
+
+def _unit(part: Any) -> dict[str, int]:  # noqa: PLR0911 - one for each kind of expression
+    match part:
+        case promql.NumberLiteral() | promql.StringLiteral():
+            return {}
+        case promql.VectorSelector():
+            return dict(_OF_METRIC.get(part.name or "", {}))
+        case promql.MatrixSelector():
+            return _unit(part.vector_selector)
+        case promql.Call():
+            return _called(part)
+        case promql.BinaryExpr():
+            return _joined(str(part.op), part)
+        case promql.AggregateExpr() if str(part.op) in {"count", "group"}:
+            return {}
+    return _unit(part.expr)
+
+
+def _called(part: promql.Call) -> dict[str, int]:
+    name = part.func.name
+    if name == "time":
+        return {"seconds": 1}
+    if name in {"vector", "count_over_time"}:
+        return {}
+    if name == "histogram_quantile":  # of the buckets, however they were counted
+        found: list[Any] = []
+        promql.walk(part.args[1], found.append)
+        (buckets,) = (each for each in found if isinstance(each, promql.VectorSelector))
+        return _unit(buckets)
+    return _times(_unit(part.args[0]), {"seconds": -1} if name in _BY_TIME else {})
+
+
+def _joined(op: str, part: promql.BinaryExpr) -> dict[str, int]:
+    left = _unit(part.lhs)
+    if op in {"and", "unless"}:
+        return left
+    right = _unit(part.rhs)
+    numbers = [side.val for side in (part.lhs, part.rhs) if isinstance(side, promql.NumberLiteral)]
+    if op in {"*", "/"}:
+        sign = 1 if op == "*" else -1
+        return {} if 0 in numbers else _times(left, {name: sign * power for name, power in right.items()})
+    if left != right and not numbers:
+        raise ValueError(f"{left} {op} {right}: {part}")
+    if part.modifier and part.modifier.return_bool:
+        return {}
+    return left or right
+
+
+def _times(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    powers = Counter(left)
+    powers.update(right)
+    return {name: power for name, power in powers.items() if power}

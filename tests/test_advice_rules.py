@@ -1,0 +1,254 @@
+"""Which advice goes to which run, poll by poll, and beyond what there might be news."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwarden.config import Pressure as Limits
+from gpuwarden.gpu.owners import Holder
+from gpuwarden.gpu.sampler import NEVER
+from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.pressure import PressureWatch
+from gpuwarden.protocol import Advice, DeviceMemory, Hello, decode_advice, encode
+from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
+from gpuwarden.runs.ear import Ear
+from gpuwarden.runs.marks import MarkKind
+from gpuwarden.runs.neighbour_growth import REST_SECONDS
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.run import Run
+from gpuwarden.thresholds import XID_SECONDS
+from snapshots import GIB, divided, gpu, snapshot
+
+BEGAN = 1000.0  # Unix time
+
+
+class Box:
+    """An adviser and what it sends, with polls one second apart unless said."""
+
+    def __init__(self, *, alerting: bool = False) -> None:
+        self.sent: list[tuple[int, Advice]] = []
+        self.takes = True
+        self.marks: list[tuple[int, MarkKind, str]] = []
+        self.adviser = Adviser(Limits(), self._send, self._mark, alerting=alerting)
+        self._watch = PressureWatch(Limits())
+        self.now = 0.0
+
+    def _send(self, peer: Peer, advice: Advice) -> bool:
+        assert decode_advice(encode(advice)) == advice  # fit for the wire
+        if self.takes:
+            self.sent.append((peer.pid, advice))
+        return self.takes
+
+    def _mark(self, peer: Peer, kind: MarkKind, text: str, now: float, uuid: str | None) -> None:
+        assert now == self.now
+        assert uuid in ("GPU-0", "MIG-0-1")
+        self.marks.append((peer.pid, kind, text))
+
+    def poll(self, gpus: list[Gpu], *runs: Run, passed: float = 1.0) -> list[tuple[int, str, str]]:
+        """Make a poll; return pid, kind and level of what was sent."""
+        self.now += passed
+        seen = replace(snapshot(*gpus), time=BEGAN + self.now)
+        pressure = self._watch.see(seen, runs, self.now)
+        begun = len(self.sent)
+        self.adviser.see(seen, runs, pressure, {9: Holder("alice", run="9-1")}, self.now)
+        return [(pid, advice.kind, advice.level) for pid, advice in self.sent[begun:]]
+
+
+def run(number: int, uuid: str, *, in_use: float = 50, left: float | None = 50) -> Run:
+    """Make a run that hears, with GiB in use and left; None for what is not known."""
+    memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
+    headroom = {} if left is None else {uuid: left * GIB}
+    hello = Hello(f"run-{number}", "none", {}, hears=True)
+    return Run(
+        Peer(number, 1000, 1), hello, None, None, True, True, memory, headroom, began=BEGAN, devices=(uuid,), ear=Ear()
+    )
+
+
+def holding(each: Gpu, held: dict[int, float], used: float = 30) -> Gpu:
+    """Have processes hold GiB, and so much in use on the whole."""
+    listed = gpu(each.identity.index, held={pid: int(count * GIB) for pid, count in held.items()})
+    readings = {**each.readings, GpuReadings.memory_used_bytes: used * GIB}
+    return replace(each, processes=listed.processes, process_lists=("compute",), readings=readings)
+
+
+def down(index: int, fault: str = "gpu_is_lost") -> Gpu:
+    """Make a GPU that does not answer."""
+    return Gpu(gpu(index).identity, fault=fault)
+
+
+def test_what_was_not_sent_is_sent_later() -> None:
+    """A message that finds no room is counted, and tried again for as long as it holds."""
+    box, near = Box(), run(7, "GPU-0", left=1)
+    box.takes = False
+    assert box.poll([gpu(0)], near) == box.poll([gpu(0)], near) == []
+    assert box.adviser.dropped == 2
+    box.takes = True
+    assert box.poll([gpu(0)], near) == [(7, "pressure", "critical")]
+    assert box.sent[-1][1].serial == 1
+    assert box.poll([gpu(0)], near) == []
+
+
+def test_nothing_is_told_of_what_is_not_known() -> None:
+    """A run whose headroom is not known any more hears neither better nor worse, nor the same again when it is."""
+    box, near = Box(), run(7, "GPU-0", left=1)
+    box.poll([gpu(0)], near)
+    assert box.poll([gpu(0)], replace(near, headroom={}), passed=3600) == []
+    assert box.poll([gpu(0)], near) == []
+
+
+def test_ended_run_is_not_told() -> None:
+    """Nobody hears who is gone."""
+    box = Box()
+    assert box.poll([gpu(0)], replace(run(7, "GPU-0", left=1), up=False)) == []
+    assert box.adviser.limits == {}
+
+
+def test_run_on_an_instance_is_told_of_the_loss_of_its_gpu() -> None:
+    """A GPU that is lost names no instances; those of before are remembered, until it is divided anew."""
+    box, there = Box(), run(7, "MIG-0-1", left=None)
+    whole = divided(0, free=(GIB, GIB))
+    assert box.poll([whole], there) == []
+    assert box.poll([down(0)], there) == [(7, "gpu_lost", "critical")]
+    assert box.sent[-1][1].uuid == "GPU-0"
+    assert box.poll([divided(0, free=(GIB,))], there) == []
+    assert box.poll([down(0)], there) == []
+
+
+def test_slow_gpu_is_not_lost() -> None:
+    """One that hangs counts as lost after a while only; one that the driver calls lost does at once."""
+    box, there = Box(), run(7, "GPU-0", left=None)
+    assert box.poll([down(0, HUNG)], there) == []
+    assert box.poll([gpu(0)], there) == box.poll([down(0, HUNG)], there, passed=60) == []
+    assert box.poll([down(0, HUNG)], there, passed=HUNG_SECONDS) == [(7, "gpu_lost", "critical")]
+
+
+def test_xids_of_before_and_of_long_ago_are_not_told() -> None:
+    """Of XIDs those count that came while the run lived, each code once until it has been quiet for an hour."""
+    box, there = Box(), run(7, "GPU-0", left=None)
+
+    def with_xid(last: float) -> list[Gpu]:
+        return [replace(gpu(0), xids={79: XidCount(1, last), 13: XidCount(1, last)})]
+
+    assert box.poll(with_xid(BEGAN - 1), there) == []
+    assert box.poll(with_xid(BEGAN + 1), there) == [(7, "xid", "critical")]
+    assert box.poll(with_xid(BEGAN + 3000), there, passed=3000) == []
+    assert box.poll(with_xid(BEGAN + 3000), there, passed=XID_SECONDS) == []
+    assert box.poll(with_xid(BEGAN + 9000), there, passed=3000) == [(7, "xid", "critical")]
+
+
+def test_neighbours_growth() -> None:
+    """It counts from when the neighbour held least, the largest one is told with who it is, and once while it grows."""
+    box, there = Box(), run(7, "GPU-0")
+    assert box.poll([holding(gpu(0), {7: 51, 9: 10, 8: 1})], there) == []  # what was there before is no growth
+    assert box.poll([holding(gpu(0), {7: 71, 9: 14, 8: 2})], there) == []  # a twelfth; its own is no neighbour's
+    assert box.poll([holding(gpu(0), {7: 71, 9: 16, 8: 6})], there) == [(7, "neighbour", "some")]
+    assert "process 9 of user alice, run 9-1 has taken 6.00 GiB of GPU 0" in box.sent[-1][1].text
+    assert "within 2.0s: 50.0 GiB can still be allocated" in box.sent[-1][1].text
+    for more in range(20):
+        assert box.poll([holding(gpu(0), {7: 71, 9: 17 + more, 8: 6})], there, passed=REST_SECONDS / 2) == []
+    assert box.poll([holding(gpu(0), {7: 71, 9: 36, 8: 6})], there, passed=2 * REST_SECONDS) == []
+    assert box.poll([holding(gpu(0), {7: 71, 9: 46, 8: 6})], there) == [(7, "neighbour", "some")]
+
+
+def test_neighbours_take_nothing_from_a_limit_of_its_own() -> None:
+    """A run that may have 60 GiB, with 10 of them left, is told of no neighbour; one that the device bounds is."""
+    for limit, told in ((60, []), (90, [(7, "neighbour", "some")])):
+        box, there = Box(), run(7, "GPU-0", left=10)
+        there = replace(there, memory={"GPU-0": DeviceMemory(50 * GIB, 50 * GIB, limit * GIB)})
+        box.poll([holding(gpu(0), {7: 51, 9: 4})], there)
+        assert box.poll([holding(gpu(0), {7: 51, 9: 24})], there) == told
+
+
+def test_neighbours_are_told_seldom() -> None:
+    """Of one neighbour after the other a run hears once a minute."""
+    box, there = Box(), run(7, "GPU-0")
+    box.poll([holding(gpu(0), {7: 51})], there)
+    told = [box.poll([holding(gpu(0), {7: 51, 100 + n: 20})], there, passed=1.0) for n in range(120)]
+    assert sum(map(len, told)) == 2
+
+
+def test_growth_counts_from_when_somebody_hears() -> None:
+    """What a neighbour took while no run heard is no news to one that begins."""
+    box, there = Box(), run(7, "GPU-0")
+    deaf = replace(there, hello=replace(there.hello, hears=False))
+    box.poll([holding(gpu(0), {7: 51, 9: 1})], there)
+    box.poll([holding(gpu(0), {7: 51, 9: 1})], deaf)
+    assert box.poll([holding(gpu(0), {7: 51, 9: 21})], there) == []
+    assert box.poll([holding(gpu(0), {7: 51, 9: 31})], there) == [(7, "neighbour", "some")]
+
+
+def test_little_growth_is_no_news() -> None:
+    """Where next to nothing is left a tenth of it is nothing."""
+    box, there = Box(), run(7, "GPU-0", left=0.01)
+    box.poll([holding(gpu(0), {7: 51, 9: 10})], there)
+    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + (LEAST_GROWTH - 1) / GIB})], there) == []
+    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + LEAST_GROWTH / GIB})], there) == [(7, "neighbour", "some")]
+
+
+@pytest.mark.parametrize(
+    ("left", "of_others", "own"),
+    [
+        (50.0, 5.0, 40.0),  # a tenth for a neighbour; its own: to a tenth of 100
+        (5.0, 0.5, 5 - 0.05 * 55),  # some: on to critical
+        (4.0, 4 - 0.05 * 50 / 0.95, 4 - 0.05 * 54),  # the same, told of a neighbour a short time ago
+        (1.0, NEVER, NEVER),
+    ],
+)
+def test_limits_beyond_which_there_may_be_news(left: float, of_others: float, own: float) -> None:
+    """What others may take, and the run itself, until there is something to tell."""
+    box, there = Box(), run(7, "GPU-0", left=left)
+    if left in (1.0, 4.0):
+        there.ear.neighbour_at = 0.0
+    box.poll([holding(gpu(0), {7: 51})], there)
+    assert box.adviser.limits["GPU-0"] == pytest.approx((30 + of_others) * GIB)
+    assert there.ear.alarms["GPU-0"] == pytest.approx((50 + own) * GIB)
+
+
+def test_limits_are_the_least_of_all_runs() -> None:
+    """The run that is closest decides; where none is known to be close it counts that the GPU answers."""
+    box, gpus = Box(), [holding(gpu(n), {7: 51}) for n in range(3)]
+    box.poll(gpus, run(7, "GPU-0"), run(8, "GPU-0", left=20), run(5, "GPU-1", left=None))
+    assert box.adviser.limits == {"GPU-0": pytest.approx(32 * GIB), "GPU-1": NEVER}
+
+
+@pytest.mark.parametrize("alerting", [True, False])
+def test_limits_of_runs_that_do_not_hear(alerting: bool) -> None:  # noqa: FBT001 - pytest's
+    """They count where somebody else gets alerts, who is not told of neighbours; the run itself is told nothing."""
+    box, there = Box(alerting=alerting), run(7, "GPU-0")
+    deaf = replace(there, hello=replace(there.hello, hears=False))
+    assert box.poll([holding(gpu(0), {7: 51})], deaf) == []
+    at_some = 50 - 0.1 * 50 / 0.9
+    assert box.adviser.limits == ({"GPU-0": pytest.approx((30 + at_some) * GIB)} if alerting else {})
+    assert deaf.ear.alarms == ({"GPU-0": pytest.approx(90 * GIB)} if alerting else {})
+
+
+def test_neighbour_that_goes_on_is_no_reason_for_polls() -> None:
+    """Once it has been told, what it takes further does not count before a level changes."""
+    box, there = Box(), run(7, "GPU-0")
+    box.poll([holding(gpu(0), {7: 51, 9: 1})], there)
+    box.poll([holding(gpu(0), {7: 51, 9: 21})], there)
+    for more in range(3):
+        box.poll([holding(gpu(0), {7: 51, 9: 22 + more})], there, passed=REST_SECONDS * 0.9)
+        assert box.adviser.limits["GPU-0"] == pytest.approx((30 + 50 - 0.1 * 50 / 0.9) * GIB)
+
+
+def test_faults_stand_in_every_story() -> None:
+    """Who does not hear, and whom no message reaches, has it in its story once: XIDs that need a reset, and losses."""
+    box, mute = Box(), run(8, "GPU-0")
+    deaf = replace(run(7, "GPU-0"), hello=replace(mute.hello, hears=False))
+    box.takes = False
+    ill = replace(gpu(0), xids={48: XidCount(1, BEGAN + 1)})
+    for _ in range(3):
+        assert box.poll([ill], deaf, mute) == []
+    for _ in range(3):
+        assert box.poll([replace(down(0), xids=ill.xids)], deaf) == []
+    told = [(pid, kind, text.partition(":")[0]) for pid, kind, text in box.marks]
+    assert told == [
+        (7, "event", "GPU 0 met XID 48"),
+        (8, "event", "GPU 0 met XID 48"),
+        (7, "event", "GPU 0 does not answer the driver any more"),
+    ]
+    assert box.adviser.limits == {}  # nobody hears: no reason for a poll

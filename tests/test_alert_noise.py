@@ -1,0 +1,98 @@
+"""Alerts come when they should and not else: the short form of bench/incidents.py and bench/alert_noise.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import backfill
+import healthy_week
+import incidents
+import pytest
+import rule_pages
+from expected import INCIDENTS, MEANINGS
+from healthy_week import DAY, week
+from history import BEGIN, Clock
+from jobs import INTERRUPTED
+from names import NAMES
+from played import fired
+from scenes import pages
+
+from gpuwarden.alerts.rules import ALERTS
+from system_parts import needs
+
+SOME = {"leak", "neighbour", "hardware slowdown", "XID 13", "lost GPU", "input hangs", "poll stale"}
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("prometheus", "prometheus")
+    needs("promtool", "prometheus")
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # the daemon's lines: thousands
+
+
+def test_meanings_have_alerts() -> None:
+    """Each meaning that an incident is labelled with is an alert that there is, and each incident can be played."""
+    assert NAMES.keys() == MEANINGS.keys()
+    assert set(NAMES.values()) <= ALERTS.keys()
+    assert {meaning for each in INCIDENTS for meaning in each.fires} == MEANINGS.keys()
+    assert incidents.SCENES.keys() == {each.name for each in INCIDENTS}
+
+
+def test_incidents_fire_what_they_should() -> None:
+    """Some incidents fire the alerts that they are labelled with, and no others."""
+    results = incidents.play([each for each in INCIDENTS if each.name in SOME])
+    assert {each.incident.name: (each.missing, each.extra) for each in results} == dict.fromkeys(SOME, ([], []))
+
+
+def test_healthy_hours_are_quiet() -> None:
+    """Two hours of a healthy week fire nothing of severity warning or above.
+
+    On a warm day, with a batch that warms up, a visitor beside it, a daemon that is restarted, and Ctrl-C.
+    """
+    scene = week(seed=34)
+    first, last = 2.445 * DAY, 2.535 * DAY
+    happened = [each for time, each in scene.happens if first < time < last]
+    assert any(job.ending is INTERRUPTED and first < job.end < last for job in scene.jobs)
+    assert healthy_week.back in happened
+    (found,) = fired({"box": replace(scene, first=first, seconds=last)}, 15.0).values()
+    assert [str(each) for each in found if each.labels["severity"] != "info"] == []
+
+
+def test_evaluated_as_prometheus_does(tmp_path: Path) -> None:
+    """What fires of a scene by queries over all of its time is what promtool sees firing, evaluation by evaluation."""
+    scene = incidents.SCENES["lost GPU"]()
+    scrapes, clock = rule_pages.Scrapes(), Clock()
+
+    async def scrape() -> None:
+        async for _time, page in pages(scene, clock, rule_pages.STEP, backfill.names()):
+            scrapes.take(page)
+
+    with clock.running():
+        asyncio.run(scrape())
+    (found,) = fired({"box": scene}, rule_pages.STEP).values()
+    seen = rule_pages.episodes(scrapes, tmp_path)
+    assert found
+    assert [(each.alert, each.begin - BEGIN) for each in found] == [(each.alert, each.begin) for each in seen]
+    late = [mine.end - BEGIN - theirs.end for mine, theirs in zip(found, seen, strict=True)]
+    assert {*late} <= {0, rule_pages.STEP}  # a series that is gone has no mark at its end here: it lingers for a step
+
+
+@pytest.mark.parametrize(
+    ("active", "hold", "keep", "expected"),
+    [
+        ([0, 5, 10], 0, 0, [(0, 10)]),
+        ([0, 5, 10], 10, 0, [(10, 10)]),
+        ([0, 5, 15, 20, 25], 10, 0, [(25, 25)]),  # a gap begins the wait anew
+        ([0, 5, 10], 7, 0, [(10, 10)]),  # at the evaluation after it
+        ([0, 5, 30], 5, 20, [(5, 25)]),
+        ([0, 5, 20], 5, 20, [(5, 40)]),  # holds again while it is still told
+    ],
+)
+def test_holding_and_keeping(
+    active: list[float], hold: float, keep: float, expected: list[tuple[float, float]]
+) -> None:
+    """An alert fires after its expression held for long enough, and on for as long as the rule keeps it."""
+    assert backfill.firing(active, hold, keep, 5.0) == expected

@@ -1,0 +1,278 @@
+"""The example configuration of Alertmanager: refused until filled in, routes, inhibition, what messages say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from alert_receivers import CONFIGURATION, VALUES, filled, hasty, local, placeholders, receivers, text_of, values_for
+from promql import SITE
+from services import ROOT, Alertmanager, ending, until
+
+from gpuwarden.alerts.inhibition import INHIBITIONS, Inhibition
+from gpuwarden.alerts.rules import ALERTS
+from system_parts import needs
+
+TEMPLATES = ROOT / "deploy/alertmanager/templates"
+TEMPLATE = re.compile(r'{{ define "([\w.]+)"')
+UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("*.yml"))
+
+
+def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run amtool to its end."""
+    program = needs("amtool", "prometheus-alertmanager")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def complete(tmp_path: Path) -> Path:
+    """Write the example as a site has it."""
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(filled())
+    return path
+
+
+def test_filled_in_it_is_accepted(complete: Path) -> None:
+    """Nothing but the placeholders keeps Alertmanager from taking it."""
+    done = amtool("check-config", complete)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(INHIBITIONS)} inhibit rules" in done.stdout
+    assert "3 receivers" in done.stdout
+
+
+@pytest.mark.parametrize("left", sorted(placeholders()))
+def test_placeholder_left_is_refused(left: str, tmp_path: Path) -> None:
+    """Each alone stops amtool, which names it."""
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(filled({name: value for name, value in VALUES.items() if name != left}))
+    done = amtool("check-config", path)
+    assert done.returncode != 0
+    assert left in done.stdout + done.stderr
+
+
+def test_alertmanager_does_not_start_with_a_placeholder(tmp_path: Path) -> None:
+    """The program itself ends, and its log names what to fill in."""
+    program = needs("prometheus-alertmanager", "prometheus-alertmanager")
+    command = [program, f"--config.file={CONFIGURATION}", f"--storage.path={tmp_path}", "--cluster.listen-address="]
+    done = subprocess.run(
+        [*command, "--web.listen-address=127.0.0.1:0"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert any(name in done.stderr for name in placeholders())
+
+
+def test_every_placeholder_is_known_here() -> None:
+    """What the tests fill in is what the example asks for."""
+    assert placeholders() == VALUES.keys()
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_route(alert: str, complete: Path) -> None:
+    """Each alert goes to the receiver of its severity."""
+    severity = ALERTS[alert].severity
+    done = amtool("config", "routes", "test", f"--config.file={complete}", f"alertname={alert}", f"severity={severity}")
+    assert (done.returncode, done.stdout.strip()) == (0, severity)
+
+
+def test_alert_of_unknown_severity_is_told(complete: Path) -> None:
+    """What somebody else's rule sends is not lost."""
+    done = amtool("config", "routes", "test", f"--config.file={complete}", "alertname=Other", "severity=page")
+    assert done.stdout.strip() == "warning"
+
+
+def test_names_of_alerts_exist() -> None:
+    """Inhibition names alerts that there are, and not one as its own target."""
+    for each in INHIBITIONS:
+        assert {each.source, *each.targets} <= ALERTS.keys()
+        assert each.source not in each.targets
+
+
+def test_section_is_in_step() -> None:
+    """The example ends in what `gpuwarden rules --inhibition` prints (make docs)."""
+    command = [sys.executable, "-m", "gpuwarden", "rules", "--inhibition"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert CONFIGURATION.read_text().endswith(f"\n\n{printed}")
+
+
+def _fired() -> dict[str, list[dict[str, str]]]:
+    """Return the labels with which each alert fires in promtool's tests: what Prometheus really gave it."""
+    found = defaultdict(list)
+    for path in UNIT_TESTS:
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            for check in test.get("alert_rule_test", ()):
+                for expected in check.get("exp_alerts", ()):
+                    found[check["alertname"]].append(expected["exp_labels"])
+    return found
+
+
+FIRED = _fired()
+
+
+@pytest.mark.parametrize("each", INHIBITIONS, ids=lambda each: each.source)
+def test_labels_of_inhibition_exist(each: Inhibition) -> None:
+    """Each target carries the labels that have to be equal: one that lacks them is hidden by what lacks them too."""
+    for target in each.targets or ALERTS.keys() - {each.source}:
+        for labels in FIRED[target]:
+            assert set(each.equal) - SITE <= labels.keys(), (target, labels)
+    assert any(set(each.equal) - SITE <= labels.keys() for labels in FIRED[each.source])
+
+
+def test_labels_of_groups_exist() -> None:
+    """What alerts are grouped by, some alert carries."""
+    carried = {"alertname"}.union(*(labels for every in FIRED.values() for labels in every))
+    route = yaml.safe_load(filled())["route"]
+    for each in [route, *route["routes"]]:
+        assert set(each.get("group_by", ())) <= carried
+
+
+BOX = {"cluster": "lab", "job": "gpuwarden", "instance": "box-1:9846"}
+SUBJECT = {"uuid": "GPU-1", "gpu": "1", "run_id": "run-1", "run_name": "mnist"}
+
+
+def _alert(alertname: str, /, **labels: str) -> dict[str, Any]:
+    rule = ALERTS[alertname]
+    annotations = {"summary": rule.summary, "description": f"About {labels}.", "runbook_url": "https://docs/alerts"}
+    return {
+        "labels": {"alertname": alertname, "severity": rule.severity, **BOX, **labels},
+        "annotations": annotations,
+    }
+
+
+def _suppressed(alertmanager: Alertmanager) -> dict[str, bool]:
+    """Return whether Alertmanager holds each alert back, by its number in the test."""
+    by = {each["labels"]["number"]: each["status"]["inhibitedBy"] for each in alertmanager.alerts()}
+    return {number: bool(inhibiting) for number, inhibiting in by.items()}
+
+
+def test_inhibition(tmp_path: Path) -> None:
+    """A real Alertmanager holds back each target of the same subject, and none of another GPU, run or box."""
+    alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=filled())
+    expected: dict[str, bool] = {}
+    alerts: list[dict[str, Any]] = []
+
+    def add(name: str, equal: Mapping[str, str], *, hidden: bool) -> None:
+        number = str(len(alerts))
+        others = {label: f"{label}-{number}" for label in (*BOX, *SUBJECT) if label not in equal}
+        alerts.append(_alert(name, number=number, **others, **equal))
+        expected[number] = hidden
+
+    for number, each in enumerate(INHIBITIONS):
+        # A box for each: none meets the others' sources.
+        equal = {label: f"box-{number}" if label == "instance" else {**BOX, **SUBJECT}[label] for label in each.equal}
+        add(each.source, equal, hidden=False)
+        for target in each.targets or sorted(ALERTS.keys() - {each.source}):
+            add(target, equal, hidden=True)
+            for label in each.equal:
+                add(target, equal | {label: f"another-{target}"}, hidden=False)
+    with ending(alertmanager):
+        alertmanager.take(*alerts)
+        until(lambda: _suppressed(alertmanager) == expected, "what Alertmanager holds back", 20)
+        done = amtool(
+            "alert", "query", "--inhibited", "--output=json", f"--alertmanager.url=http://{alertmanager.address}"
+        )
+    assert {each["labels"]["number"] for each in json.loads(done.stdout)} >= {
+        n for n, hidden in expected.items() if hidden
+    }
+
+
+def test_no_target_of_prometheus_hides_nothing(tmp_path: Path) -> None:
+    """GpuwardenDown without an instance, which absent() gives, holds back no box's alerts."""
+    alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=filled())
+    nowhere = _alert("GpuwardenDown", number="0")
+    del nowhere["labels"]["instance"]
+    with ending(alertmanager):
+        alertmanager.take(nowhere, _alert("GpuDown", number="1", uuid="GPU-1"))
+        until(lambda: _suppressed(alertmanager) == {"0": False, "1": False}, "both told")
+
+
+def test_second_gpu_is_told_at_once(tmp_path: Path) -> None:
+    """Critical alerts of two GPUs come as two messages by each way, with no wait."""
+    with receivers() as (web, mail):
+        alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=local(filled(values_for(web, mail)), web))
+        with ending(alertmanager):
+            both = [_alert("GpuDown", uuid=f"GPU-{gpu}", gpu=str(gpu), name="NVIDIA H100") for gpu in (1, 2)]
+            alertmanager.take(*both)
+            until(lambda: len(mail.letters) == 2, "two letters")
+            until(
+                lambda: all(len(web.posts(f"/{way}")) == 2 for way in ("webhook", "slack/critical", "pagerduty")),
+                "two each",
+            )
+    assert {letter["Subject"] for letter in mail.letters} == {
+        f"CRITICAL: GpuDown, GPU {gpu}, {BOX['instance']}" for gpu in (1, 2)
+    }
+    (first, second) = web.posts("/pagerduty")
+    assert first["dedup_key"] != second["dedup_key"]
+    assert first["payload"]["severity"] == "critical"
+    assert first["payload"]["source"] == BOX["instance"]
+    assert web.posts("/slack/warnings") == []
+
+
+def test_warnings_of_a_box_come_together(tmp_path: Path) -> None:
+    """One message has each GPU with its own facts."""
+    with receivers() as (web, mail):
+        config = hasty(local(filled(values_for(web, mail)), web))
+        alertmanager = Alertmanager(tmp_path / "alertmanager", configuration=config)
+        with ending(alertmanager):
+            alertmanager.take(
+                *(_alert("GpuNearThermalSlowdown", uuid=f"GPU-{gpu}", gpu=str(gpu)) for gpu in range(8)),
+                _alert("RunStalled", run_id="r1", run_name="<!channel> & co"),
+            )
+            until(lambda: mail.letters, "a letter")
+            until(lambda: web.posts("/slack/warnings"), "a message in Slack")
+    (letter,) = mail.letters
+    assert letter["Subject"] == f"WARNING: 9 firing, {BOX['instance']}"
+    text = text_of(letter)
+    assert [f"GPU: {gpu} GPU-{gpu}" in text for gpu in range(8)] == [True] * 8
+    assert text.count("What to do: https://docs/alerts") == 9
+    assert "Run: <!channel> & co r1" in text
+    html = letter.get_body(("html",))
+    assert html is not None
+    assert "&lt;!channel&gt; &amp; co r1" in html.get_content()
+    (said,) = [attachment for post in web.posts("/slack/warnings") for attachment in post["attachments"]]
+    assert "run &lt;!channel&gt; &amp; co r1" in said["text"]
+    assert "<!channel>" not in json.dumps(said)
+    assert web.posts("/pagerduty") == []
+
+
+def test_names_of_templates_exist() -> None:
+    """The configuration uses templates that the folder has: one that lacks would fail at the first message only."""
+    defined = {name for path in TEMPLATES.glob("*.tmpl") for name in TEMPLATE.findall(path.read_text())}
+    used = re.findall(r'{{ template "([\w.]+)"', CONFIGURATION.read_text())
+    assert used
+    assert set(used) <= defined
+
+
+def _rendered(name: str, data: Path, kind: str) -> str:
+    glob, text = f"--template.glob={TEMPLATES}/*.tmpl", f'--template.text={{{{ template "{name}" . }}}}'
+    done = amtool("template", "render", glob, text, f"--template.data={data}", f"--template.type={kind}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "kind"), [("text", "text"), ("slack.text", "text"), ("html", "html")])
+def test_messages_are_bounded(name: str, kind: str, tmp_path: Path) -> None:
+    """A hundred alerts make a message of twenty that fire and ten that are over, with the counts of all."""
+
+    def alert(status: str, number: int) -> dict[str, Any]:
+        subject = {"run_id": f"{status}-{number}-", "run_name": "mnist"}
+        times = {"startsAt": "2026-01-02T03:04:05Z", "endsAt": "2026-01-02T03:14:05Z"}
+        return {"status": status, **_alert("RunStalled", **subject), **times}
+
+    alerts = [alert(status, number) for status in ("firing", "resolved") for number in range(50)]
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"status": "firing", "alerts": alerts, "commonLabels": {"severity": "warning"}}))
+    said = _rendered(f"gpuwarden.{name}", data, kind)
+    assert [f"{status}-{number}-" in said for status in ("firing", "resolved") for number in (19, 20)] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert "resolved-9-" in said
+    assert "20 of the 50" in said
+    assert "50 alerts are over" in said

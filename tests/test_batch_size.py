@@ -1,0 +1,94 @@
+"""`find_batch_size`: the search itself, and real training under a real allocator (oom_retry_cases.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from test_oom_retry import play
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+
+CASES = ("found", "cut", "several_steps", "search_fails", "search_arguments")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Play all cases."""
+    return play(tmp_path_factory.mktemp("searches"), *CASES)
+
+
+@pytest.fixture
+def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
+    """Give what the case named by the test saw."""
+    played = cases[request.function.__name__.removeprefix("test_")]
+    assert "raised" not in played, played["raised"]
+    return played["saw"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "smallest", "largest", "found"),
+    [
+        (0, 1, 64, None),
+        (1, 1, 64, 1),
+        (13, 1, 64, 13),
+        (1000, 1, 64, 64),
+        (64, 1, 64, 64),
+        (63, 1, 64, 62),  # to within a sixteenth
+        (1000, 3, 4096, 960),
+        (5, 5, 5, 5),
+        (7, 3, 100, 7),
+    ],
+)
+def test_search(limit: int, smallest: int, largest: int, found: int | None) -> None:
+    """It finds the largest that fits to within a sixteenth, and tries no size twice."""
+    from gpuwarden.client.batch_size import search  # noqa: PLC0415 - needs Keras
+
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= limit
+
+    assert search(fits, smallest, largest) == found
+    assert len(tried) == len(set(tried))
+    assert all(smallest <= each <= largest for each in tried)
+
+
+def test_found(saw: Any) -> None:
+    """It finds what fits with the margin, and all that training changes is as before, the memory in use too."""
+    for name in ("new", "trained"):
+        assert 1024 <= saw[name]["size"] < 4096
+        assert saw[name]["restored"] == [True] * len(saw[name]["restored"])
+        assert saw[name]["held"] < 48 << 10  # bytes; the optimizer's variables alone are 62 KiB
+    assert saw["alike"]
+
+
+def test_cut(saw: Any) -> None:
+    """Arrays are cut into batches, and bound the size by their length."""
+    assert saw == 48
+
+
+def test_several_steps(saw: Any) -> None:
+    """It works with several steps an execution."""
+    assert saw == 32
+
+
+def test_search_fails(saw: Any) -> None:
+    """Another error is raised as it is, where nothing fits that is said, and all is put back before."""
+    assert saw["error"]["type"] == "LookupError"
+    assert "from a layer" in saw["error"]["text"]
+    assert saw["restored"] == [True] * len(saw["restored"])
+    assert saw["too_big"]["type"] == "MemoryError"
+    assert "not even a batch of 8192 fits" in saw["too_big"]["text"]
+    assert saw["restored_too"]
+
+
+def test_search_arguments(saw: Any) -> None:
+    """What it cannot work with is refused by the argument's name."""
+    begins = {"unbuilt": "model: ", "margin": "margin: ", "largest": "largest: "}
+    for name, each in saw.items():
+        assert each["type"] in ("ValueError", "TypeError"), name
+        assert each["text"].startswith(begins.get(name, "data: ")), name
+    assert saw["batched"]["text"] == "data: asked for a batch of 1, got one with shape (32, 3)"

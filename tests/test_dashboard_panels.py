@@ -1,0 +1,122 @@
+"""Panels one by one: units that fit what is shown, columns and overrides that have something, ids that stay."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from committed_dashboards import DASHBOARDS, each_dashboard, expressions, panels, panels_of, properties, titles
+from promql import SAMPLES, grouping, made, selectors
+from promql_units import unit
+
+# What Grafana calls the units of what a query gives, by its dimensions.
+UNITS: dict[tuple[tuple[str, int], ...], set[str]] = {
+    (): {"short", "percentunit", "locale"},
+    (("bytes", 1),): {"bytes"},
+    (("bytes", 1), ("seconds", -1)): {"Bps"},
+    (("celsius", 1),): {"celsius"},
+    (("joules", 1),): {"kwatth"},
+    (("joules", 1), ("seconds", -1)): {"watt"},
+    (("seconds", 1),): {"s", "dateTimeAsIsoNoDateIfToday"},
+    (("seconds", -1),): {"hertz", "ops", "short"},
+}
+# Those that numbers in the query change.
+CONVERTED = {
+    ("Growth a minute", "bytes"),
+    ("Growth of host memory a minute", "bytes"),
+    ("Cost by owner in this time range", "kwatth"),
+    ("GPUs now, worst first", "percentunit"),
+}
+
+
+@panels
+def test_unit_fits_what_is_shown(panel: dict[str, Any]) -> None:
+    """A panel's unit, or a column's, is that of the metrics it is made of."""
+    units, columns = properties(panel, "unit"), titles(panel)
+    for target, expression in zip(panel["targets"], expressions(panel), strict=True):
+        shown = panel["fieldConfig"]["defaults"]["unit"]
+        if panel["type"] == "table":
+            column = columns.get(f"Value #{target['refId']}")
+            if column is None:  # there for its labels
+                continue
+            shown = units.get(column, shown)
+        if panel["type"] != "state-timeline" and (panel["title"], shown) not in CONVERTED:
+            assert shown in UNITS[tuple(sorted(unit(expression).items()))], expression
+
+
+@panels
+def test_labels_are_no_numbers(panel: dict[str, Any]) -> None:
+    """A user, a job or a run may be called 4711, which is not 4.71 K."""
+    units = properties(panel, "unit")
+    for source, title in titles(panel).items():
+        if not source.startswith("Value"):
+            assert units[title] == "string"
+
+
+@panels
+def test_columns_are_of_the_queries(panel: dict[str, Any]) -> None:
+    """A table shows labels that its queries' results carry and their values, and is sorted by one of them."""
+    if panel["type"] != "table":
+        return
+    steps = {step["id"]: step["options"] for step in panel["transformations"]}
+    columns = titles(panel)
+    assert (
+        set(steps["filterFieldsByName"]["include"]["names"])
+        == columns.keys()
+        == steps["organize"]["indexByName"].keys()
+    )
+    labels: set[str] = set()
+    for expression in expressions(panel):
+        labels |= (grouping(expression) | made(expression)).union(
+            *(SAMPLES[name] for name, _labels in selectors(expression))
+        )
+    values = {f"Value #{target['refId']}" for target in panel["targets"]} | {"Value"}
+    assert columns.keys() <= labels | values
+    (sort,) = steps["sortBy"]["sort"]
+    assert sort["field"] in columns.values()
+    # The worst, the newest and the largest first; only names count upwards.
+    assert sort["desc"] == (sort["field"] not in {"GPU", "Last one ago"})
+
+
+@panels
+def test_overrides_meet_something(panel: dict[str, Any]) -> None:
+    """What is set for a column or a line is set for one that can be there."""
+    names = list(titles(panel).values()) or [target["legendFormat"] for target in panel["targets"]]
+    calculated = [each for each in panel.get("transformations", ()) if each["id"] == "calculateField"]
+    names += [each["options"]["alias"] for each in calculated]
+    for override in panel["fieldConfig"]["overrides"]:
+        how, what = override["matcher"]["id"], override["matcher"]["options"]
+        if how == "byName":
+            assert what in names or "{{severity}}" in names
+        else:
+            pattern = what.strip("/").replace("container|pod|slurm_job|systemd_unit", r"{{owner_kind}}")
+            assert any(re.search(pattern, name) for name in names), what
+
+
+@panels
+def test_queries_are_asked_as_their_panel_shows(panel: dict[str, Any]) -> None:
+    """Values and tables ask for the end of the time range alone, lines and states for all of it."""
+    for target in panel["targets"]:
+        assert target["instant"] == (panel["type"] in {"stat", "table"}) == (not target["range"])
+        assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
+        assert selectors(expressions(panel)[0])
+    names = [target["refId"] for target in panel["targets"]]
+    assert len(names) == len(set(names))
+
+
+@each_dashboard
+def test_panel_ids_stay(dashboard: dict[str, Any]) -> None:
+    """A panel keeps the id that links to it name, and none is given to another; who adds one adds it to the file."""
+    path = Path(__file__).parent / "panel_ids.json"
+    ids = {str(panel["id"]): panel["title"] for panel in dashboard["panels"]}
+    assert json.loads(path.read_text())[dashboard["uid"]] == ids
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_titles_tell_panels_apart(uid: str) -> None:
+    """No two panels of a dashboard have one title."""
+    found = [panel["title"] for panel in panels_of(DASHBOARDS[uid])]
+    assert len(found) == len(set(found))

@@ -1,0 +1,243 @@
+"""Conditions of alerts over made-up polls: their labels and texts, and how alerts begin, go on and end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from gpuwarden.alerts.alert import Alert
+from gpuwarden.alerts.conditions import CONDITIONS
+from gpuwarden.alerts.firing import MOST_FIRING, STEADY_SECONDS, Firing
+from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.config import Pressure as Limits
+from gpuwarden.gpu.owners import Holder, Owners
+from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.pressure import PressureWatch
+from gpuwarden.protocol import DeviceMemory, Error, Hello, Report
+from gpuwarden.runs.ending import Ending, Outcome
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.run import Run, SeenError
+from gpuwarden.runs.stall import Stall
+from gpuwarden.runs.verdict import Verdict
+from gpuwarden.state import State
+from gpuwarden.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
+from snapshots import GIB, divided, gpu, snapshot
+
+LIMITS = Limits()
+NOW = 10_000.0  # Unix time of the polls
+ALICE = Owners(holders={7: Holder("alice", slurm_job="12")})
+
+
+def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> Run:
+    """Make a run with GiB in use and left on one device."""
+    memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
+    peer = Peer(7, 1000, 1)
+    return Run(peer, Hello("unet", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
+
+
+def poll(*gpus: Gpu, runs: tuple[Run, ...] = (), **more: object) -> State:
+    """Make a poll's state, with pressure as it is judged."""
+    seen = replace(snapshot(*gpus), time=NOW)
+    pressure = PressureWatch(LIMITS).see(seen, runs, NOW)
+    state = State("nvml", 1.0, seen, runs, pressure=pressure, owners=ALICE)
+    return replace(state, **more)  # type: ignore[arg-type] # fields by name
+
+
+def holding(state: State) -> list[Alert]:
+    """Return all that holds."""
+    return [alert for condition in CONDITIONS.values() for alert in condition(state, LIMITS)]
+
+
+def only(state: State) -> tuple[str, Mapping[str, str], str, str]:
+    """Return the one that holds: name, labels, text, owner."""
+    (alert,) = holding(state)
+    return alert.name, alert.labels, alert.description, alert.owner
+
+
+OF_RUN = {"run_id": run().peer.run_id, "run_name": "unet"}
+OF_GPU = {"uuid": "GPU-0", "gpu": "0", "name": "H100"}
+RUN = f"Run unet ({run().peer.run_id})"
+
+
+def test_run_near_out_of_memory() -> None:
+    """It tells what is left, of what, and what others hold there."""
+    state = poll(gpu(0, held={7: 70 * GIB, 8: 3 * GIB}), runs=(run(),))
+    text = (
+        f"{RUN} can allocate only 1.50 GiB more on GPU 0 (H100), 1.9 % of what it uses and could get, where other "
+        "processes hold 3.00 GiB."
+    )
+    assert only(state) == ("RunNearOutOfMemory", {**OF_RUN, **OF_GPU}, text, "user alice, Slurm job 12")
+    assert holding(poll(gpu(0), runs=(run(left=20),))) == []
+
+
+def test_run_on_an_instance_is_told_by_its_gpu() -> None:
+    """A MIG instance has its own UUID, and the index and the name of its GPU."""
+    near = run("MIG-1-0", in_use=9.5, left=0.2)
+    name, labels, text, _owner = only(poll(divided(1, free=[GIB, GIB], held={7: 0, 8: 0, 9: 1}), runs=(near,)))
+    assert (name, labels) == ("RunNearOutOfMemory", {**OF_RUN, "uuid": "MIG-1-0", "gpu": "1", "name": "H100"})
+    assert text.endswith("where other processes hold 1.00 GiB.")  # of the instance
+
+
+def test_out_of_memory_has_its_verdict() -> None:
+    """It is told as long as the rule tells it, with the evidence and the next step."""
+    verdict = Verdict("leak", "It grew.", "Mend it.")
+    seen = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, verdict=verdict)
+    dead = replace(run(left=20), errors=(seen,), last_errors={"device_oom": NOW - 5, "other": NOW})
+    labels = {**OF_RUN, "kind": "device_oom"}
+    text = f"{RUN} ran out of device memory 5.0s ago. It grew. Mend it."
+    assert only(poll(gpu(0), runs=(dead,))) == ("RunOutOfMemory", labels, text, "user alice, Slurm job 12")
+    old = replace(dead, last_errors={"device_oom": NOW - ERROR_SECONDS})
+    assert holding(poll(gpu(0), runs=(old,))) == []
+
+
+def test_stall_has_its_cause() -> None:
+    """It is told of a run that is up, with what it does instead."""
+    report = Report("train", 9, 9.0, (), {})
+    stalled = replace(run(left=20), report=report, stall=Stall(61.0, "waiting"))
+    name, labels, text, _owner = only(poll(gpu(0), runs=(stalled,)))
+    assert (name, labels) == ("RunStalled", OF_RUN)
+    assert text == f"{RUN} has made no step for 1m01s, much longer than its steps take; what it does instead: waiting."
+
+
+@pytest.mark.parametrize(("outcome", "name"), [("crashed", "RunDied"), ("killed", "RunKilled")])
+def test_death_of_a_run(outcome: Outcome, name: str) -> None:
+    """It is told once it is settled, with the evidence; one that has finished is no death."""
+    ending = Ending(outcome, "ended by SIGSEGV", NOW - 4, settled=True)
+    died = replace(run(), up=False, headroom={}, ending=ending)
+    text = f"{RUN} ended as {outcome} 4.0s ago: ended by SIGSEGV."
+    labels = {**OF_RUN, "outcome": outcome}
+    assert only(poll(gpu(0), runs=(died,))) == (name, labels, text, "user alice, Slurm job 12")
+    for other in (replace(ending, settled=False), replace(ending, outcome="finished")):
+        assert holding(poll(gpu(0), runs=(replace(died, ending=other),))) == []
+
+
+def test_heat() -> None:
+    """A GPU near its slowdown says how near, and who uses it."""
+    hot = replace(gpu(0, held={7: GIB, 8: GIB}), readings={GpuReadings.temperature_margin_celsius: 5.0})
+    text = "GPU 0 (H100) is 5 °C below the temperature at which it slows itself down."
+    assert only(poll(hot)) == ("GpuNearThermalSlowdown", OF_GPU, text, "user alice, Slurm job 12")
+
+
+def test_gpu_down_and_driver_gone() -> None:
+    """A GPU that does not answer is told by its fault; with the driver gone, nothing is told of each."""
+    lost = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
+    text = "GPU 0 (H100) (GPU-0) does not answer the driver: gpu_is_lost."
+    assert only(poll(lost)) == ("GpuDown", OF_GPU, text, "")
+    assert holding(poll(replace(lost, asked=False))) == []
+    gone = poll(lost)
+    assert holding(replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))) == []
+
+
+@pytest.mark.parametrize(("code", "name"), [(79, "GpuXidCritical"), (94, "GpuXidWarning"), (999, "GpuXidWarning")])
+def test_xids_by_their_severity(code: int, name: str) -> None:
+    """A code is told by its severity, an unknown one as a warning, for as long as the rule does."""
+    met = replace(gpu(0), xids={code: XidCount(2, NOW - 60), 13: XidCount(1, NOW)})
+    found, labels, text, _owner = only(poll(met))
+    assert (found, labels) == (name, {**OF_GPU, "xid": str(code)})
+    assert text.startswith(f"GPU 0 (H100) (GPU-0) had XID {code} 1m00s ago: ")
+    assert holding(poll(replace(gpu(0), xids={code: XidCount(2, NOW - XID_SECONDS)}))) == []
+
+
+def test_every_row_has_a_rule() -> None:
+    """An alert of the daemon's own is one of the rules'."""
+    assert CONDITIONS.keys() <= ALERTS.keys()
+
+
+class Stage:
+    """A condition that holds when the test says so, followed through seconds."""
+
+    def __init__(self, name: str = "RunOutOfMemory") -> None:
+        self.name = name
+        self.count = 0
+        self.besides: list[Alert] = []
+        self.state = poll(gpu(0))
+        self.firing = Firing(LIMITS, {name: self._holds, "RunNearOutOfMemory": lambda *_: iter(self.besides)})
+
+    def _holds(self, state: State, _limits: Limits) -> Iterator[Alert]:
+        if self.count < 0:
+            raise RuntimeError
+        for number in range(self.count):
+            yield Alert(self.name, {"run_id": str(number)}, f"at {state.snapshot.time:g}", state.snapshot.time)
+
+    def see(self, at: float) -> tuple[list[Alert], list[Alert]]:
+        """Let a poll be, seconds after the first."""
+        return self.firing.see(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
+
+
+def test_alert_fires_at_once_and_ends_late() -> None:
+    """It has its first poll's time and its last numbers, outlives a short absence, and ends once."""
+    stage = Stage()
+    assert stage.see(0) == ([], [])
+    stage.count = 1
+    first = stage.see(1)[0]
+    assert [each.since for each in first] == [NOW + 1]
+    later = stage.see(2)[0]
+    assert [(each.since, each.description) for each in later] == [(NOW + 1, "at 10002")]
+    stage.count = 0
+    assert stage.see(3) == (later, [])
+    stage.count = 1
+    again = stage.see(4)[0]
+    assert [each.since for each in again] == [NOW + 1]
+    stage.count = 0
+    assert stage.see(3 + STEADY_SECONDS) == (again, [])
+    assert stage.see(4 + STEADY_SECONDS) == ([], again)
+    assert stage.see(5 + STEADY_SECONDS) == ([], [])
+
+
+def test_death_is_told_of_when_the_run_is_forgotten() -> None:
+    """It goes on for as long as the rule looks back."""
+    stage = Stage("RunDied")
+    stage.count = 1
+    fires = stage.see(0)[0]
+    stage.count = 0
+    assert stage.see(DIED_SECONDS - 1) == (fires, [])
+    assert stage.see(DIED_SECONDS) == ([], fires)
+
+
+def test_alert_waits_as_its_rule_does() -> None:
+    """A rule's hold counts from when the condition began, and begins anew after a gap."""
+    assert ALERTS["GpuDown"].hold == "30s"
+    stage = Stage("GpuDown")
+    stage.count = 1
+    assert stage.see(0) == stage.see(29) == ([], [])
+    stage.count = 0
+    assert stage.see(30) == ([], [])
+    stage.count = 1
+    assert stage.see(31) == stage.see(60) == ([], [])
+    assert [each.since for each in stage.see(61)[0]] == [NOW + 31]
+
+
+def test_alerts_are_bounded() -> None:
+    """More than can be kept are counted once each, and those that fire go on."""
+    stage = Stage()
+    stage.count = MOST_FIRING + 3
+    assert len(stage.see(0)[0]) == len(stage.see(1)[0]) == MOST_FIRING
+    assert stage.firing.dropped == 3
+
+
+def test_many_of_one_severity_keep_out_no_graver_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of warnings is dropped, counted and said once; what is critical is told."""
+    stage = Stage()
+    stage.count = MOST_FIRING + 1
+    stage.see(0)
+    stage.besides = [Alert("RunNearOutOfMemory", {"run_id": "last"}, "", NOW)]
+    fires, _ended = stage.see(1)
+    assert stage.besides[0] in fires
+    assert (len(fires), stage.firing.dropped) == (MOST_FIRING + 1, 1)
+    assert caplog.text.count("alerts of a severity at once") == 1
+
+
+def test_fault_of_a_condition_costs_its_alerts_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """It is told once; what fired ends, and comes back with the condition."""
+    stage = Stage()
+    stage.count = 1
+    fires = stage.see(0)[0]
+    stage.count = -1
+    assert stage.see(1) == stage.see(2) == (fires, [])
+    assert stage.see(60) == ([], fires)
+    assert caplog.text.count("RunOutOfMemory meets an error of gpuwarden's own") == 1
+    stage.count = 1
+    assert len(stage.see(61)[0]) == 1

@@ -1,0 +1,479 @@
+"""What the daemon tells a run: how the run hears it, at what cost, and what it makes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiver import PATIENCE, Peer, Receiver
+
+from gpuwarden import watch
+from gpuwarden.client.advice import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
+from gpuwarden.client.connection import MAX_HEARD, Connection
+from gpuwarden.client.run import HEARD_INTERVAL, LISTEN_INTERVAL, Run
+from gpuwarden.client.steps import Steps
+from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
+
+HELLO = Hello("train.py", "torch 2.13", {})
+END = End("exit")
+GPU = "GPU-0e2a6d51"
+OTHER = "GPU-f4711234"
+GARBAGE = [
+    b"\0",
+    b"{}",
+    b"[1,2",
+    b"\xff" * 100,
+    b"[" * MAX_MESSAGE_BYTES,
+    encode(HELLO),
+    b'{"v":2,"type":"advice"}',
+    b'{"v":1,"type":"advice","serial":1,"kind":"pressure","level":"fatal","uuid":"GPU-0","text":"a level of later"}',
+    b'{"v":1,"type":"advice","serial":"one"}',
+    b"x" * (MAX_MESSAGE_BYTES + 1),
+    b"x" * (3 * MAX_MESSAGE_BYTES),
+]
+
+
+def pressure(level: Level, uuid: str = GPU, resource: Any = "memory", text: str = "1 GiB is left") -> Advice:
+    """Make advice of pressure."""
+    return Advice(0, "pressure", level, uuid, text, resource)
+
+
+def event(kind: Any = "xid", level: Level = "critical", uuid: str = GPU) -> Advice:
+    """Make advice of an event."""
+    return Advice(0, kind, level, uuid, "XID 48: the GPU needs a reset")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Listen where runs report to."""
+    receiver = Receiver(tmp_path / "run.sock")
+    monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def connection(daemon: Receiver) -> Iterator[Connection]:
+    """Connect to the daemon."""
+    made = Connection(daemon.path, HELLO)
+    assert made.send(END)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(daemon: Receiver, connection: Connection) -> Peer:
+    """Give the daemon's end of the connection."""
+    assert connection.connected()
+    return daemon.accept()
+
+
+def test_heard(connection: Connection, peer: Peer) -> None:
+    """Advice is heard once, in its order, and nothing is waited for where there is none."""
+    assert connection.listen() == []
+    said = [pressure("some"), pressure("critical")]
+    peer.advise(*said)
+    assert connection.listen() == said
+    assert connection.listen() == []
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage(connection: Connection, peer: Peer, garbage: bytes) -> None:
+    """Whatever the daemon says, what is no advice is counted and what follows is heard."""
+    peer.socket.send(garbage)
+    peer.advise(pressure("some"))
+    assert connection.listen() == [pressure("some")]
+    assert (connection.misheard, connection.connected()) == (1, True)
+
+
+def test_flood(connection: Connection, peer: Peer) -> None:
+    """One call hears so many messages and no more, advice or not; the rest waits."""
+    peer.socket.settimeout(0)
+    sent = 0
+    try:
+        while True:
+            peer.socket.send(b"x" if sent % 2 else encode(pressure("some")))
+            sent += 1
+    except BlockingIOError:
+        pass
+    assert len(connection.listen()) + connection.misheard == MAX_HEARD < sent
+    heard = MAX_HEARD
+    while connection.listen():
+        heard += MAX_HEARD
+    assert sent <= heard < sent + MAX_HEARD
+
+
+def test_end_of_the_daemon(connection: Connection, peer: Peer) -> None:
+    """What a daemon said before it ended is heard; then there is no connection."""
+    peer.waiting()
+    peer.advise(pressure("some"))
+    peer.socket.close()
+    assert connection.listen() == [pressure("some")]
+    assert not connection.connected()
+    assert connection.listen() == []
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    """Without a daemon, and after its own end, a connection hears nothing."""
+    absent = Connection(str(tmp_path / "none"), HELLO)
+    assert not absent.send(END)
+    assert absent.listen() == []
+    absent.close()
+    assert absent.listen() == []
+
+
+def test_forked_child(connection: Connection, peer: Peer) -> None:
+    """A forked child takes nothing from its parent."""
+    peer.advise(pressure("some"))
+    child = os.fork()
+    if child == 0:
+        os._exit(len(connection.listen()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert connection.listen() == [pressure("some")]
+
+
+def test_descriptor_closed_by_the_program(connection: Connection, tmp_path: Path) -> None:
+    """Where the program has closed the descriptor, or has another file at its number, nothing is heard nor read."""
+    number = connection._number
+    os.close(number)
+    assert connection.listen() == []
+    path = tmp_path / "file"
+    path.write_text("the program's own")
+    file = os.open(path, os.O_RDONLY)
+    os.dup2(file, number)
+    assert connection.listen() == []
+    assert os.read(number, 100) == b"the program's own"
+    assert not connection.send(END)
+    for each in {file, number}:
+        os.close(each)
+
+
+def test_without_ctypes(daemon: Receiver) -> None:
+    """A Python without ctypes hears all the same."""
+    script = """
+import sys
+sys.modules["ctypes"] = None
+from gpuwarden.client.connection import Connection
+from gpuwarden.protocol import End, Hello
+connection = Connection(sys.argv[1], Hello("a", "b", {}))
+connection.send(End("exit"))
+print(connection.listen(), flush=True)
+input()
+print(*[each.level for each in connection.listen()], connection.listen(), connection.connected(), flush=True)
+input()
+print(connection.listen(), connection.connected())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, daemon.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        peer = daemon.accept()
+        told = [program.stdout.readline()]
+        peer.waiting()
+        peer.advise(pressure("some"))
+        program.stdin.write("\n")
+        program.stdin.flush()
+        told.append(program.stdout.readline())
+        peer.socket.close()
+        told.append(program.communicate("\n", timeout=PATIENCE)[0])
+    assert told == ["[]\n", "some [] True\n", "[] False\n"]
+
+
+def test_hello_says_so(daemon: Receiver) -> None:
+    """A run says that it hears, which it must for the daemon to say anything."""
+    watch().close()
+    hello = daemon.accept().receive()
+    assert isinstance(hello, Hello)
+    assert hello.hears
+
+
+def told(*advice: Advice, at: float = 0.0) -> Told:
+    """Give what comes of advice."""
+    made = Told()
+    for each in advice:
+        made.take(each, at)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("advice", "level"),
+    [
+        ([], "none"),
+        ([pressure("some")], "some"),
+        ([pressure("critical"), pressure("some")], "some"),
+        ([pressure("critical"), pressure("none")], "none"),
+        ([pressure("some"), pressure("critical", OTHER)], "critical"),
+        ([pressure("critical"), pressure("none", OTHER)], "critical"),
+        ([pressure("critical"), pressure("none", resource="thermal")], "critical"),
+        ([event()], "none"),
+    ],
+)
+def test_pressure(advice: list[Advice], level: Level) -> None:
+    """The pressure is the worst of all devices and resources now; an event is no pressure."""
+    made = told(*advice)
+    assert (made.pressure, made.count, made.last) == (level, len(advice), advice[-1] if advice else None)
+
+
+def test_pressure_on() -> None:
+    """Pressure is known by device and resource."""
+    made = told(pressure("some"), pressure("critical", OTHER, "thermal"))
+    assert made.pressure_on(GPU, "memory") == "some"
+    assert made.pressure_on(OTHER, "thermal") == "critical"
+    assert made.pressure_on(GPU, "thermal") == made.pressure_on(OTHER, "memory") == "none"
+
+
+@pytest.mark.parametrize(
+    ("advice", "lines"),
+    [
+        ([pressure("some"), pressure("some"), pressure("none")], ["memory pressure some", "memory pressure none"]),
+        ([pressure("some"), pressure("critical")], ["memory pressure some", "memory pressure critical"]),
+        ([pressure("critical"), pressure("some"), pressure("critical")], ["memory pressure critical"]),
+        ([pressure("some"), pressure("some", OTHER)], ["memory pressure some"] * 2),
+        ([pressure("some"), pressure("some", resource="thermal")], ["memory pressure some", "thermal pressure some"]),
+        ([pressure("none"), pressure("some")], ["memory pressure some"]),
+        (
+            [pressure("some"), pressure("none"), pressure("some")],
+            ["memory pressure some", "memory pressure none", "memory pressure some"],
+        ),
+        ([pressure("none")], []),
+        ([event(), event()], ["xid critical"]),
+        ([event("gpu_lost"), event("neighbour", "some")], ["gpu_lost critical", "neighbour some"]),
+    ],
+)
+def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list[str]) -> None:
+    """Each episode is a warning, one more where it gets worse, and a quiet line where it ends."""
+    caplog.set_level(logging.INFO, "gpuwarden")
+    told(*advice)
+    assert [each.rpartition(": ")[0].removesuffix(": XID 48") for each in caplog.messages] == lines
+    assert {each.levelno for each in caplog.records if " none:" not in each.getMessage()} <= {logging.WARNING}
+    assert {each.levelno for each in caplog.records if " none:" in each.getMessage()} <= {logging.INFO}
+    assert all(each.endswith(("1 GiB is left", "the GPU needs a reset")) for each in caplog.messages)
+
+
+def test_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """A daemon that says more and more writes so many lines an hour, and takes so much memory."""
+    made = Told()
+    for number in range(3 * MAX_SOURCES):
+        made.take(pressure("some", f"GPU-{number}"), 0.0)
+    assert len(caplog.messages) == MAX_LINES
+    assert (made.count, len(made._levels)) == (3 * MAX_SOURCES, MAX_SOURCES)
+    made.take(pressure("critical", "GPU-0"), HOUR)
+    assert len(caplog.messages) == MAX_LINES + 1
+
+
+def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the user's that raises changes nothing."""
+
+    def broken(_record: logging.LogRecord) -> None:
+        raise RuntimeError("a handler's")
+
+    monkeypatch.setattr(caplog.handler, "emit", broken)
+    assert told(pressure("some")).pressure == "some"
+
+
+@pytest.mark.parametrize(
+    ("advice", "some", "critical"),
+    [
+        ([], 0, 0),
+        ([pressure("some")], 1, 0),
+        ([pressure("critical")], 1, 1),
+        ([pressure("some"), pressure("critical"), pressure("some"), pressure("critical")], 1, 1),
+        ([pressure("critical"), pressure("critical", OTHER)], 1, 1),
+        ([pressure("critical"), pressure("critical", resource="thermal")], 2, 2),
+        ([pressure("critical"), pressure("critical", OTHER), pressure("none"), pressure("critical")], 1, 1),
+        ([event(), event(uuid=OTHER), event("neighbour", "some")], 2, 1),
+        ([pressure("critical"), pressure("none")], 0, 0),
+    ],
+)
+def test_unanswered(advice: list[Advice], some: int, critical: int) -> None:
+    """An episode is to be acted on once, where it comes to the level that is asked for and is not over."""
+    made = told(*advice)
+    assert len(made.unanswered("a", "some", 0.0)) == some
+    assert len(made.unanswered("b", "critical", 0.0)) == critical
+    assert made.unanswered("a", "some", 0.0) == made.unanswered("b", "critical", 0.0) == []
+
+
+def test_next_episode() -> None:
+    """The next episode is to be acted on again."""
+    made = told(pressure("critical"))
+    assert made.unanswered("a", "critical", 0.0) == [pressure("critical")]
+    for each in (pressure("none"), pressure("critical")):
+        made.take(each, 1.0)
+    assert made.unanswered("a", "critical", 1.0) == [pressure("critical")]
+
+
+def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
+    """An event that comes again and again is one episode, until it has not come for long."""
+    made = Told()
+    for at in (0.0, EVENT_LASTS - 1, 2 * EVENT_LASTS - 2):
+        made.take(event(), at)
+    assert len(made.unanswered("a", "critical", 0.0)) == len(caplog.messages) == 1
+    made.take(event(), 3 * EVENT_LASTS)
+    assert len(made.unanswered("a", "critical", 3 * EVENT_LASTS)) == 1
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize(("away", "episodes"), [(RETURN - 1, 1), (RETURN + 1, 2)])
+def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, episodes: int) -> None:
+    """Without a daemon there is no pressure; one that is soon back goes on with the episode, later another begins."""
+    made = told(pressure("critical"))
+    answered = len(made.unanswered("a", "critical", 0.0))
+    made.lose(0.0)
+    made.lose(0.5)
+    felt = [made.pressure]
+    made.take(pressure("critical"), away)
+    assert [*felt, made.pressure] == ["none", "critical"]
+    answered += len(made.unanswered("a", "critical", away))
+    assert answered == len(caplog.messages) == episodes
+
+
+def test_run_listens(connection: Connection, peer: Peer) -> None:
+    """A run listens every 50 ms; a while later where something came, which may be a flood."""
+    run = Run(connection)
+    run.report(100.0)
+    for now, said, due in (
+        (100.0, b"", 100.0 + LISTEN_INTERVAL),
+        (100.04, b"too early", 100.0 + LISTEN_INTERVAL),
+        (100.06, b"", 100.06 + HEARD_INTERVAL),
+        (101.0, encode(pressure("critical")), 101.0 + HEARD_INTERVAL),
+    ):
+        if said:
+            peer.socket.send(said)
+        run.listen(now)
+        assert run.listen_due == due
+        assert run.due == min(run.look_due, due)
+    run.actions["checkpoint"] += 1
+    run.report(101.1)
+    report = peer.waiting()[-1]
+    assert isinstance(report, Report)
+    assert (report.advice_heard, report.actions, run.told.pressure) == (1, {"checkpoint": 1}, "critical")
+
+
+def test_costs_nothing_without_a_daemon(tmp_path: Path) -> None:
+    """Where nobody can say anything, nobody listens between two looks."""
+    run = Run(Connection(str(tmp_path / "none"), HELLO))
+    run.report(100.0)
+    run.listen(100.0)
+    assert run.due == run.look_due == 100.25
+    assert run.listen_due == inf
+
+
+def test_daemon_lost(connection: Connection, peer: Peer) -> None:
+    """A run whose daemon is gone knows of no pressure, and of what was said last."""
+    run = Run(connection)
+    peer.advise(pressure("critical"))
+    run.listen(100.0)
+    assert run.told.pressure == "critical"
+    peer.waiting()
+    peer.socket.close()
+    run.listen(101.0)
+    run.listen(101.1)
+    assert (run.told.pressure, run.told.last) == ("none", pressure("critical"))
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        """Give the time."""
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds", "heard_after"), [(1 / 1024, 52), (1 / 64, 4), (1 / 16, 1), (4.0, 1)])
+def test_steps_listen(connection: Connection, peer: Peer, seconds: float, heard_after: int) -> None:
+    """Advice is heard at the next step where steps take 50 ms, and within that time where they are shorter."""
+    clock, run = Clock(), Run(connection)
+    steps = Steps(run, 1, None, clock=clock)
+    steps.begin_epoch()
+
+    def make_steps(count: int) -> None:
+        for _ in range(count):
+            steps.begin()
+            clock.now += seconds
+
+    make_steps(1)
+    peer.advise(pressure("critical"))
+    make_steps(heard_after - 1)
+    assert run.told.count == 0
+    make_steps(1)
+    assert run.told.count == 1
+
+
+def test_listening_is_rare(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most short steps do not listen."""
+    clock, run, heard = Clock(), Run(connection), list[float]()
+    listen = connection.listen
+
+    def noted() -> list[Advice]:
+        heard.append(clock.now)
+        return listen()
+
+    monkeypatch.setattr(connection, "listen", noted)
+    steps = Steps(run, 1, None, clock=clock)
+    steps.begin_epoch()
+    for _ in range(1000):
+        steps.begin()
+        clock.now += 0.001
+    # What there is to do besides is shared out over several, which listen too.
+    assert 19 <= len(heard) <= 40
+    assert max(after - before for before, after in pairwise(heard)) <= LISTEN_INTERVAL + 0.0015
+
+
+def test_watch(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop of one's own knows the pressure and the last advice."""
+    with watch() as run:
+        assert (run.pressure, run.advice) == ("none", None)
+        peer = daemon.accept()
+        peer.advise(pressure("critical"))
+        run._loop.run.hasten()
+        run.step()
+        assert (run.pressure, run.advice) == ("critical", pressure("critical"))
+        assert caplog.messages == ["memory pressure critical: 1 GiB is left"]
+        twin = pickle.loads(pickle.dumps(run))  # noqa: S301 - our own
+        assert (twin.pressure, twin.advice) == ("none", None)
+    assert (run.pressure, run.advice) == ("none", None)
+
+
+def test_watch_between_steps(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a loop makes no steps for a while, asking for the pressure listens."""
+    clock = Clock()
+    monkeypatch.setattr("gpuwarden.client.loop.monotonic", clock)
+    with watch() as run:
+        run.step()
+        peer = daemon.accept()
+        peer.advise(pressure("some"))
+        clock.now += 1
+        assert run.pressure == "some"
+
+
+def test_watch_without_a_daemon(tmp_path: Path) -> None:
+    """Without a daemon, and switched off, there is no pressure."""
+    for run in (watch(socket=tmp_path / "none"), watch(disabled=True)):
+        run.step()
+        assert (run.pressure, run.advice) == ("none", None)
+        run.close()
+
+
+def test_watch_in_a_forked_child(daemon: Receiver) -> None:
+    """A forked child's copy of a watch knows nothing and takes nothing."""
+    with watch() as run:
+        daemon.accept().advise(pressure("some"))
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if run.pressure == "none" else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        run._loop.run.hasten()
+        run.step()
+        assert run.pressure == "some"

@@ -1,0 +1,206 @@
+"""The chart of a run's memory: true to the story, in the terminal's width and alphabet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from receipt_cases import receipt
+
+from gpuwarden.memory_chart import ASCII, BLOCKS, LABEL_WIDTH, alphabet, chart, columns
+from gpuwarden.run_story import HEIGHT, Page, story_lines
+from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldMark, ToldVerdict
+from snapshots import GIB
+
+MIB = 1 << 20
+
+
+def story(
+    lows: list[int],
+    highs: list[int] | None = None,
+    peaks: list[int] | None = None,
+    left: list[float | None] | None = None,
+) -> MemoryStory:
+    """Make a story of points of ten seconds, in GiB."""
+    points = len(lows)
+    return MemoryStory(
+        began_seconds=tuple(10.0 * each for each in range(points)),
+        ended_seconds=tuple(10.0 * each + 10 for each in range(points)),
+        lowest_bytes=tuple(each * GIB for each in lows),
+        highest_bytes=tuple(each * GIB for each in highs or lows),
+        peak_bytes=tuple(each * GIB for each in peaks or highs or lows),
+        phase=("train",) * points,
+        headroom_bytes=tuple(None if each is None else each * GIB for each in left or ()),
+    )
+
+
+def drawn(told: MemoryStory, width: int = 20, height: int = 8) -> list[str]:
+    """Draw it in ASCII, without the labels."""
+    shown = columns(told, told.ended_seconds[-1], width)
+    return [line[LABEL_WIDTH:] for line in chart(shown, told.ended_seconds[-1], height, ASCII)]
+
+
+def told(devices: int = 1, marks: int = 0, **changes: object) -> Receipt:
+    """Make a receipt with a story on each device."""
+    share = DeviceShare(uuid="GPU-0", name="H100", story=story([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
+    shares = tuple(
+        replace(share, uuid=f"GPU-{each}", lowest_headroom_bytes=float(GIB * (9 - each))) for each in range(devices)
+    )
+    made = tuple(ToldMark(float(each), "phase" if each else "oom", f"mark {each}") for each in range(marks))
+    bare = replace(receipt(), devices=shares, marks=made, errors_told=(), host_memory_growth_bytes_per_second=None)
+    return replace(bare, **changes)  # type: ignore[arg-type] # its fields
+
+
+def lines(made: Receipt, width: int = 80) -> list[str]:
+    """Tell it."""
+    return [
+        f"{label or ''} {text}" if label is not None else text for label, text in story_lines(made, Page(width, ASCII))
+    ]
+
+
+def test_bars_peak_and_ceiling_stand_at_their_heights() -> None:
+    """8 GiB in eight lines: 2 GiB in use, up to 4, a peak of 6 and headroom up to 8."""
+    picture = drawn(story([2, 2], [4, 4], [6, 6], [4.0, 4.0]))
+    assert [line[1:] for line in picture[:HEIGHT]] == [letter.strip() * 20 for letter in "= - %%##"]
+
+
+def test_a_leak_climbs() -> None:
+    """Each line up begins further to the right."""
+    picture = drawn(story(list(range(1, 9))), width=8)
+    assert [line.count("#") for line in picture[:HEIGHT]] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_neighbour_lowers_the_ceiling() -> None:
+    """Where headroom was far off at first it comes into the picture when another process takes it."""
+    picture = drawn(story([2] * 4, left=[100.0, 100.0, 2.0, 2.0]))
+    assert "".join(picture).count("=") == 10
+    assert all(line.find("=") in (-1, 11) for line in picture)
+
+
+def test_headroom_that_is_far_off_is_not_drawn() -> None:
+    """A run that uses little of its device is still seen."""
+    picture = drawn(story([2] * 4, left=[500.0] * 4))
+    assert "=" not in "".join(picture)
+    assert sum("#" in line for line in picture) >= 6
+
+
+def test_headroom_is_known_before_it_is_first_polled() -> None:
+    """Reports are more frequent than polls: points without a poll have the headroom of the one before, or the first."""
+    picture = drawn(story([2] * 4, left=[None, 2.0, None, 2.0]))
+    assert "=" * 20 in "".join(picture)
+
+
+def test_time_without_a_daemon_is_blank() -> None:
+    """Where a daemon was missing nothing is drawn."""
+    gap = story([4, 4])
+    gap = replace(gap, began_seconds=(0.0, 60.0), ended_seconds=(20.0, 80.0))
+    assert drawn(gap)[4] == "+#####          #####"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 300])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_charts_fit_the_terminal(width: int, devices: int) -> None:
+    """No line of a chart is wider than the terminal, nor than can be taken in."""
+    made = told(devices, marks=30)
+    page = Page(width, BLOCKS)
+    drawn_lines = [text for label, text in story_lines(made, page) if label is None]
+    charts = devices if devices <= 2 else 1
+    assert len(drawn_lines) == charts * (HEIGHT + 3)
+    assert max(map(len, drawn_lines)) <= max(min(width, 140), 26)
+
+
+def test_tightest_device_has_the_chart() -> None:
+    """Of many devices the one with the least headroom is drawn, the others are told in a line."""
+    said = lines(told(8))
+    assert [line for line in said if line.startswith("memory on")] == [
+        f"memory on GPU-{each}" for each in range(7, -1, -1)
+    ]
+
+
+def test_marks_have_digits_in_their_places() -> None:
+    """What matters most keeps its mark; those that share a column stand beside each other."""
+    said = lines(told(marks=30))
+    (lane,) = [line for line in said if line.strip().startswith("marks ")]
+    assert lane.replace(" ", "") == "marks123456789"
+    assert any(line.endswith(" mark 0") for line in said)
+    assert " and 21 less important ones (--json)" in said
+
+
+@pytest.mark.parametrize(
+    ("lows", "sentence"),
+    [
+        ([2] * 30, "was steady: 2.00 GiB in use between steps"),
+        ([0, *[2] * 29], "was steady"),
+        (list(range(1, 31)), "rose by 11.0 GiB in the last third"),
+        (list(range(31, 1, -1)), "fell by"),
+        ([2] * 4, "too short to tell"),
+    ],
+)
+def test_course_in_a_sentence(lows: list[int], sentence: str) -> None:
+    """The story says whether memory is steady, where it is long enough."""
+    made = told()
+    made = replace(made, devices=(replace(made.devices[0], story=story(lows)),))
+    (course,) = [line for line in lines(made) if line.startswith("memory ") and not line.startswith("memory on")]
+    assert sentence in course
+
+
+def test_receipt_without_a_story_tells_none() -> None:
+    """One of an earlier version is shown as before."""
+    bare = replace(receipt(), devices=(), errors_told=(), batch_size_advice=None)
+    assert lines(replace(bare, host_memory_growth_bytes_per_second=None)) == []
+
+
+def test_verdict_stands_last() -> None:
+    """What a terminal still shows is why memory was out, and what to do; the last of several counts."""
+    error = receipt().errors_told[0]
+    verdicts = [ToldVerdict(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
+    made = replace(told(), errors_told=tuple(replace(error, verdict=each) for each in (*verdicts, None)))
+    assert lines(made)[-2:] == ["verdict too big: evidence of too_big.", "next step fix too_big."]
+    assert not [line for line in lines(made) if "steady" in line]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"seconds_to_oom": 900.0, "seconds_to_oom_lower": 800.0, "seconds_to_oom_upper": 1000.0},
+            "forecast grows by 60.0 MiB a minute: out of memory in about 15m00s (13m20s to 16m40s)",
+        ),
+        (
+            {"seconds_to_oom": 900.0, "seconds_to_oom_lower": 800.0},
+            "forecast grows by 60.0 MiB a minute: out of memory in about 15m00s (13m20s to longer)",
+        ),
+        ({}, "forecast grows by 60.0 MiB a minute; how long that can last is not known"),
+        (
+            {"memory_growth_bytes_per_second": 1000.0},
+            "forecast grows by 3.43 MiB an hour; how long that can last is not known",
+        ),
+    ],
+)
+def test_forecast_in_a_sentence(changes: dict[str, float], sentence: str) -> None:
+    """What grows is told with its rate and how long it is to the limit."""
+    made = told()
+    growing = replace(made.devices[0], **{"memory_growth_bytes_per_second": float(MIB), **changes})  # type: ignore[arg-type] # its fields
+    made = replace(made, devices=(growing,), host_memory_growth_bytes_per_second=2.0 * MIB, seconds_to_host_oom=60.0)
+    said = lines(replace(made, outcome=None))
+    assert sentence in said
+    assert "forecast host memory grows by 120 MiB a minute: the host is out of it in about 1m00s" in said
+
+
+@pytest.mark.parametrize(
+    ("encoding", "environment", "letters"),
+    [
+        ("utf-8", {"LANG": "en_US.UTF-8"}, BLOCKS),
+        ("utf-8", {}, BLOCKS),
+        ("utf-8", {"LC_ALL": "C", "LANG": "en_US.UTF-8"}, ASCII),
+        ("utf-8", {"LANG": "POSIX"}, ASCII),
+        ("utf-8", {"LC_CTYPE": "C.UTF-8"}, BLOCKS),
+        ("ascii", {"LANG": "en_US.UTF-8"}, ASCII),
+        ("iso-8859-1", {"LANG": "de_DE"}, ASCII),
+        (None, {}, ASCII),
+        ("no-such", {}, ASCII),
+    ],
+)
+def test_alphabet_follows_the_locale(encoding: str | None, environment: dict[str, str], letters: object) -> None:
+    """Blocks are drawn where both output and locale can show them."""
+    assert alphabet(encoding, environment) is letters

@@ -1,0 +1,178 @@
+"""Who took memory of a device, from poll to poll; and a verdict that rests on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuwarden.gpu.owners import Holder, Owners
+from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.runs.neighbours import MOST_MARKS, MOST_PROCESSES, Neighbours
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run import Run
+from snapshots import GIB, divided, gpu, snapshot
+
+OWNERS = Owners(
+    holders={8: Holder("bob", container="jupyter-bob", run="8-77"), 9: Holder("unknown")},
+    identities={8: ProcessIdentity(1001, "python")},
+)
+
+
+def box(**held: float) -> Snapshot:
+    """Make a GPU of 80 GiB with processes p8=GiB and so on."""
+    pids = {int(name[1:]): round(size * GIB) for name, size in held.items()}
+    return snapshot(gpu(0, free=80 * GIB - sum(pids.values()), held=pids))
+
+
+def test_growth_since() -> None:
+    """What a process took since a time, when it began to, and who it is; one that shrank or stayed took nothing."""
+    book = Neighbours()
+    for at, seen in (
+        (0.0, box(p7=10, p8=5, p9=3, p10=2)),
+        (1.0, box(p7=10, p8=5, p9=3, p10=2)),
+        (2.0, box(p7=12, p8=20, p9=1, p10=2)),
+        (3.0, box(p7=12, p8=25, p9=1, p10=2, p11=4)),
+    ):
+        book.see(seen, OWNERS, at)
+    most, least = book.taken("GPU-0", {7}, 0.5, now=4.0)
+    assert (most.who, most.taken, most.holds, most.seconds) == (
+        "python process 8 of bob (run 8-77, container jupyter-bob)",
+        20 * GIB,
+        25 * GIB,
+        2.0,
+    )
+    assert (least.who, least.taken, least.seconds) == ("process 11", 4 * GIB, 1.0)
+    assert [each.taken for each in book.taken("GPU-0", {7}, 2.5, now=4.0)] == [5 * GIB, 4 * GIB]
+    assert book.taken("GPU-0", {7, 8, 11}, 0.0, now=4.0) == ()
+    assert book.taken("GPU-1", {7}, 0.0, now=4.0) == ()
+
+
+def test_who_was_there_before() -> None:
+    """A process that the first poll found took nothing by that; one that comes in a later poll did."""
+    book = Neighbours()
+    book.see(box(p8=60), OWNERS, 100.0)
+    assert book.taken("GPU-0", (), 50.0, now=101.0) == ()
+    book.see(box(), OWNERS, 101.0)
+    book.see(box(p8=60), OWNERS, 102.0)
+    assert [each.taken for each in book.taken("GPU-0", (), 50.0, now=103.0)] == [60 * GIB]
+
+
+def test_bounds() -> None:
+    """However many processes come and however often one changes, little is kept, and the first and last are right."""
+    book = Neighbours()
+    for each in range(1000):
+        book.see(box(p8=1 + each / 100), OWNERS, float(each))
+    (taken,) = book.taken("GPU-0", (), 0.0, now=1000.0)
+    assert taken.taken == pytest.approx(9.99 * GIB)
+    (process,) = book._devices["GPU-0"].values()
+    assert len(process.marks) <= MOST_MARKS
+    book.see(box(**{f"p{each}": each / 1e4 for each in range(1, 1000)}), OWNERS, 1001.0)
+    assert len(book._devices["GPU-0"]) == MOST_PROCESSES
+
+
+def test_instances() -> None:
+    """A MIG instance has its own neighbours; a GPU that does not answer has none that are new."""
+    book = Neighbours()
+    book.see(snapshot(divided(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
+    shared = snapshot(divided(0, free=[4 * GIB, 5 * GIB], held={8: 0}))
+    book.see(shared, OWNERS, 1.0)
+    assert [each.pid for each in book.taken("MIG-0-0", (), 0.5, now=2.0)] == [8]
+    assert book.taken("MIG-0-1", (), 0.5, now=2.0) == ()
+    assert book.taken("GPU-0", (), 0.5, now=2.0) == ()
+    book.see(snapshot(replace(shared.gpus[0], fault="timeout", processes=())), OWNERS, 3.0)
+    assert [each.pid for each in book.taken("MIG-0-0", (), 0.5, now=4.0)] == [8]
+
+
+ALICE = Peer(pid=7, uid=1000, start=1)
+ASKED = Allocation(6 * GIB, "1000,1610612", "float", "wide/Relu", "GPU:0", "GPU_0_bfc")
+OOM = Error("device_oom", "ResourceExhaustedError", "{{node wide}}", "train", 20, (ASKED,))
+
+
+class Life:
+    """A run that needs 10 GiB beside its base of 2 in each step, on a GPU with memory growth, and its polls."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.registry = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
+        self.now = 0.0
+        self.registry.receive(self.peer, Hello("resnet", "tensorflow 2.21.0", {"GPU:0": "GPU-0"}), 0.0)
+
+    def poll(self, **held: float) -> Run:
+        """Take a poll."""
+        self.now += 0.5
+        seen = box(**held)
+        self.registry.neighbours.see(seen, OWNERS, self.now)
+        (run,) = self.registry.runs(seen, self.now)
+        return run
+
+    def report(self, steps: int, current: float = 2, peak: float = 12) -> None:
+        """Take a report, in GiB."""
+        memory = {"GPU:0": DeviceMemory(round(current * GIB), round(peak * GIB))}
+        buckets = (0,) * (len(STEP_BUCKETS) + 1)
+        self.registry.receive(self.peer, Report("train", steps, 1.0, buckets, memory), self.now)
+
+    def fail(self) -> None:
+        """Have it tell its out-of-memory."""
+        memory = {"GPU:0": DeviceMemory(2 * GIB, 12 * GIB)}
+        self.registry.receive(self.peer, replace(OOM, memory=memory), self.now)
+
+
+def trained(peer: Peer = ALICE) -> Life:
+    """Let a run make 20 steps beside a neighbour that holds 20 GiB all the while."""
+    life = Life(peer)
+    life.poll(p7=1, p8=20)
+    for steps in (0, 5, 10, 15, 20):
+        life.report(steps)
+        run = life.poll(p7=13, p8=20)
+    assert run.verdict is None
+    return life
+
+
+def test_neighbour_that_came_before_the_poll() -> None:
+    """A neighbour that a poll has seen to take the device is named at once."""
+    life = trained()
+    life.poll(p7=5, p8=75)
+    life.fail()
+    run = life.poll(p7=5, p8=75)
+    assert run.verdict is not None
+    assert run.verdict.name == "neighbour"
+    assert run.verdict.evidence == (
+        "The run needed 10.0 GiB beside 2.00 GiB and could have 2.00 GiB: python process 8 of bob (run 8-77, container "
+        "jupyter-bob) took 55.0 GiB of the device just before and holds 75.0 GiB."
+    )
+
+
+def test_neighbour_that_came_after_the_poll(caplog: pytest.LogCaptureFixture) -> None:
+    """A verdict is given again by the next poll, which sees the neighbour; log and receipt have the last one."""
+    life = trained()
+    life.fail()
+    assert "; verdict neighbour" not in caplog.text
+    run = life.poll(p7=5, p8=75)
+    assert run.verdict is not None
+    assert (run.verdict.name, run.errors[0].verdict) == ("neighbour", run.verdict)
+    assert "by the next poll, verdict neighbour: The run needed 10.0 GiB" in caplog.text
+    verdict, run = run.verdict, life.poll(p7=5, p8=20)
+    assert run.verdict == verdict  # it stands
+
+
+def test_neighbour_that_was_there_all_the_while() -> None:
+    """Who held memory before the run could last allocate as much is not to blame."""
+    life = trained()
+    life.fail()
+    run = life.poll(p7=13, p8=20)
+    assert run.verdict is not None
+    assert run.verdict.name != "neighbour"
+
+
+def test_run_whose_process_is_not_known() -> None:
+    """Of a run in another pid namespace nobody can tell which process is its own: so none is blamed."""
+    life = trained(Peer(pid=0, uid=1000, start=0))
+    life.poll(p5=75)
+    life.fail()
+    run = life.poll(p5=75)
+    assert run.verdict is not None
+    assert run.verdict.name != "neighbour"

@@ -1,0 +1,209 @@
+"""Runs that say nonsense, all of it well-formed: they must cost neither a poll nor what is known of other runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from gpuwarden.asking import shown
+from gpuwarden.config import Config
+from gpuwarden.exposition import Exposition, entries
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.memory_chart import ASCII
+from gpuwarden.pressure import PressureWatch
+from gpuwarden.protocol import (
+    ERROR_KINDS,
+    MAX_COUNT,
+    PHASES,
+    STAGES,
+    STEP_BUCKETS,
+    Advice,
+    Allocation,
+    DeviceMemory,
+    End,
+    Error,
+    Hello,
+    Message,
+    ProtocolError,
+    Report,
+    decode,
+    encode,
+)
+from gpuwarden.run_story import Page, story_lines
+from gpuwarden.runs.account import Accounts
+from gpuwarden.runs.advice import Adviser
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.receipt import from_plain
+from gpuwarden.runs.receipts import Receipts
+from gpuwarden.runs.record import Record
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.state import State
+from snapshots import GIB, divided, gpu, snapshot
+
+T = TypeVar("T")
+DEVICES = ("GPU:0", "GPU:1", "GPU:2", "GPU:3", "CPU:0", "GPU:99999", "GPU:²")
+TEXTS = ("", "²", "١٢", "²,3", "0,0", "-1", "64,32,32,3", "9" * 110, "GPU:0", "{}%s", "[Op:Mul]", "{{node x}}")
+
+
+class Liar:
+    """Makes messages that the protocol takes and that no sane run would send."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def hello(self) -> Hello:
+        """Say hello, with several devices that are one GPU."""
+        uuids = [None, "GPU-0", "GPU-0", "GPU-1", "MIG-1-0", "junk"]
+        return Hello(
+            self._text(),
+            self._random.choice(["tensorflow 2", "torch 2", "jax", ""]),
+            {each: self._random.choice(uuids) for each in self._some(DEVICES)},
+            hears=self._random.random() < 0.7,
+        )
+
+    def message(self) -> Message:
+        """Make any message; most are reports."""
+        makers: list[Callable[[], Message]] = [*[self.report] * 6, self.error, self.error, self.hello]
+        return self._random.choice([*makers, self.end])()
+
+    def end(self) -> Message:
+        """Say the end, which may not be one."""
+        return End(self._text())
+
+    def report(self) -> Report:
+        """Make a report of any numbers."""
+        return Report(
+            phase=self._random.choice(PHASES),
+            steps=self._count(),
+            step_seconds=float(self._count()) / 4,
+            step_buckets=tuple(self._count() for _ in range(len(STEP_BUCKETS) + 1)),
+            memory=self._memory(),
+            epoch=self._maybe(self._count),
+            examples=self._maybe(self._count),
+            batch_size=self._maybe(self._count),
+            largest_batch_size=self._maybe(self._count),
+            oom_retries=self._count(),
+        )
+
+    def error(self) -> Error:
+        """Make an error of any kind, an out-of-memory more often than not."""
+        texts, several = [self._text] * 4, self._random.randrange(4)
+        return Error(
+            kind=self._random.choice([*ERROR_KINDS, "device_oom", "device_oom", "host_oom"]),
+            exception=self._text(),
+            text=self._text(),
+            phase=self._random.choice(PHASES),
+            steps=self._count(),
+            allocations=tuple(
+                Allocation(self._maybe(self._count), *(self._maybe(each) for each in texts)) for _ in range(several)
+            ),
+            memory=self._memory(),
+            batch_size=self._maybe(self._count),
+            stage=self._maybe(lambda: self._random.choice(STAGES)),
+            weights=self._maybe(self._count),
+            trainable=self._maybe(self._count),
+            like_weight=self._random.choice([None, True, False]),
+        )
+
+    def box(self) -> Snapshot:
+        """Make what a poll may find: one GPU gone, divided, lost or full."""
+        free = self._random.choice([0, GIB, 80 * GIB])
+        held = {pid: self._random.choice([None, 0, GIB, 50 * GIB]) for pid in range(1, self._random.randrange(2, 6))}
+        whole = gpu(0, free=free, held=held)
+        other = self._random.choice(
+            [gpu(1), divided(1, free=(GIB, 2 * GIB), held={1: 0}), replace(gpu(1), fault="lost")]
+        )
+        return snapshot(*self._random.choice([(), (whole,), (whole, other), (other, whole)]))
+
+    def _count(self) -> int:
+        return self._random.choice([0, 0, 1, 2, self._random.randrange(1 << 40), MAX_COUNT - 1])
+
+    def _text(self) -> str:
+        return self._random.choice(TEXTS)
+
+    def _maybe(self, make: Callable[[], T]) -> T | None:
+        return None if self._random.random() < 0.3 else make()
+
+    def _memory(self) -> dict[str, DeviceMemory]:
+        optional = self._maybe(self._count), self._maybe(self._count)
+        return {each: DeviceMemory(self._count(), self._count(), *optional) for each in self._some(DEVICES)}
+
+    def _some(self, of: tuple[str, ...]) -> list[str]:
+        return self._random.sample(of, self._random.randrange(len(of)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nonsense_costs_nobody_else(seed: int) -> None:
+    """Every poll comes to a page, receipts that its readers take, and stories that a terminal shows."""
+    liar, config, sent = Liar(Random(seed)), Config(), list[Advice]()  # noqa: S311 - no secret
+
+    def hears(_peer: Peer, advice: Advice) -> bool:
+        sent.append(advice)
+        return True
+
+    registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), Accounts(10.0)
+    receipts = Receipts(accounts, None, 10)
+    pressure, exposition = PressureWatch(config.pressure), Exposition()
+    adviser = Adviser(config.pressure, hears, registry.mark)
+    peers = [Peer(pid, 1000, pid, 1e9) for pid in range(1, 4)]
+    for peer in peers:
+        registry.receive(peer, liar.hello(), 1000.0)
+    for poll in range(40):
+        now = 1000.0 + poll * (0.5 if seed % 2 else 7.0)
+        for peer in peers * 2:
+            registry.receive(peer, _as_sent(liar.message()), now)
+        box = liar.box()
+        runs = accounts.join(registry.runs(box, now), box, now)
+        receipts.see(runs, now)
+        found = pressure.see(box, runs, now)
+        adviser.see(box, runs, found, {}, now)
+        assert exposition.render(entries(State("nvml", 1.0, box, runs, pressure=found))).text
+        _read(receipts, peers)
+    assert sent
+
+
+def _as_sent(message: Message) -> Message:
+    return decode(encode(message))
+
+
+def _read(receipts: Receipts, peers: list[Peer]) -> None:
+    """Read all receipts as `gpuwarden runs` does."""
+    listed: dict[str, Any] = json.loads(receipts.listing())
+    for plain in (*listed["live"], *listed["past"]):
+        from_plain(plain)
+    for peer in peers:
+        plain = receipts.one(peer.run_id)
+        assert plain is not None
+        for _label, text in story_lines(from_plain(json.loads(plain)), Page(40, ASCII)):
+            assert shown(text).isprintable()
+
+
+def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Should a run meet an error of the daemon's own, it costs its message or its place in a poll, and is told once."""
+    registry = RunRegistry(limit=10, expiry=60.0, overhead=0.0)
+    peers = [Peer(pid, 1000, pid) for pid in (1, 2)]
+    for peer in peers:
+        registry.receive(peer, Hello(f"run {peer.pid}", "tensorflow", {}), 0.0)
+
+    def fails(record: Record, *_: Any, **__: Any) -> None:
+        if record.peer.pid == 1:
+            raise ZeroDivisionError
+        registry_run(record, *_, **__)
+
+    registry_run = Record.hear
+    monkeypatch.setattr(Record, "hear", fails)
+    with pytest.raises(ProtocolError, match="internal"):
+        registry.receive(peers[0], End("exit"), 1.0)
+    registry.receive(peers[1], End("exit"), 1.0)
+    assert registry.received == 3
+
+    monkeypatch.setattr(Record, "review", lambda record, *_: 1 // (record.peer.pid - 1) and None)
+    for _ in range(2):
+        assert [run.peer.pid for run in registry.runs(snapshot(gpu(0)), 2.0)] == [2]
+    assert registry.rejected["internal"] == 2  # and the message, which the server counts
+    assert sum("please report it" in record.message for record in caplog.records) == 2

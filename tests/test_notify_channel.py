@@ -1,0 +1,230 @@
+"""Telling targets from the daemon's side: never blocks, groups, limits, tries again, remembers over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alert_samples import gpu_down, gpu_hot, near_oom, xid
+from message_receivers import HttpReceiver, http_receiver, silent_receiver
+from services import until
+
+from gpuwarden.alerts.alert import Alert
+from gpuwarden.alerts.notify import channel as channel_module
+from gpuwarden.alerts.notify.kept import Kept
+from gpuwarden.alerts.notify.message import Message
+from gpuwarden.alerts.notify.sink import Notifier
+from gpuwarden.alerts.notify.target import DeliveryError
+from gpuwarden.config import Notify
+from gpuwarden.secret import Secret
+
+FAST = Notify(group_wait=0.05, resolve_after=0.05, timeout=5, max_per_hour=3600)
+
+
+def to(*servers: HttpReceiver, settings: Notify = FAST) -> Notify:
+    """Return settings for webhooks."""
+    return replace(settings, webhook=tuple(Secret(text=server.url) for server in servers))
+
+
+@contextlib.contextmanager
+def notifier(settings: Notify, folder: Path | None = None) -> Iterator[Notifier]:
+    """Run one, and end it."""
+    made = Notifier(settings, folder)
+    made.start()
+    try:
+        yield made
+    finally:
+        asyncio.run(made.stop())
+
+
+def see(sink: Notifier, *firing: Alert) -> None:
+    """Hand over a poll."""
+    sink.see(firing, (), time.time())
+
+
+def names(content: Any, key: str = "firing") -> list[tuple[str, str]]:
+    """Return the alerts of a body, with their GPUs."""
+    return [(each["alert"], each["labels"]["gpu"]) for each in content[key]]
+
+
+def test_alerts_of_a_moment_are_one_message() -> None:
+    """Alerts that come together go in one message; the end of all is one more."""
+    with http_receiver() as server, notifier(to(server)) as sink:
+        see(sink, gpu_down(1))
+        see(sink, gpu_down(1), gpu_down(2), gpu_hot(3))
+        first = server.next().content
+        assert names(first) == [("GpuDown", "1"), ("GpuDown", "2"), ("GpuNearThermalSlowdown", "3")]
+        see(sink)
+        last = server.next().content
+        assert (last["firing"], len(last["over"])) == ([], 3)
+        until(lambda: sink.counts == {"webhook": (2, 0, 0)}, "both are counted")
+
+
+def test_target_that_hangs_delays_nobody() -> None:
+    """While one target says nothing the other is told, the poll does not wait, and the daemon ends in time."""
+    with http_receiver() as server, silent_receiver() as port:
+        hangs = Secret(text=f"http://127.0.0.1:{port}/")
+        settings = replace(to(server), slack=(hangs,), timeout=60)
+        with notifier(settings) as sink:
+            for index in range(3):
+                see(sink, *(gpu_down(i) for i in range(index + 1)))
+                assert names(server.next().content) == [("GpuDown", str(index))]
+            until(lambda: sink.counts == {"webhook": (3, 0, 0), "slack": (0, 0, 0)}, "they are counted")
+
+
+def test_target_that_takes_for_ever_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message that is under way for too long is counted and logged, once."""
+    monkeypatch.setattr(channel_module, "STUCK_SECONDS", 0.1)
+    with http_receiver() as server, notifier(to(server)) as sink:
+        server.free.clear()
+
+        def counted() -> bool:
+            see(sink, gpu_down())
+            return sink.counts["webhook"].failed > 0
+
+        until(counted, "it is counted")
+        see(sink, gpu_down())
+        server.free.set()
+        assert names(server.next().content) == [("GpuDown", "3")]
+        until(lambda: sink.counts["webhook"] == (1, 1, 0), "it got through after all")
+    assert len([record for record in caplog.records if "takes a message for over" in record.getMessage()]) == 1
+
+
+def test_tries_again_with_all_that_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A target that fails is told later, in one message, and the log has one line of it, and one of its end."""
+    monkeypatch.setattr(channel_module, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(channel_module, "LONGEST_WAIT", 0.02)
+    caplog.set_level(logging.INFO)
+    with http_receiver() as server, notifier(to(server)) as sink:
+        server.status = 500
+        see(sink, gpu_down(1))
+        until(lambda: sink.counts["webhook"].failed >= 3, "it has failed three times")
+        see(sink, gpu_down(1), gpu_down(2))
+        before = sink.counts["webhook"].failed
+        until(lambda: sink.counts["webhook"].failed >= before + 2, "what was under way has failed, and one with both")
+        server.status = 200
+        assert names(server.next().content) == [("GpuDown", "1"), ("GpuDown", "2")]
+        until(lambda: sink.counts["webhook"].sent == 1, "it is counted")
+    faults = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert faults == ["webhook at 127.0.0.1: the server answers 500: ok"]
+    assert any("messages get through again, after" in record.getMessage() for record in caplog.records)
+
+
+def test_refused_message_waits_long() -> None:
+    """A target that takes a message for wrong is not asked again at once."""
+    with http_receiver() as server, notifier(to(server)) as sink:
+        server.status = 404
+        see(sink, gpu_down())
+        until(lambda: sink.counts["webhook"].failed == 1, "it has failed")
+        (channel,) = sink._channels
+        until(lambda: channel._wait_until > time.monotonic() + 200, "it waits")
+        assert server.asked == 1
+
+
+def test_storm_makes_few_messages() -> None:
+    """A storm of new alerts makes as many messages as are allowed, and the rest wait for the next one, all of them."""
+    settings = replace(FAST, group_wait=0.0, max_per_hour=8)  # two in a row, and one each 450 s
+    with http_receiver() as server, notifier(to(server, settings=settings)) as sink:
+        alerts = []
+        for index in range(200):
+            alerts.append(replace(gpu_hot(index), description=f"GPU {index}"))
+            see(sink, *alerts)
+            if index < 2:
+                until(lambda count=index + 1: sink.counts["webhook"].sent == count, "it is told")  # type: ignore[misc]
+        (channel,) = sink._channels
+        with channel._turn:
+            assert channel._at() > time.monotonic() + 300
+            assert len(channel._book.take(time.monotonic(), time.time())) == 198
+        assert server.asked == 2
+        see(sink, *alerts, xid(1))  # critical: it has an allowance of its own, and takes the others along
+        contents = [server.next().content for _ in range(3)]
+        assert (len(contents[2]["firing"]), names(contents[2])[0]) == (199, ("GpuXidCritical", "1"))
+
+
+def test_last_words() -> None:
+    """What nobody was told yet is told when the daemon ends."""
+    with http_receiver() as server:
+        with notifier(replace(to(server), group_wait=600)) as sink:
+            see(sink, gpu_down())
+        assert names(server.next().content) == [("GpuDown", "3")]
+
+
+def test_restart_does_not_tell_again(tmp_path: Path) -> None:
+    """A daemon that starts anew tells what is new, and the end of what an earlier one told."""
+    with http_receiver() as server:
+        with notifier(to(server), tmp_path / "told") as sink:
+            see(sink, gpu_down(1), near_oom())
+            server.next()
+            until((tmp_path / "told/webhook.json").exists, "it is kept")
+        with notifier(replace(to(server), resolve_after=1.0), tmp_path / "told") as sink:
+            see(sink)
+            see(sink, gpu_down(1), gpu_down(2))
+            assert names(server.next().content) == [("GpuDown", "2")]
+            assert names(server.next().content, "over") == [("RunNearOutOfMemory", "3")]
+
+
+def test_memory_of_a_target(tmp_path: Path) -> None:
+    """What was told is read as it was written, with how long ago that was; a clock that went back makes it now."""
+    died = Alert("RunDied", {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice")
+    Kept(tmp_path, "mail").write([(died, 60.0), (gpu_down(), 0.0)], wall=1000.0)
+    expected = replace(died, description="Run “a” ended.")
+    assert Kept(tmp_path, "mail").read(wall=1030.0) == [(expected, 90.0), (gpu_down(), 30.0)]
+    assert Kept(tmp_path, "mail").read(wall=950.0) == [(expected, 10.0), (gpu_down(), 0.0)]
+    assert Kept(None, "mail").read(wall=950.0) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 2}', '{"version": 1, "alerts": [{}]}', "\0" * 100])
+def test_spoilt_memory_is_left_alone(tmp_path: Path, content: str) -> None:
+    """A file that is not ours to read costs no alert."""
+    (tmp_path / "webhook.json").write_text(content)
+    with http_receiver() as server, notifier(to(server), tmp_path) as sink:
+        see(sink, gpu_down())
+        assert names(server.next().content) == [("GpuDown", "3")]
+
+
+def test_no_memory_costs_no_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nothing can be kept, alerts are told, and the log says so once."""
+    (tmp_path / "file").write_text("")
+    with http_receiver() as server, notifier(to(server), tmp_path / "file" / "told") as sink:
+        for index in (1, 2):
+            see(sink, *(gpu_down(i) for i in range(index)))
+            server.next()
+        until(lambda: sink.counts["webhook"].sent == 2, "both are told")
+    assert len([record for record in caplog.records if "cannot be kept" in record.getMessage()]) == 1
+
+
+def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """An error in one target's code is logged once and tried again, as any other failure."""
+    monkeypatch.setattr(channel_module, "FIRST_WAIT", 0.01)
+    told: list[Message] = []
+
+    class Faulty:
+        name, least, place = "faulty", "info", "a faulty one"
+
+        def send(self, message: Message) -> None:
+            told.append(message)
+            if len(told) == 1:
+                raise ZeroDivisionError
+            if len(told) == 2:
+                raise DeliveryError("not yet")
+
+    sink = Notifier(FAST, None, [Faulty()])
+    sink.start()
+    see(sink, gpu_down())
+    until(lambda: sink.counts["faulty"].sent == 1, "the third attempt gets through")
+    asyncio.run(sink.stop())
+    assert sink.counts["faulty"].failed == 2
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "a faulty one: an error of gpuwarden's own, please report it"
+    ]

@@ -1,0 +1,184 @@
+"""`gpuwarden notify --test` and the section `notify`, as users meet them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from message_receivers import http_receiver, mail_receiver
+from services import free_port
+from test_config import problems
+
+TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
+
+
+def gpuwarden(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [sys.executable, "-m", "gpuwarden", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env})
+
+
+def test_tells_of_each_target(tmp_path: Path) -> None:
+    """Each target gets a test message, and a line says of each whether it went or why not."""
+    config = tmp_path / "config.yaml"
+    nobody = free_port()
+    with http_receiver() as server, mail_receiver() as mail:
+        (tmp_path / "slack").write_text(f"{server.url}/services/{TOKEN}")
+        config.write_text(f"""
+notify:
+  webhook:
+    - {server.url}/hook
+    - http://127.0.0.1:{nobody}/{TOKEN}
+  slack: file:{tmp_path}/slack
+  mail_to: ops@example.com
+  mail_server: {mail.address}
+  mail_security: none
+  mail_severity: critical
+""")
+        ended = gpuwarden("notify", "--test", "--config", str(config))
+        assert (ended.returncode, ended.stderr) == (1, "")
+        assert ended.stdout.splitlines() == [
+            "webhook at 127.0.0.1: sent",
+            "webhook at 127.0.0.1: NOT sent: Connection refused",
+            f"Slack's webhook at the file {tmp_path}/slack: sent",
+            f"mail to ops@example.com through {mail.address}: sent",
+        ]
+        got = [server.next(), server.next()]
+        hook = next(each for each in got if each.path == "/hook").content
+        assert (hook["test"], hook["firing"], hook["over"]) == (True, [], [])
+        assert "gpuwarden can reach you" in next(each for each in got if each.path != "/hook").content["text"]
+        letter = mail.next()
+        assert letter["Subject"].endswith("gpuwarden can reach you")
+        assert "of severity critical come this way" in letter.get_content()
+        config.write_text(f"notify: {{webhook: '{server.url}'}}")
+        ended = gpuwarden("notify", "--test", "--config", str(config))
+        assert (ended.returncode, ended.stdout) == (0, "webhook at 127.0.0.1: sent\n")
+
+
+def test_target_that_drips_is_given_up(tmp_path: Path) -> None:
+    """A mail server that greets without end costs the command no more than its steps may take."""
+    stop = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        with contextlib.suppress(OSError), server.accept()[0] as caller:
+            while not stop.wait(0.1):
+                caller.sendall(b"220-x\r\n")
+
+    config = tmp_path / "config.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        config.write_text(f"""
+notify: {{mail_to: ops@example.com, mail_server: "{place}", mail_security: none, timeout: 300ms}}
+""")
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        try:
+            ended = gpuwarden("notify", "--test", "--config", str(config))
+        finally:
+            stop.set()
+            thread.join()
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended.stdout == f"mail to ops@example.com through {place}: NOT sent: not done within 1.8 s\n"
+
+
+def test_nobody_to_tell() -> None:
+    """Without a target the command says what to do."""
+    ended = gpuwarden("notify", "--test")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "name a target below `notify:`" in ended.stderr
+
+
+def test_wrong_configuration_is_told_whole(tmp_path: Path) -> None:
+    """Each wrong value is told with its place, in lists too, and none that may be a secret is repeated."""
+    text = f"""
+notify:
+  webhook:
+    - https://h.example.com/x
+    - "ftp://{TOKEN}"
+    - {{a: b}}
+  slack: {TOKEN}
+  mail_to: [ops@example.com, nobody]
+  mail_server: smtp.example.com
+  mail_password: {TOKEN}
+  mail_severity: bad
+  apprise: ["{TOKEN}", "file:relative"]
+  resend: 1
+"""
+    found = problems(text)
+    assert [line.partition(": ")[0] for line in found] == [
+        f"bad.yaml:{place}" for place in ("5:7", "6:7", "7:3", "8:30", "9:3", "10:3", "11:3", "12:13", "12:38", "13:3")
+    ]
+    assert TOKEN not in "\n".join(found)
+    assert found[0].endswith(
+        "notify.webhook: this is not a web address: write https://…, or where it is kept: file:/PATH or env:NAME"
+    )
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    ended = gpuwarden("check-config", str(file))
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, len(found))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("mail_to: a@example.com", "notify.mail_to: mail needs a server: name one as notify.mail_server"),
+        ("mail_server: h:587", "notify.mail_server: there is nobody that it would take mail to"),
+        ("mail_user: a", "notify.mail_user: needs a password too"),
+        ("mute: [RunDied, RunDyed]", "notify.mute: there is no alert RunDyed; did you mean RunDied?"),
+        ("webhook_token: file:/dev/null", "notify.webhook_token: there is no notify.webhook"),
+        ("webhook: " + str(["https://h/"] * 17), "notify.webhook: holds 17 values, and takes at most 16"),
+        ("docs: [a]", "notify.docs: takes one value, not a list or a section"),
+    ],
+)
+def test_what_does_not_fit_together(lines: str, message: str) -> None:
+    """Options that ask for another one, or for a file, are told of."""
+    assert any(message in line for line in problems(f"notify:\n  {lines}\n"))
+
+
+def test_what_is_missing_is_a_warning(tmp_path: Path) -> None:
+    """A variable of the service's own, a file that is its own: the check warns, and the test tells of each target."""
+    config, absent = tmp_path / "config.yaml", tmp_path / "url"
+    with http_receiver() as server:
+        config.write_text(f"""
+notify:
+  slack: ["file:{absent}", env:GPUWARDEN_NOT_SET, "{server.url}"]
+  ca_file: /nonexistent/ca
+""")
+        ended = gpuwarden("check-config", str(config))
+        assert (ended.returncode, ended.stdout) == (0, f"{config}: OK\n")
+        assert [line.partition(";")[0] for line in ended.stderr.splitlines()] == [
+            f"{config}: warning: notify.slack: the file {absent} cannot be read: No such file or directory",
+            f"{config}: warning: notify.slack: the variable GPUWARDEN_NOT_SET is not set",
+            f"{config}: warning: notify.ca_file: /nonexistent/ca cannot be read: No such file or directory",
+        ]
+        config.write_text(config.read_text().replace("ca_file: /nonexistent/ca", ""))
+        ended = gpuwarden("notify", "--test", "--config", str(config))
+    assert ended.stdout.splitlines() == [
+        f"Slack's webhook at the file {absent}: NOT sent: the file {absent} cannot be read: No such file or directory",
+        "Slack's webhook at the variable GPUWARDEN_NOT_SET: NOT sent: the variable GPUWARDEN_NOT_SET is not set",
+        "Slack's webhook at 127.0.0.1: sent",
+    ]
+
+
+def test_missing_apprise(tmp_path: Path) -> None:
+    """Where apprise is not installed, the check says how to install it."""
+    config = tmp_path / "config.yaml"
+    config.write_text("notify: {apprise: 'json://127.0.0.1/'}")
+    program = (
+        "import sys, importlib.util as u; f = u.find_spec\n"
+        "import gpuwarden.loading as l; l.find_spec = lambda name: None if name == 'apprise' else f(name)\n"
+        "from gpuwarden.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "check-config", str(config)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0
+    assert f"{config}: warning: notify.apprise: needs the package apprise" in ended.stderr
+    assert "pip install 'gpuwarden[notify]'" in ended.stderr

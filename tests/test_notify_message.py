@@ -1,0 +1,158 @@
+"""What people are told of alerts: complete, bounded, and safe whatever runs are called."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
+
+from gpuwarden.alerts.alert import Alert
+from gpuwarden.alerts.notify import slack, webhook
+from gpuwarden.alerts.notify.markdown import plain
+from gpuwarden.alerts.notify.message import LONGEST_TEXT, LONGEST_TITLE, Message, Told, texts, what_to_do
+from gpuwarden.alerts.rule import AlertRule
+from gpuwarden.alerts.rules import ALERTS
+
+HOSTILE = (
+    "<!channel> @here\r\nBcc: eve@example.com\n\n*x* `y` <https://evil.example|click> \u202edlrow\x00" + "z" * 5000
+)
+
+
+def message(*told: Alert, over: tuple[Alert, ...] = (), docs: str = "docs") -> Message:
+    """Return a message of alerts that fire, and of some that are over."""
+    return Message("box1", docs, (*map(Told, told), *(Told(each, over=each.since + 60) for each in over)))
+
+
+def test_names_all_that_matters() -> None:
+    """Title and text name box, run, GPU, owner and number, and what to do."""
+    one = message(near_oom())
+    assert (
+        one.title
+        == "[CRITICAL] box1: Run resnet50 (77-1) can allocate only 1.2 GiB more on GPU 3 (NVIDIA H100 80GB HBM3)."
+    )
+    for part in (
+        "CRITICAL RunNearOutOfMemory: A training run is about to run out of device memory.",
+        "- Run resnet50 (77-1) can allocate only 1.2 GiB more on GPU 3",
+        f"Owner: {OWNER}. Since 20",
+        "On the box: gpuwarden runs show 77-1",
+        "Do: Save a checkpoint now. Then stop the neighbour, or restart the run with a smaller batch.",
+        "More: docs/alerts.md#runnearoutofmemory",
+    ):
+        assert part in one.text
+
+
+def test_second_gpu_is_not_hidden() -> None:
+    """Several of an alert stand below one heading, each by itself, and what to do is said once."""
+    both = message(gpu_down(10), gpu_down(9), gpu_hot())
+    assert both.title == "[CRITICAL] box1: 3 alerts: GpuDown (2): GPU 9, GPU 10; GpuNearThermalSlowdown: GPU 2"
+    lines = both.text.splitlines()
+    assert [line[:8] for line in lines if line.startswith("- ")] == ["- GPU 9 ", "- GPU 10", "- GPU 2 "]
+    first, second = (line for line in lines if line.startswith("Do: "))
+    assert first.startswith(
+        "Do: Stop the runs on it and reset it (docs/operations.md#reset-a-gpu); if it is lost, restart"
+    )
+    assert "lower the power limit (nvidia-smi -pl WATTS): slower" in second
+
+
+def test_over() -> None:
+    """What is over says from when to when it fired; alone it makes the title."""
+    past = message(over=(gpu_down(),))
+    assert past.title == "[OVER] box1: GpuDown: GPU 3"
+    assert re.search(r"OVER\n- GpuDown: GPU 3\. It fired from \S+ \S+ \S+ to \S+ \S+ \S+\.\n", past.text)
+    assert "Do:" not in past.text
+
+
+def test_again() -> None:
+    """An alert that was told before says so."""
+    again = Message("box1", "docs", (Told(gpu_down(), again=True),), {"RunStalled": 2, "GpuXidWarning": 1})
+    assert again.title.startswith("[CRITICAL, STILL] box1: GPU 3 ")
+    assert ", told before." in again.text
+    assert "Told before, and still there: GpuXidWarning, RunStalled (2).\n" in again.text
+
+
+def test_burst_is_bounded() -> None:
+    """Two hundred alerts make one message of bounded length, in which each name has room."""
+    many = message(
+        *(xid(index) for index in range(150)), *(near_oom(f"run-{i}", f"7-{i}") for i in range(49)), gpu_hot()
+    )
+    assert len(many.title) <= LONGEST_TITLE
+    assert len(many.text) <= LONGEST_TEXT
+    assert len(slack.text(many)) <= slack.LONGEST_TEXT
+    assert "GpuXidCritical (150)" in many.title
+    assert "And 188 more: GpuXidCritical (1" in many.text
+    body = webhook.body(many)
+    assert (len(body["firing"]), body["left_out"]) == (200, 0)
+    assert webhook.body(message(*(xid(index) for index in range(201)), over=(gpu_hot(),)))["left_out"] == 2
+
+
+def test_worst_texts_are_bounded() -> None:
+    """As many of the longest alerts as there can be do not exceed what a message may hold."""
+    worst = message(*(near_oom(HOSTILE + str(i), f"7-{i}", HOSTILE) for i in range(40)))
+    assert len(worst.title) <= LONGEST_TITLE
+    assert len(worst.text) <= LONGEST_TEXT
+    assert len(slack.text(worst)) <= slack.LONGEST_TEXT
+
+
+def test_hostile_names_stay_text() -> None:
+    """What a run is called begins no line, calls nobody, links nowhere, and does not turn the text around."""
+    one = message(near_oom(HOSTILE, owner=HOSTILE))
+    assert "\n" not in one.title
+    assert not re.search(r"^Bcc", one.text, re.MULTILINE)
+    assert all(line.isprintable() for line in one.text.splitlines())
+    said = slack.text(one)
+    assert "<!channel>" not in said
+    assert "&lt;!channel&gt;" in said
+    assert "<https://evil" not in said
+    assert "@here" not in said
+    assert all(line.isprintable() for line in said.replace("\u2060", "").splitlines())
+
+
+def test_unicode_survives() -> None:
+    """A name in any script is told as it is."""
+    assert "模型-Größe🚀" in message(near_oom("模型-Größe🚀")).text
+    assert "模型-Größe🚀" in slack.text(message(near_oom("模型-Größe🚀")))
+
+
+def test_slack_marks() -> None:
+    """Links and code of a rule are Slack's where docs/ is served, and plain words where it is not."""
+    served = slack.text(message(gpu_down(), gpu_hot(), docs="https://ops.example.com/docs"))
+    assert "<https://ops.example.com/docs/operations.md#reset-a-gpu|reset it>" in served
+    assert "<https://ops.example.com/docs/alerts.md#gpudown|alerts.md#gpudown>" in served
+    assert "(`nvidia-smi -pl WATTS`)" in served
+    assert "reset it (docs/operations.md#reset-a-gpu)" in slack.text(message(gpu_down()))
+
+
+@pytest.mark.parametrize("rule", ALERTS.values(), ids=ALERTS)
+def test_every_rule_can_be_told(rule: AlertRule) -> None:
+    """What to do and what it means have no marks of Markdown left, no open place, and no pointer at another alert."""
+    for text in (what_to_do(rule), texts(rule.means)):
+        said = plain(text, "docs")
+        assert not re.search(r"[`*\[\]]|%\{|\]\(|^As for", said), said
+        assert said[0].isupper() or text.startswith("`")
+
+
+def test_webhook_body() -> None:
+    """The body is what docs/notify.md says."""
+    body = webhook.body(message(near_oom(), over=(replace(gpu_down(), owner=""),)))
+    assert {key: body[key] for key in ("version", "host", "test", "severity", "left_out", "still")} == {
+        "version": 1, "host": "box1", "test": False, "severity": "critical", "left_out": 0, "still": "",
+    }  # fmt: skip
+    assert body["title"].startswith("[CRITICAL] box1: Run resnet50")
+    assert body["firing"] == [
+        {
+            "alert": "RunNearOutOfMemory",
+            "severity": "critical",
+            "labels": dict(near_oom().labels),
+            "summary": "A training run is about to run out of device memory.",
+            "description": near_oom().description,
+            "owner": OWNER,
+            "do": "Save a checkpoint now. Then stop the neighbour, or restart the run with a smaller batch.",
+            "more": "docs/alerts.md#runnearoutofmemory",
+            "since": "2026-09-21T14:13:20Z",
+            "over": None,
+            "again": False,
+        }
+    ]
+    assert [(each["alert"], each["over"]) for each in body["over"]] == [("GpuDown", "2026-09-21T14:14:20Z")]

@@ -1,0 +1,265 @@
+"""Each kind of target against a real server: what arrives, and what is said when it does not."""
+
+from __future__ import annotations
+
+import json
+import queue
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from alert_samples import OWNER, gpu_down, near_oom
+from message_receivers import certificate, http_receiver, mail_receiver, silent_receiver
+from services import free_port
+
+from gpuwarden.alerts.notify.message import Message, Told
+from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
+from gpuwarden.alerts.notify.targets import targets
+from gpuwarden.config import Address, Notify, parse
+from gpuwarden.config_values import OptionalPath
+from gpuwarden.secret import Secret
+
+MESSAGE = Message("box1", "docs", (Told(near_oom()), Told(gpu_down(9))))
+TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
+HOSTILE = Message("box1", "docs", (Told(near_oom("<!channel>\r\nBcc: eve@example.com\n\nGröße模", owner="a\nb")),))
+
+
+def send(settings: Notify, message: Message = MESSAGE) -> None:
+    """Send a message to the one target of the settings."""
+    (target,) = targets(settings, "box1")
+    target.send(message)
+
+
+def refusal(settings: Notify) -> DeliveryError:
+    """Return what is said of a message that does not get through."""
+    with pytest.raises(DeliveryError) as raised:
+        send(settings)
+    return raised.value
+
+
+def test_webhook(tmp_path: Path) -> None:
+    """A webhook gets JSON with what matters, and the token that is its own."""
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    with http_receiver() as server:
+        url = Secret(text=f"{server.url}/alerts?room=gpu")
+        send(Notify(webhook=(url,), webhook_token=Secret(file=tmp_path / "token")))
+        got = server.next()
+    assert got.path == "/alerts?room=gpu"
+    assert got.headers["Authorization"] == f"Bearer {TOKEN}"
+    assert got.headers["Content-Type"] == "application/json"
+    run = next(each for each in got.content["firing"] if each["alert"] == "RunNearOutOfMemory")
+    assert (run["labels"]["run_name"], run["labels"]["gpu"], run["owner"]) == ("resnet50", "3", OWNER)
+    assert "1.2 GiB" in run["description"]
+    assert run["do"].startswith("Save a checkpoint now.")
+
+
+def test_webhook_with_user() -> None:
+    """A user and a password in an address are shown to its server as such."""
+    with http_receiver() as server:
+        send(Notify(webhook=(Secret(text=server.url.replace("://", "://us%40er:pass@")),)))
+        assert server.next().headers["Authorization"] == "Basic dXNAZXI6cGFzcw=="
+
+
+def test_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slack gets one text, in which a run's name calls nobody; its address may stand in the environment."""
+    with http_receiver() as server:
+        monkeypatch.setenv("SLACK_URL", f"{server.url}/services/T0/B0/{TOKEN}")
+        send(Notify(slack=(Secret(variable="SLACK_URL"),)))
+        got = server.next()
+        assert got.path == f"/services/T0/B0/{TOKEN}"
+        for part in ("*[CRITICAL] box1: 2 alerts", "resnet50", "GPU 9", "1.2 GiB", OWNER, "*Do:* Save a checkpoint"):
+            assert part in got.content["text"]
+        send(Notify(slack=(Secret(variable="SLACK_URL"),)), HOSTILE)
+        text = server.next().content["text"]
+        assert "<!channel>" not in text
+        assert "&lt;!channel&gt; Bcc: eve@example.com".replace("@", "@\u2060") in text
+
+
+def test_refusing_server() -> None:
+    """What a server says against a message is told, without the address, which is a secret."""
+    with http_receiver() as server:
+        server.status, server.answer = 403, b"invalid_token /services/" + TOKEN.encode()
+        error = refusal(Notify(slack=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
+        assert str(error) == "the server answers 403: invalid_token /[hidden]/[hidden]"
+        assert error.refused
+
+
+def test_busy_server() -> None:
+    """A server that asks for time gets it."""
+    with http_receiver() as server:
+        server.status, server.answer, server.headers = 429, b"", {"Retry-After": "42"}
+        error = refusal(Notify(webhook=(Secret(text=server.url),)))
+    assert (str(error), error.wait, error.refused) == ("the server answers 429 (Too Many Requests)", 42.0, False)
+
+
+def test_sends_nothing_on() -> None:
+    """A server that points elsewhere does not get the message, or the token, carried there."""
+    with http_receiver() as server, http_receiver() as elsewhere:
+        server.status, server.headers = 302, {"Location": elsewhere.url}
+        assert "it sends on to another address" in str(refusal(Notify(webhook=(Secret(text=server.url),))))
+        assert elsewhere.asked == 0
+
+
+def test_nobody_answers() -> None:
+    """A port where nobody listens, a name that nobody has, and a server that says nothing are told as such."""
+    nobody = Secret(text=f"http://127.0.0.1:{free_port()}/{TOKEN}")
+    assert str(refusal(Notify(webhook=(nobody,)))) == "Connection refused"
+    assert "name is not known" in str(refusal(Notify(webhook=(Secret(text="http://gpuwarden.invalid/x"),))))
+    with silent_receiver() as port:
+        silent = Notify(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.2)
+        assert str(refusal(silent)) == "no answer within 0.2 s"
+
+
+def test_http_over_tls(tmp_path: Path) -> None:
+    """A certificate is trusted where notify.ca_file names it, and nothing is said to a server without."""
+    made = certificate(tmp_path)
+    with http_receiver(made) as server:
+        url = Secret(text=f"{server.url}/{TOKEN}")
+        assert "its certificate is not trusted" in str(refusal(Notify(slack=(url,))))
+        assert server.asked == 0
+        send(Notify(slack=(url,), ca_file=OptionalPath(made.file)))
+        assert "resnet50" in server.next().content["text"]
+
+
+def test_http_address_that_went_bad(tmp_path: Path) -> None:
+    """A file that lost its address is told by its name, and not by what is in it."""
+    settings = Notify(slack=(Secret(file=tmp_path / "url"),))
+    assert str(refusal(settings)) == f"the file {tmp_path}/url cannot be read: No such file or directory"
+    (tmp_path / "url").write_text(TOKEN)
+    assert str(refusal(settings)) == f"the file {tmp_path}/url holds no address that begins with https://"
+
+
+def mail_settings(port: int) -> Notify:
+    """Return settings for two people's mail through a server of this machine."""
+    to = ("ops@example.com", "ml@example.com")
+    return Notify(mail_to=to, mail_server=Address("127.0.0.1", port), mail_security="none", timeout=5)
+
+
+def test_mail() -> None:
+    """One mail goes to all, with all that matters in its subject and its text."""
+    with mail_receiver() as server:
+        send(mail_settings(server.port))
+        mail = server.next()
+    assert server.to == [["ops@example.com", "ml@example.com"]]
+    assert mail["To"] == "ops@example.com, ml@example.com"
+    assert mail["From"] == "gpuwarden <gpuwarden@box1>"
+    assert mail["Subject"].startswith("[CRITICAL] box1: 2 alerts: GpuDown: GPU 9; RunNearOutOfMemory: run resnet50")
+    assert (mail["Auto-Submitted"], mail["Importance"]) == ("auto-generated", "high")
+    text = mail.get_content().replace("\r\n", "\n")
+    for part in ("Run resnet50 (77-1)", "GPU 9 (", "1.2 GiB", f"Owner: {OWNER}.", "\nDo: Save a checkpoint now."):
+        assert part in text
+
+
+def test_mail_with_hostile_name() -> None:
+    """A run's name adds no header to a mail, and any script arrives."""
+    with mail_receiver() as server:
+        send(mail_settings(server.port), HOSTILE)
+        mail = server.next()
+    assert mail["Bcc"] is None
+    assert "<!channel> Bcc: eve@example.com Größe模" in mail["Subject"]
+    assert "Größe模" in mail.get_content()
+    assert server.to == [["ops@example.com", "ml@example.com"]]
+
+
+def test_mail_over_starttls_with_password(tmp_path: Path) -> None:
+    """A password is read from its file, and sent to a server that is known, over TLS."""
+    made = certificate(tmp_path)
+    (tmp_path / "password").write_text("s3cret-password\n")
+    with mail_receiver(starttls=made, passwords={"alerts": "s3cret-password"}) as server:
+        settings = replace(
+            mail_settings(server.port),
+            mail_security="starttls",
+            mail_user="alerts",
+            mail_password=Secret(file=tmp_path / "password"),
+            ca_file=OptionalPath(made.file),
+        )
+        send(settings)
+        assert "resnet50" in server.next().get_content()
+        assert server.secure == [True]
+        assert "not trusted" in str(refusal(replace(settings, ca_file=OptionalPath(None))))
+        (tmp_path / "password").write_text("wr0ng-password")
+        error = refusal(settings)
+        assert "refuses the user or the password: 535" in str(error)
+        assert "wr0ng-password" not in str(error)
+        assert error.refused
+
+
+def test_mail_over_tls(tmp_path: Path) -> None:
+    """A server that speaks TLS from the begin is spoken to so."""
+    made = certificate(tmp_path)
+    with mail_receiver(tls=made) as server:
+        send(replace(mail_settings(server.port), mail_security="tls", ca_file=OptionalPath(made.file)))
+        assert "resnet50" in server.next().get_content()
+
+
+def test_mail_is_not_sent_in_the_clear() -> None:
+    """A server without STARTTLS gets nothing where that is asked for."""
+    with mail_receiver() as server:
+        assert "STARTTLS" in str(refusal(replace(mail_settings(server.port), mail_security="starttls")))
+        with pytest.raises(queue.Empty):
+            server.got.get_nowait()
+
+
+def test_refused_addresses() -> None:
+    """An address that is refused is told, and costs the others nothing."""
+    with mail_receiver() as server:
+        server.refused = {"ml@example.com"}
+        error = refusal(mail_settings(server.port))
+        assert isinstance(error, SentInPartError)
+        assert str(error) == "sent, but not to ml@example.com: 550 5.1.1 no such user here"
+        assert "resnet50" in server.next().get_content()
+        server.refused = {"ml@example.com", "ops@example.com"}
+        error = refusal(mail_settings(server.port))
+        assert "the server refuses ml@example.com: 550" in str(error)
+        assert error.refused
+
+
+def test_mail_server_that_hangs() -> None:
+    """A mail server that says nothing, or is none, is given up."""
+    with silent_receiver() as port:
+        assert "no answer within 0.2 s" in str(refusal(replace(mail_settings(port), timeout=0.2)))
+    assert "refused" in str(refusal(mail_settings(free_port())))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
+def test_apprise() -> None:
+    """What apprise knows is told through it; here a web server that takes apprise's own JSON."""
+    pytest.importorskip("apprise")
+    with http_receiver() as server:
+        send(Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
+        got = server.next()
+        assert got.content["title"].startswith("[CRITICAL] box1: 2 alerts")
+        assert got.content["type"] == "failure"
+        for part in ("resnet50", "GPU 9", "1.2 GiB", OWNER, "Do: Save a checkpoint now."):
+            assert part in got.content["message"]
+        server.status = 500
+        error = refusal(Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
+        assert "500" in str(error)
+        assert TOKEN not in str(error)
+    assert "does not know" in str(refusal(Notify(apprise=(Secret(text="nosuch://x/"),))))
+
+
+def test_places_are_no_secrets() -> None:
+    """How a target is called in the log and in counters tells nothing of its secret."""
+    config = parse(
+        json.dumps(
+            {
+                "notify": {
+                    "webhook": [f"https://u:p4ssword@h.example.com/{TOKEN}", f"https://h.example.com/{TOKEN}"],
+                    "slack": f"https://hooks.slack.com/services/{TOKEN}",
+                    "mail_to": ["a@example.com"],
+                    "mail_server": "smtp.example.com:587",
+                    "apprise": f"tgram://{TOKEN}/1",
+                }
+            }
+        ),
+        "f",
+    )
+    assert [(each.name, each.place) for each in targets(config.notify, "box1")] == [
+        ("webhook", "webhook at h.example.com"),
+        ("webhook-2", "webhook at h.example.com"),
+        ("slack", "Slack's webhook at hooks.slack.com"),
+        ("mail", "mail to a@example.com through smtp.example.com:587"),
+        ("apprise", "apprise's tgram"),
+    ]
+    assert TOKEN not in repr(config)

@@ -1,0 +1,182 @@
+"""`fit_with_oom_retry` in real training with real out-of-memories (oom_retry_cases.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAINING_TIME = 600  # seconds: TensorFlow waits 10 s for memory before it gives up
+CASES = (
+    "two_retries",
+    "later",
+    "effective",
+    "validation",
+    "before_the_first_epoch",
+    "validated",
+    "exhausted",
+    "other_errors",
+    "arguments",
+)
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+
+
+def play(folder: Path, *cases: str, script: str = "oom_retry_cases.py", **environment: str) -> dict[str, Any]:
+    """Play cases in one process and give what each saw."""
+    played = subprocess.run(
+        [sys.executable, Path(__file__).with_name(script), folder, *cases],
+        capture_output=True,
+        text=True,
+        timeout=TRAINING_TIME,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert played.returncode == 0, played.stderr[-4000:]
+    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Play all cases."""
+    return play(tmp_path_factory.mktemp("retries"), *CASES)
+
+
+@pytest.fixture
+def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
+    """Give what the case named by the test saw and what was logged."""
+    played = cases[request.function.__name__.removeprefix("test_")]
+    assert "raised" not in played, played["raised"]
+    return played
+
+
+def test_two_retries(case: Any) -> None:
+    """After two out-of-memories the result is that of a fit which has had the third batch size all along."""
+    saw = case["saw"]
+    assert saw["losses"][0] == pytest.approx(saw["losses"][1], rel=1e-4)
+    assert saw["alike"]
+    assert (saw["epochs"], saw["sizes"], saw["retries"]) == ([0, 1], {"0": 2048, "1": 2048}, 2)
+    assert saw["returned"]  # it is the model's history too
+    assert saw["hooks"] == ["begin", "epoch 0", "epoch 1", "end"]
+    assert saw["told"] == [2, 8, {"device_oom": 2}]
+    anew = "going on from the epoch's begin"
+    assert case["said"] == [
+        f"out of memory with batch size=8192 in epoch=0: {anew} with batch size=4096, try=2 of 4",
+        f"out of memory with batch size=4096 in epoch=0: {anew} with batch size=2048, try=3 of 4",
+    ]
+
+
+def test_later(case: Any) -> None:
+    """An out-of-memory of a later epoch costs that epoch alone, which begins anew as a plain fit would go on."""
+    saw = case["saw"]
+    assert saw["sizes"] == {"0": 1024, "1": 512, "2": 512}
+    assert saw["losses"][0] == pytest.approx(saw["losses"][1], rel=1e-4)
+    assert saw["alike"]
+    assert saw["best"][0] == saw["best"][1]  # EarlyStopping knows all epochs
+    assert saw["kept"]
+
+
+def test_effective(case: Any) -> None:
+    """With the effective batch kept, it is what an optimizer does that accumulates from its making on."""
+    saw = case["saw"]
+    assert saw["sizes"] == {"0": 2048, "1": 2048}
+    assert saw["updates"] == [4, 4]
+    assert saw["weights"]
+    assert saw["moments"]
+
+
+def test_validation(case: Any) -> None:
+    """Where validation runs out of memory a smaller batch helps if it is validation's too, and else is not tried."""
+    saw = case["saw"]
+    assert saw["own"]["type"] == "ResourceExhaustedError"
+    assert ["function of the batch size" in each for each in saw["own"]["notes"]] == [True] * (
+        sys.version_info >= (3, 11)
+    )
+    assert saw["sizes"] == {"0": 512}
+    assert saw["logs"] == ["loss", "val_loss"]
+
+
+def test_before_the_first_epoch(case: Any) -> None:
+    """It is raised as it is: there is nothing yet to go back to, least of all what a file of before holds."""
+    saw = case["saw"]
+    assert (saw["type"], saw["same"]) == ("ResourceExhaustedError", True)
+    assert case["said"] == [
+        "fit_with_oom_retry: out of memory before the first epoch had begun, which no smaller batch changes"
+    ]
+
+
+def test_validated(case: Any) -> None:
+    """Validation sees as many examples as before, in batches that shrink along with those of training."""
+    saw = case["saw"]
+    for name, size, examples in (
+        ("arrays", 4096, 2048),
+        ("part", 512, 2048),
+        ("steps", 512, 1024),
+    ):
+        of_training, batches = saw[name]
+        assert of_training < 4096, name
+        assert batches == examples // (size * of_training // 4096), name
+
+
+def test_exhausted(case: Any) -> None:
+    """After the last try, or where no batch is left that may be tried, the out-of-memory is raised as it is."""
+    saw = case["saw"]
+    assert saw["asked"] == [8, 4]
+    for each in (saw["last"], saw["smallest"]):
+        assert each["type"] == "ResourceExhaustedError"
+        assert "OOM when allocating tensor" in each["text"]
+    assert [each for each in case["said"] if each.startswith("fit_with_oom_retry")] == [
+        "fit_with_oom_retry: out of memory with batch size 4, in the last of 2 tries",
+        "fit_with_oom_retry: out of memory with batch size 4096, and none is left that is smaller",
+    ]
+
+
+def test_other_errors(case: Any) -> None:
+    """Any other error is raised at once, as it is."""
+    saw = case["saw"]
+    assert case["said"] == []
+    assert (saw["error"]["type"], saw["error"]["text"]) == ("ValueError", "from a callback")
+    assert (saw["host"]["type"], saw["interrupt"]["type"]) == ("MemoryError", "KeyboardInterrupt")
+    for name in ("error", "host", "interrupt"):
+        assert saw[name]["hooks"] == ["begin", "epoch 0"]
+    assert (saw["dataset"]["type"], saw["dataset"]["text"]) == ("LookupError", "no such data")
+    assert saw["fixed"]["text"] == "make_dataset: asked for batches of 64, got a dataset with batches of 32"
+
+
+def test_arguments(case: Any) -> None:
+    """What it cannot work with is refused before anything is done, by the argument's name."""
+    saw = case["saw"]
+    begins = {
+        "workers": "fit_with_oom_retry works in one process alone: this one is a worker of 2",
+        "smallest": "batch_size: want 16 or more",
+        "uncompiled": "model: compile it first",
+        "unbuilt": "model: build it first",
+        "schedule": "keep_effective_batch: the optimizer has a LearningRateSchedule",
+        "average": "keep_effective_batch: the optimizer's moving average",
+        "callbacks": "callbacks: BackupAndRestore does not go with",
+    }
+    for name, each in saw.items():
+        assert each["type"] in ("ValueError", "TypeError"), name
+        assert each["text"].startswith(begins.get(name, f"{name}: ")), name
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_backends(backend: str, tmp_path: Path) -> None:
+    """On JAX both work as on TensorFlow; torch calls a CPU's memory the host's, so its out-of-memory is raised."""
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
+    environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    saw = play(tmp_path, script="oom_retry_backend_cases.py", **environment)
+    if backend == "torch":
+        assert all(each.startswith("RuntimeError") for each in saw.values()), saw
+        return
+    assert saw["searched"] == [[8, True, True, True]] * 2
+    assert saw["retried"] == [{"0": 8, "1": 8}, 2, True]
+    assert saw["effective"] == [{"0": 8, "1": 8}, 2, True]

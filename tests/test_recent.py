@@ -1,0 +1,206 @@
+"""What is kept of the last minutes: series for charts, and events."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.pressure import Pressure
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
+from gpuwarden.recent.events import MAX_TEXT, MOST_EVENTS, RecentEvents
+from gpuwarden.recent.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries
+from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.run import Run, SeenError
+from gpuwarden.runs.stall import Stall
+from gpuwarden.runs.verdict import Verdict
+from gpuwarden.state import State
+from snapshots import GIB, divided, gpu, snapshot
+
+
+def box(*gpus: Gpu, at: float = 1.0, **more: Any) -> State:
+    """Make a poll at a Unix time."""
+    return State(source="nvml", poll_interval=1.0, snapshot=replace(snapshot(*gpus), time=at), **more)
+
+
+def a_run(pid: int = 7, *, steps: int = 0, **more: Any) -> Run:
+    """Make a run on GPU 0 that has made so many steps."""
+    report = Report("train", steps, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {})
+    memory = {"GPU-0": DeviceMemory(GIB, GIB)}
+    known: dict[str, Any] = {
+        "memory": memory,
+        "headroom": {"GPU-0": 2.0 * GIB},
+        "up": True,
+        "current": True,
+        "began": 1.0,
+    }
+    return Run(Peer(pid, 1000, 1), Hello("unet", "none", {}), report, 1.0, **(known | more))
+
+
+def warm(index: int, used: float) -> Gpu:
+    """Make a GPU with some memory in use."""
+    whole = gpu(index)
+    return replace(whole, readings={**whole.readings, GpuReadings.memory_used_bytes: used})
+
+
+def read(series: RecentSeries, kind: Any, now: float) -> dict[Any, Any]:
+    """Return all series of a kind."""
+    return dict(series.read(kind, series.times(now)))
+
+
+def test_points_are_seldom_and_ten_minutes_of_them_are_kept() -> None:
+    """Polls of each second make a point each five; after ten minutes the oldest goes for each new one."""
+    series = RecentSeries()
+    for second in range(700):
+        series.see(box(warm(0, float(second)), at=1000.0 + second), float(second))
+    assert series.points == 140
+    times = series.timestamps(series.times(1699.0))
+    assert (len(times), times[-1] - times[0]) == (POINTS, (POINTS - 1) * EVERY_SECONDS)
+    used = read(series, "gpus", 1699.0)["GPU-0",]["memory_used_bytes"]
+    assert used == [at - 1000.0 for at in times]
+    assert series.timestamps(series.times(1695.0 + SECONDS)) == [1695.0]  # where polls failed since
+
+
+def test_what_is_not_known_is_a_gap() -> None:
+    """A GPU that did not answer, and a run before its begin, have none of those points."""
+    series = RecentSeries()
+    lost = replace(gpu(0), readings={}, fault="gpu_is_lost")
+    series.see(box(lost, at=1.0), 1.0)
+    series.see(box(warm(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
+    gpus = read(series, "gpus", 11.0)
+    assert gpus["GPU-0",] == {"memory_used_bytes": [None, 5.0], "memory_in_use_bytes": [None, GIB]}
+    assert gpus["MIG-1-0",] == {}
+    assert read(series, "runs", 11.0) == {("7-1",): {"steps": [None, 9]}}
+    device = {"memory_in_use_bytes": [None, GIB], "headroom_bytes": [None, 2 * GIB]}
+    assert read(series, "devices", 11.0) == {("7-1", "GPU-0"): device}
+
+
+def test_steps_a_second_are_of_the_last_minute() -> None:
+    """The rate follows what a run does now; one that has been seen once has none yet."""
+    series = RecentSeries()
+    series.see(box(at=0.0, runs=(a_run(steps=0),)), 0.0)
+    assert series.pace("7-1") is None
+    assert series.pace("8-1") is None
+    for point in range(1, 40):
+        series.see(box(at=5.0 * point, runs=(a_run(steps=min(point, 20) * 10),)), 5.0 * point)
+        if point == 10:
+            assert series.pace("7-1") == 2.0
+    assert series.pace("7-1") == 0.0
+
+
+def test_ended_runs_are_forgotten_when_their_points_are() -> None:
+    """Its series end with it, and are let go of ten minutes later."""
+    series = RecentSeries()
+    series.see(box(at=0.0, runs=(a_run(),)), 0.0)
+    for point in range(1, POINTS):
+        series.see(box(at=5.0 * point, runs=(a_run(up=False),)), 5.0 * point)
+    assert read(series, "runs", 5.0 * POINTS)
+    series.see(box(at=5.0 * POINTS), 5.0 * POINTS)
+    assert not read(series, "runs", 5.0 * POINTS)
+
+
+def test_memory_is_bounded() -> None:
+    """A box of 8 GPUs and 8 runs takes less than 100 KiB; of very many series some are left out, and counted."""
+    gpus = [warm(index, 1.0) for index in range(8)]
+    runs = tuple(a_run(pid) for pid in range(1, 9))
+    tracemalloc.start()
+    series = RecentSeries()
+    for point in range(POINTS + 5):
+        series.see(box(*gpus, at=5.0 * point, runs=runs), 5.0 * point)
+    taken, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 100 << 10
+    crowd = tuple(a_run(pid) for pid in range(1, 300))
+    series.see(box(*gpus, at=1e4, runs=crowd), 1e4)
+    assert len(series._subjects) == MOST_SUBJECTS
+    assert series.dropped == 8 + 2 * 299 - MOST_SUBJECTS
+
+
+def texts(events: RecentEvents) -> list[str]:
+    """Return what was told, the newest first."""
+    return [event.text for event in events.newest_first()]
+
+
+def test_each_change_is_told_once() -> None:
+    """GPUs that are lost and come back, pressure, runs, stalls, out-of-memories; nothing where nothing changes."""
+    events = RecentEvents()
+    quiet = box(gpu(0), at=1.0)
+    events.see(quiet)
+    assert texts(events) == []
+    lost = box(replace(gpu(0), fault="gpu_is_lost"), at=2.0)
+    for state in (lost, lost, replace(quiet, snapshot=replace(quiet.snapshot, time=3.0))):
+        events.see(state)
+    assert texts(events) == ["GPU 0 answers again", "GPU 0 does not answer: gpu_is_lost"]
+    levels: list[Any] = ["none", "some", "some", "critical", "none"]
+    for at, level in enumerate(levels, 4):
+        events.see(box(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
+    assert texts(events)[:3] == [
+        "memory pressure on GPU 0: none, it was critical",
+        "memory pressure on GPU 0: critical, it was some",
+        "memory pressure on GPU 0: some",
+    ]
+    assert [event.level for event in events.newest_first()][:3] == ["info", "critical", "warning"]
+
+
+def test_driver_that_falls_silent_is_told() -> None:
+    """With its fault, and once it answers again."""
+    events = RecentEvents()
+    whole = box(at=1.0)
+    events.see(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
+    events.see(box(at=2.0))
+    assert texts(events) == ["the driver answers again", "the driver does not answer: driver_not_loaded"]
+
+
+def test_xids_of_the_last_hour_are_told() -> None:
+    """By their own times, again when another one comes; what the kernel log tells of yesterday is no news."""
+    events = RecentEvents()
+    events.see(box(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
+    again = box(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
+    events.see(again)
+    events.see(again)
+    assert [(event.at, event.kind, event.level) for event in events.newest_first()] == [
+        (100_005.0, "xid", "critical"),
+        (100_000.0, "xid", "critical"),
+    ]
+
+
+def test_life_of_a_run_is_told() -> None:
+    """Its begin, a step that hangs, an out-of-memory with its verdict, and its end once that is settled."""
+    events = RecentEvents()
+    error = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5)
+    seen = SeenError(error, 3.0, {}, verdict=Verdict("leak", "It grew.", "Mend it."))
+    ending = Ending("oom_killed", "the kernel says so", 5.0)
+    life = [
+        a_run(),
+        a_run(stall=Stall(61.4, "stopped"), stalls=1),
+        a_run(stalls=1, errors=(seen,)),
+        a_run(stalls=1, errors=(replace(seen, verdict=None),)),  # the same one, judged anew
+        a_run(stalls=1, errors=(seen,), up=False, ending=ending),
+        a_run(stalls=1, errors=(seen,), up=False, ending=replace(ending, settled=True)),
+    ]
+    for run in life:
+        events.see(box(gpu(0), at=2.0, runs=(run,)))
+        events.see(box(gpu(0), at=2.0, runs=(run,)))
+    assert texts(events) == [
+        "run unet ended: oom killed (the kernel says so)",
+        "run unet is out of device memory: leak. It grew.",
+        "run unet has made no step for 61 s (stopped)",
+        "run unet begins",
+    ]
+    assert {event.run_id for event in events.newest_first()} == {"7-1"}
+    events.see(box(gpu(0), at=9.0))
+    assert not events._runs
+
+
+def test_events_are_bounded() -> None:
+    """The newest stay; a text that is long is cut."""
+    events = RecentEvents()
+    for pid in range(1, 2 * MOST_EVENTS):
+        long = Ending("failed", "why " * 500, float(pid), settled=True)
+        events.see(box(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
+    assert len(events.newest_first()) == MOST_EVENTS
+    assert max(len(text) for text in texts(events)) == MAX_TEXT
+    assert events.newest_first()[0].at == 2 * MOST_EVENTS - 1

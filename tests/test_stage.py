@@ -1,0 +1,133 @@
+"""Where in a program an exception was raised, and what a model tells of its memory, with the real frameworks."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuwarden.client.errors import describe
+from gpuwarden.client.model_memory import with_model
+from gpuwarden.client.stage import MOST_FRAMES, stage_of
+from gpuwarden.protocol import Allocation, Error
+
+OOM = "OOM when allocating tensor with shape[4,5] and type float on /device:GPU:0 by allocator GPU_0_bfc"
+
+
+def raised(file: str, *functions: str) -> BaseException:
+    """Raise an out-of-memory from functions of such names in a module at that place."""
+    source = "".join(
+        f"def {name}():\n    {f'{inner}()' if inner else 'raise MemoryError'}\n"
+        for name, inner in zip(functions, (*functions[1:], ""), strict=True)
+    )
+    names: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), names)  # noqa: S102 - source of this test
+    try:
+        names[functions[0]]()
+    except MemoryError as error:
+        return error
+    raise AssertionError
+
+
+PLACE = "/venv/lib/python3.12/site-packages/"
+
+
+@pytest.mark.parametrize(
+    ("module", "functions", "stage"),
+    [
+        ("torch/nn/modules/module.py", ["_call_impl"], "forward"),
+        ("torch/nn/modules/module.py", ["to", "convert"], "weights"),
+        ("torch/nn/modules/module.py", ["_wrapped_call_impl", "_apply"], "weights"),
+        ("torch/optim/adamw.py", ["step", "_init_group"], "optimizer"),
+        ("torch/autograd/graph.py", ["_engine_run_backward"], "backward"),
+        ("torch/utils/data/dataloader.py", ["__next__"], "input"),
+        ("keras/src/layers/layer.py", ["build_wrapper"], "weights"),
+        ("keras/src/optimizers/base_optimizer.py", ["build"], "optimizer"),
+        ("keras/src/trainers/data_adapters/array_slicing.py", ["slice"], "input"),
+        ("tensorflow/python/data/ops/iterator_ops.py", ["__next__"], "input"),
+        ("torch/functional.py", ["einsum"], None),
+        ("mine/torch/optim/adamw.py", ["step"], None),
+    ],
+)
+def test_stage(module: str, functions: list[str], stage: str | None) -> None:
+    """The innermost frame of a framework's that has a meaning says where it was."""
+    assert stage_of(raised(PLACE + module, *functions)) == stage
+
+
+def test_stage_of_a_program_without_frameworks() -> None:
+    """A program's own functions say nothing, however they are called; nor does an exception never raised."""
+    assert stage_of(raised("/home/alice/train.py", "forward", "backward")) is None
+    assert stage_of(MemoryError()) is None
+
+
+def test_stage_of_deep_recursion() -> None:
+    """Of a very long traceback the innermost frames are looked at."""
+    names: dict[str, Any] = {}
+    source = "def step(depth):\n    step(depth - 1) if depth else fail()\n"
+    exec(compile(source, f"{PLACE}torch/optim/sgd.py", "exec"), names)  # noqa: S102 - source of this test
+
+    def fail(depth: int = MOST_FRAMES) -> None:
+        if depth:
+            fail(depth - 1)
+        raise MemoryError
+
+    names["fail"] = fail
+    with pytest.raises(MemoryError) as caught:
+        names["step"](3)
+    assert stage_of(caught.value) is None
+
+
+def test_error_has_its_stage() -> None:
+    """An out-of-memory is described with it, another error is not."""
+    out_of_memory = raised(f"{PLACE}torch/optim/adamw.py", "step")
+    assert describe(out_of_memory, "train", 0).stage == "optimizer"
+    other = ValueError("no").with_traceback(out_of_memory.__traceback__)
+    assert describe(other, "train", 0).stage is None
+
+
+def oom(shape: str | None) -> Error:
+    """Make an out-of-memory for a shape."""
+    return Error("device_oom", "ResourceExhaustedError", OOM, "train", 3, (Allocation(80, shape),))
+
+
+def variable(*shape: int | None, dtype: str = "float32") -> Any:
+    """Make what a framework calls a variable."""
+    return SimpleNamespace(shape=shape, dtype=dtype)
+
+
+def test_model() -> None:
+    """Each variable of model and optimizer counts once by its type's width, whoever names it."""
+    kernel, half, flag = variable(4, 5), variable(100, dtype="bfloat16"), variable(8, dtype="bool")
+    slot = variable(4, 5)
+    model = SimpleNamespace(
+        variables=[kernel, half, flag],
+        trainable_variables=[kernel],
+        optimizer=SimpleNamespace(variables=lambda: [slot, kernel, variable(None, 2)]),
+    )
+    told = with_model(oom("4,5"), model)
+    assert (told.weights, told.trainable, told.like_weight) == (80 + 200 + 8 + 80, 80, True)
+    assert with_model(oom("20"), model).like_weight is False
+    assert with_model(oom(None), model).like_weight is None
+    assert with_model(oom("4,5"), SimpleNamespace()) == oom("4,5")
+    other = Error("other", "ValueError", "no", "train", 3)
+    assert with_model(other, model) == other
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_model_of_keras() -> None:
+    """A real model with Adam: weights, two slots of each, and some scalars."""
+    import keras  # noqa: PLC0415 - takes seconds
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1000), keras.layers.BatchNormalization()])
+    model.compile(optimizer="adam", loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    told = with_model(oom("4,1000"), model)
+    trainable = 4 * (4000 + 1000 + 1000 + 1000)
+    assert told.trainable == trainable
+    assert told.weights is not None
+    assert 3 * trainable + 8000 <= told.weights <= 3 * trainable + 8000 + 64
+    assert told.like_weight is True
+    assert "tensorflow" in sys.modules or keras.backend.backend() != "tensorflow"

@@ -1,0 +1,333 @@
+"""`/api/v1/state` and `/api/v1/history`: what programs get of the box, and that it is what docs/state.md says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import Daemon, ending, fetch, until
+
+from gpuwarden import thresholds
+from gpuwarden.api.box import MOST_PROCESSES, MOST_TROUBLES, STATE, Seen, write_state
+from gpuwarden.api.form import Form, Key, plain
+from gpuwarden.api.history import HISTORY
+from gpuwarden.api.reference import state_markdown
+from gpuwarden.api.runs import MOST_RUNS
+from gpuwarden.config import load
+from gpuwarden.daemon import Daemon as Warden
+from gpuwarden.gpu.owners import Holder, Owners
+from gpuwarden.gpu.snapshot import GpuProcess, XidCount
+from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.host import Host, Space
+from gpuwarden.metric import Readings
+from gpuwarden.pressure import Pressure, RunPressure
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.recent.events import RecentEvents
+from gpuwarden.recent.series import RecentSeries
+from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.forecast import TimeLeft
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run import Run
+from gpuwarden.runs.stall import Stall
+from gpuwarden.runs.verdict import Verdict
+from gpuwarden.sources import open_source
+from gpuwarden.state import State
+from gpuwarden.web import Request
+from mock_nvml import MockNvml
+from snapshots import GIB, divided, gpu, snapshot
+
+REQUEST = Request("GET", "/api/v1/state", "", {})
+REPORT = Report("train", 9, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, input_wait_seconds=1.0, input_observed_seconds=4.0)
+
+
+def box(*gpus: Any, **more: Any) -> State:
+    """Make a poll of a box."""
+    return State(source="nvml", poll_interval=1.0, snapshot=snapshot(*gpus), **more)
+
+
+def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str = "GPU-0", **more: Any) -> Run:
+    """Make a run on a GPU."""
+    memory = {uuid: DeviceMemory(in_use, in_use)}
+    known: dict[str, Any] = {
+        "memory": memory,
+        "headroom": {uuid: left},
+        "devices": (uuid,),
+        "up": True,
+        "current": True,
+    }
+    return Run(Peer(pid, 1000, 1), Hello("unet", "none", {}), REPORT, 1.0, **(known | more))
+
+
+def answer(state: State, events: RecentEvents | None = None) -> dict[str, Any]:
+    """Return what the API says of a poll."""
+    seen = Seen(state, RecentSeries(), events or RecentEvents(), str, Path("/run/gpuwarden/run.sock"), 1.0)
+    return dict(json.loads(write_state(seen), parse_constant=pytest.fail))
+
+
+def check(form: Form[Any], value: dict[str, Any]) -> None:
+    """Hold an object to its form: no key that it does not name, and each that is there always."""
+    keys = {key.name: key for key in form.keys}
+    assert value.keys() <= keys.keys(), form.title
+    assert {key.name for key in form.keys if key.always} <= value.keys(), form.title
+    for name, part in value.items():
+        for each in _objects(keys[name], part):
+            check(keys[name].part or pytest.fail(name), each)
+
+
+def _objects(key: Key[Any], value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from value
+    elif isinstance(value, dict) and key.part is not None:
+        inner = list(value.values())
+        by_name = inner and key.part.title.endswith(("by UUID", "by its id"))
+        yield from inner if by_name else [value]
+
+
+def full() -> State:
+    """Make a poll in which nearly everything is known."""
+    held = gpu(0, held={7: 50 * GIB, 8: None})
+    readings: dict[Any, Any] = {
+        **held.readings,
+        GpuReadings.memory_used_bytes: 70 * GIB,
+        GpuReadings.memory_used_peak_bytes: {("1m",): 71 * GIB},
+        GpuReadings.temperature_celsius: {("core",): 61.0, ("memory",): nan},
+        GpuReadings.clock_event_active: {("sw_power_cap",): 1.0, ("hw_slowdown",): 0.0},
+        GpuReadings.row_remap_pending: 1.0,
+        GpuReadings.ecc_errors_total: {("corrected", "volatile", "dram"): 2.0, ("corrected", "volatile", "l2"): 1.0},
+    }
+    whole = replace(held, readings=readings, xids={79: XidCount(2, 0.5), 13: XidCount(1, -1e5)})
+    mig = divided(1, free=[5 * GIB, 6 * GIB], held={9: 0})
+    grows = Growth(1e6, 1e6, 1e6, 0.0, 60.0, 60 << 20, "steady", left=TimeLeft(50.0, 40.0, None))
+    run = a_run(
+        growth={"GPU-0": grows},
+        host_growth=grows,
+        stall=Stall(61.0, "stopped"),
+        verdict=Verdict("leak", "It grew.", "Mend it."),
+        last_errors={"device_oom": 0.0},
+    )
+    dead = a_run(
+        8, uuid="MIG-1-0", up=False, current=False, ending=Ending("oom_killed", "the kernel", 1.0, settled=True)
+    )
+    pressure = Pressure(
+        {("GPU-0", "memory"): "critical", ("GPU-0", "thermal"): "none"},
+        {("7-1", "GPU-0"): RunPressure("critical", GIB, 9 * GIB, 50.0)},
+    )
+    owners = Owners({("GPU-0", "user", "ada"): 50 * GIB, ("GPU-1", "user", "bob"): 1}, holders={7: Holder("ada")})
+    host = Host(memory_size=64 * GIB, swap=Space(1, 0), cpu_seconds={("busy",): 1.234}, oom_kills=0)
+    return box(whole, mig, gpu(2), runs=(dead, run), pressure=pressure, owners=owners, host=host)
+
+
+def test_answer_has_the_form_that_is_documented() -> None:
+    """Each key is in docs/state.md, and what is there always is there: with all known, and with nothing."""
+    events = RecentEvents()
+    events.see(full())
+    check(STATE, answer(full(), events))
+    check(STATE, answer(box()))
+    check(STATE, answer(replace(box(), snapshot=replace(snapshot(), fault="driver_not_loaded", driver=None))))
+    written = state_markdown()
+    for form in (*STATE.parts(), *HISTORY.parts()):
+        assert f"## {form.title}\n" in written
+        assert all(f"| `{key.name}` |" in written and key.meaning.endswith(".") for key in form.keys)
+
+
+def test_gpu_as_the_poll_has_it() -> None:
+    """Readings in base units, by label where they have one; a reading that is no number is none."""
+    seen = answer(full())["gpus"][0]
+    assert seen["memory_size_bytes"] == 80 * GIB
+    assert seen["memory_used_peak_bytes"] == {"1m": 71 * GIB}
+    assert seen["temperature_celsius"]["core"] == 61
+    assert seen["clock_event_reasons"] == ["sw_power_cap"]
+    assert seen["row_remap_pending"] is True
+    assert seen["ecc_errors"] == {"corrected": {"volatile": 3}}
+    assert seen["pressure"] == {"memory": "critical", "thermal": "none"}
+    assert [each["xid"] for each in seen["xids"]] == [79]  # the other one is older than an hour
+    assert seen["owners"] == [{"kind": "user", "name": "ada", "memory_bytes": 50 * GIB}]
+    assert (seen["condition"], seen["status"]) == ("critical", "up")
+    assert [each["level"] for each in seen["troubles"]] == ["critical", "critical", "warning"]
+
+
+def test_absent_is_absent() -> None:
+    """What is not known has no key, never a null; a GPU that does not answer keeps who it is."""
+    lost = replace(gpu(0), fault="gpu_is_lost", readings={})
+    asleep = replace(gpu(1), asked=False, readings={})
+    state = box(lost, asleep)
+    state = replace(state, snapshot=replace(state.snapshot, asleep={"GPU-1": True}))
+    first, second = answer(state)["gpus"]
+    assert first.keys() == {
+        *("uuid", "index", "name", "pci_bus_id", "status", "fault", "fault_advice"),
+        *("condition", "troubles"),
+        "last_success_timestamp_seconds",
+    }
+    assert (first["status"], first["condition"], first["fault"]) == ("fault", "critical", "gpu_is_lost")
+    assert (second["status"], second["condition"]) == ("asleep", "unknown")
+    assert "null" not in json.dumps(answer(full()))
+
+
+def test_box_is_as_bad_as_the_worst_of_it() -> None:
+    """Its troubles are the driver's, the GPUs' and those of runs that go on or have just ended, the worst first."""
+    hot: Readings = {GpuReadings.temperature_celsius: {("core",): 91.0}, GpuReadings.temperature_margin_celsius: -2.0}
+    slowed: Readings = {
+        GpuReadings.clock_event_active: {("hw_slowdown",): 1.0, ("sw_thermal_slowdown",): 1.0, ("gpu_idle",): 1.0}
+    }
+    pressure = Pressure(
+        {("GPU-1", "thermal"): "critical", ("GPU-2", "memory"): "some"},
+        {("7-1", "GPU-2"): RunPressure("some", GIB, 15 * GIB)},
+    )
+    dead = a_run(8, up=False, ending=Ending("oom_killed", "the kernel", 1.0, settled=True))
+    long_dead = a_run(9, up=False, ending=Ending("oom_killed", "the kernel", -thresholds.DIED_SECONDS, settled=True))
+    gpus = (gpu(0), replace(gpu(1), readings={**hot, **slowed}), gpu(2))
+    seen = answer(box(*gpus, runs=(dead, long_dead), pressure=pressure))
+    assert seen["condition"] == "critical"
+    assert seen["troubles"] == [
+        {
+            "level": "critical",
+            "text": "thermal pressure critical: 91 °C, 2 °C above slowdown",
+            "name": "GPU 1",
+            "uuid": "GPU-1",
+        },
+        {"level": "warning", "text": "slowed down: hw_slowdown, sw_thermal_slowdown", "name": "GPU 1", "uuid": "GPU-1"},
+        {
+            "level": "warning",
+            "text": "memory pressure some: 1.00 GiB of headroom, 6.2 %",
+            "name": "GPU 2",
+            "uuid": "GPU-2",
+        },
+        {"level": "warning", "text": "oom killed 0s ago", "name": "run unet", "run_id": "8-1"},
+    ]
+    assert answer(box(gpu(0)))["condition"] == "ok"
+    assert "troubles" not in answer(box(gpu(0)))
+    assert answer(box())["condition"] == answer(box(replace(gpu(0), asked=False)))["condition"] == "unknown"
+    gone = answer(replace(box(), snapshot=replace(snapshot(), fault="driver_not_loaded")))
+    assert gone["condition"] == "critical"
+    assert gone["troubles"] == [
+        {"level": "critical", "text": "does not answer: driver_not_loaded", "name": "the driver"}
+    ]
+    crowd = tuple(replace(gpu(n), fault="gpu_is_lost", readings={}) for n in range(MOST_TROUBLES + 2))
+    seen = answer(box(*crowd))
+    assert (len(seen["troubles"]), seen["troubles_dropped"]) == (MOST_TROUBLES, 2)
+
+
+def test_thresholds_say_when_a_poll_is_old() -> None:
+    """A minute, or three polls where those are rare."""
+    assert answer(box())["thresholds"]["poll_stale_seconds"] == 60
+    assert answer(replace(box(), poll_interval=100.0))["thresholds"]["poll_stale_seconds"] == 300
+
+
+def test_headroom_of_a_device_is_its_tightest_runs() -> None:
+    """The run with the smallest share left counts; without a run free memory does; with one that is unknown nothing."""
+    wide, tight = a_run(7, in_use=GIB, left=2 * GIB), a_run(8, in_use=30 * GIB, left=3 * GIB)
+    seen = answer(box(gpu(0), gpu(1), runs=(wide, tight)))["gpus"]
+    assert (seen[0]["headroom_bytes"], seen[0]["headroom_run_id"]) == (3 * GIB, "8-1")
+    assert seen[0]["headroom_ratio"] == round(1 / 11, 6)
+    assert seen[0]["memory_in_use_bytes"] == 31 * GIB
+    assert (seen[1]["headroom_bytes"], "headroom_run_id" in seen[1]) == (10 * GIB, False)
+    (unknown,) = answer(box(gpu(0), runs=(a_run(headroom={}),)))["gpus"]
+    assert "headroom_bytes" not in unknown
+
+
+def test_mig_instances_stand_in_their_gpu() -> None:
+    """Each has its own memory, headroom and pressure."""
+    mig = divided(1, free=[5 * GIB, 6 * GIB])
+    state = box(mig, runs=(a_run(uuid="MIG-1-1"),), pressure=Pressure({("MIG-1-1", "memory"): "some"}))
+    (seen,) = answer(state)["gpus"]
+    one, other = seen["mig"]
+    assert (one["headroom_bytes"], one["memory_free_bytes"]) == (5 * GIB, 5 * GIB)
+    assert (other["headroom_bytes"], other["headroom_run_id"], other["pressure"]) == (GIB, "7-1", {"memory": "some"})
+    assert seen["condition"] == "warning"
+    assert MigReadings.memory_free_bytes in mig.mig[0].readings
+
+
+def test_run_as_it_stands() -> None:
+    """Memory, forecast, pressure and verdict by device; what ended says how, and has nothing that is so now."""
+    going, ended = answer(full())["runs"]
+    (device,) = going["devices"]
+    assert (device["uuid"], device["headroom_bytes"], device["headroom_ratio"]) == ("GPU-0", GIB, 0.1)
+    assert (device["seconds_to_oom"], device["seconds_to_oom_lower"]) == (50, 40)
+    assert "seconds_to_oom_upper" not in device
+    assert device["pressure"] == "critical"
+    assert going["input_wait_ratio"] == 0.25
+    assert going["stall"] == {"seconds": 61, "cause": "stopped"}
+    assert going["verdict"]["name"] == "leak"
+    assert going["receipt"] == "/api/v1/runs/7-1"
+    assert going["condition"] == "critical"
+    assert (ended["up"], ended["outcome"], ended["condition"]) == (False, "oom_killed", "warning")
+    assert "phase" not in ended
+
+
+def test_what_is_too_much_is_left_out_and_counted() -> None:
+    """Of very many runs and processes those stay that matter most."""
+    bad = a_run(9999, left=0.0)
+    runs = (*(a_run(pid, began=float(pid)) for pid in range(1, MOST_RUNS + 5)), bad)
+    crowd = replace(gpu(0), processes=tuple(GpuProcess(pid, "compute", pid) for pid in range(MOST_PROCESSES + 3)))
+    pressure = Pressure(of_runs={("9999-1", "GPU-0"): RunPressure("critical", 0.0, GIB)})
+    seen = answer(box(crowd, runs=runs, pressure=pressure))
+    assert (len(seen["runs"]), seen["runs_dropped"]) == (MOST_RUNS, 5)
+    assert seen["runs"][0]["run_id"] == "9999-1"
+    assert (len(seen["processes"]), seen["processes_dropped"]) == (MOST_PROCESSES, 3)
+    assert seen["processes"][0]["memory_bytes"] == MOST_PROCESSES + 2
+
+
+def test_thresholds_are_those_of_the_rules() -> None:
+    """Whoever colors what is shown does it by the numbers that alerts have."""
+    assert answer(box())["thresholds"]["headroom_critical_ratio"] == thresholds.NEAR_OUT_OF_MEMORY
+
+
+def test_numbers_are_plain() -> None:
+    """Whole ones are written whole; what is no number is nothing."""
+    assert [plain(value) for value in (2.0, 0.1234567, nan, inf, -inf)] == [2, 0.123457, None, None, None]
+    assert str(plain(2.0)) == "2"
+
+
+def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first poll, and after one that failed, the answer is 503; a poll's is made when first asked for."""
+    config = load(None, {"source": "simulated", "runs.socket": str(tmp_path / "run.sock")})
+    warden = Warden(config, open_source(config.source, config.simulation))
+
+    async def scenario() -> None:
+        assert warden._serve_state(REQUEST).status == warden._serve_history(REQUEST).status == 503
+        await warden.poll()
+        first = warden._serve_state(REQUEST).body
+        assert warden._serve_state(REQUEST).body is first
+        check(STATE, json.loads(first))
+        history = warden._serve_history(REQUEST).body
+        check(HISTORY, json.loads(history))
+        await warden.poll()
+        assert warden._serve_state(REQUEST).body != first
+        assert warden._serve_history(REQUEST).body is history  # no new point so soon
+        monkeypatch.setattr(RunRegistry, "runs", lambda *_: 1 / 0)
+        await warden._poll_or_show_nothing()
+        assert warden._serve_state(REQUEST).status == warden._serve_history(REQUEST).status == 503
+
+    asyncio.run(scenario())
+
+
+def test_of_a_real_daemon(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """The binding's own readings come over HTTP, compressed for those who take that, and a lost GPU is told."""
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
+    with ending(daemon):
+        state = json.loads(fetch(f"{daemon.url}/api/v1/state"))
+        check(STATE, state)
+        assert [each["status"] for each in state["gpus"]] == ["up", "up"]
+        assert state["daemon"]["source"] == "nvml"
+        assert state["daemon"]["runs_socket"] == str(daemon.socket)
+        mock_nvml.lose(1)
+
+        def lost() -> Any:
+            now = json.loads(fetch(f"{daemon.url}/api/v1/state"))
+            return now if now["gpus"][1]["status"] == "fault" else None
+
+        now = until(lost, "the GPU is seen to be lost")
+        assert now["gpus"][1]["condition"] == "critical"
+        assert now["gpus"][0]["status"] == "up"
+        assert now["events"][0]["kind"] == "gpu"
+        history = json.loads(fetch(f"{daemon.url}/api/v1/history"))
+        check(HISTORY, history)
+        assert set(history["gpus"]) == {each["uuid"] for each in state["gpus"]}

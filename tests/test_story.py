@@ -1,0 +1,214 @@
+"""The story in a receipt: bounded, true to the history, and one story across a daemon's restart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from receipt_cases import ACCOUNT, BEGAN, receipt, run
+
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.runs.history import MemoryHistory, Window
+from gpuwarden.runs.kept import MOST_STORY_BYTES, Kept, KeptReceipts, as_json, kept
+from gpuwarden.runs.marks import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
+from gpuwarden.runs.receipt import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
+from gpuwarden.runs.receipt_content import continued, receipt_of
+from gpuwarden.runs.receipt_files import MAX_FILE_BYTES
+from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
+from gpuwarden.runs.run import Run
+from gpuwarden.runs.share import Share
+from gpuwarden.runs.story import MOST_POINTS, points_each, thinned
+from snapshots import GIB
+
+REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
+
+
+def busy_history(seconds: int, *, polls: bool = True) -> MemoryHistory:
+    """Give the history of a run that reported four times a second and was polled each second."""
+    history = MemoryHistory()
+    for each in range(seconds * 4):
+        current = 70 * GIB + each * 123_457 % (5 * GIB)
+        report = replace(REPORT, steps=each, epoch=each // 400, batch_size=64)
+        history.hear(DeviceMemory(current, current + 3 * GIB + each), report, each / 4)
+        if polls and each % 4 == 0:
+            history.see(9.0 * GIB - each, 1.0 * GIB + each)
+    return history
+
+
+def run_on(devices: int, history: MemoryHistory) -> Run:
+    """Make a run that holds so many devices, with the same history on each."""
+    uuids = [f"GPU-12345678-1234-1234-1234-{each:012}" for each in range(devices)]
+    full = next(iter(ACCOUNT.shares.values()))
+    account = replace(ACCOUNT, shares=dict.fromkeys(uuids, full))
+    return replace(run(), account=account, histories=dict.fromkeys(uuids, history))
+
+
+def told(made: Run) -> Receipt:
+    """Make its receipt."""
+    bare = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account)
+    return with_story(bare, made)
+
+
+def test_a_long_run_is_told_in_few_points() -> None:
+    """No low, high or peak is lost, points follow each other without gaps, and they share the time evenly."""
+    windows = busy_history(4000).windows
+    points = thinned(windows)
+    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
+    assert min(each.lowest for each in points) == min(each.lowest for each in windows)
+    assert max(each.highest for each in points) == max(each.highest for each in windows)
+    assert points[-1].peak == max(each.peak for each in windows)
+    assert (points[0].began, points[-1].ended) == (windows[0].began, windows[-1].ended)
+    assert [each.began for each in points[1:]] == [each.ended for each in points[:-1]]
+    lengths = [each.ended - each.began for each in points[:-1]]
+    assert max(lengths) < 4 * min(lengths)
+
+
+@pytest.mark.parametrize(("devices", "points"), [(1, 60), (8, 60), (16, 30), (64, 7), (1000, 2)])
+def test_devices_share_the_room(devices: int, points: int) -> None:
+    """A run with many devices has fewer points on each."""
+    assert points_each(devices) == points
+
+
+def test_receipt_of_many_devices_stays_small() -> None:
+    """Eight devices with all that can be known: under 50 KB as JSON, and the most devices fit a file."""
+    made = told(run_on(8, busy_history(4000)))
+    story = made.devices[0].story
+    assert story is not None
+    assert len(story.peak_bytes) > 40
+    assert len(as_json(made)) < 50_000
+    assert len(as_json(without_story(made))) < 8_000
+    largest = told(run_on(64, busy_history(4000)))
+    assert len(json.dumps(to_plain(largest), indent=1)) < MAX_FILE_BYTES
+
+
+def test_story_comes_back_from_json() -> None:
+    """What was written is read as it was; a column of nothing known has no key."""
+    made = told(run_on(1, busy_history(100)))
+    assert from_plain(json.loads(as_json(made))) == made
+    plain = to_plain(told(run_on(1, busy_history(100, polls=False))))["devices"][0]["story"]
+    assert "headroom_bytes" not in plain
+    assert {len(column) for column in plain.values()} == {len(plain["peak_bytes"])}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peak_bytes": [1]},
+        {"peak_bytes": [None] * 10},
+        {"headroom_bytes": [-1.0] * 10},
+        {"epoch": [0.5] * 10},
+        {"phase": "train"},
+        {"batch_size": [1] * 513},
+        {"ended_seconds": []},
+        {name: [] for name in to_plain(receipt())["devices"][0]["story"]},
+    ],
+)
+def test_a_changed_story_is_refused(change: dict[str, object]) -> None:
+    """Columns have one length, and entries of their kind."""
+    plain = to_plain(receipt())
+    story = {**plain["devices"][0]["story"], **change}
+    with pytest.raises(ReceiptError):
+        from_plain({**plain, "devices": [{**plain["devices"][0], "story": story}]})
+
+
+def test_story_goes_on_after_a_restart() -> None:
+    """What the next daemon sees follows what the one before saw, on its time, with the gap between them."""
+    before = told(run_on(1, busy_history(100)))
+    later = replace(
+        run_on(1, busy_history(50)), began=BEGAN + 160, marks=merged([Mark(7.0, "pressure", "memory: critical")], [])
+    )
+    since = with_story(receipt_of(later, BEGAN + 300, boot_id="b0", user=None, account=later.account), later)
+    both = continued(before, continued_story(before, since))
+    story = both.devices[0].story
+    assert story is not None
+    assert len(story.began_seconds) <= MOST_POINTS
+    assert (story.began_seconds[0], story.ended_seconds[-1]) == (0.0, 160 + 49.8)
+    gaps = [b - a for a, b in zip(story.ended_seconds, story.began_seconds[1:], strict=False)]
+    assert sum(gap > 30 for gap in gaps) <= 1  # points that met in the gap are joined over it
+    assert [(mark.at_seconds, mark.text) for mark in both.marks if mark.kind == "pressure"] == [
+        (167.0, "memory: critical")
+    ]
+    assert [mark.text for mark in both.marks].count("training begins") == 1
+    assert from_plain(json.loads(as_json(both))) == both
+
+
+def test_story_of_a_run_that_reports_no_more() -> None:
+    """A daemon that has heard no memory of it tells what the one before knew."""
+    before = told(run_on(1, busy_history(100)))
+    silent = replace(run_on(1, MemoryHistory()), histories={}, began=BEGAN + 160)
+    since = with_story(receipt_of(silent, BEGAN + 300, boot_id="b0", user=None, account=silent.account), silent)
+    assert continued(before, continued_story(before, since)).devices[0].story == before.devices[0].story
+
+
+def test_marks_tell_begin_and_end() -> None:
+    """Of each kind the first and the newest are kept, in the order of time; what is dropped is counted."""
+    marks = Marks()
+    for each in range(100):
+        marks.add(Mark(float(each), "neighbour", f"{each}"))
+    marks.add(Mark(50.5, "oom", "x" * 1000))
+    newest = [float(each) for each in range(100 - MOST_OF_A_KIND + 1, 100)]
+    assert [mark.at for mark in marks] == [0.0, 50.5, *newest]
+    assert marks.dropped == 100 - MOST_OF_A_KIND
+    assert {len(mark.text) for mark in marks if mark.kind == "oom"} == {MAX_MARK_TEXT}
+
+
+def test_reports_leave_marks_of_what_is_new() -> None:
+    """A new phase, a fit anew, another batch size and a retry are marked; each epoch's validation is not."""
+    marks = Marks()
+    before = None
+    steps = [
+        replace(REPORT, largest_batch_size=64),
+        replace(REPORT, phase="test", largest_batch_size=64),
+        replace(REPORT, largest_batch_size=64),
+        replace(REPORT, phase="test", largest_batch_size=64),
+        replace(REPORT, phase="idle", largest_batch_size=64),
+        replace(REPORT, largest_batch_size=128),
+        replace(REPORT, largest_batch_size=128, batch_size=32, oom_retries=1),
+    ]
+    for at, report in enumerate(steps):
+        marks.hear(before, report, float(at))
+        before = report
+    assert [(mark.at, mark.text) for mark in marks] == [
+        (0.0, "training begins"),
+        (0.0, "batches of 64"),
+        (1.0, "first evaluation"),
+        (5.0, "training begins again"),
+        (5.0, "batches of 128"),
+        (6.0, "begins anew with batches of 32 after an out-of-memory"),
+    ]
+
+
+def test_out_of_memory_is_marked() -> None:
+    """An error of that kind stands among the marks, with what was wanted."""
+    assert [(mark.at_seconds, mark.text) for mark in receipt().marks if mark.kind == "oom"] == [
+        (7000.0, "out of device memory: 4.00 GiB wanted (too big)")
+    ]
+
+
+def test_stories_of_the_oldest_are_let_go_of_first() -> None:
+    """Receipts of the past keep their outlines when the stories of all would be too much."""
+    past = KeptReceipts()
+    whole = kept(receipt())
+    heavy = Kept(whole.outline, b"x" * (MOST_STORY_BYTES // 2))
+    for pid in (1, 2):
+        past.add(f"20270115T080000Z-{pid}-99", heavy)
+    past.add("20270115T080001Z-3-99", whole)
+    assert past.one("1-99") == whole.outline
+    assert past.one("3-99") == as_json(receipt())
+    assert len(list(past.newest_first())) == 3
+    past.begin_with([("20260115T080001Z-3-99", whole), ("20260115T080001Z-4-99", whole)])
+    assert len(list(past.newest_first())) == 5
+    past.forget("20270115T080001Z-3-99")
+    assert past.one("3-99") is not None
+
+
+def test_share_without_history_has_no_story() -> None:
+    """A device on which the run told no memory has no story."""
+    account = replace(ACCOUNT, shares={"GPU-9": Share(name="H100", seconds=1.0)})
+    made = replace(run(), account=account, histories={"GPU-9": MemoryHistory()})
+    assert told(made).devices[0].story is None
+    assert isinstance(receipt().devices[0].story, MemoryStory)
+    assert thinned([]) == []
+    window = Window(0.0, 0.0, 0, "train", None, 1, 1, 1)
+    assert thinned([window] * 100) != []

@@ -1,0 +1,351 @@
+"""`gpuwarden top` as people meet it: in real terminals, with daemons that come and go, and strangers' names."""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudo_terminal import ALTERNATE_OFF, ALTERNATE_ON, CURSOR_ON, obeyed, terminal
+from rich.cells import cell_len
+from rich.console import Console
+from services import Daemon, ending, fetch, free_port, until
+
+from gpuwarden.protocol import Hello, encode
+from gpuwarden.top.look import ASCII, UNICODE, Letters
+from gpuwarden.top.picture import Frame, picture
+from gpuwarden.top.room import shared_out
+from mock_nvml import MockNvml
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]x[/red]\r\n\u202egpj \x9b31m"
+WIDE = "模型" * 30
+DRAWING = {b"h", b"l", b"m", b"H"}  # modes, colors, and where to write
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Give a daemon with eight simulated GPUs and their runs."""
+    daemon = Daemon(tmp_path_factory.mktemp("top"), "--source", "simulated")
+    with ending(daemon):
+        yield daemon
+
+
+def at(port: int) -> tuple[str, ...]:
+    """Return the arguments by which the command finds a daemon."""
+    return "top", "--listen", f"127.0.0.1:{port}"
+
+
+def ran(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run it without a terminal."""
+    command = [sys.executable, "-m", "gpuwarden", *arguments]
+    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return subprocess.run(
+        command, capture_output=True, timeout=60, check=False, env={**own, **(env or {})}, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50)])
+def test_box_fits_the_terminal(box: Daemon, columns: int, lines: int) -> None:
+    """The whole box is there, what is wrong on top; q ends it and leaves the terminal as it was."""
+    with terminal(*at(box.port), columns=columns, lines=lines) as seen:
+        seen.until(lambda text: "bert-finetune" in text and "EVENTS" in text, "the box")
+        shown = seen.lines()
+        assert "8 GPUs: " in shown[0]
+        assert "the source is simulated" in shown[1]
+        rows = {line.split()[0] for line in shown if " GiB " in line and "/700 W" in line}
+        assert len(rows) == 8 or any("more GPU" in line for line in shown)
+        assert sum(" train " in line for line in shown) >= 4
+        assert ("MEMORY █ in use ▒ held" in seen.text()) == (columns == 200)
+        assert seen.modes_now() != seen.modes
+        seen.press(b"q")
+        assert seen.end() == 0
+        assert seen.modes_now() == seen.modes
+        assert seen.written.rstrip().endswith(CURSOR_ON)
+        assert ALTERNATE_OFF in seen.written
+
+
+def test_picture_follows_the_box_and_the_window(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A GPU that is lost comes first, in red; a window that grows has room for all."""
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=8))
+    with ending(daemon), terminal(*at(daemon.port), lines=9) as seen:
+        seen.until(lambda text: "more GPUs" in text, "as many GPUs as there is room for")
+        mock_nvml.lose(6)
+        lost = seen.until(lambda text: "GPU 6: does not answer" in text, "the lost GPU")
+        assert "✖ GPU 6: does not answer: gpu_is_lost" in lost[1]
+        assert "red" in seen.colors()
+        seen.resize(120, 40)
+        seen.until(lambda text: text.count("/700 W") == 7 and "No run reports" in text, "all GPUs")
+
+
+@pytest.mark.parametrize("how", ["ctrl_c", signal.SIGTERM, signal.SIGHUP, "window"])
+def test_it_ends_when_it_is_told(box: Daemon, how: str | int) -> None:
+    """Ctrl-C, SIGTERM and a terminal that is closed end it at once, without a word."""
+    with terminal(*at(box.port)) as seen:
+        seen.until(lambda text: "bert-finetune" in text, "the box")
+        if how == "ctrl_c":
+            seen.press(b"\x03")
+        elif how == "window":
+            seen.close()
+            assert seen.process.wait(30) == 0
+            return
+        else:
+            assert isinstance(how, int)
+            seen.process.send_signal(how)
+        assert seen.end() == 0
+        assert b"Traceback" not in seen.written
+        assert seen.modes_now() == seen.modes
+
+
+def test_ctrl_z_gives_the_terminal_back_for_a_while(box: Daemon) -> None:
+    """It stops with the terminal as it was, and goes on when the shell has it go on."""
+    with terminal(*at(box.port)) as seen:
+        seen.until(lambda text: "bert-finetune" in text, "the box")
+        seen.press(b"\x1a")
+        state = Path(f"/proc/{seen.process.pid}/stat")
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+        assert seen.modes_now() == seen.modes
+        seen.take()
+        assert ALTERNATE_OFF in seen.written
+        before = len(seen.written)
+        seen.process.send_signal(signal.SIGCONT)
+        seen.until(
+            lambda _: ALTERNATE_ON in seen.written[before:] and b"bert" in seen.written[before:], "the box again"
+        )
+        seen.press(b"q")
+        assert seen.end() == 0
+
+
+def test_daemon_that_comes_and_goes(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Without a daemon a line says so and it goes on trying; what was seen last is marked as of then."""
+    port = free_port()
+    with terminal(*at(port)) as seen:
+        seen.until(lambda text: f"no daemon answers at http://127.0.0.1:{port}: Connection refused" in text, "its lack")
+        env = mock_nvml.env(gpus=2)
+        first = Daemon(tmp_path, env=env, port=port)
+        with ending(first):
+            seen.until(lambda text: "2 GPUs: 2 ok" in text and "no daemon" not in text, "the box")
+        gone = seen.until(lambda text: "no daemon answers" in text, "that the daemon is gone")
+        assert "trying again" in gone[0]
+        assert gone[1].startswith("What is below was so ")
+        assert "2 GPUs: 2 ok" in gone[2]
+        second = Daemon(tmp_path, env=env, port=port)
+        with ending(second):
+            seen.until(lambda text: "no daemon" not in text and "2 GPUs: 2 ok" in text, "the box again")
+            seen.press(b"q")
+            assert seen.end() == 0
+
+
+@contextmanager
+def server(status: int, body: bytes) -> Iterator[int]:
+    """Serve the same to everybody, as another program, or another version of the daemon, would; give its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield made.server_address[1]
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (404, b"", "is older than this gpuwarden: it has no /api/v1/state"),
+        (503, b"", "has no poll to show"),
+        (500, b"", "is no gpuwarden: it answers with status 500"),
+        (200, b"<html>", "no daemon answers at"),
+        (200, b"[1]", "is no gpuwarden: it answers with something else"),
+        (200, b'{"version": 2}', "has version 2 of /api/v1/state; this gpuwarden knows 1"),
+    ],
+)
+def test_other_daemons_are_named(status: int, body: bytes, told: str) -> None:
+    """One that is older or newer, has no poll, or is another program, is said to be so; with --once the status is 1."""
+    with server(status, body) as port:
+        once = ran(*at(port), "--once")
+        assert (once.returncode, once.stdout) == (1, b"")
+        assert told in once.stderr.decode()
+        with terminal(*at(port), columns=120) as seen:
+            seen.until(lambda text: told in text, told)
+            seen.press(b"q")
+            assert seen.end() == 0
+
+
+def test_once_without_a_terminal(box: Daemon) -> None:
+    """One picture of 80 columns, plain, whole and without anything that a terminal would obey."""
+    done = ran(*at(box.port), "--once", env={"LC_ALL": "C.UTF-8"})
+    text = done.stdout.decode()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert sum(" GiB " in line and "/700 W" in line for line in text.splitlines()) == 8
+    assert {character for character in text if not character.isprintable()} == {"\n"}
+    wider = ran(*at(box.port), "--once", env={"LC_ALL": "C.UTF-8", "COLUMNS": "160"}).stdout.decode()
+    assert 140 < max(map(cell_len, wider.splitlines())) <= 160
+
+
+def test_json_for_scripts(box: Daemon) -> None:
+    """What the API says; it goes with --once alone, as does a missing terminal."""
+    done = ran(*at(box.port), "--once", "--json")
+    assert json.loads(done.stdout).keys() == json.loads(fetch(f"{box.url}/api/v1/state")).keys()
+    wrong = ran(*at(box.port), "--json")
+    assert (wrong.returncode, wrong.stderr) == (2, b"gpuwarden: top --json goes with --once\n")
+    piped = ran(*at(box.port))
+    assert piped.returncode == 1
+    assert b"top needs a terminal; --once writes one picture" in piped.stderr
+
+
+def test_ascii_no_color_and_dumb(box: Daemon) -> None:
+    """An ASCII locale gets ASCII, NO_COLOR no color, and a terminal that knows no screen plain pictures in a row."""
+    done = ran(*at(box.port), "--once", env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""})
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert b"#" in done.stdout
+    with terminal(*at(box.port), env={"NO_COLOR": "1"}) as seen:
+        seen.until(lambda text: "bert-finetune" in text, "the box")
+        assert seen.colors() == set()
+    with terminal(*at(box.port), lines=200, env={"TERM": "dumb", "LC_ALL": "C"}) as seen:
+        seen.until(lambda text: text.count("8 GPUs: ") > 1, "two pictures")
+        seen.press(b"q")
+        assert seen.end() == 0
+        assert b"\x1b" not in seen.written
+        assert seen.written.isascii()
+
+
+def test_names_of_strangers_are_harmless(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Markup and wide letters in a run's name are shown as they are, in their column."""
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
+    with ending(daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
+        run.connect(str(daemon.socket))
+        run.send(encode(Hello(f"[red]x[/red]:smile:{WIDE}", "none", {})))
+        until(lambda: "gpuwarden_run_info{" in daemon.page(), "the run")
+        with terminal(*at(daemon.port)) as seen:
+            lines = seen.until(lambda text: "[red]x[/red]:sm" in text, "the name as it is")
+            wide = next(line for line in lines if line.startswith("  [red]x"))
+            assert cell_len(wide) <= 80
+            seen.press(b"q")
+            assert seen.end() == 0
+            assert obeyed(seen.written) <= DRAWING
+
+
+def test_terminal_gets_nothing_to_obey(box: Daemon) -> None:
+    """Whatever texts an answer holds, a terminal gets no sequence that is not the program's own."""
+    answer = json.loads(fetch(f"{box.url}/api/v1/state"))
+    for of, key in list(_places(answer)):
+        if isinstance(of[key], str):
+            of[key] = HOSTILE
+    with server(200, json.dumps(answer).encode()) as port, terminal(*at(port), columns=160) as seen:
+        lines = seen.until(lambda text: "[red]x[/red]" in text, "the texts as they are")
+        assert any("\N{REPLACEMENT CHARACTER}]0;owned" in line for line in lines)
+        seen.press(b"q")
+        assert seen.end() == 0
+        assert obeyed(seen.written) <= DRAWING
+        for each in (b"\x1b[2J", b"\x07", "\u202e".encode(), "\x9b".encode()):
+            assert each not in seen.written
+
+
+def drawn(answer: Any, width: int, height: int | None, letters: Letters) -> list[str]:
+    """Return a picture's lines."""
+    console = Console(width=width, height=height or 25, force_terminal=True, color_system=None, markup=False)
+    with console.capture() as captured:
+        console.print(picture(answer, Frame(width, height, letters), 1e9), crop=False)
+    return captured.get().splitlines()
+
+
+def _places(of: Any) -> Iterator[tuple[Any, Any]]:
+    """Give each place in an answer, as the object and the key."""
+    for key, value in list(of.items() if isinstance(of, dict) else enumerate(of)):
+        yield of, key
+        if isinstance(value, (dict, list)):
+            yield from _places(value)
+
+
+def test_nonsense_costs_itself_alone(box: Daemon) -> None:
+    """Whatever a key holds, or where it is not there, a picture comes of it that fits."""
+    answer = json.loads(fetch(f"{box.url}/api/v1/state"))
+    answer["gpus"], answer["runs"], answer["events"] = answer["gpus"][:1], answer["runs"][:1], answer["events"][:1]
+    answer["gpus"][0]["mig"] = [{"uuid": "MIG-1", "memory_size_bytes": 1, "gpu_instance": 1}]
+    answer["gpus"][0]["troubles"] = [{"level": "critical", "text": "x"}]
+    places = len(list(_places(answer)))
+    assert places > 100
+    for place in range(places):
+        nonsense: tuple[Any, ...] = (None, True, -1, 1e308, "[b]" * 99, [], [[]], {}, "\x1b[2J")
+        for junk in (nonsense[place % 9], nonsense[(place * 5 + 4) % 9]):
+            broken = copy.deepcopy(answer)
+            of, key = list(_places(broken))[place]
+            of[key] = junk
+            lines = drawn(broken, 80, None, UNICODE)
+            assert max(map(cell_len, lines)) <= 80, (key, junk)
+    assert drawn({"version": 1}, 80, 24, ASCII)
+
+
+def test_what_is_not_known_is_not_shown_as_none() -> None:
+    """No bar looks free, no number is 0; runs that the daemon leaves out are counted; no integer is too big."""
+    gpu = {"index": 0, "status": "up", "memory_size_bytes": 80 << 30, "power_usage_watts": 10**400, "mig": [{}]}
+    run = {"run_id": "4-2", "name": "unet", "up": True}
+    box = {"version": 1, "gpus": [gpu], "runs": [run], "runs_dropped": 29}
+    for height in (None, 24):
+        lines = drawn(box, 80, height, UNICODE)
+        (row,) = (line for line in lines if "-/80 GiB" in line)
+        assert row.split() == ["0", "-/80", "GiB", "-", "-", "-", "-"]
+        assert any(line.startswith("  0/? ") for line in lines)
+        assert "  and 29 more runs" in (line.rstrip() for line in lines)
+    assert len(drawn(box | {"runs": [run] * 100}, 80, 24, UNICODE)) == 24
+
+
+def test_mig_instances_have_the_same_number_everywhere() -> None:
+    """A run's GPU is named as its row is: the GPU's number, and the GPU instance's."""
+    mig = {"uuid": "MIG-a", "gpu_instance": 7, "memory_size_bytes": 1 << 30, "headroom_run_id": "4-2"}
+    gpu = {"index": 3, "uuid": "GPU-3", "status": "up", "condition": "ok", "mig": [mig]}
+    run = {"run_id": "4-2", "name": "unet", "up": True, "devices": [{"uuid": "MIG-a"}, {"uuid": "GPU-3"}]}
+    lines = drawn({"version": 1, "gpus": [gpu], "runs": [run]}, 80, None, UNICODE)
+    assert next(line for line in lines if line.startswith("  3/7 ")).rstrip().endswith("unet")
+    assert next(line for line in lines if line.startswith("  unet ")).split()[1] == "3/7,3"
+
+
+@pytest.mark.parametrize("height", [1, 5, 10, 24, 50])
+def test_picture_is_no_taller_than_the_terminal(box: Daemon, height: int) -> None:
+    """Of what there is no room for a line says how much it is."""
+    answer = json.loads(fetch(f"{box.url}/api/v1/state"))
+    lines = drawn(answer, 80, height, UNICODE)
+    assert len(lines) <= max(height, 8)  # a terminal of less shows the top
+    assert any("more GPUs" in line for line in lines) == (height < 24)
+
+
+def test_lines_are_shared_out() -> None:
+    """All is given that is wanted, if there is enough; else sections share, and the last one has the least."""
+    assert shared_out(30, (8, 5, 6), 3) == [8, 5, 6]
+    assert shared_out(18, (8, 5, 6), 3) == [8, 5, 5]
+    assert shared_out(12, (16, 16, 9), 3) == [5, 4, 3]
+    assert shared_out(12, (2, 16, 0), 3) == [2, 10, 0]
+    assert shared_out(-3, (2, 2, 2), 3) == [0, 0, 0]
+
+
+def test_daemon_loads_none_of_it() -> None:
+    """The library that draws has no place in the daemon's memory, nor has what writes answers until it is asked."""
+    code = (
+        "import sys, gpuwarden.cli, gpuwarden.daemon;"
+        "bad = [name for name in sys.modules if name.startswith(('rich', 'gpuwarden.top', 'gpuwarden.api'))];"
+        "assert not bad, bad; import gpuwarden.api.box; assert 'rich' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

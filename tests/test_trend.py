@@ -1,0 +1,76 @@
+"""A trend is that of most points, and says how sure it is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.runs.trend import FEWEST_POINTS, MOST_POINTS, trend
+
+VALUES = st.lists(st.integers(-(10**6), 10**6), min_size=FEWEST_POINTS, max_size=MOST_POINTS)
+
+
+def test_a_line_has_its_slope_for_sure() -> None:
+    """Of points on a line the slope is that line's, and so are its bounds."""
+    found = trend([(at, 5 + 3 * at) for at in range(10)])
+    assert found is not None
+    assert (found.slope, found.lower, found.upper, found.rising) == (3, 3, 3, 1)
+
+
+def test_a_few_wild_points_do_not_matter() -> None:
+    """Two of twelve points far off leave the slope where it was."""
+    points = [(float(at), 100.0 * at) for at in range(12)]
+    points[3], points[8] = (3.0, 90_000.0), (8.0, -90_000.0)
+    found = trend(points)
+    assert found is not None
+    assert found.slope == pytest.approx(100)
+    assert found.lower <= 100 <= found.upper
+
+
+def test_the_interval_holds_what_it_promises() -> None:
+    """Of many noisy lines about nine tenths have their true slope within the bounds."""
+    chance = random.Random(1)  # noqa: S311 - the same each time
+    held = 0
+    for _ in range(400):
+        found = trend([(float(at), 2.0 * at + chance.gauss(0, 5)) for at in range(12)])
+        assert found is not None
+        held += found.lower <= 2 <= found.upper
+    assert 0.86 <= held / 400 <= 0.97
+
+
+def test_what_stays_has_no_trend() -> None:
+    """Equal values neither rise nor fall; too few points say nothing, and too many are refused."""
+    found = trend([(at, 7) for at in range(5)])
+    assert found is not None
+    assert (found.slope, found.rising) == (0, 0.5)
+    assert trend([(0, 1), (1, 2)]) is None
+    with pytest.raises(ValueError, match="at most 24"):
+        trend([(at, at) for at in range(MOST_POINTS + 1)])
+
+
+@given(VALUES, st.integers(-(10**6), 10**6), st.sampled_from([0.25, 2.0, 64.0]))
+def test_shift_and_scale(values: list[int], shift: int, scale: float) -> None:
+    """Where values and times begin does not matter, and the slope is in their units."""
+    points = [(float(at), float(value)) for at, value in enumerate(values)]
+    found, moved = trend(points), trend([(at * 2 + 64, (value + shift) * scale) for at, value in points])
+    assert found is not None
+    assert moved is not None
+    assert moved.slope == found.slope * scale / 2
+    assert (moved.lower, moved.upper) == (found.lower * scale / 2, found.upper * scale / 2)
+    assert moved.rising == found.rising
+
+
+@given(VALUES)
+def test_backwards(values: list[int]) -> None:
+    """What rises, read backwards, falls as much."""
+    points = [(float(at), float(value)) for at, value in enumerate(values)]
+    found, back = (
+        trend(points),
+        trend([(at, value) for (at, _), (_, value) in zip(points, reversed(points), strict=True)]),
+    )
+    assert found is not None
+    assert back is not None
+    assert (back.slope, back.lower, back.upper) == (-found.slope, -found.upper, -found.lower)

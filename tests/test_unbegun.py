@@ -1,0 +1,55 @@
+"""A program that is out of memory before its first fit begins, with real TensorFlow and a real daemon."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from services import Daemon, ending, until
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+
+LIMIT = {
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "64",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+PROGRAM = """
+import sys
+import keras
+from gpuwarden.keras import GpuWarden
+
+callback = GpuWarden(name="too-big", devices={"CPU:0": sys.argv[1]})
+%s
+"""
+TOO_BIG = PROGRAM % "keras.Sequential([keras.layers.Input((4096,)), keras.layers.Dense(4096)])"
+WRONG = PROGRAM % "raise ValueError('no such folder')"
+
+
+def run(program: str, daemon: Daemon, uuid: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that ends by an error."""
+    env = {**os.environ, **LIMIT, "GPUWARDEN_SOCKET": str(daemon.socket)}
+    done = subprocess.run([sys.executable, "-c", program, uuid], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    return done
+
+
+def test_a_model_that_is_too_big_to_make_is_told(tmp_path: Path) -> None:
+    """No callback was ever called, and the verdict is there all the same; another error makes no run."""
+    daemon = Daemon(tmp_path / "daemon", "--source", "simulated")
+    with ending(daemon):
+        page = until(daemon.page, "the daemon's page")
+        uuid = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)[0]
+        assert "no such folder" in run(WRONG, daemon, uuid).stderr
+        done = run(TOO_BIG, daemon, uuid)
+        assert "gpuwarden" not in done.stderr  # nothing of ours stands in the traceback, or under it
+        until(lambda: "name='too-big' ended: failed" in daemon.output(), "the run's end")
+        (line,) = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
+        assert "verdict too_big: 64.0 MiB for shape [4096,4096] for the model's weights did not fit" in line
+        assert daemon.output().count("name='too-big'") == 3  # it reports, its error, its end

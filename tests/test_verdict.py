@@ -1,0 +1,484 @@
+"""Why an out-of-memory came: each rule where it holds and just not, and their order. Figures as real runs told them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.protocol import Allocation, DeviceMemory, Error, Phase
+from gpuwarden.runs.case import Case, Taken
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.history import PhaseMemory, Window
+from gpuwarden.runs.verdict import judge
+
+MIB = 1 << 20
+GIB = 1 << 30
+GRAPH = "Graph execution error: [[{{node sequential/dense/Relu}}]] [Op:__inference_multi_step_on_iterator_405]"
+EAGER = "{{function_node __wrapped__Fill_device_/job:localhost}} OOM when allocating tensor [Op:Fill] name: "
+
+
+def window(steps: int, lowest: float, peak: float, **changes: Any) -> Window:
+    """Make a stretch of a run's life of half a second; in MiB."""
+    made = Window(0, 0.5, steps, "train", 0, round(lowest * MIB), round(lowest * MIB), round(peak * MIB))
+    return replace(made, **changes)
+
+
+def steps_of(peak: float, base: float = 12.0) -> tuple[Window, ...]:
+    """Make a run of 40 steps that needed as much as that."""
+    return tuple(window(10 * each, base, peak) for each in range(1, 5))
+
+
+def case(
+    shape: str | None,
+    mib: float | None,
+    *,
+    after: tuple[float, float],
+    before: tuple[float, float] | None = None,
+    room: float | None = 256.0,
+    steps: int = 0,
+    phase: Phase = "train",
+    text: str = GRAPH,
+    error: Any = None,
+    **changes: Any,
+) -> Case:
+    """Make a case; bytes in MiB, `after` and `before` are what was in use and the peak."""
+    asked = Allocation(None if mib is None else round(mib * MIB), shape, "float", "sequential/dense/Relu", "CPU:0")
+    told = Error("device_oom", "ResourceExhaustedError", text, phase, steps, (asked,))
+    made = Case(
+        replace(told, **(error or {})),
+        "tensorflow 2.21.0 keras 3.15.1",
+        asked,
+        after=_memory(*after),
+        before=_memory(*(before or after)),
+        room=None if room is None else room * MIB,
+    )
+    return replace(made, **changes)
+
+
+def _memory(current: float, peak: float) -> DeviceMemory:
+    return DeviceMemory(round(current * MIB), round(peak * MIB), 256 * MIB)
+
+
+# What 40 steps of a small batch leave behind: 12 MiB of weights, 39.5 at the peak.
+TRAINED: dict[str, Any] = {
+    "steps": 40,
+    "stay_steps": 40,
+    "windows": steps_of(39.5),
+    "phases": {"train": PhaseMemory(peak=round(39.5 * MIB))},
+}
+LARGE_BATCH = case("16000,1000", 61, after=(11.9, 203.9), before=(11.7, 193.6), batch_size=16000)
+LEAK = case(
+    "2000,1000",
+    7.6,
+    after=(214.1, 252.1),
+    before=(213, 250),
+    steps=80,
+    stay_steps=80,
+    windows=tuple(window(20 * each, 12 + 50 * each, 50 + 50 * each) for each in range(1, 5)),
+    phases={"train": PhaseMemory(peak=250 * MIB)},
+)
+PIECES = case("51,262144", 51, after=(104, 216), text=EAGER)
+VALIDATION = case("40000,1000", 152.6, after=(12.2, 206.2), before=(12.2, 39.5), phase="test", **TRAINED)
+GIANT = case("20000,1000", 76.3, after=(7.7, 233.8), before=(8, 39.5), **TRAINED)
+WEIGHTS = case("4200,4200", 67.3, after=(254, 254), before=(0, 0), text=EAGER, error={"stage": "weights"})
+NEIGHBOUR = case(
+    "2000,1000",
+    20,
+    after=(12, 39.5),
+    room=25,
+    taken=(Taken(4711, "python process 4711 of bob", 100 * MIB, 200 * MIB, 12.0),),
+    **TRAINED,
+)
+PIPELINE = case(None, 381.7, after=(1, 2), text="passed to ParallelMapDatasetV2:21 transformation with iterator: OOM")
+PIPELINE = replace(PIPELINE, error=replace(PIPELINE.error, kind="host_oom"))
+GROWTH = Growth(2.0 * MIB, 1.0 * MIB, 3.0 * MIB, since=0.0, at=100.0, grown=200 * MIB, pattern="steady")
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "evidence", "next_step"),
+    [
+        (
+            LARGE_BATCH,
+            "batch_too_large",
+            (
+                "61.0 MiB for shape [16000,1000] grows with the batch of 16000, and did not fit, while 11.9 MiB "
+                "of 256 MiB were in use between steps."
+            ),
+            "Try a batch of 8000 or less; gradient accumulation keeps the effective one.",
+        ),
+        (
+            LEAK,
+            "leak",
+            (
+                "Memory in use between steps had grown by 152 MiB over 60 steps to 214 MiB of 256 MiB "
+                "that the run can have: without that 7.60 MiB for shape [2000,1000] would have fitted."
+            ),
+            (
+                "Look for what the program keeps from step to step: tensors in lists, losses not turned into "
+                "numbers, models made again and again."
+            ),
+        ),
+        (
+            PIECES,
+            "fragmentation",
+            (
+                "51.0 MiB for shape [51,262144] did not fit in one piece though 152 MiB of 256 MiB were "
+                "free in sum: 104 MiB was in use."
+            ),
+            "Start it with TF_GPU_ALLOCATOR=cuda_malloc_async, which does not need one piece.",
+        ),
+        (
+            VALIDATION,
+            "phase_peak",
+            (
+                "Validation asked for 153 MiB for shape [40000,1000], of 256 MiB that the run can have, "
+                "while training, 40 steps, peaked at 39.5 MiB."
+            ),
+            "Give validation a smaller batch of its own: validation_batch_size, or the batch size of its data set.",
+        ),
+        (
+            GIANT,
+            "phase_peak",
+            (
+                "One step was far larger than the others: it asked for 76.3 MiB for shape [20000,1000], of "
+                "256 MiB that the run can have, 302 MiB in all, where the 40 steps before had 27.5 MiB."
+            ),
+            "Bound what one batch may hold: drop or cut outliers, pad to bounded lengths, or use buckets.",
+        ),
+        (
+            WEIGHTS,
+            "too_big",
+            (
+                "67.3 MiB for shape [4200,4200] for the model's weights did not fit beside 254 MiB in use of "
+                "256 MiB that the run can have."
+            ),
+            "Use a smaller model, lower precision, an optimizer with less state or a GPU with more memory.",
+        ),
+        (
+            NEIGHBOUR,
+            "neighbour",
+            (
+                "The run needed 27.5 MiB beside 12.0 MiB and could have 13.0 MiB: python process 4711 of bob "
+                "took 100 MiB of the device in the 12s before and holds 200 MiB."
+            ),
+            "Move one of the two to another GPU, or agree with python process 4711 of bob on who has this one.",
+        ),
+        (
+            PIPELINE,
+            "host_input",
+            "The host, not the device, could not give 382 MiB for tf.data's own function.",
+            (
+                "Make shuffle buffers, caches and prefetching smaller or use fewer loader workers; in a "
+                "container give it a larger memory limit or --shm-size."
+            ),
+        ),
+    ],
+    ids=["batch", "leak", "fragmentation", "validation", "giant", "weights", "neighbour", "pipeline"],
+)
+def test_each_rule(known: Case, name: str, evidence: str, next_step: str) -> None:
+    """Each verdict has its evidence in numbers and one next step."""
+    verdict = judge(known)
+    assert (verdict.name, verdict.evidence, verdict.next_step) == (name, evidence, next_step)
+
+
+def changed(known: Case, **changes: Any) -> Case:
+    """Change what is known; what belongs to the error goes there."""
+    of_error = {
+        name: changes.pop(name) for name in list(changes) if hasattr(known.error, name) and name != "batch_size"
+    }
+    return replace(known, error=replace(known.error, **of_error), **changes)
+
+
+def of_torch(mib: float, *, in_use: float, reserved: float, before: float, **changes: Any) -> Case:
+    """Make an out-of-memory of torch on 1 GiB, which tells no shape; its frames hold what was in use."""
+    told = case(None, mib, after=(in_use, in_use), before=(before, before), room=1024, text="CUDA out of memory.")
+    after = DeviceMemory(round(in_use * MIB), round(in_use * MIB), None, round(reserved * MIB))
+    asked = Allocation(round(mib * MIB), device="GPU:0")
+    return changed(told, framework="torch 2.11.0", after=after, asked=asked, **changes)
+
+
+def of_jax(mib: float, *, in_use: tuple[float, float], before: tuple[float, float], **changes: Any) -> Case:
+    """Make an out-of-memory of JAX's on 1 GiB: what a whole program wants for itself."""
+    told = case(None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate")
+    return changed(told, framework="jax 0.11.0", asked=Allocation(round(mib * MIB)), **changes)
+
+
+def memory(current: float, peak: float) -> DeviceMemory:
+    """Make an allocator's figures, in MiB."""
+    return DeviceMemory(round(current * MIB), round(peak * MIB), 256 * MIB)
+
+
+SUDDEN = tuple(window(20 * each, 12 if each < 4 else 200, 250) for each in range(1, 5))
+LATE = tuple(window(20 * each, 12 + 50 * max(each - 8, 0), 250) for each in range(1, 12))
+HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [
+        pytest.param(changed(LARGE_BATCH, batch_size=1), "too_big", id="a batch of one example"),
+        pytest.param(
+            changed(LARGE_BATCH, after=memory(240, 250)), "too_big", id="weights alone leave no room for any batch"
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, batch_size=2, asked=Allocation(600 * MIB, "2,75000000")),
+            "too_big",
+            id="half of a batch of two does not fit either",
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, batch_size=4, asked=Allocation(600 * MIB, "4,37500000")),
+            "batch_too_large",
+            id="a quarter of a batch of four does",
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, batch_size=None, like_weight=False), "batch_too_large", id="no weight's shape"
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, after=memory(12, 240), batch_size=1000, asked=Allocation(8 * MIB, "2000,1000")),
+            "unknown",
+            id="a multiple of the batch, or a weight",
+        ),
+        pytest.param(
+            changed(
+                LARGE_BATCH,
+                after=memory(12, 240),
+                batch_size=1000,
+                asked=Allocation(8 * MIB, "2000,1000"),
+                like_weight=False,
+            ),
+            "batch_too_large",
+            id="a multiple of the batch",
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, like_weight=True, weights=60 * MIB, trainable=30 * MIB),
+            "batch_too_large",
+            id="a gradient that came on top of activations",
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, like_weight=True, weights=180 * MIB, trainable=60 * MIB),
+            "too_big",
+            id="a gradient of a model that fills the device",
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, like_weight=False, weights=280 * MIB, trainable=90 * MIB),
+            "too_big",
+            id="activations of a model that does not fit",
+        ),
+        pytest.param(
+            changed(LARGE_BATCH, phase="idle", batch_size=None, stage=None), "unknown", id="no phase, no room"
+        ),
+        pytest.param(changed(LEAK, windows=SUDDEN), "unknown", id="a rise that came at once is no leak"),
+        pytest.param(changed(LEAK, windows=LATE), "leak", id="a leak that began late"),
+        pytest.param(changed(LEAK, windows=HALF_WAY), "unknown", id="a rise that came at once, seen half-way"),
+        pytest.param(
+            changed(LEAK, windows=SUDDEN, after=memory(240, 250)), "unknown", id="a base that was not full at first"
+        ),
+        pytest.param(changed(LEAK, after=memory(190, 252)), "leak", id="leaked, with room between steps"),
+        pytest.param(changed(LEAK, windows=(), growth=GROWTH), "leak", id="growth that was told"),
+        pytest.param(
+            changed(LEAK, windows=SUDDEN, growth=replace(GROWTH, grown=4 * MIB)),
+            "unknown",
+            id="growth of next to nothing",
+        ),
+        pytest.param(changed(LEAK, batch_size=64, largest_before=32), "leak", id="the usual batch is no sign"),
+        pytest.param(
+            changed(PIECES, asked=Allocation(160 * MIB, "160,262144")), "unknown", id="more than is free in sum"
+        ),
+        pytest.param(
+            changed(PIECES, before=memory(246, 250), after=memory(246, 250)),
+            "too_big",
+            id="some MiB are always in pieces",
+        ),
+        pytest.param(
+            changed(PIECES, text=GRAPH, before=memory(104, 216)), "fragmentation", id="an old peak of what was held"
+        ),
+        pytest.param(
+            changed(PIECES, text=GRAPH, before=memory(104, 150), like_weight=False),
+            "batch_too_large",
+            id="a peak that the step itself reached",
+        ),
+        pytest.param(
+            changed(
+                LARGE_BATCH, before=memory(11.9, 20), after=memory(11.9, 150), asked=Allocation(50 * MIB, "16000,1000")
+            ),
+            "fragmentation",
+            id="twice as much as failed was free",
+        ),
+        pytest.param(
+            changed(
+                LARGE_BATCH, before=memory(11.9, 20), after=memory(11.9, 170), asked=Allocation(50 * MIB, "16000,1000")
+            ),
+            "batch_too_large",
+            id="a first step would have asked for more",
+        ),
+        pytest.param(
+            changed(VALIDATION, steps=0, stay_steps=0, like_weight=False),
+            "batch_too_large",
+            id="prediction without training",
+        ),
+        pytest.param(
+            changed(GIANT, asked=Allocation(20 * MIB, "500,10000"), like_weight=False),
+            "phase_peak",
+            id="a step that had taken far more than the others",
+        ),
+        pytest.param(
+            changed(GIANT, after=memory(8, 39.5), asked=Allocation(20 * MIB, "500,10000"), like_weight=False),
+            "fragmentation",
+            id="a step like the others",
+        ),
+        pytest.param(
+            changed(GIANT, after=memory(12, 39.5), room=41.0 * MIB, asked=Allocation(8 * MIB, "500,10000")),
+            "batch_too_large",
+            id="steps that had only just fitted",
+        ),
+        pytest.param(
+            changed(GIANT, stay_steps=0, like_weight=False), "batch_too_large", id="the first step of another fit"
+        ),
+        pytest.param(
+            changed(
+                GIANT,
+                windows=tuple(window(each, 12, 39.5, batch_size=2**each) for each in range(3, 9)),
+                batch_size=20000,
+            ),
+            "batch_too_large",
+            id="sizes that are being tried out",
+        ),
+        pytest.param(changed(WEIGHTS, stage=None, phase="idle"), "too_big", id="before any training"),
+        pytest.param(changed(WEIGHTS, after=memory(50, 50)), "fragmentation", id="weights for which there was room"),
+        pytest.param(changed(NEIGHBOUR, taken=()), "unknown", id="nobody took any"),
+        pytest.param(
+            changed(NEIGHBOUR, taken=(replace(NEIGHBOUR.taken[0], taken=10 * MIB),)), "unknown", id="took too little"
+        ),
+        pytest.param(
+            changed(NEIGHBOUR, after=DeviceMemory(12 * MIB, 39 * MIB, 25 * MIB)),
+            "unknown",
+            id="its own limit was first",
+        ),
+        pytest.param(changed(PIPELINE, text="std::bad_alloc"), "unknown", id="the host, and nothing of the input"),
+        pytest.param(changed(PIPELINE, text="std::bad_alloc", host_growth=GROWTH), "leak", id="growth on the host"),
+        pytest.param(changed(PIPELINE, text="std::bad_alloc", stage="input"), "host_input", id="raised in a loader"),
+        pytest.param(changed(case(None, None, after=(1, 2), room=None), asked=None), "unknown", id="nothing is known"),
+    ],
+)
+def test_just_not(known: Case, name: str) -> None:
+    """A fact more or less changes the verdict where it should."""
+    assert judge(known).name == name, judge(known)
+
+
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [
+        pytest.param(
+            of_torch(100, in_use=980, reserved=1000, before=200, stage="forward"), "batch_too_large", id="forward"
+        ),
+        pytest.param(
+            of_torch(100, in_use=980, reserved=1000, before=200, stage="backward"), "batch_too_large", id="backward"
+        ),
+        pytest.param(
+            of_torch(100, in_use=980, reserved=1000, before=960, stage="forward"), "too_big", id="full before"
+        ),
+        pytest.param(of_torch(100, in_use=980, reserved=1000, before=200, stage="weights"), "too_big", id="model.to"),
+        pytest.param(of_torch(100, in_use=980, reserved=1000, before=700, stage="optimizer"), "too_big", id="Adam"),
+        pytest.param(
+            of_torch(100, in_use=600, reserved=1000, before=200, stage="forward"), "fragmentation", id="in pieces"
+        ),
+        pytest.param(
+            of_torch(40, in_use=965, reserved=1005, before=200, stage="forward"),
+            "batch_too_large",
+            id="some always are",
+        ),
+        pytest.param(of_torch(100, in_use=980, reserved=1000, before=200), "unknown", id="nothing tells where"),
+        pytest.param(of_jax(900, in_use=(200, 200), before=(200, 200)), "batch_too_large", id="more than all weights"),
+        pytest.param(of_jax(900, in_use=(1, 200), before=(200, 200)), "batch_too_large", id="its weights are lost"),
+        pytest.param(of_jax(2000, in_use=(0, 0), before=(0, 0)), "unknown", id="weights are made, or used"),
+        pytest.param(of_jax(100, in_use=(950, 950), before=(950, 950)), "too_big", id="weights fill it"),
+        pytest.param(of_jax(500, in_use=(400, 450), before=(400, 450)), "fragmentation", id="there was room"),
+        pytest.param(of_jax(700, in_use=(700, 700), before=(700, 700)), "unknown", id="weights or a batch"),
+        pytest.param(
+            of_jax(700, in_use=(300, 700), before=(300, 700), weights=280 * MIB), "batch_too_large", id="a model's step"
+        ),
+    ],
+)
+def test_torch_and_jax(known: Case, name: str) -> None:
+    """What tells a batch from a model where no shape is told: the traceback, and what was in use before the step."""
+    verdict = judge(known)
+    assert verdict.name == name, verdict
+    if name == "fragmentation":
+        setting = "expandable_segments:True" if known.framework.startswith("torch") else "ALLOCATOR=cuda_async"
+        assert setting in verdict.next_step
+
+
+HOLDER = Taken(4711, "python process 4711 of bob", 190 * MIB, 190 * MIB, 4000.0)
+FIRST_STEP = replace(case("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), holders=(HOLDER,))
+FIRST_STEP = replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB))  # no limit of its own
+ATTENTION = case("2,1,10000,10000", 763, after=(0.6, 4.6), room=240, error={"like_weight": False})
+EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
+
+
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [
+        pytest.param(FIRST_STEP, "neighbour", id="held since before the run"),
+        pytest.param(replace(FIRST_STEP, holders=()), "batch_too_large", id="nobody else is there"),
+        pytest.param(
+            replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, holders=(HOLDER,)),
+            "neighbour",
+            id="a larger step where others have most of the device",
+        ),
+        pytest.param(
+            replace(
+                GIANT,
+                after=DeviceMemory(8 * MIB, 110 * MIB),
+                room=120.0 * MIB,
+                holders=(replace(HOLDER, holds=60 * MIB),),
+            ),
+            "phase_peak",
+            id="a larger step where others have less than the run",
+        ),
+        pytest.param(
+            replace(
+                FIRST_STEP,
+                room=60.0 * MIB,
+                after=DeviceMemory(24 * MIB, 25 * MIB),
+                holders=(replace(HOLDER, holds=20 * MIB),),
+            ),
+            "batch_too_large",
+            id="a small neighbour",
+        ),
+        pytest.param(
+            replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB, 34 * MIB)), "batch_too_large", id="its own limit"
+        ),
+        pytest.param(
+            replace(FIRST_STEP, asked=Allocation(900 * MIB, "2048,4096", "float", "x", "CPU:0")),
+            "batch_too_large",
+            id="more than there is without the neighbour",
+        ),
+        pytest.param(ATTENTION, "too_big", id="one of two examples is more than there is"),
+        pytest.param(
+            case("2000000,64", 488, after=(0, 0), before=(0, 0), room=240, text=EAGER, size=256.0 * MIB),
+            "too_big",
+            id="one tensor is larger than the device",
+        ),
+        pytest.param(EMPTY, "unknown", id="all was free, and not given"),
+        pytest.param(changed(EMPTY, **TRAINED), "unknown", id="after steps"),
+        pytest.param(replace(EMPTY, free=20.0 * MIB), "fragmentation", id="a pool that grew in pieces"),
+    ],
+)
+def test_room_by_device(known: Case, name: str) -> None:
+    """Who else is there, how large one example is and what is free decide what a failure on an empty pool means."""
+    assert judge(known).name == name, judge(known)
+
+
+def test_a_size_that_is_advised_is_the_next_step() -> None:
+    """The advice on batch sizes and the verdict name the same size."""
+    step = judge(replace(LARGE_BATCH, fitting=6144)).next_step
+    assert step == "Try a batch of 6144 or less; gradient accumulation keeps the effective one."
+
+
+def test_what_many_steps_have_left_is_no_giant_step() -> None:
+    """Between two reports of a loop of operations by themselves memory may have grown step by step."""
+    quick = replace(LEAK, windows=(), before=DeviceMemory(20 * MIB, 20 * MIB))
+    quick = replace(quick, error=replace(quick.error, text=EAGER))
+    assert not replace(quick, unseen_steps=40).giant
