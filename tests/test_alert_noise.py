@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,10 +28,12 @@ SOME = {"leak", "neighbour", "hardware slowdown", "XID 13", "lost GPU", "input h
 
 
 @pytest.fixture(autouse=True)
-def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _programs() -> Iterator[None]:
     needs("prometheus", "prometheus")
     needs("promtool", "prometheus")
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # the daemon's lines: thousands
+    logging.disable(logging.CRITICAL)  # the daemon's lines: thousands
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def test_meanings_have_alerts() -> None:
