@@ -35,7 +35,6 @@ from shared_device import MIB, SharedDevice, build  # noqa: E402 - likewise
 LONGEST_SECONDS = 90.0
 LOOK_SECONDS = 0.1
 CONTEXT = 16  # MiB that a process takes of the device beside its pool
-RETRY_SECONDS = 10.0  # for which the allocator waits for memory before it gives up (AllocatorRetry's users)
 PATIENCE_SECONDS = 5.0  # for the daemon to say what an error was
 WAYS = (0.5, 0.6, 0.7, 0.8, 0.9)
 RIGHT = 0.25
@@ -85,11 +84,15 @@ class Outcome:
 
     @property
     def out(self) -> float | None:
-        """When memory was out, in Unix time: when it was refused the first time, or the process was killed for it."""
+        """When memory was out, in Unix time: when it was refused the first time, or the process was killed for it.
+
+        TensorFlow's allocator asks again for ten seconds before it raises an error (AllocatorRetry's users), and in
+        that time may be given a little.
+        """
         oom = self.event("oom")
         if self.situation.grows == "host" and self.status == -9:
             return self.ended
-        return None if oom is None else oom["at"] - (RETRY_SECONDS if oom["requested"] else 0.0)
+        return None if oom is None else oom["refused"] or oom["at"]
 
     def told(self, name: str) -> list[dict[str, float]]:
         """Give the looks at which the daemon said that."""

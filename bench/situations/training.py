@@ -30,6 +30,7 @@ DEVICE = SharedDevice(Path(os.environ["SHARED_DEVICE"]))
 FEATURES = 64
 SAMPLE_SECONDS = 0.05
 TENTHS = 10
+STILL_SECONDS, STILL_CPU = 9.0, 0.002  # the main thread waits for the allocator, which asks again for ten seconds
 
 
 def callback() -> GpuWarden:
@@ -126,18 +127,31 @@ class Each(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
 
 
 class Witness(threading.Thread):
-    """Looks at the allocator and at the host's memory itself, so that a label can be held against what happened."""
+    """Looks at the allocator and at the host's memory itself, so that a label can be held against what happened.
+
+    `refused` is when memory was out, in Unix time: when the main thread stood still for the first time. None before.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.seen: list[tuple[int, int]] = []
+        self.refused: float | None = None
 
     def run(self) -> None:
         """Look on."""
         page = os.sysconf("SC_PAGESIZE")
+        ident = threading.main_thread().ident
+        assert ident is not None
+        clock = time.pthread_getcpuclockid(ident)
+        used, moved = 0.0, time.time()
         while True:
             resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page
             self.seen.append((memory()["current"], resident))
+            now, uses = time.time(), time.clock_gettime(clock)
+            if uses - used > STILL_CPU:
+                used, moved = uses, now
+            elif self.refused is None and now - moved > STILL_SECONDS:
+                self.refused = moved
             time.sleep(SAMPLE_SECONDS)
 
     def tenths(self) -> dict[str, list[int]]:
@@ -174,7 +188,8 @@ def play(situations: dict[str, Callable[..., None]]) -> None:
         situation(**({"cause": not without} if "cause" in signature(situation).parameters else {}))
     except (tf.errors.OpError, MemoryError) as error:
         text = str(error)
-        say("oom", exception=type(error).__name__, requested=requested(text), text=text[-400:], **witness.tenths())
+        facts = {"exception": type(error).__name__, "requested": requested(text), "text": text[-400:]}
+        say("oom", **facts, refused=witness.refused, **witness.tenths())
         sys.stdout.flush()
         if os.environ.get("SITUATION_DIES"):
             os._exit(1)
