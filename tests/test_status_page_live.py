@@ -82,7 +82,7 @@ def test_files_are_compressed_once_and_kept_by_browsers(tmp_path: Path, mock_nvm
         policy = ask(f"{daemon.url}/")[1]["content-security-policy"]
         assert "unsafe" not in policy
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
-        for name in ("nosuch.js", "../daemon.py", "..%2f..%2fdaemon.py", "uplot/", "uplot/LICENSE", ""):
+        for name in ("nosuch.js", "../daemon.py", "..%2f..%2fdaemon.py", "uplot/", "uplot/LICENSE", "index.html", ""):
             assert ask(f"{daemon.url}/page/{name}")[0] == 404, name
 
 

@@ -41,7 +41,12 @@ class File:
 
 def serve(request: Request) -> Response:
     """Answer with a file of the page; a browser that has it already is told so. The first time of a file takes 3 ms."""
-    file = _file(request.path.removeprefix(PREFIX) if request.path != "/" else INDEX)
+    name = request.path.removeprefix(PREFIX)
+    if request.path == "/":
+        name = INDEX
+    elif name == INDEX:  # what it names lies beside it only for a browser at /
+        name = ""
+    file = _file(name)
     if file is None:
         return Response(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
     headers = {
