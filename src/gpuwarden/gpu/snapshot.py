@@ -125,9 +125,10 @@ class Gpu:
 
 def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> float | None:
     reading = readings.get(row)
-    if isinstance(reading, Mapping):
-        reading = reading.get(labels)
-    return reading if isinstance(reading, (int, float)) else None
+    if isinstance(reading, (int, float)):  # asked first: most are, and whether it is a mapping takes far longer to tell
+        return reading
+    value = reading.get(labels) if isinstance(reading, Mapping) else None
+    return value if isinstance(value, (int, float)) else None
 
 
 @dataclass(frozen=True, slots=True)
