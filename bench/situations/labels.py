@@ -27,7 +27,7 @@ class Situation:
     callback's. A situation that `dies` ends without Python's own end, which its broken allocator would not survive.
     """
 
-    program: Literal["ooms", "leaks", "healthy", "more_ooms"]
+    program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks"]
     name: str
     why: str
     label: Label | None = None
@@ -52,6 +52,10 @@ def _more(label: Label, name: str, why: str, **settings: object) -> Situation:
 
 def _leak(name: str, why: str, **settings: object) -> Situation:
     return Situation("leaks", name, why, **{"label": "leak", "grows": "device"} | settings)  # type: ignore[arg-type]
+
+
+def _paced(name: str, why: str, **settings: object) -> Situation:
+    return Situation("paced_leaks", name, why, **{"label": "leak", "grows": "device"} | settings)  # type: ignore[arg-type]
 
 
 def _healthy(name: str, why: str, **settings: object) -> Situation:
@@ -166,5 +170,22 @@ MORE = (
     _more("unknown", "unknown_by_turns", "the driver refuses though there is room, with two models by turns"),
 )  # fmt: skip
 
-SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE}
+# Written when the rules were there already, by somebody who had read neither them nor what the documentation says of them.
+# They keep their pace by the clock, so that a machine that is shared does not change it.
+PACED = (
+    _paced("paced_step", "embeddings a step, in Keras's fit", pace="default", size=188),
+    _paced("paced_losses", "losses with their tapes, in a loop of one's own", size=208),
+    _paced("paced_activations", "activations every third step, under the allocator's own limit", pace="default", size=1024, limit=240),
+    _paced("paced_predictions", "predictions of each validation"),
+    _paced("paced_weights", "the whole state every third epoch", pace="default"),
+    _paced("paced_cache", "a cache by shape, whose shapes never come again", size=208),
+    _paced("paced_queue", "a queue that is filled faster than it is emptied", pace="default", size=208),
+    _paced("paced_variables", "variables and an optimizer's slots for each task, in a pool that grows", size=176),
+    _paced("paced_sawtooth", "a little of each step, beside a sawtooth of 60 MiB", pace="default", size=294),
+    _paced("paced_late", "images, from the eleventh epoch on", size=188),
+    _paced("paced_batches", "a table a step, beside batches of all sizes", pace="default"),
+    _paced("paced_host", "arrays that a loader remembers, in a container", label=None, grows="host", host_limit=1100),
+)  # fmt: skip
+
+SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE, "paced": PACED}
 SITUATIONS = {each.name: each for each in sum(SETS.values(), ())}

@@ -126,6 +126,39 @@ class Each(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
         return hook
 
 
+class Pace:
+    """Keeps a pace by the clock: each `wait` ends at the next multiple of `period` seconds since the first began.
+
+    What is computed in between is absorbed. Who is late goes on at once, and a multiple that has gone by meanwhile is
+    lost, not made up for.
+    """
+
+    kept: Pace | None = None  # the last that was made: a program's own
+
+    def __init__(self, period: float) -> None:
+        self._period = period
+        self._began = self._left = 0.0
+        self._multiple = self._waits = 0
+        self._busy = 0.0
+        Pace.kept = self
+
+    def wait(self) -> None:
+        """Sleep until then."""
+        now = time.monotonic()
+        if not self._waits:
+            self._began = self._left = now
+        self._waits += 1
+        self._busy += now - self._left
+        self._multiple = max(self._multiple + 1, int((now - self._began) / self._period))
+        time.sleep(max(self._began + self._multiple * self._period - now, 0.0))
+        self._left = time.monotonic()
+
+    def told(self) -> dict[str, float]:
+        """Say how it was kept: waits, multiples lost, and the share of the time that was not slept."""
+        busy = self._busy / (self._multiple * self._period or 1)
+        return {"waits": self._waits, "lost": self._multiple - self._waits, "busy": round(busy, 3)}
+
+
 class Witness(threading.Thread):
     """Looks at the allocator and at the host's memory itself, so that a label can be held against what happened.
 
@@ -189,9 +222,13 @@ def play(situations: dict[str, Callable[..., None]]) -> None:
     except (tf.errors.OpError, MemoryError) as error:
         text = str(error)
         facts = {"exception": type(error).__name__, "requested": requested(text), "text": text[-400:]}
-        say("oom", **facts, refused=witness.refused, **witness.tenths())
+        say("oom", **facts, refused=witness.refused, **witness.tenths(), **_pace())
         sys.stdout.flush()
         if os.environ.get("SITUATION_DIES"):
             os._exit(1)
         raise
-    say("end", **witness.tenths())
+    say("end", **witness.tenths(), **_pace())
+
+
+def _pace() -> dict[str, Any]:
+    return {"pace": Pace.kept.told()} if Pace.kept else {}

@@ -1,0 +1,328 @@
+"""Leaks that keep their pace by the clock: `python paced_leaks.py NAME [--without]`; labels.py says what each loses.
+
+Whatever else the machine does, as much is lost in each second: what a forecast is wrong by is its own. Steps leave most
+of their time unused for that. Each says `growing` as it begins to lose, its first step behind it; without the cause the
+same training keeps nothing.
+"""
+
+# ruff: noqa: D401 - the docstrings say what happens
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gpuwarden.keras import keras
+from shared_device import MIB
+from training import FEATURES, Each, Pace, dense, fit, play, reserve, say, steady, stream, watched
+
+layers = keras.layers
+
+# An operation is not kept waiting for its part on another core, where somebody else may be at work.
+tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+@cache
+def growing() -> None:
+    """Say, once, that it begins to lose."""
+    say("growing")
+
+
+def workspace(mebibytes: int = 6) -> None:
+    """Want a lot for a moment, more than all else in a step.
+
+    So this is what is refused first. Eigen, where it gets no scratch for a product or a sum, hangs instead.
+    """
+    tf.fill((mebibytes, MIB // 4), 0.5)
+
+
+def compiled(*stack: Any, **compiling: Any) -> Any:
+    """Make a model of these layers."""
+    model = keras.Sequential(stack)
+    model.compile(**{"optimizer": "adam", "loss": "mse"} | compiling)
+    return model
+
+
+def repeated(steps: int, *parts: Any) -> Any:
+    """Give the same batch for so many steps."""
+    return tf.data.Dataset.from_tensors(parts).repeat(steps)
+
+
+def paced_step(*, cause: bool) -> None:
+    """A callback collects embeddings of the same signals after each step, for a plot that nobody draws."""
+    reserve()
+    model = compiled(
+        layers.Input((FEATURES,)),
+        layers.Dense(512, activation="relu"),
+        layers.Dense(48, activation="relu"),
+        layers.Dense(1),
+    )
+    embed = keras.Model(model.inputs, model.layers[0].output)
+    signals, pace = tf.ones((512, FEATURES)), Pace(0.25)
+    embeddings: list[Any] = []
+
+    def collect(_: int) -> None:
+        growing()
+        pace.wait()
+        workspace()
+        if not cause:
+            embeddings.clear()
+        embeddings.append(embed(signals))  # 1 MiB
+
+    fit(model, repeated(46, tf.ones((64, FEATURES)), tf.zeros((64, 1))), Each(on_train_batch_end=collect), epochs=4)
+
+
+def paced_losses(*, cause: bool) -> None:
+    """Losses are kept for a mean, with the tapes that know how they came about: activations and weights of old."""
+    reserve()
+    random = np.random.default_rng(1)
+    first = tf.Variable(random.normal(0, 0.1, (FEATURES, 512)).astype("float32"))
+    second = tf.Variable(random.normal(0, 0.1, (512, 1)).astype("float32"))
+    pace, losses = Pace(0.2), []
+    with watched("paced_losses") as run:
+        for _ in range(225):
+            workspace()
+            batch = tf.constant(random.normal(0, 1, (384, FEATURES)).astype("float32"))
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean(tf.square(tf.nn.relu(batch @ first) @ second))
+            for weights, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+                weights.assign_sub(0.001 * gradient)
+            losses.append((loss, tape) if cause else (float(loss), None))
+            run.step(batch_size=384)
+            growing()
+            pace.wait()
+
+
+def paced_activations(*, cause: bool) -> None:
+    """Every third step a callback adds what two layers give to their history."""
+    reserve()
+    given = layers.Input((24,), dtype="int32")
+    embedded = layers.Flatten()(layers.Embedding(500, 24)(given))
+    mixed = layers.Dense(1024, activation="gelu")(embedded)
+    model = keras.Model(given, layers.Dense(1)(mixed))
+    model.compile(optimizer="adam", loss="mse")
+    looked_into = keras.Model(given, [embedded, mixed])
+    sentences, pace = tf.ones((640, 24), tf.int32), Pace(0.25)
+    history: list[Any] = []
+
+    def look_into(batch: int) -> None:
+        growing()
+        pace.wait()
+        workspace(24)
+        if batch % 3 == 2:
+            if not cause:
+                history.clear()
+            history.append(looked_into(sentences))  # 3.9 MiB
+
+    data = repeated(42, tf.ones((32, 24), tf.int32), tf.zeros((32, 1)))
+    fit(model, data, Each(on_train_batch_end=look_into), epochs=4)
+
+
+def paced_predictions(*, cause: bool) -> None:
+    """What an autoencoder makes of the validation's set is kept after each validation, to compare the epochs."""
+    reserve()
+    model = compiled(layers.Input((FEATURES,)), layers.Dense(96, activation="relu"), layers.Dense(320))
+    held_out, pace = tf.ones((8192, FEATURES)), Pace(0.3)
+    predictions: list[Any] = []
+
+    def compare(_: int) -> None:
+        growing()
+        workspace(24)
+        if not cause:
+            predictions.clear()
+        predictions.append(model(held_out))  # 10 MiB
+
+    data, few = (repeated(steps, tf.ones((64, FEATURES)), tf.zeros((64, 320))) for steps in (5, 2))
+    hooks = Each(on_train_batch_end=lambda _: pace.wait(), on_test_end=compare)
+    fit(model, data, hooks, epochs=25, validation_data=few)
+
+
+def paced_weights(*, cause: bool) -> None:
+    """Every third epoch all weights are copied, with what the optimizer keeps of them, to go back to."""
+    reserve()
+    model = dense(1024, depth=2, features=256, optimizer="adam")
+    pace = Pace(0.25)
+    copies: list[Any] = []
+
+    def copy(epoch: int) -> None:
+        growing()
+        workspace(24)
+        if epoch % 3 == 2:
+            if not cause:
+                copies.clear()
+            state = (*model.weights, *model.optimizer.variables)  # 15 MiB
+            copies.append([tf.raw_ops.DeepCopy(x=each.value) for each in state])
+
+    hooks = Each(on_train_batch_end=lambda _: pace.wait(), on_epoch_end=copy)
+    fit(model, repeated(5, tf.ones((16, 256)), tf.zeros((16, 1))), hooks, epochs=47)
+
+
+def paced_cache(*, cause: bool) -> None:
+    """Distances between positions are cached by their shape, and nearly each batch has a shape of its own."""
+    reserve()
+    random = np.random.default_rng(8)
+    x, weights = tf.ones((64, FEATURES)), tf.Variable(tf.ones((FEATURES, 64)) / FEATURES)
+    distances: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    def between(shape: tuple[int, int]) -> Any:
+        if shape not in distances:
+            rows, columns = (tf.range(size, dtype=tf.float32) for size in shape)
+            distances[shape] = tf.abs(rows[:, None] - columns[None, :])  # 0.6 to 2 MiB
+        if not cause and len(distances) > 8:
+            distances.popitem(last=False)
+        return distances[shape]
+
+    pace = Pace(0.22)
+    with watched("paced_cache") as run:
+        for _ in range(185):
+            workspace(10)
+            rows, columns = (int(size) for size in random.integers(400, 721, 2))
+            bias = between((rows, columns))[:64, :64]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.nn.relu(x @ weights - bias)))
+            weights.assign_sub(0.01 * tape.gradient(loss, weights))
+            run.step(batch_size=rows)
+            growing()
+            pace.wait()
+
+
+def paced_queue(*, cause: bool) -> None:
+    """An encoder puts two batches into a queue for each that training takes out of it."""
+    reserve()
+    head = dense(64, features=648)
+    queue = tf.queue.FIFOQueue(100_000, [tf.float32], [(512, 648)])
+    encoder = tf.ones((FEATURES, 648)) / FEATURES
+    target, pace = tf.zeros((512, 1)), Pace(0.3)
+    with watched("paced_queue") as run:
+        for _ in range(172):
+            workspace(8)
+            for _ in range(2):
+                queue.enqueue(tf.ones((512, FEATURES)) @ encoder)  # 1.27 MiB
+            for _ in range(1 if cause else 2):
+                head.train_on_batch(queue.dequeue(), target)
+            run.step(batch_size=512)
+            growing()
+            pace.wait()
+
+
+def paced_variables(*, cause: bool) -> None:
+    """Each task has a head of its own and an optimizer for it, and none is let go of; in a pool that grows."""
+    features, target = tf.ones((32, 448)), tf.zeros((32, 448))
+    heads: list[Any] = []
+    pace = Pace(0.25)
+    with watched("paced_variables") as run:
+        for step in range(165):
+            workspace()
+            if step % 2 == 0:
+                if not cause:
+                    heads.clear()
+                heads.append((tf.Variable(tf.zeros((448, 448))), keras.optimizers.Adam()))  # 2.3 MiB, with its slots
+            head, optimizer = heads[-1]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(features @ head - target))
+            optimizer.apply_gradients([(tape.gradient(loss, head), head)])
+            run.step(batch_size=32)
+            growing()
+            pace.wait()
+
+
+def paced_sawtooth(*, cause: bool) -> None:
+    """What an epoch's report needs is let go of with the epoch; of each step a little more is not."""
+    reserve()
+    model = compiled(
+        layers.Input((24,), dtype="int32"),
+        layers.Embedding(4000, 64),
+        layers.Flatten(),
+        layers.Dense(128, activation="tanh"),
+        layers.Dense(1),
+    )
+    report: list[Any] = []
+    kept: list[Any] = []
+    pace = Pace(0.24)
+
+    def note(_: int) -> None:
+        growing()
+        pace.wait()
+        workspace(10)
+        report.append(tf.fill((2800, 512), 0.5))  # 5.47 MiB
+        if cause:
+            kept.append(tf.fill((460, 512), 0.5))  # 0.9 MiB
+
+    hooks = Each(on_train_batch_end=note, on_epoch_end=lambda _: report.clear())
+    fit(model, repeated(11, tf.ones((32, 24), tf.int32), tf.zeros((32, 1))), hooks, epochs=24)
+
+
+def paced_late(*, cause: bool) -> None:
+    """From the eleventh epoch on, hard images are collected, and the other way round too."""
+    reserve()
+    side = 20
+    model = compiled(
+        layers.Input((side, side, 3)),
+        layers.AveragePooling2D(2),
+        layers.Flatten(),
+        layers.Dense(256, activation="elu"),
+        layers.Dense(1),
+    )
+    images, pace = tf.ones((128, side, side, 3)), Pace(0.2)
+    hard: list[Any] = []
+    epochs: list[int] = []
+
+    def collect(_: int) -> None:
+        pace.wait()
+        workspace(12)
+        if len(epochs) > 10:
+            growing()
+            if not cause:
+                hard.clear()
+            hard.append(tf.concat([images, tf.reverse(images, [2])], 0))  # 1.17 MiB
+
+    hooks = Each(on_epoch_begin=epochs.append, on_train_batch_end=collect)
+    fit(model, repeated(6, images, tf.zeros((128, 1))), hooks, epochs=37)
+
+
+def paced_batches(*, cause: bool) -> None:
+    """Batches of all sizes; a table of counts is kept after each, which is as large for a small one."""
+    reserve()
+    random = np.random.default_rng(6)
+    pace = Pace(0.28)
+    counts = [tf.zeros((620, 620))]
+
+    def count(_: int) -> None:
+        growing()
+        pace.wait()
+        workspace(20)
+        counts.append(counts[-1] + 1)  # 1.47 MiB
+        if not cause:
+            del counts[:-1]
+
+    data = stream(lambda: iter(random.integers(32, 513, 42)), pause=0.0)
+    fit(dense(1536), data, Each(on_train_batch_end=count), epochs=4)
+
+
+def paced_host(*, cause: bool) -> None:
+    """The loader remembers what it made of each image by image and by chance, and is never asked for it again."""
+    reserve(0.5)
+    pace = Pace(0.22)
+    random = np.random.default_rng(9)
+    made: dict[tuple[int, float], Any] = {}
+
+    def sizes() -> Iterator[int]:
+        for index in range(16):
+            pace.wait()
+            image = np.full((1024, 512), float(index))  # 4 MiB
+            if cause:
+                made[index, random.random()] = image
+            yield 96
+
+    fit(dense(256), steady(96, 2))
+    growing()
+    fit(dense(384, depth=2), stream(sizes, pause=0.0), epochs=16)
+
+
+if __name__ == "__main__":
+    play({name: each for name, each in globals().items() if name.startswith("paced_")})
