@@ -30,6 +30,7 @@ DEVICE = SharedDevice(Path(os.environ["SHARED_DEVICE"]))
 FEATURES = 64
 SAMPLE_SECONDS = 0.05
 TENTHS = 10
+_growing = threading.Event()  # set as it begins to lose
 STILL_SECONDS, STILL_CPU = 9.0, 0.002  # the main thread waits for the allocator, which asks again for ten seconds
 
 
@@ -50,6 +51,8 @@ def memory() -> dict[str, int]:
 
 def say(event: str, **facts: Any) -> None:
     """Write down what happens, with the allocator's and the device's figures."""
+    if event == "growing":
+        _growing.set()
     now = memory()
     told = {
         "event": event,
@@ -137,6 +140,7 @@ class Pace:
 
     def __init__(self, period: float) -> None:
         self._period = period
+        self.last = 0.0  # when the last wait ended, in Unix time
         self._began = self._left = 0.0
         self._multiple = self._waits = 0
         self._busy = 0.0
@@ -151,7 +155,7 @@ class Pace:
         self._busy += now - self._left
         self._multiple = max(self._multiple + 1, int((now - self._began) / self._period))
         time.sleep(max(self._began + self._multiple * self._period - now, 0.0))
-        self._left = time.monotonic()
+        self.last, self._left = time.time(), time.monotonic()
 
     def told(self) -> dict[str, float]:
         """Say how it was kept: waits, multiples lost, and the share of the time that was not slept."""
@@ -162,7 +166,8 @@ class Pace:
 class Witness(threading.Thread):
     """Looks at the allocator and at the host's memory itself, so that a label can be held against what happened.
 
-    `refused` is when memory was out, in Unix time: when the main thread stood still for the first time. None before.
+    `refused` is when memory was out, in Unix time: when the main thread, in the midst of growing, stood still for the
+    first time. None before.
     """
 
     def __init__(self) -> None:
@@ -181,7 +186,7 @@ class Witness(threading.Thread):
             resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * page
             self.seen.append((memory()["current"], resident))
             now, uses = time.time(), time.clock_gettime(clock)
-            if uses - used > STILL_CPU:
+            if uses - used > STILL_CPU or not _growing.is_set():
                 used, moved = uses, now
             elif self.refused is None and now - moved > STILL_SECONDS:
                 self.refused = moved
@@ -222,7 +227,9 @@ def play(situations: dict[str, Callable[..., None]]) -> None:
     except (tf.errors.OpError, MemoryError) as error:
         text = str(error)
         facts = {"exception": type(error).__name__, "requested": requested(text), "text": text[-400:]}
-        say("oom", **facts, refused=witness.refused, **witness.tenths(), **_pace())
+        # Who keeps a pace was in the step after the last wait.
+        refused = Pace.kept.last if Pace.kept else witness.refused
+        say("oom", **facts, refused=refused, **witness.tenths(), **_pace())
         sys.stdout.flush()
         if os.environ.get("SITUATION_DIES"):
             os._exit(1)
