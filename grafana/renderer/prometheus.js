@@ -21,7 +21,7 @@ async function ask(path, parameters) {
 // Variables by name: what they offer, what is chosen of it (null: all), and what stands for all.
 export async function resolve(variables) {
   const found = {};
-  for (const { name, query, regex, allValue, current } of variables) {
+  for (const { name, query, allValue, current, hide } of variables) {
     if (name === "datasource") {
       found[name] = { options: ["prometheus"], values: null, all: "prometheus" };
       continue;
@@ -36,7 +36,7 @@ export async function resolve(variables) {
     if (!current.value && !given.length) given.push(options[0]);
     const every = `(${options.join("|")})`; // as Grafana does without a word for all
     found[name] = { options, values: given.length ? given : null, all: allValue ?? every };
-    if (!options.length && allValue === ".+") problems.push(`variable ${name} offers nothing`);
+    if (!options.length && !hide && name !== "cluster") problems.push(`variable ${name} offers nothing`);
   }
   return found;
 }
