@@ -116,10 +116,16 @@ def _request(asked: Asked, span: float) -> tuple[str, dict[str, object]]:
 def measured(url: str, span: float, box: str, only: str = "") -> list[Took]:
     """Ask all that the dashboards ask, the same thing once; the slowest first."""
     wanted: dict[tuple[str, float | None, str | None], Asked] = {}
-    for each in queries(span, box):
+    for each in queries(span, box, lambda query: _only(url, query)):
         if only in f"{each.dashboard} {each.panel}":
             wanted.setdefault((each.expression, each.step, each.label), each)
     return sorted((took(url, each, span) for each in wanted.values()), key=lambda found: -found.seconds)
+
+
+def _only(url: str, query: str) -> dict[str, str]:
+    """Return the labels of a query's only result."""
+    (labels,) = (each["metric"] for each in backfill.ask(url, "query", query=query, time=END)["result"])
+    return dict(labels)
 
 
 def table(found: Sequence[Took], most: int) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """A week of a fleet of boxes of eight GPUs as a Prometheus' data: `python bench/fleet_week.py FOLDER` makes it.
 
-The last day of a box is played (box_week.py), the rules evaluated over it every five seconds as shipped, and a fleet
-made of it by cloned_blocks.py, each box with GPUs, users and runs of its own. Days before are the same one again, moved
-back in time and with other runs: where a series' value is a time, it is days late there.
+The last day of a box is played (box_week.py), the rules evaluated over it as often as shipped, every five seconds and
+each minute what is recorded for dashboards, and a fleet made of it by cloned_blocks.py, each box with GPUs, users and
+runs of its own. Days before are the same one again, moved back in time and with other runs: where a series' value is a
+time, it is days late there.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,14 @@ class Asked:
     label: str | None = None
 
 
-def queries(span: float, box: str) -> Iterator[Asked]:
-    """Yield what all dashboards ask over so many seconds; that of a box is opened for one, the others for all."""
+def queries(span: float, box: str, found: Callable[[str], Mapping[str, str]]) -> Iterator[Asked]:
+    """Yield what all dashboards ask over so many seconds; that of a box is opened for one, the others for all.
+
+    Of variables whose value a query finds, `found` returns the labels of its result.
+    """
     for path in sorted(DASHBOARDS.glob("*.json")):
         dashboard = json.loads(path.read_text(encoding="utf-8"))
-        yield from _of_dashboard(dashboard, path.stem.removeprefix("gpuwarden-"), span, box)
+        yield from _of_dashboard(dashboard, path.stem.removeprefix("gpuwarden-"), span, box, found)
 
 
 def step(span: float, points: float) -> float:
@@ -48,12 +51,16 @@ def step(span: float, points: float) -> float:
     return max(next(rounded for below, rounded in _ROUNDED if wanted < below), span / MOST)
 
 
-def _of_dashboard(dashboard: Mapping[str, Any], name: str, span: float, box: str) -> Iterator[Asked]:
+def _of_dashboard(
+    dashboard: Mapping[str, Any], name: str, span: float, box: str, found: Callable[[str], Mapping[str, str]]
+) -> Iterator[Asked]:
     variables = {each["name"]: each for each in dashboard["templating"]["list"]}
     # What is chosen at first is all, or of a variable that has no choice the first.
-    chosen = {
-        name: each["allValue"] if each["current"] else box for name, each in variables.items() if "allValue" in each
-    }
+    chosen = {name: each["allValue"] if each["current"] else box for name, each in _several(variables).items()}
+    for variable, each in variables.items():
+        if each.get("includeAll") is False:
+            query = _filled(each["query"]["query"], chosen, span, SCRAPED)
+            chosen[variable] = found(_of_variable(name, "", query).expression)["label"]
     for panel in dashboard["panels"]:
         points = panel.get("maxDataPoints", panel["gridPos"]["w"] * COLUMN)
         for number, target in enumerate(panel.get("targets", ()), 1):
@@ -67,6 +74,10 @@ def _of_dashboard(dashboard: Mapping[str, Any], name: str, span: float, box: str
     for variable, each in variables.items():
         if variable != "datasource":
             yield _of_variable(name, f"choice: {each['label']}", _filled(each["query"]["query"], chosen, span, SCRAPED))
+
+
+def _several(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in variables.items() if each.get("includeAll")}
 
 
 def _of_variable(dashboard: str, panel: str, query: str) -> Asked:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import subprocess
 import tempfile
@@ -101,10 +102,14 @@ def ask(url: str, path: str, **parameters: object) -> Any:
 
 
 def rules(step: float = 5.0) -> list[dict[str, Any]]:
-    """Return the rules, each by itself: in place of a recorded series stands what it is made from every `step`."""
+    """Return the rules, each by itself: in place of a recorded series stands what it is made from every `step`.
+
+    Each has beside it the seconds of its group's interval.
+    """
     recorded: dict[str, str] = {}
     found = []
-    for rule in (rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]):
+    for group, rule in ((each, rule) for each in yaml.safe_load(RULES.read_text())["groups"] for rule in each["rules"]):
+        rule["interval"] = _seconds(group["interval"])
         for name, expr in recorded.items():
             rule["expr"] = _in_place_of(name, expr, rule["expr"], step)
         if "record" in rule:
@@ -136,10 +141,15 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def recorded(url: str, begin: float, end: float, step: float) -> Iterator[str]:
-    """Write the samples that the recording rules would have left, had they been evaluated every `step` seconds."""
+    """Write the samples that the recording rules would have left, had they been evaluated every `step` seconds.
+
+    Those of a group with a longer interval are evaluated at its whole multiples.
+    """
     for rule in rules(step):
         if "record" in rule:
-            for labels, told in values(url, rule["expr"], begin, end, step):
+            every = max(step, rule["interval"])
+            first = math.ceil(begin / every) * every if every > step else begin
+            for labels, told in values(url, rule["expr"], first, end, every):
                 series = sample_of(rule["record"], labels)
                 yield from (f"{series} {value} {time}\n" for time, value in told)
 

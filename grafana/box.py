@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import summary
 from alerts_table import alerts_table
-from choices import choices
+from choices import choices, where_recorded
 from classic import Json, Panel, Row, dashboard
 from daemon import daemon
 from faults import faults
@@ -35,7 +35,7 @@ def box() -> Json:
             Row(40, "Host $instance", host(), repeat="instance"),
             Row(50, "gpuwarden itself", daemon()),
         ],
-        variables=choices(one_box=True),
+        variables=[*choices(one_box=True), where_recorded()],
         links=ways(BOX),
         annotations=marks(),
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from classic import SOURCE, Json
 
+from gpuwarden.alerts.rules import RECORDED
 from gpuwarden.gpu.table import MigReadings
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import DaemonReadings, GpuHealth, OwnerReadings
 
+_LOST = RECORDED["gpuwarden:box:gpus_lost:sum"].name
+_LONG = 3 * 3600.0  # seconds, of which Grafana draws no more than a point each two minutes where a fleet is drawn
 _HERE = '{cluster=~"$cluster",instance=~"$instance"}'
 
 
@@ -24,19 +27,56 @@ def choices(*, one_box: bool = False) -> list[Json]:
         boxes |= {"current": {}}  # the first: what is drawn for each GPU or run is too much of a whole fleet
     return [
         {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}},
-        _choice("cluster", "Cluster", f"label_values({build}, cluster)", every=".*"),  # few sites have that label
+        _choice("cluster", "Cluster", f"label_values({build}, cluster)"),  # few sites have that label
         boxes,
         _choice("gpu", "GPU", f"query_result({gpus})", regex=_labelled("uuid")),
         _choice("mig", "MIG instances", f"label_values({parts}, uuid)", every="", hide=2),
-        _choice("owner", "Owner", f"label_values({owners}, owner)", every=".*"),
+        _choice("owner", "Owner", f"label_values({owners}, owner)"),
         _choice("run", "Run", f"query_result({runs})", regex=_labelled("run_id")),
     ]
 
 
-def _choice(name: str, label: str, query: str, *, regex: str = "", every: str = ".+", hide: int = 0) -> Json:
+def where_recorded() -> Json:
+    """Tell by a hidden variable whether to read what rules record once a minute of boxes, owners and GPUs.
+
+    That is so in a time range of more than some hours, whose steps are no shorter, where all GPUs and runs are chosen,
+    of which the records are. And only where rules recorded all of it: with no rules, or as long as some of the time
+    range is from before them, all is read.
+    """
+    lost, daemon = f"{_LOST}{_HERE}", f"{DaemonReadings.build_info.name}{_HERE}"
+    everything = 'label_replace(vector(1), "chosen", ".* .*", "", "")'
+    long = f'label_replace(vector($__range_s) > {_LONG:g}, "chosen", "$gpu $run", "", "") and on (chosen) {everything}'
+    # Hours in which there was a box, and not even once something recorded.
+    gaps = f"last_over_time(({daemon} unless on (cluster) present_over_time({lost}[1h]))[$__range:1h])"
+    recorded = f"{long} and on () {lost} unless on () {gaps}"
+    query = (
+        f'label_replace({recorded}, "label", ".+", "", "") or on () label_replace(vector(0), "label", "none", "", "")'
+    )
+    return {
+        "name": "recorded",
+        "label": "Recorded",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": f"query_result({query})", "refId": "Prometheus-recorded"},
+        "regex": '/label="([^"]+)"/',
+        "refresh": 2,
+        "sort": 0,
+        # Neither: the value is a pattern, which Grafana would escape as one of several.
+        "multi": False,
+        "includeAll": False,
+        "allValue": None,
+        "hide": 2,
+        "skipUrlSync": True,
+        "current": {},
+    }
+
+
+def _choice(name: str, label: str, query: str, *, regex: str = "", every: str = ".*", hide: int = 0) -> Json:
     """Let people choose several values, or all; they are looked up anew when the time range changes.
 
-    `every` is what stands for all, "" for each by name; 2 is Grafana's number to `hide` it.
+    `every` is what stands for all, "" for each by name; 2 is Grafana's number to `hide` it. Of thousands of values
+    Prometheus takes a pattern that matches none too far faster than one that wants some, for which it joins the series
+    of each.
     """
     return {
         "name": name,

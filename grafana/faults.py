@@ -10,6 +10,7 @@ from series import DEVICE, risen, series, with_gpu
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.tables import GpuHealth
 
+_STEPS = 480  # a box has hundreds of counters of links: an hour is read by scrapes still, a week not
 _SOUND = states({0: ("no", NONE), 1: ("yes", BAD)})
 
 
@@ -117,4 +118,5 @@ def _links() -> Panel:
         width=12,
         unit="short",
         empty="no error of a link is known",
+        points=_STEPS,
     )

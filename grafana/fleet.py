@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import summary
 from alerts_table import alerts_table
-from choices import choices
+from choices import choices, where_recorded
 from classic import BAD, PLAIN, WARN, Json, Panel, Query, Row, dashboard, override
 from gpu_table import gpu_table
 from looks import NO_GROWTH, NO_RUN, headroom, margin
 from owners import owners
 from panels import timeseries
 from run_table import run_table
-from series import BOX, firing, least_headroom_ratio, series
+from series import BOX, UNLESS_RECORDED, firing, least_headroom_ratio, recorded, series
 from ways import FLEET, marks, ways
 
 from gpuwarden.gpu.table import GpuReadings
@@ -41,7 +41,7 @@ def fleet() -> Json:
             Row(20, "Boxes over time", _boxes()),
             Row(30, "Runs", [run_table(31, height=9)]),
         ],
-        variables=choices(),
+        variables=[*choices(), where_recorded()],
         links=ways(FLEET),
         annotations=marks(),
     )
@@ -68,7 +68,10 @@ def _boxes() -> list[Panel]:
             22,
             "Least headroom by box",
             "Of what a run uses and can still allocate, the part left, by the run of each box that has the least.",
-            Query(least_headroom_ratio(BOX), _NAME),
+            Query(
+                f"{least_headroom_ratio(BOX, UNLESS_RECORDED)} or {recorded('gpuwarden:box:headroom_ratio:min')}",
+                _NAME,
+            ),
             width=6,
             worst="lowest",
             points=_STEPS,
@@ -81,7 +84,11 @@ def _boxes() -> list[Panel]:
             23,
             "Least temperature margin by box",
             "Degrees until the GPU of each box that is closest to it slows itself down.",
-            Query(f"min {each} ({series(GpuReadings.temperature_margin_celsius)})", _NAME),
+            Query(
+                f"min {each} ({series(GpuReadings.temperature_margin_celsius, UNLESS_RECORDED)}) or "
+                f"{recorded('gpuwarden:box:temperature_margin_celsius:min')}",
+                _NAME,
+            ),
             width=6,
             worst="lowest",
             points=_STEPS,
@@ -93,7 +100,11 @@ def _boxes() -> list[Panel]:
             24,
             "Utilization by box",
             "Share of the time in which kernels run, mean over the GPUs of each box.",
-            Query(f"avg {each} ({series(GpuReadings.utilization_ratio)})", _NAME),
+            Query(
+                f"avg {each} ({series(GpuReadings.utilization_ratio, UNLESS_RECORDED)}) or "
+                f"{recorded('gpuwarden:box:utilization_ratio:avg')}",
+                _NAME,
+            ),
             width=6,
             worst="lowest",
             points=_STEPS,
@@ -105,7 +116,11 @@ def _boxes() -> list[Panel]:
             25,
             "Power by box",
             "Power that the GPUs of each box draw together.",
-            Query(f"sum {each} ({series(GpuReadings.power_usage_watts)})", _NAME),
+            Query(
+                f"sum {each} ({series(GpuReadings.power_usage_watts, UNLESS_RECORDED)}) or "
+                f"{recorded('gpuwarden:box:power_usage_watts:sum')}",
+                _NAME,
+            ),
             width=8,
             worst="highest",
             points=_STEPS,
@@ -127,7 +142,11 @@ def _boxes() -> list[Panel]:
             27,
             "GPUs lost by box",
             "How many GPUs of each box do not answer the driver.",
-            Query(f"sum {each} (1 - {series(GpuHealth.up)})", _NAME),
+            Query(
+                f"sum {each} (1 - {series(GpuHealth.up, UNLESS_RECORDED)}) or "
+                f"{recorded('gpuwarden:box:gpus_lost:sum')}",
+                _NAME,
+            ),
             width=8,
             worst="highest",
             points=_STEPS,

@@ -7,21 +7,31 @@ from typing import Any
 from classic import BAD, MILD, NONE, WARN, Json, Panel, Query, bad_from, override, states
 from looks import COLORED, GAUGE, HIDDEN, PLAIN_GAUGE, SHARE, ahead, headroom, margin, nothing
 from panels import table
-from series import DEVICE, boxes, headroom_ratio, instances, of_owners, placed, series, with_run
+from series import (
+    DEVICE,
+    UNLESS_RECORDED,
+    boxes,
+    headroom_ratio,
+    instances,
+    of_owners,
+    placed,
+    recorded,
+    series,
+    with_run,
+)
 from ways import BOX, IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden import thresholds
+from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import Severity, codes
 from gpuwarden.metric import Metric
-from gpuwarden.runs.meter import SLOWDOWNS
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings
 
 # A query with other labels than the rest would keep its rows apart: `merge` joins by the labels all have.
 _EACH = f"max by ({DEVICE})"
-# What slows a GPU down and should not: the power limit holds every GPU that works hard.
-_SLOWDOWNS = {"reason": "|".join(reason for reason in SLOWDOWNS if reason != "sw_power_cap")}
+_SLOWDOWNS = {"reason": AVOIDABLE_SLOWDOWNS}
 _RECENT = f"time() - {thresholds.XID_SECONDS:g}"
 _STATES: dict[float, tuple[str, str]] = {
     10: ("down", BAD),
@@ -82,7 +92,9 @@ def _queries() -> list[Query]:
     ratio = f"bottomk by ({DEVICE}) (1, {headroom_ratio()})"
     held = f"sum by ({DEVICE}, owner) ({series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind='user')})"
     xid = series(GpuHealth.xid_last_event_timestamp_seconds)
-    slowed = series(GpuReadings.clock_event_seconds_total, like=_SLOWDOWNS)
+    # By the way of steps, as all samples of a fleet's GPUs would take long to read.
+    slowed = series(GpuReadings.clock_event_seconds_total, UNLESS_RECORDED, like=_SLOWDOWNS)
+    part = f"increase({slowed}[$__range:$__interval]) / $__range_s"
     wanted = {
         "state": _state(),
         "ahead": series(RunReadings.seconds_to_oom),
@@ -92,8 +104,7 @@ def _queries() -> list[Query]:
         "temperature": series(GpuReadings.temperature_celsius, sensor="core"),
         "margin": series(GpuReadings.temperature_margin_celsius),
         "power": series(GpuReadings.power_usage_watts),
-        # By the way of steps, as a week of all samples of a fleet's GPUs takes seconds to read.
-        "slowed": f"increase({slowed}[$__range:$__interval]) / $__range_s",
+        "slowed": f"{part} or avg_over_time({recorded('gpuwarden:gpu:slowed_ratio:max', 'uuid')}[$__range])",
     }
     return [
         Query(f"max by ({DEVICE}, gpu, name, board, place) ({placed(_identities())})", "identity", now=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import Panel, Query, override
 from looks import PLAIN_GAUGE
 from panels import table, timeseries
-from series import DEVICE, series
+from series import DEVICE, UNLESS_RECORDED, recorded, series
 
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.tables import OwnerReadings
@@ -17,10 +17,19 @@ _OVER = "[$__range:$__interval]) * $__interval_ms / 1000"
 
 def owners(first: int) -> list[Panel]:
     """Return the panels of what owners cost; their ids begin at `first`."""
-    held = f"({series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind='user')} > bool 0)"
+    memory = series(OwnerReadings.owner_gpu_memory_used_bytes, UNLESS_RECORDED, owner_kind="user")
+    each_held = f"({memory} > bool 0)"
     match = f"* on ({DEVICE}) group_left ()"
-    idle = f"{held} {match} (1 - {series(GpuReadings.utilization_ratio)})"
-    watts = f"{held} {match} {series(GpuReadings.power_usage_watts)}"
+    each_idle = f"{each_held} {match} (1 - {series(GpuReadings.utilization_ratio, UNLESS_RECORDED)})"
+    each_watts = f"{each_held} {match} {series(GpuReadings.power_usage_watts, UNLESS_RECORDED)}"
+    held, idle, watts = (
+        f"{each} or {recorded(f'gpuwarden:owner:{name}:sum', 'owner')}"
+        for each, name in (
+            (each_held, "gpus_held"),
+            (each_idle, "gpus_idle"),
+            (each_watts, "power_usage_watts"),
+        )
+    )
     held_seconds, idle_seconds, joules = (
         f"sum by (owner) (sum_over_time(({each}){_OVER})" for each in (held, idle, watts)
     )

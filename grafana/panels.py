@@ -81,6 +81,7 @@ def timeline(
     width: int,
     mappings: Sequence[Json],
     empty: str,
+    points: int | None = None,
 ) -> Panel:
     """Draw colored bars over time, a line for each series."""
     options = {
@@ -98,7 +99,7 @@ def timeline(
         "noValue": empty,
         "thresholds": steps((NONE, None)),
     }
-    return Panel(id, "state-timeline", title, description, [query], "short", width, 8, options, defaults)
+    return Panel(id, "state-timeline", title, description, [query], "short", width, 8, options, defaults, points=points)
 
 
 def table(

@@ -8,6 +8,9 @@ from panels import timeline
 from run_table import run_state, run_states
 from series import series, with_run
 
+# An hour is read by scrapes still; of a week a box's hundreds of runs would be read at two thousand times.
+_STEPS = 960
+
 
 def run_timeline(number: int, *, width: int) -> Panel:
     """Return the panel; `number` is its id."""
@@ -19,4 +22,5 @@ def run_timeline(number: int, *, width: int) -> Panel:
         width=width,
         mappings=run_states(),
         empty=NO_RUN,
+        points=_STEPS,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gpuwarden.alerts.rules import RECORDED
 from gpuwarden.exposition import TABLES
 from gpuwarden.gpu.table import MigReadings
 from gpuwarden.metric import Metric
@@ -28,6 +29,9 @@ _OF_PROCESSES = set(ProcessReadings.rows)
 
 
 _ANY: Mapping[str, str] = MappingProxyType({})
+# Takes nothing where a series that was recorded of it is read instead: a hidden variable matches all jobs then, and
+# else none, so that of an `or` of both one side costs nothing.
+UNLESS_RECORDED: Mapping[str, str] = MappingProxyType({"job": "$recorded"})
 
 
 def series(row: Metric[Any], but: Mapping[str, str] = _ANY, like: Mapping[str, str] = _ANY, **only: str) -> str:
@@ -36,7 +40,7 @@ def series(row: Metric[Any], but: Mapping[str, str] = _ANY, like: Mapping[str, s
     `only` fixes further labels, `like` takes what its patterns match, `but` leaves that out. Raises ValueError for a
     label that the metric does not have.
     """
-    labels = ("cluster", "instance", *_LABELS[row])
+    labels = ("cluster", "job", "instance", *_LABELS[row])
     if wrong := (but.keys() | like.keys() | only.keys()) - set(labels):
         raise ValueError(f"{row.name} has no label {', '.join(sorted(wrong))}")
     chosen = _DEVICES if row in _OF_DEVICES else _OF_SOME if row in _OF_PROCESSES else _VARIABLES
@@ -46,6 +50,16 @@ def series(row: Metric[Any], but: Mapping[str, str] = _ANY, like: Mapping[str, s
     matchers += [f'{label}!~"{value}"' for label, value in but.items()]
     name = f"{row.name}_bucket" if row.kind == "histogram" else row.name
     return f"{name}{{{','.join(matchers)}}}"
+
+
+def recorded(name: str, *labels: str) -> str:
+    """Select what a rule recorded, by box and by these labels, where it is to be read in place of all samples.
+
+    Raises KeyError for a name that no rule has.
+    """
+    chosen = {**{label: _VARIABLES[label] for label in ("cluster", "instance", *labels)}, "job": "$recorded"}
+    matchers = (f'{label}=~"{value}"' for label, value in chosen.items())
+    return f"{RECORDED[name].name}{{{','.join(matchers)}}}"
 
 
 def rate(row: Metric[Any], but: Mapping[str, str] = _ANY, **only: str) -> str:
@@ -99,14 +113,17 @@ def headroom_ratio() -> str:
     return f"1 / (1 + {_times_in_use()})"
 
 
-def least_headroom_ratio(each: str) -> str:
-    """Return the least of these parts by the labels `each`: what is aggregated first is quicker to calculate with."""
-    return f"1 / (1 + max by ({each}) ({_times_in_use()}))"
+def least_headroom_ratio(each: str, but: Mapping[str, str] = _ANY) -> str:
+    """Return the least of these parts by the labels `each`: what is aggregated first is quicker to calculate with.
+
+    `but` is as in `series`.
+    """
+    return f"1 / (1 + max by ({each}) ({_times_in_use(but)}))"
 
 
-def _times_in_use() -> str:
+def _times_in_use(but: Mapping[str, str] = _ANY) -> str:
     """Tell how many times its headroom a run has in use: over the sum of both, each point would find headroom twice."""
-    return f"{series(RunReadings.allocator_memory_bytes)} / {series(RunReadings.memory_headroom_bytes)}"
+    return f"{series(RunReadings.allocator_memory_bytes, but)} / {series(RunReadings.memory_headroom_bytes, but)}"
 
 
 def pressure() -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import promql_parser as promql
 
-from gpuwarden.alerts.rules import RECORDED
+from gpuwarden.alerts.rule import filled
+from gpuwarden.alerts.rules import RECORDED, Choices
 from gpuwarden.exposition import TABLES
 
 TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape
@@ -97,7 +98,7 @@ SAMPLES = {
     | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name", "outcome", "owner"},
 }
 for _name, _rule in RECORDED.items():  # each may be made of those before it
-    SAMPLES[_name] = _recorded(_rule.expr, SAMPLES)
+    SAMPLES[_name] = _recorded(filled(_rule.expr, Choices().values()), SAMPLES)
 
 
 def unknown(expression: str) -> set[str]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import promql_parser as promql
 
+from gpuwarden.alerts.rule import filled
+from gpuwarden.alerts.rules import RECORDED, Choices
 from gpuwarden.exposition import TABLES
 from gpuwarden.metric import Metric, Unit
 
@@ -50,6 +52,8 @@ def _unit(part: Any) -> dict[str, int]:  # noqa: PLR0911 - one for each kind of 
         case promql.NumberLiteral() | promql.StringLiteral():
             return {}
         case promql.VectorSelector():
+            if rule := RECORDED.get(part.name or ""):
+                return unit(filled(rule.expr, Choices().values()))
             return dict(_OF_METRIC.get(part.name or "", {}))
         case promql.MatrixSelector():
             return _unit(part.vector_selector)

@@ -228,13 +228,14 @@ def test_rules_take_other_numbers() -> None:
     assert "dashboard_url" not in changed["GpuDown"]["annotations"]
 
 
-def test_rules_on_links_are_evaluated_less_often() -> None:
-    """They cost most, as they look at each link of each GPU; whoever evaluates seldom does so for them too."""
-    for interval, others, links in ((5, "5s", "30s"), (60, "1m", "1m")):
+def test_what_costs_most_is_evaluated_less_often() -> None:
+    """Rules on each link of each GPU, and those on a whole fleet; whoever evaluates seldom does so for them too."""
+    for interval, others, links, fleet in ((5, "5s", "30s", "1m"), (60, "1m", "1m", "1m"), (120, "2m", "2m", "2m")):
         groups = yaml.safe_load(rule_file(Choices(interval=interval)))["groups"]
         assert {group["name"]: group["interval"] for group in groups} == {
             **{group.name: others for group in rules.GROUPS},
             "gpuwarden-links": links,
+            "gpuwarden-fleet": fleet,
         }
 
 

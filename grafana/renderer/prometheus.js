@@ -21,7 +21,7 @@ async function ask(path, parameters) {
 // Variables by name: what they offer, what is chosen of it (null: all), and what stands for all.
 export async function resolve(variables) {
   const found = {};
-  for (const { name, query, regex, allValue, current } of variables) {
+  for (const { name, query, allValue, current, hide, includeAll } of variables) {
     if (name === "datasource") {
       found[name] = { options: ["prometheus"], values: null, all: "prometheus" };
       continue;
@@ -35,8 +35,8 @@ export async function resolve(variables) {
     const given = chosen.getAll(`var-${name}`);
     if (!current.value && !given.length) given.push(options[0]);
     const every = `(${options.join("|")})`; // as Grafana does without a word for all
-    found[name] = { options, values: given.length ? given : null, all: allValue ?? every };
-    if (!options.length && allValue === ".+") problems.push(`variable ${name} offers nothing`);
+    found[name] = { options, values: given.length ? given : null, all: allValue ?? every, pattern: !includeAll };
+    if (!options.length && !hide && name !== "cluster") problems.push(`variable ${name} offers nothing`);
   }
   return found;
 }
@@ -53,8 +53,9 @@ export function fill(text, variables, shown = false) {
   return text.replace(/\$(\w+)/g, (written, name) => {
     if (name in own) return own[name];
     if (!(name in variables)) return written; // $1 is label_replace's
-    const { values, all } = variables[name];
+    const { values, all, pattern } = variables[name];
     if (values === null) return shown ? "All" : all;
+    if (pattern) return values[0]; // Grafana escapes what is one of several
     return shown ? values.join(", ") : values.map((value) => value.replace(/[.|()[\]{}+*?^$\\]/g, "\\\\$&")).join("|");
   });
 }

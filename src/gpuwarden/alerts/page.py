@@ -24,7 +24,8 @@ package has started a Prometheus on that port already, add `--web.listen-address
 your own, list the file under `rule_files` and name the scrape job `gpuwarden`. Where that Prometheus has boxes of one
 name in several clusters, give their targets the label `cluster`, by which rules and dashboards tell them apart. An
 alert reaches people through an Alertmanager: [receivers.md](receivers.md). The rules evaluate every five seconds, those
-on links every thirty; an alert can be no faster than your scrape interval, so keep that short for gpuwarden.
+on links every thirty, and what is recorded for [dashboards](dashboards.md#long-time-ranges) comes every minute. An
+alert can be no faster than your scrape interval, so keep that short for gpuwarden.
 
 A *critical* alert is worth waking somebody, a *warning* is worth a look today, an *info* is worth a look when somebody
 wants the GPU's time back.

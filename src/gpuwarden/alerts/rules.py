@@ -12,6 +12,7 @@ import yaml
 from gpuwarden.alerts import (
     daemon,
     device_memory,
+    fleet,
     gpus,
     heat,
     joins,
@@ -27,12 +28,14 @@ from gpuwarden.alerts.texts import TEXTS
 
 # Groups are evaluated each by itself: what is recorded in one may be an evaluation old in the others. Those on links
 # look at each link of each GPU, up to hours ago: they cost most, and tell of nothing that half a minute matters to.
+# What is recorded of the fleet is read in steps of minutes and hours.
 GROUPS = (
     Group("gpuwarden-joins", joins.RULES),
     Group("gpuwarden-runs", (*run_memory.RULES, *runs.RULES)),
     Group("gpuwarden-gpus", (*device_memory.RULES, *gpus.RULES, *heat.RULES, *memory_faults.RULES)),
     Group("gpuwarden-links", links.RULES, least_interval=30.0),
     Group("gpuwarden-daemon", daemon.RULES),
+    Group("gpuwarden-fleet", fleet.RULES, least_interval=60.0),
 )
 RECORDED: Mapping[str, RecordingRule] = {rule.name: rule for group in GROUPS for rule in group.recorded}
 ALERTS: Mapping[str, AlertRule] = {rule.name: rule for group in GROUPS for rule in group.alerts}
