@@ -14,6 +14,7 @@ from mocked import environment
 from programs import program
 
 RESTARTED_EVERY = 2.0  # seconds
+PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 SERVE = [sys.executable, "-m", "gpuwarden", "serve", "--listen=127.0.0.1:0"]
 
 
@@ -54,9 +55,12 @@ def restarted(folder: Path) -> Iterator[None]:
     """Have a daemon that is killed and started again all the time, by a process of its own."""
     path = folder / "run.sock"
     command = f"""
-import os, subprocess, sys, time
+import ctypes, signal, subprocess, time
+prctl = ctypes.CDLL(None).prctl
+def end_with_parent():  # which is killed in mid-sleep
+    prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)
 while True:
-    with subprocess.Popen({[*SERVE, f"--socket={path}"]!r}) as daemon:
+    with subprocess.Popen({[*SERVE, f"--socket={path}"]!r}, preexec_fn=end_with_parent) as daemon:
         time.sleep({RESTARTED_EVERY})
         daemon.kill()
 """
