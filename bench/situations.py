@@ -41,6 +41,7 @@ RIGHT = 0.25
 ABSENT = "absent"
 
 _SAMPLE = re.compile(r"^gpuwarden_run_(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+_POLLED = re.compile(r"^gpuwarden_poll_timestamp_seconds (\S+)$", re.MULTILINE)
 _SHOWN = {
     "memory_growth_bytes_per_second": "growth",
     "seconds_to_oom": "seconds",
@@ -48,6 +49,8 @@ _SHOWN = {
     "seconds_to_oom_upper": "upper",
     "host_memory_growth_bytes_per_second": "host_growth",
     "seconds_to_host_oom": "host_seconds",
+    "seconds_to_host_oom_lower": "host_lower",
+    "seconds_to_host_oom_upper": "host_upper",
     "allocator_memory_bytes": "current",
     "memory_headroom_bytes": "headroom",
     "host_memory_bytes": "host",
@@ -111,7 +114,10 @@ class Console:
         """Note what the page says of the run."""
         shown: dict[str, float] = {}
         with suppress(OSError):
-            for name, labels, value in _SAMPLE.findall(fetch(self._kept).decode()):
+            page = fetch(self._kept).decode()
+            if polled := _POLLED.search(page):
+                shown["polled"] = float(polled[1])
+            for name, labels, value in _SAMPLE.findall(page):
                 if name in _SHOWN:
                     shown[_SHOWN[name]] = float(value)
                 elif name == "oom_verdict_info" and (verdict := re.search(r'verdict="(\w+)"', labels)):
@@ -259,17 +265,21 @@ def _said(output: Path) -> list[dict[str, Any]]:
 
 
 def seconds_left(outcome: Outcome) -> list[tuple[float, float | None, bool | None]]:
-    """Give for each part of the way what was told by what was true, and whether the bounds held the truth."""
+    """Give for each part of the way what was told by what was true, and whether the bounds held the truth.
+
+    True is what was left at the time of the poll that told it, which its page says too.
+    """
     began, out = outcome.event("growing"), outcome.out
     if began is None or out is None:
         return []
-    name = "host_seconds" if outcome.situation.grows == "host" else "seconds"
+    host = "host_" if outcome.situation.grows == "host" else ""
     ratios: list[tuple[float, float | None, bool | None]] = []
     for way in WAYS:
         at = began["at"] + way * (out - began["at"])
         last = next((each for each in reversed(outcome.seen) if each["at"] <= at), {})
-        told, left = last.get(name), out - last.get("at", 0.0)
-        within = last["lower"] <= left <= last["upper"] if "lower" in last and "upper" in last else None
+        told, left = last.get(f"{host}seconds"), out - last.get("polled", 0.0)
+        lower, upper = last.get(f"{host}lower"), last.get(f"{host}upper")
+        within = None if lower is None or upper is None else lower <= left <= upper
         ratios.append((way, None if told is None else told / left, within))
     return ratios
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared_device import MIB
-from training import FEATURES, Each, dense, fit, play, reserve, say, steady, stream, watched
+from training import FEATURES, Each, dense, fit, play, preallocate, reserve, say, steady, stream, watched
 
 KEPT: list[Any] = []
 
@@ -28,7 +28,7 @@ def keep(mebibytes: float, *, cause: bool) -> None:
 
 
 def leak_step(*, cause: bool) -> None:
-    reserve()
+    preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
     fit(model, steady(256, 60, pause=0.008), Each(on_train_batch_end=lambda _: keep(0.18, cause=cause)), epochs=40)
@@ -36,7 +36,7 @@ def leak_step(*, cause: bool) -> None:
 
 def leak_epoch(*, cause: bool) -> None:
     """A copy of the weights and more for each epoch's best model."""
-    reserve()
+    preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
     fit(model, steady(256, 50, pause=0.008), Each(on_epoch_end=lambda _: keep(9, cause=cause)), epochs=60)
@@ -44,7 +44,7 @@ def leak_epoch(*, cause: bool) -> None:
 
 def leak_validation(*, cause: bool) -> None:
     """What validation gives is kept, batch by batch."""
-    reserve()
+    preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
     keeps = Each(on_test_batch_end=lambda _: keep(1, cause=cause))
@@ -53,7 +53,7 @@ def leak_validation(*, cause: bool) -> None:
 
 def leak_variable(*, cause: bool) -> None:
     """Batches of many sizes; of each something in proportion is kept."""
-    reserve()
+    preallocate()
     random = np.random.default_rng(7)
     weights = tf.Variable(tf.ones((FEATURES, 1024)) / FEATURES)
     say("growing")
@@ -70,7 +70,7 @@ def leak_variable(*, cause: bool) -> None:
 
 def leak_staircase(*, cause: bool) -> None:
     """A snapshot in every fourth epoch."""
-    reserve()
+    preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
     snap = Each(on_epoch_end=lambda epoch: keep(16, cause=cause) if epoch % 4 == 3 else None)
@@ -79,7 +79,7 @@ def leak_staircase(*, cause: bool) -> None:
 
 def leak_slow(*, cause: bool) -> None:
     """As leak_step, at default settings and slower."""
-    reserve()
+    preallocate()
     model = dense(1024, optimizer="adam")
     say("growing")
     fit(model, steady(256, 100, pause=0.008), Each(on_train_batch_end=lambda _: keep(0.095, cause=cause)), epochs=40)
@@ -103,7 +103,7 @@ def leak_folds(*, cause: bool) -> None:
     """A cross-validation that compiles a model for each fold: TensorFlow 2.21 never gives its memory back."""
     import gc  # noqa: PLC0415 - shows that it is no matter of garbage
 
-    reserve()
+    preallocate()
     say("growing")
     for _ in range(40 if cause else 20):
         model = dense(1536, features=2048, run_eagerly=not cause)  # 12 MiB
@@ -115,7 +115,7 @@ def leak_folds(*, cause: bool) -> None:
 
 def leak_history(*, cause: bool) -> None:
     """Losses are kept as tensors, with the features they were computed of; epochs of unknown length."""
-    reserve()
+    preallocate()
     weights = tf.Variable(tf.ones((FEATURES, 384)) / FEATURES)
     say("growing")
     with watched("leak_history") as run:

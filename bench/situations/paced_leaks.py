@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gpuwarden.keras import keras
 from shared_device import MIB
-from training import FEATURES, Each, Pace, dense, fit, play, reserve, say, steady, stream, watched
+from training import FEATURES, Each, Pace, dense, fit, play, preallocate, reserve, say, steady, stream, watched
 
 layers = keras.layers
 
@@ -55,7 +55,7 @@ def repeated(steps: int, *parts: Any) -> Any:
 
 def paced_step(*, cause: bool) -> None:
     """A callback collects embeddings of the same signals after each step, for a plot that nobody draws."""
-    reserve()
+    preallocate()
     model = compiled(
         layers.Input((FEATURES,)),
         layers.Dense(512, activation="relu"),
@@ -79,7 +79,7 @@ def paced_step(*, cause: bool) -> None:
 
 def paced_losses(*, cause: bool) -> None:
     """Losses are kept for a mean, with the tapes that know how they came about: activations and weights of old."""
-    reserve()
+    preallocate()
     random = np.random.default_rng(1)
     first = tf.Variable(random.normal(0, 0.1, (FEATURES, 512)).astype("float32"))
     second = tf.Variable(random.normal(0, 0.1, (512, 1)).astype("float32"))
@@ -100,7 +100,7 @@ def paced_losses(*, cause: bool) -> None:
 
 def paced_activations(*, cause: bool) -> None:
     """Every third step a callback adds what two layers give to their history."""
-    reserve()
+    preallocate()
     given = layers.Input((24,), dtype="int32")
     embedded = layers.Flatten()(layers.Embedding(500, 24)(given))
     mixed = layers.Dense(1024, activation="gelu")(embedded)
@@ -125,7 +125,7 @@ def paced_activations(*, cause: bool) -> None:
 
 def paced_predictions(*, cause: bool) -> None:
     """What an autoencoder makes of the validation's set is kept after each validation, to compare the epochs."""
-    reserve()
+    preallocate()
     model = compiled(layers.Input((FEATURES,)), layers.Dense(96, activation="relu"), layers.Dense(320))
     held_out, pace = tf.ones((8192, FEATURES)), Pace(0.3)
     predictions: list[Any] = []
@@ -144,7 +144,7 @@ def paced_predictions(*, cause: bool) -> None:
 
 def paced_weights(*, cause: bool) -> None:
     """Every third epoch all weights are copied, with what the optimizer keeps of them, to go back to."""
-    reserve()
+    preallocate()
     model = dense(1024, depth=2, features=256, optimizer="adam")
     pace = Pace(0.25)
     copies: list[Any] = []
@@ -164,7 +164,7 @@ def paced_weights(*, cause: bool) -> None:
 
 def paced_cache(*, cause: bool) -> None:
     """Distances between positions are cached by their shape, and nearly each batch has a shape of its own."""
-    reserve()
+    preallocate()
     random = np.random.default_rng(8)
     x, weights = tf.ones((64, FEATURES)), tf.Variable(tf.ones((FEATURES, 64)) / FEATURES)
     distances: OrderedDict[tuple[int, int], Any] = OrderedDict()
@@ -193,7 +193,7 @@ def paced_cache(*, cause: bool) -> None:
 
 def paced_queue(*, cause: bool) -> None:
     """An encoder puts two batches into a queue for each that training takes out of it."""
-    reserve()
+    preallocate()
     head = dense(64, features=648)
     queue = tf.queue.FIFOQueue(100_000, [tf.float32], [(512, 648)])
     encoder = tf.ones((FEATURES, 648)) / FEATURES
@@ -233,7 +233,7 @@ def paced_variables(*, cause: bool) -> None:
 
 def paced_sawtooth(*, cause: bool) -> None:
     """What an epoch's report needs is let go of with the epoch; of each step a little more is not."""
-    reserve()
+    preallocate()
     model = compiled(
         layers.Input((24,), dtype="int32"),
         layers.Embedding(4000, 64),
@@ -259,7 +259,7 @@ def paced_sawtooth(*, cause: bool) -> None:
 
 def paced_late(*, cause: bool) -> None:
     """From the eleventh epoch on, hard images are collected, and the other way round too."""
-    reserve()
+    preallocate()
     side = 20
     model = compiled(
         layers.Input((side, side, 3)),
@@ -287,7 +287,7 @@ def paced_late(*, cause: bool) -> None:
 
 def paced_batches(*, cause: bool) -> None:
     """Batches of all sizes; a table of counts is kept after each, which is as large for a small one."""
-    reserve()
+    preallocate()
     random = np.random.default_rng(6)
     pace = Pace(0.28)
     counts = [tf.zeros((620, 620))]

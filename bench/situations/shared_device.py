@@ -67,6 +67,10 @@ class SharedDevice:
         pairs = (_HOLDER.unpack_from(self._map, _HEAD.size + slot * _HOLDER.size) for slot in range(_SLOTS))
         return {pid: held for pid, held in pairs if pid and Path(f"/proc/{pid}").exists()}
 
+    def fill(self, spare: int) -> None:
+        """Make it larger than what is held by no more than `spare`."""
+        self._map[:8] = struct.pack("<Q", self.size - max(self.free - spare, 0))
+
     def give_out(self) -> None:
         """Refuse every region from now on, however much is free, as a driver does that has another reason."""
         self._map[_BROKEN : _BROKEN + 8] = struct.pack("<Q", 1)

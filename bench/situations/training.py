@@ -30,6 +30,7 @@ DEVICE = SharedDevice(Path(os.environ["SHARED_DEVICE"]))
 FEATURES = 64
 SAMPLE_SECONDS = 0.05
 TENTHS = 10
+SPARE = 2 * MIB  # for what TensorFlow keeps on the host, which is the same allocator here
 _growing = threading.Event()  # set as it begins to lose
 STILL_SECONDS, STILL_CPU = 9.0, 0.002  # the main thread waits for the allocator, which asks again for ten seconds
 
@@ -80,6 +81,16 @@ def reserve(share: float = 0.97) -> None:
         except tf.errors.ResourceExhaustedError:  # the allocator tries in steps of a tenth
             share -= 0.05
     tf.config.experimental.reset_memory_stats("CPU:0")
+
+
+def preallocate() -> None:
+    """Reserve, and get no more after that, as TensorFlow's pool for a GPU: it grows only where it is told to.
+
+    Up to a limit of its own it may still grow: the daemon counts with that.
+    """
+    reserve()
+    if "TF_CPU_BFC_MEM_LIMIT_IN_MB" not in os.environ:
+        DEVICE.fill(spare=SPARE)
 
 
 def dense(width: int, *, depth: int = 1, features: int = FEATURES, optimizer: Any = "sgd", **compiling: Any) -> Any:
@@ -227,8 +238,8 @@ def play(situations: dict[str, Callable[..., None]]) -> None:
     except (tf.errors.OpError, MemoryError) as error:
         text = str(error)
         facts = {"exception": type(error).__name__, "requested": requested(text), "text": text[-400:]}
-        # Who keeps a pace was in the step after the last wait.
-        refused = Pace.kept.last if Pace.kept else witness.refused
+        # Who keeps a pace, and never stood still for long, was in the step after the last wait.
+        refused = witness.refused or (Pace.kept.last if Pace.kept else None)
         say("oom", **facts, refused=refused, **witness.tenths(), **_pace())
         sys.stdout.flush()
         if os.environ.get("SITUATION_DIES"):
