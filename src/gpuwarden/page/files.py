@@ -41,12 +41,7 @@ class File:
 
 def serve(request: Request) -> Response:
     """Answer with a file of the page; a browser that has it already is told so. The first time of a file takes 3 ms."""
-    name = request.path.removeprefix(PREFIX)
-    if request.path == "/":
-        name = INDEX
-    elif name == INDEX:  # what it names lies beside it only for a browser at /
-        name = ""
-    file = _file(name)
+    file = _read(INDEX) if request.path == "/" else _file(request.path.removeprefix(PREFIX))
     if file is None:
         return Response(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
     headers = {
@@ -63,7 +58,8 @@ def serve(request: Request) -> Response:
 @cache
 def _names() -> frozenset[str]:
     paths = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
-    return frozenset(str(path.relative_to(FOLDER)) for path in paths)
+    names = frozenset(str(path.relative_to(FOLDER)) for path in paths)
+    return names - {INDEX}  # what it names lies beside it only for a browser at /
 
 
 def _file(name: str) -> File | None:
