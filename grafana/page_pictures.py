@@ -23,7 +23,7 @@ from unittest import mock
 
 from history import Clock, simulated
 
-from gpuwarden.api.troubles import box_troubles
+from gpuwarden.api.troubles import box_troubles, judge
 from gpuwarden.config import Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
@@ -78,7 +78,7 @@ def _least_headroom(state: State) -> float:
 
 
 SITUATIONS = (
-    Situation("healthy", _cool, lambda state, now: now > SECONDS and not box_troubles(state)),
+    Situation("healthy", _cool, lambda state, now: now > SECONDS and not box_troubles(judge(state))),
     Situation("near-oom", _cool, lambda state, now: now > SECONDS and _least_headroom(state) < NEARLY_OUT, leaks=True),
     Situation("hot", _heat, lambda _state, now: now > SECONDS + 12 * (HOTTEST - 78.0) + LOST_SECONDS),
     Situation("gpu-lost", _lose, lambda _state, now: now > SECONDS + LOST_SECONDS),

@@ -14,7 +14,7 @@ import pytest
 from services import Daemon, ending, fetch, until
 
 from gpuwarden import thresholds
-from gpuwarden.api.box import MOST_PROCESSES, MOST_TROUBLES, STATE, Seen, write_state
+from gpuwarden.api.box import MOST_PROCESSES, MOST_TROUBLES, STATE, Seen, StateWriter
 from gpuwarden.api.form import Form, Key, plain
 from gpuwarden.api.history import HISTORY
 from gpuwarden.api.reference import state_markdown
@@ -22,7 +22,7 @@ from gpuwarden.api.runs import MOST_RUNS
 from gpuwarden.config import load
 from gpuwarden.daemon import Daemon as Warden
 from gpuwarden.gpu.owners import Holder, Owners
-from gpuwarden.gpu.snapshot import GpuProcess, XidCount
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import Host, Space
 from gpuwarden.metric import Readings
@@ -69,7 +69,7 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
 def answer(state: State, events: RecentEvents | None = None) -> dict[str, Any]:
     """Return what the API says of a poll."""
     seen = Seen(state, RecentSeries(), events or RecentEvents(), str, Path("/run/gpuwarden/run.sock"), 1.0)
-    return dict(json.loads(write_state(seen), parse_constant=pytest.fail))
+    return dict(json.loads(StateWriter().write(seen), parse_constant=pytest.fail))
 
 
 def check(form: Form[Any], value: dict[str, Any]) -> None:
@@ -284,6 +284,26 @@ def test_numbers_are_plain() -> None:
     """Whole ones are written whole; what is no number is nothing."""
     assert [plain(value) for value in (2.0, 0.1234567, nan, inf, -inf)] == [2, 0.123457, None, None, None]
     assert str(plain(2.0)) == "2"
+
+
+def test_slow_readings_are_written_anew_once_they_are_taken_anew() -> None:
+    """Of what is kept in JSON from poll to poll nothing outlives its reading, its GPU's answer, or its identity."""
+    writer = StateWriter()
+    known = gpu(0)
+    slow = replace(known, readings={**known.readings, GpuReadings.row_remap_pending: 0.0}, slow_taken=1.0)
+    pending = replace(slow, readings={**known.readings, GpuReadings.row_remap_pending: 1.0}, slow_taken=2.0)
+
+    def written(this: Gpu) -> dict[str, Any]:
+        seen = Seen(box(this), RecentSeries(), RecentEvents(), str, Path("/run/gpuwarden/run.sock"), 1.0)
+        return dict(json.loads(writer.write(seen))["gpus"][0])
+
+    assert written(slow)["row_remap_pending"] is False
+    quick = replace(slow, readings={**slow.readings, GpuReadings.utilization_ratio: 0.25})
+    assert written(quick) == written(slow) | {"utilization_ratio": 0.25}
+    assert written(pending)["row_remap_pending"] is True
+    assert "row_remap_pending" not in written(replace(pending, readings={}, fault="gpu_is_lost"))
+    assert written(pending)["row_remap_pending"] is True
+    assert written(replace(pending, identity=replace(known.identity, index=3)))["index"] == 3
 
 
 def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ from gpuwarden.web import Request, Response, WebServer
 
 if TYPE_CHECKING:
     from gpuwarden.alerts.telling import Telling
+    from gpuwarden.api import box
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ class Daemon:
         self._state: State | None = None
         self._page: Page | None = None
         self._state_json: bytes | None = None
+        self._state_writer: box.StateWriter | None = None
         self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of its points
         self._dropped = {"processes": 0, "owners": 0}
         self._answered = False  # whether the driver ever did
@@ -445,7 +447,8 @@ class Daemon:
 
             socket = self._config.runs.socket
             seen = box.Seen(self._state, self._series, self._events, self._users.name, socket, self._started)
-            self._state_json = box.write_state(seen)
+            self._state_writer = self._state_writer or box.StateWriter()
+            self._state_json = self._state_writer.write(seen)
         return _json(self._state_json)
 
     def _serve_history(self, _request: Request) -> Response:

@@ -8,10 +8,10 @@ from os import uname
 from pathlib import Path
 
 from gpuwarden import thresholds
-from gpuwarden.api.form import API_VERSION, Form, Json, Key, as_json
-from gpuwarden.api.gpus import GPU, held, write_gpus
+from gpuwarden.api.form import API_VERSION, Form, Json, Key, Written, as_json
+from gpuwarden.api.gpus import GPU, GpuWriter
 from gpuwarden.api.runs import MOST_RUNS, RUN, write_runs
-from gpuwarden.api.troubles import BoxTrouble, box_condition, box_troubles
+from gpuwarden.api.troubles import BoxTrouble, box_condition, box_troubles, judge
 from gpuwarden.gpu.advice import advice
 from gpuwarden.gpu.owners import KINDS, Holder
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
@@ -46,10 +46,11 @@ class _SeenProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A poll with its runs in JSON, of which so many are left out."""
+    """A poll with its GPUs and runs in JSON; of the runs so many are left out."""
 
     seen: Seen
     troubles: list[BoxTrouble]
+    gpus: Written
     runs: list[Json]
     runs_dropped: int
 
@@ -188,7 +189,7 @@ STATE = Form[_Written](
         Key("daemon", "The daemon.", lambda each: DAEMON.write(each.seen), always=True, part=DAEMON),
         Key("host", "The machine.", lambda each: HOST.write(each.seen.state.host), always=True, part=HOST),
         Key("thresholds", "Where readings begin to mean trouble.", lambda each: THRESHOLDS.write(each.seen.state), always=True, part=THRESHOLDS),
-        Key("gpus", "The GPUs that are known.", lambda each: write_gpus(each.seen.state, held(each.seen.state.runs)), always=True, part=GPU),
+        Key("gpus", "The GPUs that are known.", lambda each: each.gpus, always=True, part=GPU),
         Key("runs", f"Training runs, {MOST_RUNS} at most: those that go on first, then the worst, then the newest.", lambda each: each.runs, always=True, part=RUN),
         Key("runs_dropped", "How many more there are.", lambda each: each.runs_dropped or None),
         Key("processes", f"Who holds memory, those with most first, {MOST_PROCESSES} at most.", lambda each: _processes(each.seen.state), always=True, part=PROCESS),
@@ -199,7 +200,14 @@ STATE = Form[_Written](
 # fmt: on
 
 
-def write_state(seen: Seen) -> bytes:
-    """Return `/api/v1/state`; 1 to 2 ms for a box of 8 GPUs and 8 runs."""
-    runs, dropped = write_runs(seen.state, seen.user_name, seen.series.pace)
-    return as_json(STATE.write(_Written(seen, box_troubles(seen.state), runs, dropped)))
+class StateWriter:
+    """Writes `/api/v1/state`, poll by poll."""
+
+    def __init__(self) -> None:
+        self._gpus = GpuWriter()
+
+    def write(self, seen: Seen) -> bytes:
+        """Return the answer; about 1 ms for a box of 8 GPUs and 8 runs."""
+        judged = judge(seen.state)
+        runs, dropped = write_runs(judged, seen.user_name, seen.series.pace)
+        return as_json(STATE.write(_Written(seen, box_troubles(judged), self._gpus.write(judged), runs, dropped)))

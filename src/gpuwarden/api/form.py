@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gpuwarden.metric import Metric
+from gpuwarden.metric import Metric, Reading
 
 Subject = TypeVar("Subject")
 Json = dict[str, Any]
@@ -18,17 +18,28 @@ _CONTAINERS = frozenset({tuple, list, dict})
 _DIGITS = 6
 _INFINITE = float("inf")
 API_VERSION = 1
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Written(str):
+    """A value that is JSON already."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)  # no slots: they break Key[Subject](…) on Python 3.11
 class Key(Generic[Subject]):
-    """One key. `part` is the form of what it holds, or of each of it, where that is an object with keys of its own."""
+    """One key. `part` is the form of what it holds, or of each of it, where that is an object with keys of its own.
+
+    `steady`: it stays what it is until the readings of the slow tier are taken anew.
+    """
 
     name: str
     meaning: str
     read: Callable[[Subject], Any]
     always: bool = False
     part: Form[Any] | None = None
+    steady: bool = False
 
 
 class Form(Generic[Subject]):
@@ -67,7 +78,7 @@ def plain(value: float) -> float | None:
     return round(value, _DIGITS) if -_INFINITE < value < _INFINITE else None
 
 
-def flag(value: float | None) -> bool | None:
+def flag(value: Reading) -> bool | None:
     """Return a reading of 0 or 1 as what it is."""
     return None if value is None else bool(value)
 
@@ -76,12 +87,8 @@ def by_label(reading: Any) -> dict[str, float]:
     """Return a reading of one label as an object with a key for each of its values."""
     if not isinstance(reading, Mapping):
         return {}
-    found = {}
-    for labels, value in reading.items():
-        number = value if type(value) is int else plain(float(value))
-        if number is not None:
-            found[labels[0]] = number
-    return found
+    numbers = ((labels[0], value if type(value) is int else plain(value)) for labels, value in reading.items())
+    return {name: number for name, number in numbers if number is not None}
 
 
 def active(reading: Any) -> list[str]:
@@ -94,6 +101,21 @@ def said(row: Metric[Any]) -> str:
     return f"{row.help} `{row.name}`."
 
 
-def as_json(value: Any) -> bytes:
+def joined(*objects: Json | Written) -> Written:
+    """Write objects, none of them empty, as one."""
+    return Written(f"{{{','.join([_text(each)[1:-1] for each in objects])}}}")
+
+
+def listed(values: Iterable[Written]) -> Written:
+    """Write a list."""
+    return Written(f"[{','.join(values)}]")
+
+
+def as_json(answer: Json) -> bytes:
     """Write an answer in one line."""
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    pairs = [f"{_encode(name)}:{_text(value)}" for name, value in answer.items()]
+    return f"{{{','.join(pairs)}}}\n".encode()
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is Written else _encode(value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpuwarden import thresholds
-from gpuwarden.api.form import Form, Json, Key, active, by_label, flag, said
-from gpuwarden.api.troubles import Trouble, gpu_troubles, gravest
+from gpuwarden.api.form import Form, Json, Key, Written, active, by_label, flag, joined, listed, said
+from gpuwarden.api.troubles import Judged, Trouble, gravest
 from gpuwarden.gpu.advice import gpu_advice
 from gpuwarden.gpu.snapshot import Gpu, MigInstance, XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
@@ -55,6 +55,9 @@ def held(runs: Iterable[Run]) -> Mapping[str, Held]:
     return found
 
 
+Owner = tuple[str, str, int]  # kind, name, and bytes that its processes hold
+
+
 @dataclass(frozen=True, slots=True)
 class SeenGpu:
     """A GPU with all that the poll has to say of it."""
@@ -62,7 +65,8 @@ class SeenGpu:
     gpu: Gpu
     state: State
     held: Mapping[str, Held]
-    troubles: tuple[Trouble, ...]
+    troubles: Sequence[Trouble]
+    owners: Sequence[Owner]
 
     @property
     def own(self) -> Held | None:
@@ -91,10 +95,14 @@ def _xids(seen: SeenGpu) -> list[Json]:
     return [XID.write(_SeenXid(*each)) for each in sorted(lately, key=lambda pair: -pair[1].last)]
 
 
-def _owners(seen: SeenGpu) -> list[Json]:
-    uuid = seen.gpu.identity.uuid
-    found = [(kind, name, size) for (of, kind, name), size in seen.state.owners.memory.items() if of == uuid]
-    return [OWNER.write(each) for each in sorted(found, key=lambda owner: -owner[2])]
+def _owners(state: State) -> Mapping[str, Sequence[Owner]]:
+    """Return who holds memory of each GPU, by UUID, those with most first."""
+    found: dict[str, list[Owner]] = {}
+    for (uuid, kind, name), size in state.owners.memory.items():
+        found.setdefault(uuid, []).append((kind, name, size))
+    for each in found.values():
+        each.sort(key=lambda owner: -owner[2])
+    return found
 
 
 def _mig(seen: SeenGpu) -> list[Json]:
@@ -130,20 +138,25 @@ def _headroom(found: Held | None, free: float | None) -> float | None:
     return found.tightest.headroom if found and found.tightest else free if found is None else None
 
 
+def _steady(row: Metric[Any]) -> bool:
+    return row.tier in ("slow", "static")
+
+
 def _value(name: str, row: Metric[Any]) -> Key[SeenGpu]:
-    return Key(name, said(row), lambda seen: seen.gpu.value(row))
+    return Key(name, said(row), lambda seen: seen.gpu.readings.get(row), steady=_steady(row))
 
 
 def _flag(name: str, row: Metric[Any]) -> Key[SeenGpu]:
-    return Key(name, said(row), lambda seen: flag(seen.gpu.value(row)))
+    return Key(name, said(row), lambda seen: flag(seen.gpu.readings.get(row)), steady=_steady(row))
 
 
 def _labelled(name: str, row: Metric[Any]) -> Key[SeenGpu]:
-    return Key(name, f"{said(row)} By {row.labels[0]}.", lambda seen: by_label(seen.gpu.readings.get(row)))
+    meaning = f"{said(row)} By {row.labels[0]}."
+    return Key(name, meaning, lambda seen: by_label(seen.gpu.readings.get(row)), steady=_steady(row))
 
 
 def _of_instance(name: str, row: Metric[Any]) -> Key[SeenInstance]:
-    return Key(name, said(row), lambda seen: seen.instance.value(row))
+    return Key(name, said(row), lambda seen: seen.instance.readings.get(row))
 
 
 def _text(read: Callable[[SeenGpu], str]) -> Callable[[SeenGpu], str | None]:
@@ -179,7 +192,7 @@ XID = Form[_SeenXid](
         Key("severity", "page, warn or info.", lambda each: explain(each.code).severity, always=True),
     ),
 )
-OWNER = Form[tuple[str, str, int]](
+OWNER = Form[Owner](
     "Each of `owners`",
     "Who holds memory of the GPU (owners.md). One process has owners of several kinds, and counts for each.",
     (
@@ -211,13 +224,13 @@ GPU = Form[SeenGpu](
     "Each of `gpus`",
     "One GPU, in the order of the driver's numbers. Where it did not answer it has none of the readings.",
     (
-        Key("uuid", "Its UUID.", lambda seen: seen.gpu.identity.uuid, always=True),
-        Key("index", "The driver's number for it, which a restart may change.", lambda seen: seen.gpu.identity.index, always=True),
-        Key("name", "What kind of GPU it is.", lambda seen: seen.gpu.identity.name, always=True),
-        Key("pci_bus_id", "Where it is plugged in.", _text(lambda seen: seen.gpu.identity.pci_bus_id)),
-        Key("serial", "Its serial number.", _text(lambda seen: seen.gpu.identity.serial)),
-        Key("architecture", "NVIDIA's name of its architecture.", _text(lambda seen: seen.gpu.identity.architecture)),
-        Key("vbios_version", "Version of its firmware.", _text(lambda seen: seen.gpu.identity.vbios_version)),
+        Key("uuid", "Its UUID.", lambda seen: seen.gpu.identity.uuid, always=True, steady=True),
+        Key("index", "The driver's number for it, which a restart may change.", lambda seen: seen.gpu.identity.index, always=True, steady=True),
+        Key("name", "What kind of GPU it is.", lambda seen: seen.gpu.identity.name, always=True, steady=True),
+        Key("pci_bus_id", "Where it is plugged in.", _text(lambda seen: seen.gpu.identity.pci_bus_id), steady=True),
+        Key("serial", "Its serial number.", _text(lambda seen: seen.gpu.identity.serial), steady=True),
+        Key("architecture", "NVIDIA's name of its architecture.", _text(lambda seen: seen.gpu.identity.architecture), steady=True),
+        Key("vbios_version", "Version of its firmware.", _text(lambda seen: seen.gpu.identity.vbios_version), steady=True),
         Key("status", "up, fault (it does not answer), asleep, or not_asked (a pause).", _status, always=True),
         Key("fault", "Why it does not answer, by the driver's name of the error.", lambda seen: seen.gpu.fault),
         Key("fault_advice", "What to do about that.", lambda seen: gpu_advice(f) if (f := seen.gpu.fault) else None),
@@ -249,7 +262,7 @@ GPU = Form[SeenGpu](
         _labelled("power_limit_watts", GpuReadings.power_limit_watts),
         Key("pressure", _PRESSURE, lambda seen: _pressure(seen.state, seen.gpu.identity.uuid)),
         Key("xids", "XIDs of the last hour, the latest first.", _xids, part=XID),
-        Key("ecc_errors", "Memory errors by type, and then by lifetime, over all places. `gpuwarden_gpu_ecc_errors_total`.", _ecc_errors),
+        Key("ecc_errors", "Memory errors by type, and then by lifetime, over all places. `gpuwarden_gpu_ecc_errors_total`.", _ecc_errors, steady=_steady(GpuReadings.ecc_errors_total)),
         _labelled("remapped_rows", GpuReadings.remapped_rows),
         _flag("row_remap_pending", GpuReadings.row_remap_pending),
         _flag("row_remap_failed", GpuReadings.row_remap_failed),
@@ -257,13 +270,37 @@ GPU = Form[SeenGpu](
         _flag("retired_pages_pending", GpuReadings.retired_pages_pending),
         _flag("memory_unrepairable", GpuReadings.memory_unrepairable),
         _flag("reset_required", GpuReadings.reset_required),
-        Key("owners", "Who holds its memory, those with most first.", _owners, part=OWNER),
+        Key("owners", "Who holds its memory, those with most first.", lambda seen: list(map(OWNER.write, seen.owners)), part=OWNER),
         Key("mig", "Its MIG instances.", _mig, part=INSTANCE),
     ),
 )
 # fmt: on
+_STEADY, _OTHER = (
+    Form(GPU.title, GPU.about, (key for key in GPU.keys if key.steady is steady)) for steady in (True, False)
+)
 
 
-def write_gpus(state: State, found: Mapping[str, Held]) -> list[Json]:
-    """Write the GPUs of a poll."""
-    return [GPU.write(SeenGpu(gpu, state, found, tuple(gpu_troubles(gpu, state)))) for gpu in state.snapshot.gpus]
+class GpuWriter:
+    """Writes the GPUs of polls, and only once what stays as it is until the slow readings are taken anew."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[object, Written]] = {}  # by UUID, with what it holds for
+
+    def write(self, judged: Judged) -> Written:
+        """Write those of a poll, a list."""
+        state = judged.state
+        found, owners = held(state.runs), _owners(state)
+        seen = [
+            SeenGpu(gpu, state, found, troubles, owners.get(gpu.identity.uuid, ())) for gpu, troubles in judged.gpus
+        ]
+        old, self._kept = self._kept, {}
+        return listed(joined(self._steady(each, old), _OTHER.write(each)) for each in seen)
+
+    def _steady(self, seen: SeenGpu, old: Mapping[str, tuple[object, Written]]) -> Written:
+        gpu = seen.gpu
+        holds_for = gpu.identity, gpu.up, gpu.slow_taken
+        kept = old.get(gpu.identity.uuid)
+        if kept is None or kept[0] != holds_for:
+            kept = holds_for, joined(_STEADY.write(seen))
+        self._kept[gpu.identity.uuid] = kept
+        return kept[1]

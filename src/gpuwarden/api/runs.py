@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from gpuwarden.api.form import Form, Json, Key
 from gpuwarden.api.gpus import TROUBLE
-from gpuwarden.api.troubles import GRAVITIES, Trouble, gravest, run_troubles
+from gpuwarden.api.troubles import GRAVITIES, Judged, Trouble, gravest
 from gpuwarden.protocol import DeviceMemory, Report
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.run import Run
@@ -26,7 +26,7 @@ class SeenRun:
 
     run: Run
     state: State
-    troubles: tuple[Trouble, ...]
+    troubles: Sequence[Trouble]
     user: str | None = None
     steps_per_second: float | None = None
 
@@ -179,20 +179,21 @@ RUN = Form[SeenRun](
 
 
 def write_runs(
-    state: State, user_name: Callable[[int], str], pace: Callable[[str], float | None]
+    judged: Judged, user_name: Callable[[int], str], pace: Callable[[str], float | None]
 ) -> tuple[list[Json], int]:
     """Write the runs of a poll: those that go on first, then the worst, then the newest; and say how many there are not.
 
     `pace` gives the steps a second of a run by its id.
     """
-    judged = [(run, tuple(run_troubles(run, state))) for run in state.runs]
-    judged.sort(key=lambda each: (not each[0].up, -GRAVITIES.index(gravest(each[1])), -each[0].began))
-    chosen = judged[:MOST_RUNS]
+    ordered = sorted(judged.runs, key=lambda each: (not each[0].up, -GRAVITIES.index(gravest(each[1])), -each[0].began))
+    chosen = ordered[:MOST_RUNS]
     written = [
-        RUN.write(SeenRun(run, state, troubles, _user(run, user_name), pace(run.peer.run_id) if run.up else None))
+        RUN.write(
+            SeenRun(run, judged.state, troubles, _user(run, user_name), pace(run.peer.run_id) if run.up else None)
+        )
         for run, troubles in chosen
     ]
-    return written, len(judged) - len(chosen)
+    return written, len(ordered) - len(chosen)
 
 
 def _user(run: Run, user_name: Callable[[int], str]) -> str | None:

@@ -5,8 +5,9 @@ Levels follow the alert rules and the thresholds that these share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from gpuwarden import thresholds
 from gpuwarden.gpu.snapshot import Gpu
@@ -44,6 +45,9 @@ class BoxTrouble(NamedTuple):
     run_id: str | None = None
 
 
+_AnyTrouble = TypeVar("_AnyTrouble", Trouble, BoxTrouble)
+
+
 def gravest(troubles: Iterable[Trouble | BoxTrouble]) -> Gravity:
     """Return how grave the worst of them is."""
     return max((trouble.level for trouble in troubles), key=GRAVITIES.index, default="ok")
@@ -55,26 +59,44 @@ def box_condition(state: State, troubles: Iterable[BoxTrouble]) -> Condition:
     return worst if worst != "ok" or any(gpu.asked for gpu in state.snapshot.gpus) else "unknown"
 
 
-def box_troubles(state: State) -> list[BoxTrouble]:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A poll's GPUs and runs, each with what is wrong with it, the worst first."""
+
+    state: State
+    gpus: Sequence[tuple[Gpu, Sequence[Trouble]]]
+    runs: Sequence[tuple[Run, Sequence[Trouble]]]
+
+
+def judge(state: State) -> Judged:
+    """Find out what is wrong."""
+    return Judged(
+        state,
+        [(gpu, _worst_first(_of_gpu(gpu, state))) for gpu in state.snapshot.gpus],
+        [(run, _worst_first(_of_run(run, state))) for run in state.runs],
+    )
+
+
+def _worst_first(troubles: Iterable[_AnyTrouble]) -> list[_AnyTrouble]:
+    return sorted(troubles, key=lambda trouble: -GRAVITIES.index(trouble.level))
+
+
+def box_troubles(judged: Judged) -> list[BoxTrouble]:
     """Say what is wrong with the driver, GPUs and runs, the worst first; of runs that ended only those of late."""
-    return sorted(_of_box(state), key=lambda trouble: -GRAVITIES.index(trouble.level))
+    return _worst_first(_of_box(judged))
 
 
-def _of_box(state: State) -> Iterator[BoxTrouble]:
-    if state.snapshot.fault is not None:
-        yield BoxTrouble("critical", f"does not answer: {state.snapshot.fault}", "the driver")
-    for gpu in state.snapshot.gpus:
-        for level, text in gpu_troubles(gpu, state):
+def _of_box(judged: Judged) -> Iterator[BoxTrouble]:
+    snapshot = judged.state.snapshot
+    if snapshot.fault is not None:
+        yield BoxTrouble("critical", f"does not answer: {snapshot.fault}", "the driver")
+    for gpu, troubles in judged.gpus:
+        for level, text in troubles:
             yield BoxTrouble(level, text, f"GPU {gpu.identity.index}", uuid=gpu.identity.uuid)
-    for run in state.runs:
-        if run.up or (run.ending and state.snapshot.time - run.ending.at < thresholds.DIED_SECONDS):
-            for level, text in run_troubles(run, state):
+    for run, of_run in judged.runs:
+        if run.up or (run.ending and snapshot.time - run.ending.at < thresholds.DIED_SECONDS):
+            for level, text in of_run:
                 yield BoxTrouble(level, text, f"run {run.hello.name}", run_id=run.peer.run_id)
-
-
-def gpu_troubles(gpu: Gpu, state: State) -> list[Trouble]:
-    """Say what is wrong with a GPU, the worst first."""
-    return sorted(_of_gpu(gpu, state), key=lambda trouble: -GRAVITIES.index(trouble.level))
 
 
 def _of_gpu(gpu: Gpu, state: State) -> Iterator[Trouble]:
@@ -129,11 +151,6 @@ def _room(uuid: str, state: State) -> str:
         return ""
     tightest = min(there, key=lambda each: each.share)
     return f"{amount(tightest.headroom)} of headroom, {ratio(tightest.share)}"
-
-
-def run_troubles(run: Run, state: State) -> list[Trouble]:
-    """Say what is wrong with a run, the worst first."""
-    return sorted(_of_run(run, state), key=lambda trouble: -GRAVITIES.index(trouble.level))
 
 
 def _of_run(run: Run, state: State) -> Iterator[Trouble]:
