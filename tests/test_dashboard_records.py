@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +125,8 @@ def test_records_tell_the_same(panel: dict[str, Any], number: int, boxes: tuple[
     url, begin, end = boxes
     times = {"start": begin + 60, "end": end, "step": 60}
     # A record says over how long it was taken before, which matters at both ends of a time range.
-    over = {"__range": "10m", "__range_s": "600", "__interval": "15s", "__interval_ms": "15000"}
-    close = 0.2 if panel["title"] == "GPUs now, worst first" else 1e-9
+    over = {"__range": "20m", "__range_s": "1200", "__interval": "15s", "__interval_ms": "15000"}
+    close = 0.12 if panel["title"] == "GPUs now, worst first" else 1e-9
     told = []
     for recorded in ("none", ".+"):
         query = expressions(panel, recorded=recorded, **over)[number]
@@ -143,3 +143,73 @@ def test_records_tell_the_same(panel: dict[str, Any], number: int, boxes: tuple[
     samples, records = told
     assert any(samples.values())
     assert records == pytest.approx(samples, abs=close)
+
+
+# Seconds that a GPU's counter of a slowdown has after some hours; none while it is not there.
+SLOWED: Mapping[str, Callable[[float], float | None]] = {
+    "all the time": lambda hour: 3600 * hour,
+    "never": lambda _hour: 0,
+    "half of the hours that it was there": lambda hour: 1800 * hour if hour <= 3 else None,
+    "in its one hour": lambda hour: 3600 * (hour - 5) if hour >= 5 else None,
+    "of a daemon that restarts each hour": lambda hour: 3600 * (hour % 1),
+}
+
+
+def _slowdowns(begin: float) -> Iterator[str]:
+    """Write six hours of a box with these GPUs, and the last of them of a second one."""
+    for number in range(6 * 120 + 1):
+        hour, time = number / 120, begin + number * 30
+        told = {("box", uuid): count(hour) for uuid, count in SLOWED.items()}
+        if hour >= 5:
+            told["later", "all of its time"] = 3600 * (hour - 5)
+        for instance in dict.fromkeys(instance for instance, _uuid in told):
+            yield f'{DAEMON}{{job="gpuwarden",instance="{instance}"}} 1 {time}\n'
+        for (instance, uuid), count in told.items():
+            if count is not None:
+                labels = f'job="gpuwarden",instance="{instance}",uuid="{uuid}",reason="sw_thermal_slowdown"'
+                yield f"gpuwarden_gpu_clock_event_seconds_total{{{labels}}} {count} {time}\n"
+
+
+def _asked_slowed(url: str, time: float, recorded: str) -> dict[str, float]:
+    (panel, number) = next(
+        (panel, number)
+        for panel in panels_of(DASHBOARDS["gpuwarden-fleet"])
+        for number, target in enumerate(panel["targets"])
+        if "slowed_ratio" in target["expr"]
+    )
+    over = SIX_HOURS | {"__interval": "2m", "__interval_ms": "120000"}
+    query = expressions(panel, recorded=recorded, **over)[number]
+    found = backfill.ask(url, "query", query=query, time=time)["result"]
+    return {each["metric"]["uuid"]: float(each["value"][1]) for each in found}
+
+
+@pytest.mark.parametrize("interval", [60, 120])
+def test_slowed_is_a_part_of_the_time_range(interval: int, tmp_path: Path) -> None:
+    """Of what was not there all of it too, and however often the rules are evaluated."""
+    needs("prometheus", "prometheus")
+    needs("promtool", "prometheus")
+    begin, end = history.BEGIN, history.BEGIN + 6 * 3600
+    backfill.add(tmp_path, _slowdowns(begin))
+    with backfill.serving(tmp_path, 30) as url:
+        lines = [
+            f"{backfill.sample_of(rule['record'], labels)} {value} {time}\n"
+            for rule in backfill.rules(30)
+            if rule.get("record") in {RECORDED, "gpuwarden:gpu:slowed_ratio:max"}
+            for labels, told in backfill.values(url, rule["expr"], begin, end, interval)
+            for time, value in told
+        ]
+    backfill.add(tmp_path, lines)
+    with backfill.serving(tmp_path, interval) as url:
+        samples, records = (_asked_slowed(url, end, recorded) for recorded in ("none", ".+"))
+    assert samples == pytest.approx(
+        {
+            "all the time": 1,
+            "never": 0,
+            "half of the hours that it was there": 1 / 4,
+            "in its one hour": 1 / 6,
+            "of a daemon that restarts each hour": 1,
+            "all of its time": 1 / 6,
+        },
+        abs=0.05,
+    )
+    assert records == pytest.approx(samples, abs=0.05)
