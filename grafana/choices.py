@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from classic import SOURCE, Json
+from series import BOX
 
 from gpuwarden.alerts.rules import RECORDED
 from gpuwarden.gpu.table import MigReadings
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import DaemonReadings, GpuHealth, OwnerReadings
 
-_LOST = RECORDED["gpuwarden:box:gpus_lost:sum"].name
+_RECORDED = RECORDED["gpuwarden:box:build_info:group"].name
 _LONG = 3 * 3600.0  # seconds, of which Grafana draws no more than a point each two minutes where a fleet is drawn
 _HERE = '{cluster=~"$cluster",instance=~"$instance"}'
 
@@ -40,15 +41,18 @@ def where_recorded() -> Json:
     """Tell by a hidden variable whether to read what rules record once a minute of boxes, owners and GPUs.
 
     That is so in a time range of more than some hours, whose steps are no shorter, where all GPUs and runs are chosen,
-    of which the records are. And only where rules recorded all of it: with no rules, or as long as some of the time
-    range is from before them, all is read.
+    of which the records are. And only where rules recorded all of it, of each box: with no rules, or as long as some
+    of the time range is from before them, all is read.
     """
-    lost, daemon = f"{_LOST}{_HERE}", f"{DaemonReadings.build_info.name}{_HERE}"
+    daemon, told = f"{DaemonReadings.build_info.name}{_HERE}", f"{_RECORDED}{_HERE}"
     everything = 'label_replace(vector(1), "chosen", ".* .*", "", "")'
     long = f'label_replace(vector($__range_s) > {_LONG:g}, "chosen", "$gpu $run", "", "") and on (chosen) {everything}'
-    # Hours in which there was a box, and not even once something recorded.
-    gaps = f"last_over_time(({daemon} unless on (cluster) present_over_time({lost}[1h]))[$__range:1h])"
-    recorded = f"{long} and on () {lost} unless on () {gaps}"
+    # Not at the end of the time range: that may be in the future.
+    some = f"last_over_time({told}[$__range:1h])"
+    # Times at which a box was there, long enough to be recorded, and was not. A Prometheus that is away shows for five
+    # minutes what it found before, so what it recorded is looked for further back.
+    gaps = f"last_over_time(({daemon} offset 2m unless on ({BOX}) present_over_time({told}[10m]))[$__range:10m])"
+    recorded = f"{long} and on () {some} unless on () {gaps}"
     query = (
         f'label_replace({recorded}, "label", ".+", "", "") or on () label_replace(vector(0), "label", "none", "", "")'
     )

@@ -8,6 +8,7 @@ from classic import BAD, MILD, NONE, WARN, Json, Panel, Query, bad_from, overrid
 from looks import COLORED, GAUGE, HIDDEN, PLAIN_GAUGE, SHARE, ahead, headroom, margin, nothing
 from panels import table
 from series import (
+    BOX,
     DEVICE,
     UNLESS_RECORDED,
     boxes,
@@ -19,7 +20,8 @@ from series import (
     series,
     with_run,
 )
-from ways import BOX, IN_CLUSTER, ONE_RUN, link
+from ways import BOX as ONE_BOX
+from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden import thresholds
 from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
@@ -92,9 +94,6 @@ def _queries() -> list[Query]:
     ratio = f"bottomk by ({DEVICE}) (1, {headroom_ratio()})"
     held = f"sum by ({DEVICE}, owner) ({series(OwnerReadings.owner_gpu_memory_used_bytes, owner_kind='user')})"
     xid = series(GpuHealth.xid_last_event_timestamp_seconds)
-    # By the way of steps, as all samples of a fleet's GPUs would take long to read.
-    slowed = series(GpuReadings.clock_event_seconds_total, UNLESS_RECORDED, like=_SLOWDOWNS)
-    part = f"increase({slowed}[$__range:$__interval]) / $__range_s"
     wanted = {
         "state": _state(),
         "ahead": series(RunReadings.seconds_to_oom),
@@ -104,7 +103,7 @@ def _queries() -> list[Query]:
         "temperature": series(GpuReadings.temperature_celsius, sensor="core"),
         "margin": series(GpuReadings.temperature_margin_celsius),
         "power": series(GpuReadings.power_usage_watts),
-        "slowed": f"{part} or avg_over_time({recorded('gpuwarden:gpu:slowed_ratio:max', 'uuid')}[$__range])",
+        "slowed": _slowed(),
     }
     return [
         Query(f"max by ({DEVICE}, gpu, name, board, place) ({placed(_identities())})", "identity", now=True),
@@ -117,6 +116,20 @@ def _queries() -> list[Query]:
         ),
         *(Query(f"{_EACH} ({query})", name, now=True) for name, query in wanted.items()),
     ]
+
+
+def _slowed() -> str:
+    """Return the part of the time range in which each GPU was slowed down, by the reason that did most."""
+    # By the way of steps, as all samples of a fleet's GPUs would take long to read.
+    counted = series(GpuReadings.clock_event_seconds_total, UNLESS_RECORDED, like=_SLOWDOWNS)
+    of_gpu, of_box = recorded("gpuwarden:gpu:slowed_ratio:max", "uuid"), recorded("gpuwarden:box:build_info:group")
+    # Each stands for its share of the time that the box was there, however often rules are evaluated.
+    there = f"clamp_max(count_over_time({of_box}[$__range:$__interval]) * $__interval_ms / 1000 / $__range_s, 1)"
+    share = f"({there} / count_over_time({of_box}[$__range]))"
+    return (
+        f"increase({counted}[$__range:$__interval]) / $__range_s or "
+        f"sum_over_time({of_gpu}[$__range]) * on ({BOX}) group_left () {share}"
+    )
 
 
 def _identities() -> str:
@@ -174,12 +187,12 @@ def _xid(severity: Severity) -> str:
 
 def _looks() -> list[Json]:
     """Color the cells that are to be looked at."""
-    only = link(BOX, "Only this GPU", instance="Box", gpu="UUID")
+    only = link(ONE_BOX, "Only this GPU", instance="Box", gpu="UUID")
     run = link(ONE_RUN, "This run", instance="Box", run="Run id")
     return [
         override("State", mappings=states(_STATES), custom__width=80, custom__align="left", **COLORED),
         override("Cluster", custom__width=65),
-        override("Box", links=[link(BOX, "This box", instance="Box")], custom__width=146),
+        override("Box", links=[link(ONE_BOX, "This box", instance="Box")], custom__width=146),
         override("GPU", links=[only], custom__width=45),
         override("Model", custom__width=140),
         override("Owner", custom__width=80),

@@ -71,4 +71,9 @@ RULES = (
             )
         """,
     ),
+    # The last, and of a box without GPUs too: where dashboards find it, there is what the box told of all the others.
+    RecordingRule(
+        name="gpuwarden:box:build_info:group",
+        expr="group by (cluster, job, instance) (gpuwarden_build_info)",
+    ),
 )
