@@ -26,6 +26,7 @@ A_STEP = MIB // 6
 A_VALIDATION = 5 * MIB
 A_TOOTH = 24 * MIB  # in an epoch
 TEETH = 6
+SPARE = 4 * MIB  # left when it stops
 
 
 class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -40,8 +41,9 @@ class Keep(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no typ
 
     def keep(self, size: int) -> None:
         """Keep so many bytes."""
-        if self.limit - tf.config.experimental.get_memory_info("CPU:0")["current"] < 2 * size:
+        if self.limit - tf.config.experimental.get_memory_info("CPU:0")["current"] < SPARE + size:
             # Not by an out-of-memory: for ten seconds TensorFlow's allocator would hope for somebody to give some back.
+            # What is free lies in pieces, and a step wants some of it too.
             self.model.stop_training = True
             return
         self.kept.append(tf.Variable(tf.zeros(size // 4)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.metric import Reading
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.outlook import Outlook
 from gpuwarden.runs.peer import Peer
@@ -106,6 +106,25 @@ def test_a_run_that_ends_or_falls_silent_has_no_growth(caplog: pytest.LogCapture
     it.runs.exited(PEER, it.now)
     assert it.poll().growth == {}
     assert "grows no more" not in caplog.text
+
+
+def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """While it tidies up it reports still; but where it goes on and leaks again, the end of that is news."""
+    caplog.set_level(logging.INFO)
+    it = Trained()
+    for second in range(30):
+        it.second((200 + 20 * second) * MIB, 20 * MIB)
+    it.runs.receive(PEER, Error("device_oom", "ResourceExhaustedError", "OOM", "train", it.steps), it.now)
+    for _ in range(20):
+        run = it.second(800 * MIB, 0)
+    assert run.growth == {}
+    assert "grows no more" not in caplog.text
+    for second in range(30):
+        it.second((800 + 4 * second) * MIB, 4 * MIB)
+    for _ in range(20):
+        it.second(920 * MIB, 0)
+    assert caplog.text.count("memory grows on GPU-0") == 2
+    assert caplog.text.count("grows no more") == 1
 
 
 def usage(memory: int, cgroup: CgroupMemory | None = None) -> Usage:

@@ -30,6 +30,7 @@ class Outlook:
     _last_look: tuple[float, int] | None = None  # at the host: when, and bytes
     urgent: bool = False  # whether the host is to be looked at often, as its memory may not last for long
     _told: dict[str, Growth] = field(default_factory=dict)
+    _failed: bool = False  # since growth was told last
     _lines: int = 0
 
     def on_gpus(
@@ -76,6 +77,10 @@ class Outlook:
         """Return the growth that the last poll told of, on a GPU by UUID or on HOST."""
         return self._told.get(where)
 
+    def fail(self) -> None:
+        """Take note that the run met an out-of-memory: that its memory grows no more after that is no news."""
+        self._failed = True
+
     def _look_at_host(self, present: Present, cap: float | None, epochs: int, now: float) -> None:
         memory = present.memory
         self._host_memory.hear(now, memory, memory, epochs=epochs, cap=cap)
@@ -90,12 +95,14 @@ class Outlook:
             return
         if growth is not None:
             self._told[where] = growth
+            if before is None:
+                self._failed = False
             if before is None and self._lines < TOLD_GROWTHS:
                 self._lines += 1
                 log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(growth))
         elif before is not None:
             del self._told[where]
-            if self._lines <= TOLD_GROWTHS:
+            if self._lines <= TOLD_GROWTHS and not self._failed:
                 log.info("run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, amount(before.grown))
 
 

@@ -135,7 +135,10 @@ class Record:
     def _note(self, error: Error, now: float) -> None:
         if error.kind == "device_oom":
             self.batch_sizes.fail(error)
-        verdict = self._judge(error, now) if error.kind in OOM_KINDS else None
+        verdict = None
+        if error.kind in OOM_KINDS:
+            verdict = self._judge(error, now)
+            self.outlook.fail()
         left = self.headroom.since(by_gpu(error.memory, self.uuids))
         seen = SeenError(error, self.rules.wall(), left.now, left.at_peak, verdict)
         self.errors.append(seen)
