@@ -22,7 +22,7 @@ from programs import conditions, cpu_seconds, program
 from scraping import PROMETHEUS, Connection, connect, fetch, free_port, percentiles, wait_for
 
 GPUS, RUNS, VIEWERS = 8, 5, 20
-ASK_SECONDS = 2.0  # live.js
+ASK_SECONDS = 3.0  # live.js
 GZIP = {"Accept-Encoding": "gzip"}
 FILES = [f"/page/{path.relative_to(FOLDER)}" for path in FOLDER.rglob("*.*") if path.suffix in (".js", ".css", ".svg")]
 SCRAPE_PAUSE = 0.02

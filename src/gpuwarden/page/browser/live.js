@@ -4,7 +4,7 @@
 // No faster than the daemon polls, and not in a tab that nobody sees. While the daemon does not answer it asks ever less
 // often, and goes on by itself.
 
-const LEAST_SECONDS = 2; // from an answer to the next question: what a viewer may cost the daemon
+const LEAST_SECONDS = 3; // from an answer to the next question: what a viewer may cost the daemon
 const MOST_SECONDS = 15; // while it does not answer
 const PATIENCE_SECONDS = 5;
 
