@@ -50,7 +50,17 @@ def compiled(*stack: Any, **compiling: Any) -> Any:
 
 def repeated(steps: int, *parts: Any) -> Any:
     """Give the same batch for so many steps."""
-    return tf.data.Dataset.from_tensors(parts).repeat(steps)
+    return untuned(tf.data.Dataset.from_tensors(parts).repeat(steps))
+
+
+def untuned(data: Any) -> Any:
+    """Have tf.data not tune itself: an iterator that goes may wait for its tuner, which sleeps for up to a minute.
+
+    So trainings stood still at the ends of epochs (docs/runs.md), and no pace was kept.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return data.with_options(options)
 
 
 def paced_step(*, cause: bool) -> None:
@@ -300,7 +310,7 @@ def paced_batches(*, cause: bool) -> None:
         if not cause:
             del counts[:-1]
 
-    data = stream(lambda: iter(random.integers(32, 513, 42)), pause=0.0)
+    data = untuned(stream(lambda: iter(random.integers(32, 513, 42)), pause=0.0))
     fit(dense(1536), data, Each(on_train_batch_end=count), epochs=4)
 
 
@@ -319,9 +329,9 @@ def paced_host(*, cause: bool) -> None:
                 made[index, random.random()] = image
             yield 96
 
-    fit(dense(256), steady(96, 2))
+    fit(dense(256), untuned(steady(96, 2)))
     growing()
-    fit(dense(384, depth=2), stream(sizes, pause=0.0), epochs=16)
+    fit(dense(384, depth=2), untuned(stream(sizes, pause=0.0)), epochs=16)
 
 
 if __name__ == "__main__":
