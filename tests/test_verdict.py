@@ -482,3 +482,13 @@ def test_what_many_steps_have_left_is_no_giant_step() -> None:
     quick = replace(LEAK, windows=(), before=DeviceMemory(20 * MIB, 20 * MIB))
     quick = replace(quick, error=replace(quick.error, text=EAGER))
     assert not replace(quick, unseen_steps=40).giant
+
+
+def test_growth_that_was_not_what_was_missing_is_told_beside() -> None:
+    """A leak cuts memory into pieces too: who only sees to those dies of it a little later."""
+    found = judge(changed(PIECES, growth=GROWTH))
+    assert found.name == "fragmentation"
+    assert found.evidence == f"{judge(PIECES).evidence[:-1]}; memory in use grows too, at 120 MiB a minute."
+    leak = judge(changed(LEAK, growth=GROWTH))
+    assert leak.name == "leak"
+    assert "grows too" not in leak.evidence

@@ -184,7 +184,8 @@ receipt and `gpuwarden runs show` (`errors_told`, `verdict`), on the status page
 `gpuwarden_run_oom_verdict_info{run_id,verdict}` for the run's last out-of-memory.
 
 The rules below are asked in this order, and the first that holds gives the verdict. It is given when the error comes,
-by what the last poll knew of the device, and once more at the next poll, whose facts are fresher.
+by what the last poll knew of the device, and once more at the next poll, whose facts are fresher. Where memory was
+known to grow, and that is not what was missing, the evidence says so in its last words: that is the next thing to mend.
 
 What the evidence rests on:
 

@@ -91,8 +91,16 @@ def judge(case: Case) -> Verdict:
     for rule in RULES:
         found = rule.find(case)
         if found:
-            return Verdict(rule.name, *found)
-    return Verdict("unknown", *_unknown(case))
+            return Verdict(rule.name, *(found if rule.name == "leak" else _with_growth(case, found)))
+    return Verdict("unknown", *_with_growth(case, _unknown(case)))
+
+
+def _with_growth(case: Case, found: Finding) -> Finding:
+    """Add growth that had been told: it was not what was missing this time, and will be once the rest is mended."""
+    if case.growth is None or case.error.kind != "device_oom":
+        return found
+    growth = rate(case.growth.bytes_per_second)
+    return found._replace(evidence=f"{found.evidence[:-1]}; memory in use grows too, at {growth}.")
 
 
 def _host_input(case: Case) -> Finding | None:
