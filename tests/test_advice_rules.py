@@ -15,6 +15,8 @@ from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
 from gpuwarden.runs.ear import Ear
+from gpuwarden.runs.forecast import TimeLeft
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbour_growth import REST_SECONDS
 from gpuwarden.runs.peer import Peer
@@ -283,3 +285,22 @@ def test_neighbour_stands_in_the_story() -> None:
     ((pid, kind, text),) = box.marks
     assert (pid, kind) == (7, "neighbour")
     assert text.startswith("process 9 of user alice, run 9-1 has taken 20.0 GiB of GPU 0 within")
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds", "said"),
+    [
+        (50, 300.0, "will soon be used up: 50.0 GiB can"),
+        (50, 30.0, "will very soon be used up: 50.0 GiB can"),
+        (1, 30.0, "is nearly used up: 1.00 GiB can"),
+        (5, 30.0, "will very soon be used up: 5.00 GiB can"),
+        (5, 300.0, "becomes scarce: 5.00 GiB can"),
+    ],
+)
+def test_much_that_is_left_is_not_called_used_up(left: int, seconds: float, said: str) -> None:
+    """What presses is named: how little is left, or how soon it will be gone."""
+    box, there = Box(), run(7, "GPU-0", left=left)
+    growth = Growth(1.0, 0.9, 1.1, 0.0, 1.0, GIB, "steady", left=TimeLeft(seconds, 0.0, None))
+    box.poll([gpu(0)], replace(there, growth={"GPU-0": growth}))
+    assert box.sent[-1][1].text.startswith(f"device memory of GPU 0 (GPU-0) {said}")
+    assert box.marks[-1][2].startswith(f"device memory of GPU 0 {said}")

@@ -18,7 +18,7 @@ from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Action, explain
-from gpuwarden.pressure import Pressure, RunPressure
+from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.quantities import amount, lasting, ratio
 from gpuwarden.runs.ear import Ear, Matter
@@ -135,7 +135,7 @@ class Adviser:
             memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
             if memory is not None:
                 if run.ear.told.get(("pressure", uuid, "memory"), "none") != memory.level:
-                    standing = Standing(memory.level, partial(_memory, memory), gpu, memory)
+                    standing = Standing(memory.level, partial(_memory, self._limits, memory), gpu, memory)
                     self._tell(run, Matter("pressure", uuid, "memory"), standing)
                 if self._growth.is_grown(uuid):
                     neighbours.update(self._neighbour(run, uuid, gpu, memory, poll))
@@ -163,7 +163,7 @@ class Adviser:
         memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
         if memory is not None and pressed.get((uuid, "memory"), "none") != memory.level:
             pressed[uuid, "memory"] = memory.level
-            self._mark(run.peer, "pressure", _memory(memory, name), poll.now, uuid)
+            self._mark(run.peer, "pressure", _memory(self._limits, memory, name), poll.now, uuid)
         whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
         level = poll.pressure.levels.get((whole, "thermal"))
         if level is not None and pressed.get((whole, "thermal"), "none") != level:
@@ -257,6 +257,10 @@ _MEMORY_IS: Mapping[Level, str] = {
     "some": "device memory of {} becomes scarce",
     "none": "device memory of {} is no longer scarce",
 }
+_AHEAD_IS: Mapping[Level, str] = {
+    "critical": "device memory of {} will very soon be used up",
+    "some": "device memory of {} will soon be used up",
+}
 _HEAT_IS: Mapping[Level, str] = {
     "critical": "{} is too hot and slows itself down",
     "some": "{} is hot",
@@ -272,10 +276,12 @@ def _short(gpu: Gpu) -> str:
     return f"GPU {gpu.identity.index}"
 
 
-def _memory(memory: RunPressure, name: str) -> str:
+def _memory(limits: Limits, memory: RunPressure, name: str) -> str:
     ahead = memory.seconds_to_oom
+    by_time = ahead is not None and RANK[memory_level(limits, memory.share, None)] < RANK[memory.level]
+    what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
     return (
-        f"{_MEMORY_IS[memory.level].format(name)}: {amount(memory.headroom)} can still be allocated, "
+        f"{what.format(name)}: {amount(memory.headroom)} can still be allocated, "
         f"{ratio(memory.share)} of what the run uses and could get"
         + (f"; as it grows now that lasts {lasting(ahead)}" if ahead is not None else "")
     )
