@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,34 @@ def case_interrupted(daemon: Daemon) -> Any:
     return {"before": before, "after": len(calls), "steps": steps.begun}
 
 
+def case_several_fits(daemon: Daemon) -> Any:
+    """Fit three times in one episode, each time with a function that is made anew, of each kind."""
+
+    class Saves:
+        def __init__(self) -> None:
+            self.saved: list[str] = []
+
+        def save(self, _advice: Any, _model: Any) -> None:
+            self.saved.append("method")
+
+        def __call__(self, _advice: Any, _model: Any) -> None:
+            self.saved.append("object")
+
+    def note(kind: str, _advice: Any, _model: Any) -> None:
+        saves.saved.append(kind)
+
+    saves, says = Saves(), daemon.says({5: pressure("critical")})
+    for _ in range(3):
+        for make in (lambda: saves.save, lambda: saves, lambda: partial(note, "partial"), closure(saves.saved)):
+            callback = daemon.callback(on_pressure=make())
+            fit(model(), says, hasten(callback), callback)
+    return saves.saved
+
+
+def closure(calls: list[Any]) -> Any:
+    return lambda: lambda _advice, _model: calls.append("closure")
+
+
 def case_in_validation(daemon: Daemon) -> Any:
     """Advise in validation."""
     calls: list[Any] = []
@@ -322,11 +351,21 @@ def case_mirrored(daemon: Daemon) -> Any:
     }
 
 
+def yields(_advice: Any, _model: Any) -> Any:
+    yield
+
+
+async def waits(_advice: Any, _model: Any) -> None: ...
+
+
 def case_bad_arguments(daemon: Daemon) -> Any:
     refused = []
     for settings in (
         {"on_pressure": "save"},
         {"on_pressure": 1},
+        {"on_pressure": lambda: None},
+        {"on_pressure": yields},
+        {"on_pressure": waits},
         {"on_pressure": "stop", "pressure_level": "none"},
         {"on_pressure": "stop", "checkpoint_path": "a.keras"},
         {"on_pressure": "checkpoint", "checkpoint_path": 7},

@@ -219,6 +219,33 @@ def case_before_the_first_epoch(folder: Path) -> Any:
     return {**seen, "same": all(map(np.array_equal, trained.get_weights(), before))}
 
 
+class Unwritable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
+    """Cannot be saved any more after the first time."""
+
+    saved = 0
+
+    def save_own_variables(self, store: Any) -> None:  # noqa: D102
+        self.saved += 1
+        if self.saved > 1:
+            raise OSError("the disk is gone")
+        super().save_own_variables(store)
+
+
+def case_half_written(folder: Path) -> Any:
+    made = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(8), Unwritable(1)])
+    made.compile("adam", "mse")
+    before, file = made.get_weights(), folder / "deeper" / "kept.weights.h5"
+    seen = raised(lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, checkpoint=file, verbose=0))
+    moved = not all(map(np.array_equal, made.get_weights(), before))
+    made.load_weights(file)
+    return {
+        **seen,
+        "moved": moved,
+        "same": all(map(np.array_equal, made.get_weights(), before)),
+        "files": [each.name for each in file.parent.iterdir()],
+    }
+
+
 class Validates(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Counts the batches of validation."""
 

@@ -15,6 +15,8 @@ from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
 from gpuwarden.runs.ear import Ear
+from gpuwarden.runs.forecast import TimeLeft
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbour_growth import REST_SECONDS
 from gpuwarden.runs.peer import Peer
@@ -252,3 +254,53 @@ def test_faults_stand_in_every_story() -> None:
         (7, "event", "GPU 0 does not answer the driver any more"),
     ]
     assert box.adviser.limits == {}  # nobody hears: no reason for a poll
+
+
+def test_pressure_stands_in_every_story() -> None:
+    """Each change of a level is marked once, whether the run hears or not: of its memory, and of its GPU's heat."""
+    box, deaf = Box(), replace(run(7, "GPU-0"), hello=Hello("deaf", "none", {}))
+    near = replace(deaf, headroom={"GPU-0": GIB})
+    hot = replace(gpu(0), readings={**gpu(0).readings, GpuReadings.temperature_margin_celsius: 2.0})
+    for each, passed in ((deaf, 1.0), (near, 1.0), (near, 1.0), (deaf, 1.0), (deaf, 3600.0), (deaf, 1.0)):
+        assert box.poll([gpu(0)], each, passed=passed) == []
+    for _ in range(2):
+        box.poll([hot], deaf)
+    assert [(pid, kind, text.partition(":")[0]) for pid, kind, text in box.marks] == [
+        (7, "pressure", "device memory of GPU 0 is nearly used up"),
+        (7, "pressure", "device memory of GPU 0 is no longer scarce"),
+        (7, "pressure", "GPU 0 is hot"),
+    ]
+
+
+def test_neighbour_stands_in_the_story() -> None:
+    """One that a run was told of is marked there once, when the message has gone."""
+    box, there = Box(), run(7, "GPU-0")
+    box.poll([holding(gpu(0), {7: 51, 9: 1})], there)
+    box.takes = False
+    box.poll([holding(gpu(0), {7: 51, 9: 21})], there)
+    assert box.marks == []
+    box.takes = True
+    for _ in range(3):
+        box.poll([holding(gpu(0), {7: 51, 9: 21})], there)
+    ((pid, kind, text),) = box.marks
+    assert (pid, kind) == (7, "neighbour")
+    assert text.startswith("process 9 of user alice, run 9-1 has taken 20.0 GiB of GPU 0 within")
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds", "said"),
+    [
+        (50, 300.0, "will soon be used up: 50.0 GiB can"),
+        (50, 30.0, "will very soon be used up: 50.0 GiB can"),
+        (1, 30.0, "is nearly used up: 1.00 GiB can"),
+        (5, 30.0, "will very soon be used up: 5.00 GiB can"),
+        (5, 300.0, "becomes scarce: 5.00 GiB can"),
+    ],
+)
+def test_much_that_is_left_is_not_called_used_up(left: int, seconds: float, said: str) -> None:
+    """What presses is named: how little is left, or how soon it will be gone."""
+    box, there = Box(), run(7, "GPU-0", left=left)
+    growth = Growth(1.0, 0.9, 1.1, 0.0, 1.0, GIB, "steady", left=TimeLeft(seconds, 0.0, None))
+    box.poll([gpu(0)], replace(there, growth={"GPU-0": growth}))
+    assert box.sent[-1][1].text.startswith(f"device memory of GPU 0 (GPU-0) {said}")
+    assert box.marks[-1][2].startswith(f"device memory of GPU 0 {said}")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.batch_memory import LATE_SECONDS, MOST_SIZES, BatchMemory
 from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
-from gpuwarden.runs.batch_size_watch import LOOK_SECONDS, BatchSizeWatch
+from gpuwarden.runs.batch_size_watch import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch
 from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.predecessors import MOST_NAMES, Lesson, Predecessors
 
@@ -296,6 +296,29 @@ def test_out_of_memory_is_looked_at_at_once() -> None:
     advice = told(look(watch, 0.1))
     assert advice.too_large
     assert advice.advised < 64
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "seconds", "too_large"),
+    [
+        (64, 100, AGAIN_SECONDS, False),
+        (64, 100, AGAIN_SECONDS / 2, True),
+        (64, AGAIN_STEPS, AGAIN_SECONDS, True),  # the first one may be of before
+        (63, 100, AGAIN_SECONDS, True),
+    ],
+)
+def test_a_size_that_trains_again(size: int, steps: int, seconds: float, *, too_large: bool) -> None:
+    """What was out of memory once and trains since is not called too large; none larger is advised."""
+    watch = watch_of(64, BASE + 64 * EXAMPLE)
+    watch.fail(Error("device_oom", "E", "", "train", 2, batch_size=64))
+    for step, at in ((2, 2.0), (3, 3.0), (2 + steps, 3.0 + seconds)):
+        memory = {"GPU:0": DeviceMemory(FLOOR, BASE + 64 * EXAMPLE)}
+        watch.hear(replace(REPORT, steps=step, memory=memory, batch_size=size), {"GPU:0": "GPU-0"}, at)
+    watch.hear(replace(REPORT, steps=2 + steps, memory=memory, batch_size=64), {"GPU:0": "GPU-0"}, 4.0 + seconds)
+    advice = told(look(watch, 100.0))
+    assert advice.present == 64
+    assert advice.too_large == too_large
+    assert advice.advised == (56 if too_large else 64)
 
 
 def test_a_daemon_that_comes_later_knows_no_peak() -> None:

@@ -159,6 +159,11 @@ def test_interrupted(case: dict[str, Any]) -> None:
     assert case["saw"] == {"before": 0, "after": 1, "steps": STEPS}
 
 
+def test_several_fits(case: dict[str, Any]) -> None:
+    """Fits that wish the same answer an episode once, also where each makes its function anew."""
+    assert case["saw"] == ["method", "object", "partial", "closure"]
+
+
 def test_in_validation(case: dict[str, Any]) -> None:
     """Advice that comes in validation is answered at the next step of training."""
     assert case["saw"] == {"seen": [0, 0, 1], "steps": 2 * STEPS}
@@ -181,7 +186,7 @@ def test_mirrored(case: dict[str, Any]) -> None:
 
 def test_bad_arguments(case: dict[str, Any]) -> None:
     """A wrong argument is refused where the callback is made, with its name."""
-    assert case["saw"] == ["on_pressure"] * 2 + ["pressure_level"] + ["checkpoint_path"] * 3
+    assert case["saw"] == ["on_pressure"] * 5 + ["pressure_level"] + ["checkpoint_path"] * 3
 
 
 def test_workers(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ CASES = (
     "effective",
     "validation",
     "before_the_first_epoch",
+    "half_written",
     "validated",
     "exhausted",
     "other_errors",
@@ -110,6 +111,13 @@ def test_before_the_first_epoch(case: Any) -> None:
     assert case["said"] == [
         "fit_with_oom_retry: out of memory before the first epoch had begun, which no smaller batch changes"
     ]
+
+
+def test_half_written(case: Any) -> None:
+    """A checkpoint that cannot be written ends the fit, and leaves the one of the epoch before, whole."""
+    saw = case["saw"]
+    assert (saw["type"], saw["text"]) == ("OSError", "the disk is gone")
+    assert (saw["moved"], saw["same"], saw["files"]) == (True, True, ["kept.weights.h5"])
 
 
 def test_validated(case: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -41,7 +43,7 @@ class Wish:
 
         From a GPU that is lost nothing can be saved.
         """
-        who = id(self.do) if callable(self.do) else self.do
+        who = _who(self.do) if callable(self.do) else self.do
         advice = told.unanswered(who, self.level, now)
         return [each for each in advice if not (each.kind == "gpu_lost" and self.do == "checkpoint")]
 
@@ -89,6 +91,8 @@ def checked_wish(
     """Check the wish, None for none. Raises ValueError or TypeError that begins with the name of what is wrong."""
     if on_pressure not in (None, "checkpoint", "stop") and not callable(on_pressure):
         raise ValueError(f'on_pressure: want "checkpoint", "stop" or a function, not {on_pressure!r}')
+    if callable(on_pressure):
+        _check_function(on_pressure)
     if pressure_level not in get_args(PressureLevel):
         raise ValueError(f'pressure_level: want "some" or "critical", not {pressure_level!r}')
     if checkpoint_path is None:
@@ -100,6 +104,33 @@ def checked_wish(
     elif not (path := os.fspath(checkpoint_path)).endswith(SUFFIXES):
         raise ValueError(f"checkpoint_path: want a name that ends in {', '.join(SUFFIXES)}, not {checkpoint_path!r}")
     return None if on_pressure is None else Wish(on_pressure, cast("Level", pressure_level), Path(path))
+
+
+def _who(do: Callable[..., object]) -> Hashable:
+    """Say which function it is: a method, a closure or a partial is made anew for each fit, and is the same one.
+
+    Nothing is held by that: a function may have the model.
+    """
+    while isinstance(do, functools.partial):
+        do = do.func
+    code = getattr(getattr(do, "__func__", do), "__code__", None)
+    return id(type(do) if code is None else code)
+
+
+def _check_function(do: Callable[..., object]) -> None:
+    """Raise TypeError where it could not be called with the advice and the model: else that would show in the need."""
+    if inspect.iscoroutinefunction(do) or inspect.isgeneratorfunction(do) or inspect.isasyncgenfunction(do):
+        raise TypeError(
+            "on_pressure: want a plain function, not one that is async or yields, which a call does not run"
+        )
+    try:
+        signature = inspect.signature(do)
+    except (TypeError, ValueError):  # of some built-in ones nobody knows
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(f"on_pressure: want a function of the advice and the model: {error}") from None
 
 
 def fulfil(wish: Wish, advice: Advice | None, model: Any, *, first: bool) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.client.accumulation import accumulate, accumulation, check_accumulation
+from gpuwarden.client.answer import save
 from gpuwarden.client.device_oom import is_device_oom
-from gpuwarden.client.disk_room import check_room
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.run import retried
@@ -203,8 +203,7 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
         if not model.optimizer.built:
             with scope(model):
                 model.optimizer.build(model.trainable_variables)
-        check_room(model, self._path)
-        model.save_weights(self._path, overwrite=True)
+        save(model, self._path)
         self.written = True
         saved = {id(each) for each in model.weights}
         self._seeds = [

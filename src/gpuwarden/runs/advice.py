@@ -2,7 +2,8 @@
 
 Only to runs whose hello says that they hear, each of its own GPUs and MIG instances. What could not be sent is tried
 again at the next poll, for as long as it holds. So that a run need not wait for a poll, it is said here beyond which
-use of memory there would be something to tell. What befell a GPU is marked in the story of every run on it.
+use of memory there would be something to tell. What befell a GPU, and pressure, is marked in the story of every run on
+it; a neighbour that grows in that of a run that was told.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Action, explain
-from gpuwarden.pressure import Pressure, RunPressure
+from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.quantities import amount, lasting, ratio
 from gpuwarden.runs.ear import Ear, Matter
@@ -119,6 +120,8 @@ class Adviser:
                 faults.update(self._faults(run, gpu, poll))
         if faults or run.ear.marked:
             self._mark_news(run, faults, poll.now)
+        for uuid, gpu in gpus.items():
+            self._mark_pressure(run, uuid, gpu, poll)
         if run.hello.hears:
             self._tell_all(run, gpus, faults, poll)
         elif self._alerting:
@@ -132,7 +135,7 @@ class Adviser:
             memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
             if memory is not None:
                 if run.ear.told.get(("pressure", uuid, "memory"), "none") != memory.level:
-                    standing = Standing(memory.level, partial(_memory, memory), gpu, memory)
+                    standing = Standing(memory.level, partial(_memory, self._limits, memory), gpu, memory)
                     self._tell(run, Matter("pressure", uuid, "memory"), standing)
                 if self._growth.is_grown(uuid):
                     neighbours.update(self._neighbour(run, uuid, gpu, memory, poll))
@@ -154,12 +157,24 @@ class Adviser:
         if level is not None and run.ear.told.get(("pressure", uuid, "thermal"), "none") != level:
             self._tell(run, Matter("pressure", uuid, "thermal"), Standing(level, partial(_heat, gpu, level), gpu))
 
+    def _mark_pressure(self, run: Run, uuid: str, gpu: Gpu, poll: _Poll) -> None:
+        """Mark that pressure on the run has changed, whether it hears or not."""
+        pressed, name = run.ear.pressed, _short(gpu)
+        memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
+        if memory is not None and pressed.get((uuid, "memory"), "none") != memory.level:
+            pressed[uuid, "memory"] = memory.level
+            self._mark(run.peer, "pressure", _memory(self._limits, memory, name), poll.now, uuid)
+        whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
+        level = poll.pressure.levels.get((whole, "thermal"))
+        if level is not None and pressed.get((whole, "thermal"), "none") != level:
+            pressed[whole, "thermal"] = level
+            self._mark(run.peer, "pressure", _heat(gpu, level, name), poll.now, uuid)
+
     def _mark_news(self, run: Run, faults: Mapping[Matter, Standing], now: float) -> None:
         """Mark what is new of the faults that hold, and forget those that are over."""
         for matter, standing in faults.items():
             if matter not in run.ear.marked:
-                text = standing.text(f"GPU {standing.gpu.identity.index}")
-                self._mark(run.peer, "event", text, now, matter.uuid)
+                self._mark(run.peer, "event", standing.text(_short(standing.gpu)), now, matter.uuid)
         run.ear.marked = set(faults)
 
     def _tell_news(self, run: Run, events: Mapping[Matter, Standing], now: float) -> None:
@@ -170,8 +185,9 @@ class Adviser:
             if matter in run.ear.told or (matter.kind == "neighbour" and not _listens_to_neighbours(run.ear, now)):
                 continue
             self._tell(run, matter, standing)
-            if matter.kind == "neighbour":
+            if matter.kind == "neighbour" and matter in run.ear.told:  # else it is tried again
                 run.ear.neighbour_at = now
+                self._mark(run.peer, "neighbour", standing.text(_short(standing.gpu)), now, matter.uuid)
 
     def _tell(self, run: Run, matter: Matter, standing: Standing) -> None:
         memory = standing.memory
@@ -241,6 +257,10 @@ _MEMORY_IS: Mapping[Level, str] = {
     "some": "device memory of {} becomes scarce",
     "none": "device memory of {} is no longer scarce",
 }
+_AHEAD_IS: Mapping[Level, str] = {
+    "critical": "device memory of {} will very soon be used up",
+    "some": "device memory of {} will soon be used up",
+}
 _HEAT_IS: Mapping[Level, str] = {
     "critical": "{} is too hot and slows itself down",
     "some": "{} is hot",
@@ -252,10 +272,16 @@ def _name(gpu: Gpu) -> str:
     return f"GPU {gpu.identity.index} ({gpu.identity.uuid})"
 
 
-def _memory(memory: RunPressure, name: str) -> str:
+def _short(gpu: Gpu) -> str:
+    return f"GPU {gpu.identity.index}"
+
+
+def _memory(limits: Limits, memory: RunPressure, name: str) -> str:
     ahead = memory.seconds_to_oom
+    by_time = ahead is not None and RANK[memory_level(limits, memory.share, None)] < RANK[memory.level]
+    what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
     return (
-        f"{_MEMORY_IS[memory.level].format(name)}: {amount(memory.headroom)} can still be allocated, "
+        f"{what.format(name)}: {amount(memory.headroom)} can still be allocated, "
         f"{ratio(memory.share)} of what the run uses and could get"
         + (f"; as it grows now that lasts {lasting(ahead)}" if ahead is not None else "")
     )

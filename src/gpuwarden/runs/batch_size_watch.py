@@ -12,6 +12,10 @@ from gpuwarden.runs.memory import by_gpu
 from gpuwarden.runs.predecessors import Predecessors
 
 LOOK_SECONDS = 10.0  # between two looks: what fits changes slowly
+AGAIN_SECONDS, AGAIN_STEPS = (
+    10.0,
+    20,
+)  # in which a size that was out of memory has to train well to be no more too large
 
 
 class BatchSizeWatch:
@@ -21,7 +25,9 @@ class BatchSizeWatch:
         self._predecessors = predecessors
         self._first: Report | None = None
         self._memory: dict[str, BatchMemory] = {}
-        self._failed: int | None = None  # the least size that was out of memory
+        self._failed: int | None = None  # the least size that was out of memory and has not trained since
+        self._failed_after = 0  # steps
+        self._again: tuple[float, int] | None = None  # since when it trains again, and after how many steps
         self._due = 0.0
         self._present = self._before = 0  # largest sizes since the last look, and since the one before
         self._advice: BatchSizeAdvice | None = None
@@ -33,6 +39,8 @@ class BatchSizeWatch:
         if report.batch_size is None:
             return
         self._present = max(self._present, report.batch_size)
+        if self._failed is not None:
+            self._hear_again(report, report.batch_size, self._failed, at)
         for uuid, memory in by_gpu(report.memory, uuids).items():
             known = self._memory.get(uuid)
             if known is None:
@@ -42,10 +50,20 @@ class BatchSizeWatch:
                 )
             known.hear(memory, report, at)
 
+    def _hear_again(self, report: Report, size: int, failed: int, at: float) -> None:
+        """Take it back that a size is too large where it trains again; larger ones are still not to be trusted."""
+        if size < failed:
+            self._again = None
+        elif report.steps > self._failed_after:
+            since, steps = self._again = self._again or (at, report.steps)
+            if at - since >= AGAIN_SECONDS and report.steps - steps >= AGAIN_STEPS:
+                self._failed, self._again, self._due = size + 1, None, 0.0
+
     def fail(self, error: Error) -> None:
         """Take an out-of-memory on a device."""
         if error.batch_size:
             self._failed = min(error.batch_size, self._failed or error.batch_size)
+            self._failed_after, self._again = error.steps, None
             self._due = 0.0
 
     def conclude(self) -> None:
