@@ -1,8 +1,8 @@
 """What it costs to keep the memory of runs and to look for growth in it: `python bench/growth.py`.
 
 CPU time of the daemon's own code, driven in this process: 500 runs that report four times a second, and the looks of a
-poll at 50 runs that are all flat, all noisy, or all leaking, a minute and a day after they began. `--quick` is a smoke
-run.
+poll at 50 runs that are all flat, noisy, leaking, or in teeth of ten minutes, a minute and a day after they began.
+`--quick` is a smoke run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ MOST_SHARE = 0.01  # of a poll's interval
 MOST_MICROSECONDS = 4.0  # a report
 REPORT = Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {}, batch_size=32)
 EPOCH_SECONDS = 60.0
+TOOTH_SECONDS = 600.0
 CAP = 80 * 1024 * MIB
 
 Held = Callable[[float, random.Random], float]
@@ -37,6 +38,7 @@ SHAPES: dict[str, tuple[Held, float]] = {  # bytes in use by time; and bytes a s
     "flat": (lambda _at, _chance: 20_000 * MIB, 0.0),
     "noisy": (lambda _at, chance: 20_000 * MIB + chance.random() * 2000 * MIB, 0.0),
     "leaking": (lambda _at, chance: 10_000 * MIB + chance.random() * 500 * MIB, 50_000.0 * MIB),
+    "in teeth": (lambda at, _chance: 10_000 * MIB + at % TOOTH_SECONDS / TOOTH_SECONDS * 8000 * MIB, 0.0),
 }
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_shapes import MIB, POLL_SECONDS, Training, watched
 
-from gpuwarden.runs.growth import find
+from gpuwarden.runs.growth import GrowthWatch, find
 from gpuwarden.runs.ladder import MOST_IN_A_RUNG, MOST_RUNGS, Ladder
 
 GIB = 1 << 30
@@ -231,3 +231,25 @@ def test_find_looks_at_nothing_where_there_is_little() -> None:
     for number in range(4):
         ladder.hear(number, number * 100 * MIB, number * 100 * MIB, cap=GIB)
     assert find(ladder.points(), 4.0) is None
+
+
+def test_what_has_been_for_long_is_looked_at_less_often() -> None:
+    """In the first minute at each poll; a leak that begins after two hours of nothing is told seconds later at most."""
+    watch, ladder = GrowthWatch(), Ladder()
+    assert watch.look(ladder, 0.0) is None  # nothing was heard yet
+    found: list[float] = []
+    known: list[float] = []
+    for quarter in range(4 * 7500):
+        at = quarter / 4
+        level = 100 * MIB + int(max(at - 7200, 0) * 2 * MIB)
+        ladder.hear(at, level, level + MIB, cap=600 * MIB)
+        if quarter % 4 == 0:
+            if watch.look(ladder, at) is not None:
+                found.append(at)
+            if at > 7200 and find(ladder.points(), at) is not None:
+                known.append(at)
+        if quarter == 4 * 45:
+            assert watch._due <= at + 1.0
+    assert known[0] < 7400
+    assert known[0] <= found[0] <= known[0] + 6.0
+    assert found[-1] == known[-1] == 7499.0

@@ -123,7 +123,7 @@ def test_marks_have_digits_in_their_places() -> None:
     (lane,) = [line for line in said if line.strip().startswith("marks ")]
     assert lane.replace(" ", "") == "marks123456789"
     assert any(line.endswith(" mark 0") for line in said)
-    assert " and 21 less important ones (--json)" in said
+    assert " and 21 of less importance (--json)" in said
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def _pictures(receipt: Receipt, told: Sequence[DeviceShare], page: Page) -> Iter
     for number, mark in enumerate(marks, 1):
         yield f"{number} {_clock(receipt, mark)}", mark.text
     if len(receipt.marks) > len(marks):
-        yield "", f"and {len(receipt.marks) - len(marks)} less important ones (--json)"
+        yield "", f"and {len(receipt.marks) - len(marks)} of less importance (--json)"
 
 
 def _seconds(told: Sequence[DeviceShare]) -> float:

@@ -12,10 +12,8 @@ from gpuwarden.runs.memory import by_gpu
 from gpuwarden.runs.predecessors import Predecessors
 
 LOOK_SECONDS = 10.0  # between two looks: what fits changes slowly
-AGAIN_SECONDS, AGAIN_STEPS = (
-    10.0,
-    20,
-)  # in which a size that was out of memory has to train well to be no more too large
+AGAIN_SECONDS = 10.0  # and
+AGAIN_STEPS = 20  # in which a size that was out of memory has to train well, to be called too large no more
 
 
 class BatchSizeWatch:

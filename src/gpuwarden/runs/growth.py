@@ -45,7 +45,8 @@ PATIENCE_SHARE = 0.05  # of how long it lasted
 NEARLY_ALL = 0.8
 LEAST_HALF = 0.2  # of what was grown, that either half of a stretch has to have brought
 SHORTER = 2**0.5  # by which stretches are tried
-LOOKS_SHARE = 0.01  # of how long it has lasted, from look to look
+LOOKS_SHARE = 0.02  # of how long it has lasted, or the series where there is none, from look to look, but
+MOST_LOOKS_SECONDS = 5.0  # at most where there is none: what begins then is not to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,18 +298,23 @@ def _way(shape: _Shape) -> float:
 
 @dataclass(slots=True)
 class GrowthWatch:
-    """Looks for growth in one series, whenever that has a new point. `growth` is what there is now."""
+    """Looks for growth in one series, where that has a new point. `growth` is what there is now.
+
+    What has been as it is for long is looked at less often: a look takes up to half a millisecond.
+    """
 
     growth: Growth | None = None
     _closed: int = -1
     _due: float = 0.0
 
     def look(self, ladder: Ladder, now: float, beside: Phase = "test") -> Growth | None:
-        """Return the growth there is `now`, by the series' own clock. Of one that has lasted a second look can wait."""
+        """Return the growth there is `now`, by the series' own clock."""
         if ladder.closed != self._closed and now >= self._due:
-            self._closed = ladder.closed
-            self.growth = find(ladder.points(), now, known=self.growth is not None, beside=beside)
-            self._due = now + LOOKS_SHARE * (now - self.growth.since) if self.growth else now
+            self._closed, points = ladder.closed, ladder.points()
+            self.growth = find(points, now, known=self.growth is not None, beside=beside)
+            since = self.growth.since if self.growth else points[0].at if points else now
+            pause = LOOKS_SHARE * (now - since)
+            self._due = now + (pause if self.growth else min(pause, MOST_LOOKS_SECONDS))
         elif self.growth is not None:
             self.growth = self.growth.seen(now)
         return self.growth
