@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from services import ROOT
 
+import growth
 import soak
 import write_down
 from system_parts import needs
@@ -143,7 +144,7 @@ def test_many_runs_measures_them() -> None:
 def test_growth_measures_each_row() -> None:
     """A smoke run of bench/growth.py has a row for a report and one for each shape and age, and all cost something."""
     (rows,) = tables("growth.py")
-    assert len(rows) == 1 + 3 * 2
+    assert len(rows) == 1 + 2 * len(growth.SHAPES)
     for _, cost, most, met in rows:
         spent, bar = float(cost.split()[0].rstrip("%")), float(most.split()[0].rstrip("%"))
         assert spent > 0
