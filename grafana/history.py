@@ -107,14 +107,19 @@ def record(directory: Path, seconds: float, step: float = STEP) -> tuple[float, 
     end = seconds
     for box in BOXES:
         # The first says when it is over.
-        end = asyncio.run(_record(directory, box, seconds, end, step))
-    with serving(directory, step) as url:
-        alerts = [line for rule in rules(step) for line in _evaluated(url, rule, BEGIN + end, step)]
-    add(directory, alerts)
+        end = asyncio.run(record_box(directory, box, seconds, end, step))
+    evaluate(directory, end, step)
     return BEGIN, BEGIN + end
 
 
-async def _record(directory: Path, box: Box, seconds: float, end: float, step: float) -> float:
+def evaluate(directory: Path, end: float, step: float = STEP) -> None:
+    """Add what the rules would have recorded, and their alerts, in so many seconds."""
+    with serving(directory, step) as url:
+        alerts = [line for rule in rules(step) for line in _evaluated(url, rule, BEGIN + end, step)]
+    add(directory, alerts)
+
+
+async def record_box(directory: Path, box: Box, seconds: float, end: float, step: float) -> float:
     """Write what a box's pages say; return the seconds after which its history is over."""
     clock = Clock()
     # Real boxes hardly have them in common.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from pathlib import Path
@@ -21,17 +21,10 @@ from types import SimpleNamespace
 from typing import Literal
 from unittest import mock
 
-from history import Clock, simulated
+from history import Clock
+from situations import HOST, LOST_SECONDS, SITUATIONS, SimulatedBox, Situation, with_xid
 
-from gpuwarden.api.troubles import box_troubles, judge
-from gpuwarden.config import Config
 from gpuwarden.daemon import Daemon
-from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.host import Host
-from gpuwarden.recent.series import SECONDS
-from gpuwarden.sources.simulation import Simulation
-from gpuwarden.sources.workloads import WORKLOADS
-from gpuwarden.state import State
 from gpuwarden.web import Request
 
 _ROOT = Path(__file__).parents[1]
@@ -40,49 +33,7 @@ sys.path.append(str(_ROOT / "tests"))
 from browser import Browser, chromium  # noqa: E402 - the tests' own, found only now
 
 STEP = 2.0  # seconds between polls
-LIMIT = 4000.0  # seconds until a situation must have come
 LARGEST = 200_000  # bytes of a picture
-LOST_GPU, HOT_GPU, HOTTEST = 5, 4, 93.0
-LOST_SECONDS = 45.0  # before the picture
-NEARLY_OUT = 0.03  # ratio
-FALLEN_OFF = 79  # XID
-_HOST = Host(memory_size=1008 << 30, memory_available=796 << 30, cpus=128)
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What befalls the simulated box: `steer` is called before each poll, `is_there` says when it is as wanted."""
-
-    name: str
-    steer: Callable[[Simulation, float], None]
-    is_there: Callable[[State, float], bool]
-    leaks: bool = False  # whether one of the runs does
-
-
-def _cool(simulation: Simulation, _now: float) -> None:
-    simulation.gpu(HOT_GPU).pin(temperature=74.0)
-
-
-def _heat(simulation: Simulation, now: float) -> None:
-    simulation.gpu(HOT_GPU).pin(temperature=min(78.0 + max(now - SECONDS, 0.0) / 12, HOTTEST))
-
-
-def _lose(simulation: Simulation, now: float) -> None:
-    _cool(simulation, now)
-    if now >= SECONDS:
-        simulation.gpu(LOST_GPU).lose()
-
-
-def _least_headroom(state: State) -> float:
-    return min((each.share for each in state.pressure.of_runs.values()), default=1.0)
-
-
-SITUATIONS = (
-    Situation("healthy", _cool, lambda state, now: now > SECONDS and not box_troubles(judge(state))),
-    Situation("near-oom", _cool, lambda state, now: now > SECONDS and _least_headroom(state) < NEARLY_OUT, leaks=True),
-    Situation("hot", _heat, lambda _state, now: now > SECONDS + 12 * (HOTTEST - 78.0) + LOST_SECONDS),
-    Situation("gpu-lost", _lose, lambda _state, now: now > SECONDS + LOST_SECONDS),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +61,10 @@ ALL = tuple(
 
 async def _brought_about(situation: Situation, clock: Clock) -> Daemon:
     """Return a daemon that has polled until the box is as wanted."""
-    runs = tuple(each if situation.leaks or not each else replace(each, leaks=None) for each in WORKLOADS)
-    with mock.patch("gpuwarden.sources.simulation.WORKLOADS", runs):
-        simulation = Simulation(8, 1, clock.monotonic)
-    daemon = Daemon(Config(), simulated(simulation, clock))
-    while True:
-        situation.steer(simulation, clock.now)
-        state = await daemon.poll()
-        if situation.is_there(state, clock.now):
-            return daemon
-        if clock.now > LIMIT:
-            raise RuntimeError(f"{situation.name} did not come about in {LIMIT:g} s")
-        clock.now += STEP
+    box = SimulatedBox(situation, clock)
+    async for _ in box.polls(STEP):
+        pass
+    return box.daemon
 
 
 def _complete(daemon: Daemon, clock: Clock) -> None:
@@ -129,9 +72,8 @@ def _complete(daemon: Daemon, clock: Clock) -> None:
     state = daemon._state  # noqa: SLF001 - what a page would be drawn of
     if state is None:
         raise RuntimeError("no poll")
-    fallen = {FALLEN_OFF: XidCount(1, clock.time() - LOST_SECONDS)}
-    gpus = tuple(replace(gpu, xids=fallen) if gpu.fault else gpu for gpu in state.snapshot.gpus)
-    daemon._state = replace(state, host=_HOST, snapshot=replace(state.snapshot, gpus=gpus))  # noqa: SLF001
+    state = with_xid(state, clock.time() - LOST_SECONDS)
+    daemon._state = replace(state, host=HOST)  # noqa: SLF001
     daemon._events.see(daemon._state)  # noqa: SLF001
 
 
@@ -206,6 +148,13 @@ def take(directory: Path, pictures: tuple[Picture, ...]) -> None:
                     print(path, path.stat().st_size)
 
 
+def shrink(path: Path) -> None:
+    """Give a picture fewer colors; raises RuntimeError where it is too large all the same."""
+    subprocess.run(["pngquant", "--force", "--strip", "--output", path, "96", path], check=True)
+    if (size := path.stat().st_size) > LARGEST:
+        raise RuntimeError(f"{path}: {size} bytes are more than {LARGEST}")
+
+
 def main() -> None:
     """Take the pictures, those of the documentation as small files."""
     if sys.argv[1:]:
@@ -214,10 +163,7 @@ def main() -> None:
     folder = _ROOT / "docs" / "pictures"
     take(folder, DOCS)
     for picture in DOCS:
-        path = folder / f"{picture.name}.png"
-        subprocess.run(["pngquant", "--force", "--strip", "--output", path, "96", path], check=True)
-        if (size := path.stat().st_size) > LARGEST:
-            raise RuntimeError(f"{path}: {size} bytes are more than {LARGEST}")
+        shrink(folder / f"{picture.name}.png")
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from backfill import serving
 from history import record
+from page_pictures import shrink
 
 STEP = 30.0  # seconds between polls: a day with the usual ones takes an hour to make
 DAY, HOUR = 86400.0, 3600.0  # seconds
-LARGEST = 200_000  # bytes of a picture
 _ROOT = Path(__file__).parents[1]
 _DASHBOARDS, _PICTURES = _ROOT / "grafana" / "dashboards", _ROOT / "docs" / "pictures"
 _SOURCE, _RENDERER = _ROOT / "grafana" / "renderer", _ROOT / "build" / "renderer"
@@ -28,7 +28,10 @@ _SOURCE, _RENDERER = _ROOT / "grafana" / "renderer", _ROOT / "build" / "renderer
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The upper `height` pixels of a dashboard over the last `seconds` of the day, but `before` its end."""
+    """The upper `height` pixels of a dashboard over the last `seconds` of the day, but `before` its end.
+
+    `whole`: every query has data; else some of what is drawn may not have come about.
+    """
 
     dashboard: str
     name: str
@@ -37,6 +40,7 @@ class Picture:
     theme: str = "dark"
     before: float = 0.0
     chosen: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = True
 
 
 _BOX = {"cluster": "lab", "instance": "gpu-box-1:9846"}
@@ -53,10 +57,10 @@ def main() -> None:
     day = Path(sys.argv[1]) if sys.argv[1:] else _ROOT / "build" / "day"
     if not day.exists():
         record(day, DAY, STEP)
-    _build()
+    build()
     with serving(day, STEP) as url:
         for picture in PICTURES:
-            _draw(picture, url, _end(day) - picture.before)
+            draw(picture, url, _end(day) - picture.before)
 
 
 def _end(day: Path) -> float:
@@ -65,7 +69,8 @@ def _end(day: Path) -> float:
     return float(max(block["maxTime"] for block in blocks)) // 1000
 
 
-def _build() -> None:
+def build() -> None:
+    """Install the renderer, where that is not done yet, and build it."""
     _RENDERER.mkdir(parents=True, exist_ok=True)
     for path in _SOURCE.iterdir():
         shutil.copy(path, _RENDERER)
@@ -74,17 +79,23 @@ def _build() -> None:
     subprocess.run(["node", "build.mjs"], cwd=_RENDERER, check=True)
 
 
-def _draw(picture: Picture, url: str, end: float) -> None:
-    target = _PICTURES / f"{picture.name}.png"
+def draw(picture: Picture, url: str, end: float, folder: Path = _PICTURES) -> None:
+    """Draw a dashboard of the Prometheus at the URL.
+
+    Raises RuntimeError where a panel has a problem, or the picture is too large.
+    """
+    target = folder / f"{picture.name}.png"
     chosen = {"prom": url, "from": f"{end - picture.seconds:.0f}", "to": f"{end:.0f}", "theme": picture.theme}
     chosen |= {f"var-{name}": value for name, value in picture.chosen.items()}
     arguments = [_DASHBOARDS / f"{picture.dashboard}.json", target, str(picture.height)]
     arguments += [f"{name}={value}" for name, value in chosen.items()]
-    subprocess.run(["node", "shoot.mjs", *map(str, arguments)], cwd=_RENDERER, check=True)
-    subprocess.run(["pngquant", "--force", "--strip", "--output", target, "96", target], check=True)
-    if (size := target.stat().st_size) > LARGEST:
-        raise RuntimeError(f"{target}: {size} bytes are more than {LARGEST}")
-    print(target.relative_to(_ROOT), size)
+    command = ["node", "shoot.mjs", *map(str, arguments)]
+    said = subprocess.run(command, cwd=_RENDERER, check=False, capture_output=True, text=True).stderr.splitlines()
+    problems = [line for line in said if picture.whole or not line.endswith(": no data")]
+    if problems:
+        raise RuntimeError("\n".join(problems))
+    shrink(target)
+    print(target.relative_to(_ROOT), target.stat().st_size)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Take pictures of dashboards and page in four situations: `python grafana/situation_pictures.py`.
+
+A situation is brought about in one of two simulated boxes that the real daemon polls while the clock runs fast; over
+its pages Prometheus evaluates the alert rules, and the renderer draws what is there in the end, for docs/situations.md.
+Needs what pictures.py does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+from backfill import add, samples, serving
+from history import BEGIN, BOXES, STEP, Clock, evaluate, record_box
+from made_up import MadeUp
+from page_pictures import Picture as PagePicture
+from page_pictures import shrink, take
+from pictures import Picture, build, draw
+from situations import LOST_SECONDS, SITUATIONS, WITHOUT_LEAKS, SimulatedBox, Situation, with_xid
+
+from gpuwarden.exposition import Exposition, entries
+
+SHOWN = 900.0  # seconds, the last ones
+HEIGHT = 900  # pixels
+BOX, OTHER = BOXES[:2]
+_CHOSEN = {"cluster": "lab", "instance": "gpu-box-1:9846"}
+_FOLDER = Path(__file__).parents[1] / "docs" / "pictures" / "situations"
+
+
+async def _record(directory: Path, situation: Situation) -> float:
+    """Write what the box's pages say until it is as wanted; return after how many seconds that is."""
+    clock = Clock()
+    page, made_up, lines = Exposition(), MadeUp(BEGIN), list[str]()
+    with clock.running():
+        box = SimulatedBox(situation, clock)
+        lost: float | None = None
+        async for state in box.polls(STEP):
+            if lost is None and any(gpu.fault for gpu in state.snapshot.gpus):
+                lost = clock.time()
+            seen = with_xid(state, lost or clock.time() - LOST_SECONDS)
+            seen = made_up.add(seen, clock.now, clock.now, faulty=False)
+            lines += samples(page.render(entries(seen)).text.decode(), clock.time(), BOX.target)
+    add(directory, lines)
+    return clock.now
+
+
+def main() -> None:
+    """Take the pictures."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    build()
+    for situation in SITUATIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            history = Path(folder)
+            end = asyncio.run(_record(history, situation))
+            with mock.patch("gpuwarden.sources.simulation.WORKLOADS", WITHOUT_LEAKS):  # beside it all is well
+                asyncio.run(record_box(history, OTHER, end, end, STEP))
+            evaluate(history, end)
+            with serving(history, STEP) as url:
+                for name in ("fleet", "box", "run"):
+                    chosen = {} if name == "fleet" else _CHOSEN
+                    picture = Picture(
+                        f"gpuwarden-{name}", f"{situation.name}-{name}", SHOWN, HEIGHT, chosen=chosen, whole=False
+                    )
+                    draw(picture, url, BEGIN + end, _FOLDER)
+    pages = tuple(PagePicture(each.name, f"{each.name}-page", 1280, "dark", HEIGHT) for each in SITUATIONS)
+    take(_FOLDER, pages)
+    for each in pages:
+        shrink(_FOLDER / f"{each.name}.png")
+
+
+if __name__ == "__main__":
+    main()

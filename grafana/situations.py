@@ -1,0 +1,96 @@
+"""Four situations of a simulated box: all is well, a run is nearly out of memory, a GPU is hot, a GPU is lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from unittest import mock
+
+from history import Clock, simulated
+
+from gpuwarden.api.troubles import box_troubles, judge
+from gpuwarden.config import Config, Processes
+from gpuwarden.daemon import Daemon
+from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.host import Host
+from gpuwarden.recent.series import SECONDS
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.sources.workloads import WORKLOADS
+from gpuwarden.state import State
+
+GPUS, SEED = 8, 1
+LIMIT = 4000.0  # seconds until a situation must have come
+LOST_GPU, HOT_GPU, HOTTEST = 5, 4, 93.0
+LOST_SECONDS = 45.0  # before the end
+NEARLY_OUT = 0.03  # ratio
+FALLEN_OFF = 79  # XID
+WITHOUT_LEAKS = tuple(each and replace(each, leaks=None) for each in WORKLOADS)
+HOST = Host(memory_size=1008 << 30, memory_available=796 << 30, cpus=128)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What befalls the simulated box: `steer` is called before each poll, `is_there` says when it is as wanted."""
+
+    name: str
+    steer: Callable[[Simulation, float], None]
+    is_there: Callable[[State, float], bool]
+    leaks: bool = False  # whether one of the runs does
+
+
+def _cool(simulation: Simulation, _now: float) -> None:
+    simulation.gpu(HOT_GPU).pin(temperature=74.0)
+
+
+def _heat(simulation: Simulation, now: float) -> None:
+    simulation.gpu(HOT_GPU).pin(temperature=min(78.0 + max(now - SECONDS, 0.0) / 12, HOTTEST))
+
+
+def _lose(simulation: Simulation, now: float) -> None:
+    _cool(simulation, now)
+    if now >= SECONDS:
+        simulation.gpu(LOST_GPU).lose()
+
+
+def _least_headroom(state: State) -> float:
+    return min((each.share for each in state.pressure.of_runs.values()), default=1.0)
+
+
+SITUATIONS = (
+    Situation("healthy", _cool, lambda state, now: now > SECONDS and not box_troubles(judge(state))),
+    Situation("near-oom", _cool, lambda state, now: now > SECONDS and _least_headroom(state) < NEARLY_OUT, leaks=True),
+    Situation("hot", _heat, lambda _state, now: now > SECONDS + 12 * (HOTTEST - 78.0) + LOST_SECONDS),
+    Situation("gpu-lost", _lose, lambda _state, now: now > SECONDS + LOST_SECONDS),
+)
+
+
+class SimulatedBox:
+    """A box in a situation, watched by the real `daemon`; to be made while the clock runs."""
+
+    def __init__(self, situation: Situation, clock: Clock) -> None:
+        self._situation = situation
+        self._clock = clock
+        runs = WORKLOADS if situation.leaks else WITHOUT_LEAKS
+        with mock.patch("gpuwarden.sources.simulation.WORKLOADS", runs):
+            self._simulation = Simulation(GPUS, SEED, clock.monotonic)
+        self.daemon = Daemon(Config(processes=Processes(series=True)), simulated(self._simulation, clock))
+
+    async def polls(self, step: float) -> AsyncIterator[State]:
+        """Poll each `step` seconds until the box is as wanted; raises RuntimeError where that takes too long."""
+        clock = self._clock
+        while True:
+            self._situation.steer(self._simulation, clock.now)
+            state = await self.daemon.poll()
+            yield state
+            if self._situation.is_there(state, clock.now):
+                return
+            if clock.now > LIMIT:
+                raise RuntimeError(f"{self._situation.name} did not come about in {LIMIT:g} s")
+            clock.now += step
+
+
+def with_xid(state: State, since: float) -> State:
+    """Add the XID with which a lost GPU has gone at that Unix time."""
+    fallen = {FALLEN_OFF: XidCount(1, since)}
+    gpus = tuple(replace(gpu, xids=fallen) if gpu.fault else gpu for gpu in state.snapshot.gpus)
+    return replace(state, snapshot=replace(state.snapshot, gpus=gpus))
