@@ -246,6 +246,25 @@ def case_half_written(folder: Path) -> Any:
     }
 
 
+class Own(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+    """Has a loss of its own, so that training wants no y."""
+
+    def call(self, x: Any) -> Any:  # noqa: D102
+        self.add_loss(keras.ops.mean(x))
+        return x
+
+
+def case_without_y(_: Path) -> Any:
+    def steps(x: Any) -> Any:
+        inputs = {"a": keras.layers.Input((3,), name="a")} if isinstance(x, dict) else keras.layers.Input((3,))
+        made = keras.Model(inputs, Own()(keras.layers.Dense(1)(inputs["a"] if isinstance(x, dict) else inputs)))
+        made.compile("sgd")
+        fit_with_oom_retry(made, lambda _: x, 4096, verbose=0)
+        return int(made.optimizer.iterations)
+
+    return {"array": steps(X), "dict": steps({"a": X}), "tuple": steps((X,))}
+
+
 class Validates(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Counts the batches of validation."""
 
@@ -298,6 +317,8 @@ def case_other_errors(_: Path) -> Any:
         "host": fails(MemoryError("of the host")),
         "dataset": raised(lambda: fit_with_oom_retry(model(), broken, 8)),
         "fixed": raised(lambda: fit_with_oom_retry(model(), lambda _: dataset(64).take(9).rebatch(32, True), 64)),
+        "list": raised(lambda: fit_with_oom_retry(model(), lambda _: [X, Y], 64)),
+        "nothing": raised(lambda: fit_with_oom_retry(model(), lambda _: None, 64)),
     }
 
 

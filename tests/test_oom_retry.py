@@ -21,6 +21,7 @@ CASES = (
     "before_the_first_epoch",
     "half_written",
     "validated",
+    "without_y",
     "exhausted",
     "other_errors",
     "arguments",
@@ -133,6 +134,11 @@ def test_validated(case: Any) -> None:
         assert batches == examples // (size * of_training // 4096), name
 
 
+def test_without_y(case: Any) -> None:
+    """Arrays that are no tuple come in batches of the size asked for too."""
+    assert case["saw"] == {"array": 2, "dict": 2, "tuple": 2}
+
+
 def test_exhausted(case: Any) -> None:
     """After the last try, or where no batch is left that may be tried, the out-of-memory is raised as it is."""
     saw = case["saw"]
@@ -156,6 +162,9 @@ def test_other_errors(case: Any) -> None:
         assert saw[name]["hooks"] == ["begin", "epoch 0"]
     assert (saw["dataset"]["type"], saw["dataset"]["text"]) == ("LookupError", "no such data")
     assert saw["fixed"]["text"] == "make_dataset: asked for batches of 64, got a dataset with batches of 32"
+    wants = "make_dataset: want a dataset, or arrays as a tuple (x, y, sample_weight), not"
+    assert (saw["list"]["type"], saw["list"]["text"]) == ("TypeError", f"{wants} a list of 2")
+    assert (saw["nothing"]["type"], saw["nothing"]["text"]) == ("TypeError", f"{wants} None")
 
 
 def test_arguments(case: Any) -> None:

@@ -22,6 +22,7 @@ from gpuwarden.client.run import retried
 from gpuwarden.client.trainable import check_built, check_model, scope, whole
 
 _OURS = ("x", "y", "batch_size")
+_ARRAYS = ("x", "y", "sample_weight")  # of a tuple that make_dataset makes
 _KERAS_BATCH_SIZE = 32  # of arrays, where nobody says another
 _ENDING = ".weights.h5"  # Keras saves the whole state of a model to such a file
 _BESIDE = {  # callbacks of Keras that do not go with this
@@ -44,11 +45,12 @@ def fit_with_oom_retry(
 ) -> Any:
     """Fit, and where the device runs out of memory go on with half the batch size from the epoch's begin.
 
-    `make_dataset` makes the training data for a batch size: what `fit` takes as x, or arrays `(x, y)`. `fit_kwargs` are
-    fit's own; `validation_data` may be a function of the batch size too, and `steps_per_epoch` is of `batch_size`: with
-    half of it there are twice as many. At each epoch's begin all of the model's state is written to the file
-    `checkpoint`, which ends in .weights.h5, by default to a temporary one. `keep_effective_batch` has Keras accumulate
-    gradients so that an update sees as many examples as before.
+    `make_dataset` makes the training data for a batch size: a dataset in batches of that size, or arrays, of which
+    `(x, y)` and `(x, y, sample_weight)` are tuples. `fit_kwargs` are fit's own; `validation_data` may be a function
+    of the batch size too, and `steps_per_epoch` is of `batch_size`: with half of it there are twice as many. At each
+    epoch's begin all of the model's state is written to the file `checkpoint`, which ends in .weights.h5, by default
+    to a temporary one. `keep_effective_batch` has Keras accumulate gradients so that an update sees as many examples
+    as before.
 
     At most `tries` fits are begun, none with less than `smallest`. Then, and where a smaller batch cannot help, the
     out-of-memory is raised as it is with a note; any other error is raised at once. Each new try is one line in the log
@@ -125,16 +127,12 @@ class _Training:
 
     def _try(self, size: int, attempt: int, smaller: int | None) -> bool:
         """Fit once; False where it ran out of memory and a smaller batch may help."""
-        data = self._make_dataset(size)
-        arrays = data if isinstance(data, tuple) else None
-        kwargs = self._of_size(size, _KERAS_BATCH_SIZE if arrays is None else self._limits.batch_size)
-        given = {"x": data} if arrays is None else dict(zip(("x", "y", "sample_weight"), arrays, strict=False))
-        _check_size(data, size)
+        data = _data(self._make_dataset(size), size)
+        kwargs = self._of_size(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
         try:
             with _begun(self._user if attempt > 1 else (), self._history if attempt > 1 else None):
                 self._model.fit(
-                    **given,
-                    **({} if arrays is None else {"batch_size": size}),
+                    **data,
                     **kwargs,
                     callbacks=self._callbacks,
                     initial_epoch=self._checkpoint.epoch,
@@ -268,6 +266,19 @@ def _smaller(size: int, effective: int | None, smallest: int) -> int | None:
 def _batched(validation: Any) -> bool:
     """Say whether validation data have a batch size of their own, as a dataset does; arrays and parts of x have not."""
     return validation is not None and not callable(validation) and not isinstance(validation, tuple | list)
+
+
+def _data(made: Any, size: int) -> dict[str, Any]:
+    """Give fit's arguments of what make_dataset made: arrays are cut into batches by Keras, datasets are in batches."""
+    if isinstance(made, tuple) and 1 <= len(made) <= len(_ARRAYS):
+        return {**dict(zip(_ARRAYS, made, strict=False)), "batch_size": size}
+    if made is None or isinstance(made, tuple | list):
+        got = f"a {type(made).__name__} of {len(made)}" if made else repr(made)
+        raise TypeError(f"make_dataset: want a dataset, or arrays as a tuple ({', '.join(_ARRAYS)}), not {got}")
+    if isinstance(made, dict) or hasattr(made, "shape"):
+        return {"x": made, "batch_size": size}
+    _check_size(made, size)
+    return {"x": made}
 
 
 def _check_size(data: Any, size: int) -> None:
