@@ -1,4 +1,7 @@
-"""A real run: it reports through the client, says that it did, and does to itself what each line of its input says."""
+"""A real run: it reports through the client, says that it did, and does to itself what it is told.
+
+Told by the words after its name, which it obeys as it begins, then by each line of its input.
+"""
 
 import ctypes
 import os
@@ -70,6 +73,7 @@ WORDS: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
         "hold": hold,
         "fork": fork,
         "burn": burn,
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "sleep": lambda: time.sleep(600),
     }
 )
@@ -78,6 +82,8 @@ WORDS: MappingProxyType[str, Callable[[], object]] = MappingProxyType(
 def main() -> None:
     """Report, then obey."""
     step()
+    for word in sys.argv[2:]:
+        WORDS[word]()
     for line in sys.stdin:
         WORDS[line.strip()]()
         if line.strip() == "return":

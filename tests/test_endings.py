@@ -28,14 +28,14 @@ CONFIG = "poll:\n  interval: 200ms\n  slow_interval: 1s\nkernel_log:\n  path: {l
 
 
 class TestRun(Process):
-    """tests/run_that_ends.py, reporting to `daemon` under a name of its own."""
+    """tests/run_that_ends.py, reporting to `daemon` under a name of its own, and told `words` as it begins."""
 
     __test__ = False
 
-    def __init__(self, daemon: Daemon, name: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, daemon: Daemon, name: str, *words: str, env: dict[str, str] | None = None) -> None:
         self.name = name
         self._daemon = daemon
-        command = [sys.executable, str(ROOT / "tests/run_that_ends.py"), name]
+        command = [sys.executable, str(ROOT / "tests/run_that_ends.py"), name, *words]
         log = daemon.log.parent / f"{name.replace(' ', '-')}.log"
         super().__init__(command, log, {"GPUWARDEN_SOCKET": str(daemon.socket), **(env or {})})
         until(lambda: self.run_id, f"{name} reports")
@@ -193,7 +193,7 @@ def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
     """A run that aborts after its GPU had such an XID: the evidence names it; that of another GPU is not named."""
     uuids = sorted(dict(labels)["uuid"] for labels in daemon.samples().all("gpuwarden_gpu_up"))
     until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
-    runs = [TestRun(daemon, f"on {uuid[-1]}", {"RUN_ON": uuid}) for uuid in uuids]
+    runs = [TestRun(daemon, f"on {uuid[-1]}", env={"RUN_ON": uuid}) for uuid in uuids]
     with ending(*runs):
         mock_nvml.xid(1, 31)
         mock_nvml.xid(1, 45)
