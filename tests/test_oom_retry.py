@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 TRAINING_TIME = 600  # seconds: TensorFlow waits 10 s for memory before it gives up
+AT_ONCE = 3
 CASES = (
     "two_retries",
     "later",
@@ -47,8 +50,11 @@ def play(folder: Path, *cases: str, script: str = "oom_retry_cases.py", **enviro
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Play all cases."""
-    return play(tmp_path_factory.mktemp("retries"), *CASES)
+    """Play all cases, some of them at once: most of their time they wait for memory."""
+    folders = [tmp_path_factory.mktemp("retries") for _ in range(AT_ONCE)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        played = pool.map(lambda number, folder: play(folder, *CASES[number::AT_ONCE]), count(), folders)
+        return {name: case for some in played for name, case in some.items()}
 
 
 @pytest.fixture
