@@ -278,7 +278,7 @@ def test_neighbour_that_grows_is_told_once(
 ) -> None:
     """The run learns who took how much; what the neighbour has had, and what it takes further, is no news."""
     run = start(daemon, {uuids[0]: GIB}, lambda pid: leave(mock_nvml, 0, 60000, {pid: 1, 1: 10}))
-    until(lambda: level(daemon, uuids[0]) == 0, "a poll")
+    until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "a poll that knows the run")
     leave(mock_nvml, 0, 50000, {run.pid: 1, 1: 20})
     until(run.heard, "advice")
     leave(mock_nvml, 0, 30000, {run.pid: 1, 1: 40})
