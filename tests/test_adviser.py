@@ -178,6 +178,7 @@ def test_xid_that_needs_a_reset(
 ) -> None:
     """It is told once however often it comes, with what to do; a program's own fault is not told."""
     here, there = start(daemon, {uuids[0]: GIB}), start(daemon, {uuids[1]: GIB})
+    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
     for code in (13, 48, 48):
         mock_nvml.xid(0, code)
     until(here.heard, "the XID")
