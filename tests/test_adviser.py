@@ -178,6 +178,7 @@ def test_xid_that_needs_a_reset(
 ) -> None:
     """It is told once however often it comes, with what to do; a program's own fault is not told."""
     here, there = start(daemon, {uuids[0]: GIB}), start(daemon, {uuids[1]: GIB})
+    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
     for code in (13, 48, 48):
         mock_nvml.xid(0, code)
     until(here.heard, "the XID")
@@ -278,7 +279,7 @@ def test_neighbour_that_grows_is_told_once(
 ) -> None:
     """The run learns who took how much; what the neighbour has had, and what it takes further, is no news."""
     run = start(daemon, {uuids[0]: GIB}, lambda pid: leave(mock_nvml, 0, 60000, {pid: 1, 1: 10}))
-    until(lambda: level(daemon, uuids[0]) == 0, "a poll")
+    until(lambda: daemon.samples().value("gpuwarden_run_unresolved_devices") == 0, "a poll that knows the run")
     leave(mock_nvml, 0, 50000, {run.pid: 1, 1: 20})
     until(run.heard, "advice")
     leave(mock_nvml, 0, 30000, {run.pid: 1, 1: 40})

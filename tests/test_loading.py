@@ -23,6 +23,33 @@ def test_forgets_yaml() -> None:
     )
 
 
+def test_forgets_the_command_line() -> None:
+    """Nothing holds argparse once a command line is read, a wrong one too, and the next is read as before."""
+    run(
+        "import sys, weakref; from gpuwarden import loading\n"
+        "def read(*words):\n"
+        "    from gpuwarden.arguments import parse\n"
+        "    return parse(words)\n"
+        "assert read('serve', '--listen', 'localhost:1').listen == 'localhost:1'\n"
+        "try: read('serve', '--port')\n"
+        "except SystemExit as ended: assert ended.code == 2\n"
+        "kept = weakref.ref(sys.modules['argparse'].ArgumentParser)\n"
+        "loading.forget('argparse', 'gettext', 'gpuwarden.arguments')\n"
+        "assert kept() is None\n"
+        "assert not {'argparse', 'gettext', 'gpuwarden.arguments'} & set(sys.modules)\n"
+        "assert read('top').command == 'top'"
+    )
+
+
+def test_loads_what_judges_runs_with_the_first() -> None:
+    """A daemon that no run reports to has none of it in its memory."""
+    run(
+        "import sys, gpuwarden.cli, gpuwarden.daemon\n"
+        "judges = {'record', 'growth', 'forecast', 'outlook', 'verdict', 'inquiry', 'batch_size'}\n"
+        "assert not {f'gpuwarden.runs.{each}' for each in judges} & set(sys.modules)"
+    )
+
+
 def test_goes_without_libyaml() -> None:
     """PyYAML's extension in C, which could not be given back, is not loaded; others can still import it."""
     run(

@@ -22,10 +22,14 @@ def without(module: str) -> Iterator[None]:
             del sys.modules[module]
 
 
-def forget(package: str) -> None:
-    """Give back the memory of a package that nothing holds any more; an import of it loads it anew."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        del sys.modules[name]
+def forget(*modules: str) -> None:
+    """Give back the memory of modules, and packages whole, that nothing holds any more; an import loads them anew."""
+    for name in list(sys.modules):
+        if any(name == each or name.startswith(f"{each}.") for each in modules):
+            del sys.modules[name]
+            package, _, last = name.rpartition(".")
+            if package in sys.modules:
+                vars(sys.modules[package]).pop(last, None)
     gc.collect()
 
 

@@ -1,0 +1,174 @@
+"""What may be said on the command line, and its help.
+
+Argparse and all that is made with it are of no use once the line is read: the daemon lets go of this module then.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuwarden._version import __version__
+
+REFERENCES = {
+    "metrics": "reference.metrics_markdown",
+    "config": "config_reference.reference_markdown",
+    "example": "config_reference.example_yaml",
+    "xid": "reference.xid_markdown",
+    "dcgm": "dcgm.reference.dcgm_markdown",
+    "receipt": "reference.receipt_markdown",
+    "state": "api.reference.state_markdown",
+    "verdicts": "reference.verdicts_markdown",
+    "alerts": "alerts.page.page",
+}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read a command line, the process's own if None; its `command` is a name. Raises SystemExit, having said why."""
+    return _parser().parse_args(arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Writes help for 80 columns: argparse asks shutil for the terminal's at each argument, which takes 0.5 MiB.
+
+    `late` adds arguments once the parser is used: what they are made from is not loaded for another command.
+    """
+
+    late: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=partial(argparse.HelpFormatter, width=78))
+
+    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
+        """Parse as ever."""
+        if self.late is not None:
+            self.late(self)
+        return super().parse_known_args(*arguments, **settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="gpuwarden", description="GPU hardware and training runs on one Prometheus endpoint.")
+    parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the daemon")
+    _add_settings(serve)
+    serve.add_argument("--listen", metavar="HOST:PORT", help="where to serve HTTP (default 127.0.0.1:9846)")
+    serve.add_argument("--socket", metavar="PATH", help="where runs report (default /run/gpuwarden/run.sock)")
+    serve.set_defaults(command="serve")
+
+    once = commands.add_parser("once", help="print one scrape and end")
+    _add_settings(once)
+    once.set_defaults(command="once", listen=None, socket=None)
+
+    demo = commands.add_parser("demo", help="show a daemon, a real training and an alert on simulated GPUs")
+    demo.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:9846", help="where the daemon serves HTTP")
+    demo.set_defaults(command="demo")
+
+    capture = commands.add_parser("capture", help="record the driver's answers, to replay with --source capture:FILE")
+    _add_settings(capture)
+    capture.add_argument("file", type=Path, metavar="FILE", help="what to write; compressed if it ends in .gz")
+    capture.add_argument("--frames", type=int, default=10, metavar="N", help="how often to ask (default 10)")
+    capture.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="time between (default 1)")
+    capture.add_argument(
+        "--mask",
+        action="store_true",
+        help="replace UUIDs, serial numbers, PCI addresses and pids, so that it can be shared",
+    )
+    capture.set_defaults(command="capture", listen=None, socket=None)
+
+    pause = commands.add_parser("pause", help="have the daemon let go of the driver, so that a GPU can be reset")
+    pause.add_argument(
+        "--for", type=_duration, default=1800.0, metavar="DURATION", dest="seconds",
+        help="how long, unless gpuwarden resume ends it (default 30m, at most 24h)",
+    )  # fmt: skip
+    resume = commands.add_parser("resume", help="end a pause")
+    for parser_of, command in ((pause, "pause"), (resume, "resume")):
+        parser_of.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+        parser_of.add_argument("--control", metavar="PATH", help="its control socket (default: beside the runs' one)")
+        parser_of.set_defaults(command=command)
+
+    _add_runs(commands)
+
+    top = commands.add_parser("top", help="show the box in the terminal, live: GPUs, runs, what is wrong")
+    _add_asking(top)
+    top.add_argument("--once", action="store_true", help="write one picture and end; with --json what the API says")
+    top.set_defaults(command="top")
+
+    rules = commands.add_parser("rules", help="print the alert rules for Prometheus, with other thresholds")
+    rules.late = _add_rule_flags
+    rules.set_defaults(command="rules")
+
+    notify = commands.add_parser("notify", help="try the ways by which people are told of alerts")
+    notify.add_argument("--test", action="store_true", required=True, help="send each target a test message")
+    notify.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+    notify.set_defaults(command="notify")
+
+    check = commands.add_parser("check-config", help="check a configuration file")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(command="check_config")
+
+    reference = commands.add_parser("reference", help="print a reference made from the code")
+    reference.add_argument("what", choices=REFERENCES)
+    reference.set_defaults(command="reference")
+    return parser
+
+
+def _add_runs(commands: argparse._SubParsersAction[_Parser]) -> None:
+    runs = commands.add_parser("runs", help="list training runs, past ones too, or show one")
+    _add_asking(runs)
+    _add_choice(runs)
+    runs.set_defaults(command="list_runs", config=None, listen=None, json=False, which=("live", "past"), limit=None)
+    # A default would be set anew by the word after `runs`, over what stands before it.
+    words = runs.add_subparsers(metavar="list | show")
+    unsaid = argparse.SUPPRESS
+    some = words.add_parser("list", help="list them: what runs without a word does", argument_default=unsaid)
+    _add_asking(some)
+    _add_choice(some)
+    show = words.add_parser("show", help="show all that is known of one", argument_default=unsaid)
+    show.add_argument("run", metavar="ID", help="the run's id, or as much of its begin as no other has")
+    _add_asking(show)
+    show.set_defaults(command="show_run")
+
+
+def _add_asking(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where it serves HTTP (default 127.0.0.1:9846)")
+    parser.add_argument("--json", action="store_true", help="in the form of docs/api.md")
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--live", dest="which", action="store_const", const=("live",), help="those alone that go on")
+    which.add_argument("--past", dest="which", action="store_const", const=("past",), help="those alone that ended")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="the newest N of both, or of those alone")
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"want a number of 1 or more, not {text!r}")
+    return int(text)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration; see config.example.yaml")
+    parser.add_argument("--source", metavar="SOURCE", help="nvml (default), auto, simulated or capture:FILE")
+
+
+def _duration(text: str) -> float:
+    """Read a duration as the configuration writes it, for argparse."""
+    from gpuwarden.config_values import DURATION, between  # noqa: PLC0415 - as above
+
+    try:
+        return between(DURATION, "1s", "24h").read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _add_rule_flags(parser: argparse.ArgumentParser) -> None:
+    from gpuwarden.alerts import command  # noqa: PLC0415 - as above
+
+    command.add_flags(parser)
