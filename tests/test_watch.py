@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Iterator
@@ -384,6 +385,25 @@ def test_dropped(daemon: Receiver) -> None:
         peer = daemon.accept()
     assert last(peer).steps == 2
     assert not [each for each in loop._open if each.run is run._loop.run]
+
+
+@pytest.mark.parametrize("asked", ["run.step()", "run.pressure"])
+def test_made_anew(daemon: Receiver, asked: str) -> None:
+    """A loop goes on where the watch before it is dropped with steps to count, as by a notebook's cell run again."""
+    script = f"""
+        from time import monotonic
+        from gpuwarden import watch
+        run = watch(interval=3600)
+        run.step()
+        run = watch(interval=3600)
+        until = monotonic() + 0.2  # in which it listens and does not look
+        while monotonic() < until:
+            {asked}
+    """
+    done = python(textwrap.dedent(script))
+    assert (done.returncode, done.stderr) == (0, "")
+    reports = told(daemon.accept().waiting())
+    assert reports[-1].steps > 1 if asked == "run.step()" else reports[-1].steps == 1
 
 
 def test_slow_thread(daemon: Receiver) -> None:

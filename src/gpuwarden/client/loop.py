@@ -239,19 +239,18 @@ class Loop:
 
     def _tell(self, send: Callable[[float], None]) -> None:
         """Count what is noted, say where the loop stands, and send."""
+        self._only_one(partial(self._count_and_send, send))
 
-        def tell() -> None:
-            run = self.run
-            if self._search.look(run.memory):
-                run.introduce(self._hello())
-            self._count_all()
-            run.phase = self.phase
-            run.epoch = run.epoch if self._epoch is None else self._epoch
-            run.batch = max(self._in_epoch - 1, 0)
-            run.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
-            send(monotonic())
-
-        self._only_one(tell)
+    def _count_and_send(self, send: Callable[[float], None]) -> None:
+        run = self.run
+        if self._search.look(run.memory):
+            run.introduce(self._hello())
+        self._count_all()
+        run.phase = self.phase
+        run.epoch = run.epoch if self._epoch is None else self._epoch
+        run.batch = max(self._in_epoch - 1, 0)
+        run.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
+        send(monotonic())
 
     def _only_one(self, act: Callable[[], None]) -> None:
         """Do what only one thread may do at a time; not at all while another does."""
@@ -262,7 +261,10 @@ class Loop:
             finally:
                 lock.release()
             if not any(each.closed for each in tuple(_open)):
-                break  # else one closed meanwhile, and could not count itself
+                break
+            # One closed meanwhile and could not count itself, or nobody held it any more. Not `act` again, which may
+            # only listen: nobody would be counted by that, and this would never end.
+            act = partial(self._count_and_send, self.run.report)
 
     def _change(self) -> None:
         """Report a new state at once; or, where that is done too often, with the next report."""
