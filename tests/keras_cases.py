@@ -260,6 +260,13 @@ def case_unknown_length_stopped(daemon: Daemon) -> Any:
     return daemon.heard()
 
 
+def case_unknown_length_stopped_between_epochs(daemon: Daemon) -> Any:
+    patience = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)  # the second epoch is the last
+    trained = model()
+    trained.fit(stream(), epochs=5, verbose=0, callbacks=[patience, daemon.callback()])
+    return daemon.heard()
+
+
 def case_stopped(daemon: Daemon) -> Any:
     fit(model(), Stop(), daemon.callback())
     return daemon.heard()

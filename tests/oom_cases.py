@@ -46,6 +46,9 @@ class Observer:
         """Describe the exception and let it go."""
         self.run.fail(describe(exception, self.run.phase, self.run.steps, self.run.memory.reading()))
 
+    def ended(self) -> None:
+        """Make nothing of the end of data."""
+
 
 class Installer(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Puts the wrapper before Keras's functions."""

@@ -124,6 +124,7 @@ def test_predict(saw: list[MESSAGE]) -> None:
         ("several_steps_an_execution_unknown_length", 5),
         ("unknown_length", 7),
         ("unknown_length_validation", 7),
+        ("unknown_length_stopped_between_epochs", 7),
         ("gradient_accumulation", 7),
         ("gradient_accumulation_several_steps_an_execution", 5),
         ("compiled", 7),

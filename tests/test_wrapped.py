@@ -25,6 +25,10 @@ class Observer:
         """Note the exception."""
         self.told.append(repr(exception))
 
+    def ended(self) -> None:
+        """Note the end of the data."""
+        self.told.append("the end")
+
 
 class OutOfRangeError(Exception):
     """Named as TensorFlow's, which ends data of an unknown length."""
@@ -83,10 +87,10 @@ def test_error(observer: Observer) -> None:
 
 @pytest.mark.parametrize("error", [StopIteration(), OutOfRangeError("End of sequence"), EndOfSequence()])
 def test_end_of_data(observer: Observer, error: Exception) -> None:
-    """The end of the data passes and is no error."""
+    """The end of the data passes, and is told as no error."""
     with pytest.raises(type(error)):
         wrap(raising(error), observer)()
-    assert observer.told == []
+    assert observer.told == ["the end"]
 
 
 def test_interrupt(observer: Observer) -> None:
@@ -99,7 +103,7 @@ def test_interrupt(observer: Observer) -> None:
 def test_observer_raises() -> None:
     """An observer that fails changes nothing of what the user sees."""
 
-    class Failing:
+    class Failing(Observer):
         def failed(self, _exception: BaseException) -> None:
             raise TypeError("of the observer")
 

@@ -86,6 +86,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._run: Run | None = None
         self._steps: Steps | None = None  # of the fit under way
         self._batch: int | None = None  # whose begin was the last, in the epoch under way
+        self._in_vain = False  # that begin: it found the data at its end
         self._metric: LossMetric | None = None
         self._batches: Batches | None = None
         self._feed: Feed | None = None  # what it is fed, where that tells something
@@ -153,7 +154,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._metric.begin_epoch()
         self._batches.begin_epoch()
         self._steps.begin_epoch()  # and its first step reports
-        self._batch = None
+        self._batch, self._in_vain = None, False
         self._run.phase, self._run.epoch, self._run.batch = "train", int(epoch), 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -233,6 +234,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._report()  # interrupted: no error, but over all the same
             return
         run.fail(with_model(describe(exception, phase, run.steps, run.memory.reading(), size), self._watched))
+
+    def ended(self) -> None:
+        """Note that a step found no data: who stops training after it, as EarlyStopping does, ended no epoch early."""
+        self._in_vain = True
 
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
@@ -315,7 +320,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def _end_steps(self) -> None:
         # torch's trainer has a batch before it begins a step: so no begin of its is made in vain.
-        all_made = keras.backend.backend() == "torch" or bool(self._watched.stop_training)
+        all_made = keras.backend.backend() == "torch" or (bool(self._watched.stop_training) and not self._in_vain)
         if self._steps is not None and self._steps.end_epoch(stopped=all_made):
             assert self._metric is not None
             assert self._batches is not None

@@ -23,6 +23,9 @@ class Observer(Protocol):
     def failed(self, exception: BaseException, /) -> None:
         """Take note of an exception that is on its way to the user, and keep nothing of it but text."""
 
+    def ended(self) -> None:
+        """Take note that a call found the data at its end."""
+
 
 class _Wrapped:
     """Calls as `function` does, and answers for it to whoever reads or sets an attribute.
@@ -87,8 +90,8 @@ class _Fed(_Wrapped):
 def wrap(function: Callable[..., Any], observer: Observer, feed: Feed | None = None) -> Callable[..., Any]:
     """Return a callable that tells `observer`, which it holds weakly, of what `function` raises; never one in another.
 
-    The end of the data is no error. What `observer` itself raises is dropped. `feed` is shown the arguments of each
-    call and may replace them; where it raises, they stay.
+    The end of the data is no error, and told as what it is. What `observer` itself raises is dropped. `feed` is shown
+    the arguments of each call and may replace them; where it raises, they stay.
     """
     return _Wrapped(unwrap(function), observer) if feed is None else _Fed(unwrap(function), observer, feed)
 
@@ -108,9 +111,11 @@ def _fed(feed: Feed, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _tell(reference: weakref.ref[Observer], error: BaseException) -> None:
     # In a frame of its own: the one that calls lives as long as the exception does, and must not hold the observer.
-    if isinstance(error, StopIteration) or any(each.__name__ == _END_OF_DATA for each in type(error).__mro__):
-        return
     observer = reference()
-    if observer is not None:
-        with contextlib.suppress(Exception):
+    if observer is None:
+        return
+    with contextlib.suppress(Exception):
+        if isinstance(error, StopIteration) or any(each.__name__ == _END_OF_DATA for each in type(error).__mro__):
+            observer.ended()
+        else:
             observer.failed(error)
