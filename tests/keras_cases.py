@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -264,6 +265,13 @@ def case_unknown_length_stopped_between_epochs(daemon: Daemon) -> Any:
     patience = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)  # the second epoch is the last
     trained = model()
     trained.fit(stream(), epochs=5, verbose=0, callbacks=[patience, daemon.callback()])
+    return daemon.heard()
+
+
+def case_shorter_than_told(daemon: Daemon) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras's, that the data ran out
+        model().fit(stream(), epochs=1, steps_per_epoch=9, verbose=0, callbacks=[daemon.callback()])
     return daemon.heard()
 
 

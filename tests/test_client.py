@@ -563,15 +563,15 @@ def run(connection: Connection, clock: Clock) -> Run:
     return SlowRun(connection, clock)
 
 
-def play(steps: Steps, clock: Clock, begins: int, *, stopped: bool = False) -> None:
+def play(steps: Steps, clock: Clock, begins: int, *, in_vain: bool = False) -> None:
     """Play an epoch of `begins` begins, each of an execution that takes 2 s."""
     steps.begin_epoch()
     for _ in range(begins):
         steps.begin()
         clock.now += 2
-    steps.end_epoch(stopped=stopped)
+    steps.end_epoch(in_vain=in_vain)
     clock.now += 100  # validation
-    steps.end_epoch(stopped=stopped)
+    steps.end_epoch(in_vain=in_vain)
 
 
 def test_time(run: Run, clock: Clock) -> None:
@@ -599,14 +599,20 @@ def test_several_an_execution(run: Run, clock: Clock) -> None:
 
 
 def test_unknown_length(run: Run, clock: Clock) -> None:
-    """Where Keras does not know an epoch's length, its last begin found no data and is no step."""
-    play(Steps(run, 1, None, updates=lambda: 17, clock=clock), clock, 5)
+    """Where Keras does not know an epoch's length, a last begin that found no data is no step."""
+    play(Steps(run, 1, None, updates=lambda: 17, clock=clock), clock, 5, in_vain=True)
+    assert (run.steps, run.durations.total) == (4, 6.0)
+
+
+def test_shorter_than_told(run: Run, clock: Clock) -> None:
+    """Nor is it where there is less data than Keras was told."""
+    play(Steps(run, 1, 9, clock=clock), clock, 5, in_vain=True)
     assert (run.steps, run.durations.total) == (4, 6.0)
 
 
 def test_stopped(run: Run, clock: Clock) -> None:
     """A fit that was asked to stop made a step of every begin."""
-    play(Steps(run, 1, None, clock=clock), clock, 5, stopped=True)
+    play(Steps(run, 1, None, clock=clock), clock, 5)
     assert run.steps == 5
 
 
@@ -618,7 +624,7 @@ def test_stopped(run: Run, clock: Clock) -> None:
 def test_unknown_length_several(run: Run, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
     """The optimizer tells how many steps a short last execution made, within what the executions allow."""
     answers = iter(updates)
-    play(Steps(run, 3, None, updates=lambda: next(answers), clock=clock), clock, 5)
+    play(Steps(run, 3, None, updates=lambda: next(answers), clock=clock), clock, 5, in_vain=True)
     assert run.steps == steps
 
 
@@ -670,7 +676,7 @@ def test_stepping_is_told_at_once(daemon: Receiver, connection: Connection, cloc
     last = daemon.accept().waiting()[-1]
     assert isinstance(last, Report)
     assert (last.stepping, last.batch) == (True, 0)
-    steps.end_epoch(stopped=False)
+    steps.end_epoch(in_vain=False)
     assert not run.stepping
 
 
@@ -683,7 +689,7 @@ def play_traced(run: Run, clock: Clock, traces: list[object], durations: list[fl
         run.hasten()  # looks after each
         steps.begin()
         clock.now += seconds
-    steps.end_epoch(stopped=False)
+    steps.end_epoch(in_vain=False)
 
 
 @pytest.mark.parametrize(
@@ -794,7 +800,7 @@ def test_nested_fit(run: Run, clock: Clock) -> None:
 
 def test_empty_epoch(run: Run, clock: Clock) -> None:
     """An epoch without data counts no step."""
-    play(Steps(run, 3, None, updates=lambda: 0, clock=clock), clock, 1)
+    play(Steps(run, 3, None, updates=lambda: 0, clock=clock), clock, 1, in_vain=True)
     play(Steps(run, 1, None, clock=clock), clock, 0)
     assert run.steps == 0
 

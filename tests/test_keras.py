@@ -144,6 +144,12 @@ def test_steps(saw: list[MESSAGE], timed: int) -> None:
     assert (last["compile_seconds"] > 0) == (timed < 8)
 
 
+@pytest.mark.parametrize("saw", ["shorter_than_told"], indirect=True)
+def test_shorter_than_told(saw: list[MESSAGE]) -> None:
+    """An epoch of fewer batches than `steps_per_epoch` made as many steps as there were."""
+    assert reports(saw)[-1]["steps"] == 4
+
+
 @pytest.mark.parametrize("saw", ["stopped", "unknown_length_stopped"], indirect=True)
 def test_stopped(saw: list[MESSAGE]) -> None:
     """A fit stopped after three batches made three steps."""

@@ -172,7 +172,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         try:  # not guarded: this is done each step
             if self._steps is not None and batch != self._batch:  # the same again where this is in the list twice
-                self._batch = batch
+                self._batch, self._in_vain = batch, False
                 self._steps.begin()
         except Exception as error:  # noqa: BLE001 - as there
             self._guard.failed(error, self._give_up)
@@ -236,7 +236,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         run.fail(with_model(describe(exception, phase, run.steps, run.memory.reading(), size), self._watched))
 
     def ended(self) -> None:
-        """Note that a step found no data: who stops training after it, as EarlyStopping does, ended no epoch early."""
+        """Note that a step found no data, where Keras does not know when an epoch is over, or was told wrongly."""
         self._in_vain = True
 
     def _join(self) -> Run:
@@ -319,9 +319,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._run.actions[wish.action] += 1
 
     def _end_steps(self) -> None:
-        # torch's trainer has a batch before it begins a step: so no begin of its is made in vain.
-        all_made = keras.backend.backend() == "torch" or (bool(self._watched.stop_training) and not self._in_vain)
-        if self._steps is not None and self._steps.end_epoch(stopped=all_made):
+        if self._steps is not None and self._steps.end_epoch(in_vain=self._in_vain):
             assert self._metric is not None
             assert self._batches is not None
             self._metric.look_at_end()

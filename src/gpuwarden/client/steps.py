@@ -21,9 +21,9 @@ class Steps:
 
     An execution is one call of Keras's train function: `per_execution` steps, the last of an epoch perhaps fewer. It
     ends where the next begins. `in_epoch` is how many steps an epoch has, None where Keras does not know: then the last
-    begin of an epoch only finds the data at its end, and `updates`, the optimizer's own count, tells how many steps the
-    execution before it made. Where there is one step an execution that count is not asked: TensorFlow raises it even
-    in the call that finds no data.
+    begin of an epoch may only find the data at its end, and `updates`, the optimizer's own count, tells how many steps
+    the execution before it made. Where there is one step an execution that count is not asked: TensorFlow raises it
+    even in the call that finds no data.
 
     `traces` changes whenever a function was traced; None where nobody can tell. An execution that traced counts, and
     its time goes to what compiling took: the first, and a later one that is much longer than usual. Where nobody can
@@ -161,17 +161,17 @@ class Steps:
             self._count(self._ended[:sure], self._per_execution)
             del self._ended[:sure]
 
-    def end_epoch(self, *, stopped: bool) -> bool:
+    def end_epoch(self, *, in_vain: bool) -> bool:
         """Count what is left when training stops for validation or the epoch's end; tell whether there was anything.
 
-        `stopped`: training was asked to stop, so no begin was made in vain.
+        `in_vain`: the last begin only found the data at its end.
         """
         now = self._clock()
         self.settle()
         if not self._begins:
             return False
         self._end_executions([now - self._begins[0]])
-        left = self._total(stopped=stopped) - self._counted
+        left = self._total(in_vain=in_vain) - self._counted
         full, short = divmod(max(left, 0), self._per_execution)
         self._count(self._ended[:full], self._per_execution)
         if short:
@@ -213,12 +213,11 @@ class Steps:
         self._run.count(sum(each is None for each in executions) * steps, None)
         self._counted += len(executions) * steps
 
-    def _total(self, *, stopped: bool) -> int:
+    def _total(self, *, in_vain: bool) -> int:
         """Say how many steps the epoch made."""
+        most = (self._executions - in_vain) * self._per_execution
         if self._in_epoch is not None:
-            return min(self._executions * self._per_execution, self._in_epoch)
-        executions = self._executions if stopped else self._executions - 1
-        most = executions * self._per_execution
+            return min(most, self._in_epoch)
         before, after = self._updates_before, self._asks()
         if before is None or after is None:
             return most
