@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.batch_memory import LATE_SECONDS, MOST_SIZES, BatchMemory
-from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost, advise, cost_of, usual_sizes
+from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
 from gpuwarden.runs.batch_size_watch import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch
 from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.predecessors import MOST_NAMES, Lesson, Predecessors
-from gpuwarden.runs.seen import Seen
 
 MIB = 1 << 20
 FLOOR, BASE, EXAMPLE = 1000 * MIB, 1200 * MIB, 10 * MIB

@@ -41,15 +41,6 @@ def test_forgets_the_command_line() -> None:
     )
 
 
-def test_loads_what_judges_runs_with_the_first() -> None:
-    """A daemon that no run reports to has none of it in its memory."""
-    run(
-        "import sys, gpuwarden.cli, gpuwarden.daemon\n"
-        "judges = {'record', 'growth', 'forecast', 'outlook', 'verdict', 'inquiry', 'batch_size'}\n"
-        "assert not {f'gpuwarden.runs.{each}' for each in judges} & set(sys.modules)"
-    )
-
-
 def test_goes_without_libyaml() -> None:
     """PyYAML's extension in C, which could not be given back, is not loaded; others can still import it."""
     run(

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gpuwarden.protocol import Allocation, DeviceMemory, Error, Phase
-from gpuwarden.runs.case import Case
+from gpuwarden.runs.case import Case, Taken
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.history import PhaseMemory, Window
-from gpuwarden.runs.neighbours import Taken
 from gpuwarden.runs.verdict import judge
 
 MIB = 1 << 20

@@ -75,7 +75,7 @@ def _open(config: Config) -> Source:
 def _serve(parsed: argparse.Namespace) -> int:
     malloc.keep_small()
     config = _load(parsed)
-    loading.forget("yaml", "argparse", "gettext", "gpuwarden.arguments")  # the rest takes the room: 1.5 MiB
+    loading.forget("yaml", "argparse", "gettext", "gpuwarden.arguments")  # the rest takes the room: 1 MiB
     from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
 
     _allow_open_files()

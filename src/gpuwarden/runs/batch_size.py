@@ -12,7 +12,6 @@ from itertools import combinations
 from typing import Literal
 
 from gpuwarden.quantities import amount
-from gpuwarden.runs.seen import Seen, alike
 from gpuwarden.runs.trend import median
 
 Confidence = Literal["high", "medium", "low"]
@@ -21,11 +20,22 @@ MARGIN = 0.05  # of what the run can have, which stays free: allocators round up
 MARGIN_OF_ONE = 0.1  # where only one size was seen
 FARTHEST = 4  # times the largest size seen, which no advice exceeds,
 FARTHEST_OF_FEW = 2  # where the line is not sure
+SAME_FLOOR, SAME_FLOOR_BYTES = 0.02, 2 << 20  # by which floors of one model may differ
+FED = 0.25  # of what examples take, which may be their input: that stays between steps
 MOST_RESIDUAL = 0.15  # of the highest peak, by which sizes may miss the line
 FAIR_RESIDUAL = 0.05
 GOOD_RESIDUAL = 0.02
 LEAST_SPREAD = 1.5  # from the least size to the largest, below which the line is a guess
 MANY = 3  # sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What batches of a size took on a device, in bytes: `floor` between steps, `peak` within them."""
+
+    batch_size: int
+    floor: int
+    peak: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,13 @@ class BatchSizeAdvice:
     capacity: float
     cost: Cost
     text: str
+
+
+def alike(seen: Seen, own: Seen) -> bool:
+    """Tell whether what was seen is of the same model: it holds as much between steps, beside the batch itself."""
+    fed = FED * (own.peak - own.floor) * (seen.batch_size / own.batch_size - 1)
+    tolerance = SAME_FLOOR * own.floor + SAME_FLOOR_BYTES
+    return min(fed, 0) - tolerance <= seen.floor - own.floor <= max(fed, 0) + tolerance
 
 
 def cost_of(own: Sequence[Seen], others: Iterable[Seen] = ()) -> Cost | None:

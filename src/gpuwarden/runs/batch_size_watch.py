@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from gpuwarden.protocol import Error, Hello, Report
 from gpuwarden.runs.batch_memory import BatchMemory
-from gpuwarden.runs.batch_size import BatchSizeAdvice, advise, cost_of
+from gpuwarden.runs.batch_size import BatchSizeAdvice, Seen, advise, cost_of
 from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.memory import by_gpu
 from gpuwarden.runs.predecessors import Predecessors
-from gpuwarden.runs.seen import Seen
 
 LOOK_SECONDS = 10.0  # between two looks: what fits changes slowly
 AGAIN_SECONDS = 10.0  # and

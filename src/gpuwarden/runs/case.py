@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from gpuwarden.protocol import Allocation, DeviceMemory, Error, Phase
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.history import PhaseMemory, Window
-from gpuwarden.runs.neighbours import Taken
 
 _BY_ITSELF = re.compile(r"\[Op:(?!__)\w+\]")  # TensorFlow names the operation; of a function it writes __inference_…
 _IN_A_GRAPH = re.compile(r"\{\{node ")
@@ -23,6 +22,20 @@ _HELD = 0.9  # of the peak
 _LARGER = 1.5  # times as much as usual
 _MUCH = 0.05  # of what the run can have
 _KERNEL_SIDE = 11  # of a convolution's weights, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What another process took of the device since the run could last allocate as much as it needed.
+
+    `taken` and what it now `holds` in bytes, `seconds` ago it began to. `who` says whose it is, in words.
+    """
+
+    pid: int
+    who: str
+    taken: float
+    holds: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@ import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from gpuwarden.gpu.xid import explain
 from gpuwarden.protocol import End, Error
-from gpuwarden.quantities import amount, rate
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.oom_kill import OomKill
-
-if TYPE_CHECKING:
-    from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.verdict import grown_on_host
 
 Outcome = Literal["finished", "failed", "killed", "oom_killed", "aborted", "crashed", "unknown"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -56,12 +54,6 @@ class Ending:
     evidence: str
     at: float
     settled: bool = False
-
-
-def grown_on_host(growth: Growth) -> str:
-    """Say in words how the host memory of a run's processes grew."""
-    how = f"{amount(growth.grown)}, at {rate(growth.bytes_per_second)}"
-    return f"the host memory of the run's processes had grown by {how}"
 
 
 def conclude(evidence: Evidence) -> tuple[Outcome, str]:

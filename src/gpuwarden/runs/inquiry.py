@@ -15,11 +15,10 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.protocol import Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.batch_size import BatchSizeAdvice
-from gpuwarden.runs.case import Case
+from gpuwarden.runs.case import Case, Taken
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.memory import by_gpu, held_by_others
-from gpuwarden.runs.neighbours import Taken
 from gpuwarden.runs.oom import named
 from gpuwarden.runs.verdict import Verdict, judge
 

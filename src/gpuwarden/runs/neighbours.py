@@ -12,23 +12,10 @@ from typing import NamedTuple
 
 from gpuwarden.gpu.owners import UNKNOWN, Owners
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
+from gpuwarden.runs.case import Taken
 
 MOST_MARKS = 32  # of a process: where its memory changed
 MOST_PROCESSES = 256  # of a device, those that hold most
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What another process took of the device since the run could last allocate as much as it needed.
-
-    `taken` and what it now `holds` in bytes, `seconds` ago it began to. `who` says whose it is, in words.
-    """
-
-    pid: int
-    who: str
-    taken: float
-    holds: float
-    seconds: float
 
 
 class Mark(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpuwarden.protocol import Hello
-from gpuwarden.runs.seen import Seen, alike
+from gpuwarden.runs.batch_size import Seen, alike
 
 MOST_NAMES = 128
 MOST_SIZES = 16  # of a name

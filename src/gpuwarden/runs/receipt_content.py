@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuwarden.protocol import Allocation, DeviceMemory, Report
+from gpuwarden.runs.batch_size import BatchSizeAdvice, Seen
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.receipt import (
     VERSION,
@@ -20,13 +22,8 @@ from gpuwarden.runs.receipt import (
     ToldVerdict,
 )
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
-from gpuwarden.runs.seen import Seen
 from gpuwarden.runs.share import Account, Share
-
-if TYPE_CHECKING:
-    from gpuwarden.runs.batch_size import BatchSizeAdvice
-    from gpuwarden.runs.growth import Growth
-    from gpuwarden.runs.verdict import Verdict
+from gpuwarden.runs.verdict import Verdict
 
 
 def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -14,6 +14,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.protocol import End, Error, ErrorKind, Hello, Message, Report
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
+from gpuwarden.runs.case import Taken
 from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Evidence, Outcome
@@ -23,21 +24,38 @@ from gpuwarden.runs.inquest import Inquest, xids
 from gpuwarden.runs.inquiry import Inquiry, Known, Poll
 from gpuwarden.runs.marks import Mark, MarkKind, Marks
 from gpuwarden.runs.memory import HeadroomWatch, Unknown, by_gpu, held_by_others, silent
-from gpuwarden.runs.neighbours import Neighbours, Taken
+from gpuwarden.runs.neighbours import Neighbours
 from gpuwarden.runs.oom import Oom, ooms
 from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.outlook import HOST, Outlook
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import Present, Usage, state_of
-from gpuwarden.runs.rules import Rules
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
-from gpuwarden.runs.stall import Stall, StallWatch
+from gpuwarden.runs.stall import Patience, Stall, StallWatch
 from gpuwarden.runs.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
 OOM_KINDS = ("device_oom", "host_oom")
 TOLD_STALLS = 20  # of a run, in the log
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How runs are judged: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time.
+
+    `alarm` is called when there may be something that a run is to be told before the next poll is due, or somebody
+    else, where the daemon is `alerting`.
+    """
+
+    expiry: float
+    overhead: float
+    patience: Patience
+    wall: Callable[[], float]
+    predecessors: Predecessors = field(default_factory=Predecessors)
+    alarm: Callable[[], object] = lambda: None
+    alerting: bool = False
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol import Hello, Message, ProtocolError
@@ -22,12 +21,9 @@ from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import Usage
-from gpuwarden.runs.rules import Rules
+from gpuwarden.runs.record import Record, Rules
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.stall import Patience
-
-if TYPE_CHECKING:
-    from gpuwarden.runs.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +86,6 @@ class RunRegistry:
     def _admit(self, peer: Peer, hello: Hello, now: float) -> Record:
         if len(self._records) >= self._limit and not self._make_room(now) and not self._displace(peer):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
-        from gpuwarden.runs.record import Record  # noqa: PLC0415 - with all that judges runs, once there are any
-
         record = self._records[peer.run_id] = Record(
             peer,
             hello,

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpuwarden.protocol import DeviceMemory, Error, ErrorKind, Hello, Report
+from gpuwarden.runs.batch_size import BatchSizeAdvice
+from gpuwarden.runs.batch_size_watch import BatchSizeWatch
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.marks import Marks
+from gpuwarden.runs.memory import Unknown
+from gpuwarden.runs.oom import Oom
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.share import NO_ACCOUNT, Account
 from gpuwarden.runs.stall import Stall
-
-if TYPE_CHECKING:  # what is there with the first run
-    from gpuwarden.runs.batch_size import BatchSizeAdvice
-    from gpuwarden.runs.batch_size_watch import BatchSizeWatch
-    from gpuwarden.runs.growth import Growth
-    from gpuwarden.runs.history import MemoryHistory
-    from gpuwarden.runs.memory import Unknown
-    from gpuwarden.runs.oom import Oom
-    from gpuwarden.runs.verdict import Verdict
+from gpuwarden.runs.verdict import Verdict
 
 KEPT_ERRORS = 8  # of a run
 

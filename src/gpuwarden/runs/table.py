@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from gpuwarden.metric import Histogram, Metric, Reading, Table
 from gpuwarden.protocol import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
+from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.process_tree import STATES, Present
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Share
 from gpuwarden.runs.stall import CAUSES
-
-if TYPE_CHECKING:
-    from gpuwarden.runs.growth import Growth
 
 
 def _info(run: Run) -> Reading:

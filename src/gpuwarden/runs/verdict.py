@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple, get_args
 from gpuwarden.protocol import Phase
 from gpuwarden.quantities import amount, lasting, rate
 from gpuwarden.runs.case import Case, kernel_like
-from gpuwarden.runs.ending import grown_on_host
 from gpuwarden.runs.floor import rise
+from gpuwarden.runs.growth import Growth
 
 Name = Literal[
     "too_big", "batch_too_large", "leak", "fragmentation", "neighbour", "phase_peak", "host_input", "unknown"
@@ -78,6 +78,12 @@ class Rule:
     holds: str
     example: str
     find: Callable[[Case], Finding | None]
+
+
+def grown_on_host(growth: Growth) -> str:
+    """Say in words how the host memory of a run's processes grew."""
+    how = f"{amount(growth.grown)}, at {rate(growth.bytes_per_second)}"
+    return f"the host memory of the run's processes had grown by {how}"
 
 
 def judge(case: Case) -> Verdict:
