@@ -162,7 +162,7 @@ def see_the_page(page: Samples, held: Mapping[str, str]) -> None:
     lost = page.value("gpuwarden_run_throttled_step_seconds_total", reason="hw_slowdown", **held)
     assert slowed is not None
     assert seconds - 2.5 < slowed < seconds + 0.5
-    assert lost == pytest.approx(slowed, abs=1.5)  # steps are known from the first report on
+    assert lost == pytest.approx(slowed, abs=0.5)
     assert page.value("gpuwarden_run_throttled_seconds_total", reason="gpu_idle", **held) is None
 
 
@@ -239,7 +239,7 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
     assert receipt["energy_joules"] >= kept["energy_joules"]
     assert [error["exception"] for error in receipt["errors_told"]] == ["ValueError", "KeyError"]
     (story,) = [device["story"] for device in receipt["devices"] if "story" in device]
-    assert story["began_seconds"][0] == kept["devices"][0]["story"]["began_seconds"][0] < 30
+    assert story["began_seconds"][0] == kept["devices"][0]["story"]["began_seconds"][0] < 1
     assert story["ended_seconds"][-1] > kept["devices"][0]["story"]["ended_seconds"][-1]
     assert [mark["text"] for mark in receipt["marks"]] == ["training begins"]
 
