@@ -30,7 +30,7 @@ from urllib.request import urlopen
 
 from gpuwarden.config import Config
 from mocked import mock, realistic, sleepers
-from programs import conditions, program
+from programs import GPUWARDEN, conditions, program
 
 if TYPE_CHECKING:
     from mock_nvml import MockNvml
@@ -158,7 +158,7 @@ def daemon(folder: Path, driver: MockNvml, **settings: str | int) -> Iterator[Da
     config, log = folder / "config.yaml", folder / "log"
     config.write_text("pressure: {hold: 0s}\n")
     env = {**os.environ, **driver.env(**settings), "STATE_DIRECTORY": str(folder / "state")}
-    command = [sys.executable, "-m", "gpuwarden", "serve", "--config", str(config), "--listen", "127.0.0.1:0"]
+    command = [*GPUWARDEN, "serve", "--config", str(config), "--listen", "127.0.0.1:0"]
     with program([*command, "--socket", str(folder / "run.sock")], env, log):
         end = time.monotonic() + LIMIT_SECONDS
         while not (found := re.search(r"metrics http://[^:]*:(\d+)/", log.read_text())) and time.monotonic() < end:

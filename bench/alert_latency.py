@@ -30,7 +30,7 @@ from urllib.request import urlopen
 from gpuwarden.alerts.rules import Choices, rule_file
 from gpuwarden.config import Config
 from mocked import mock, sleepers
-from programs import conditions, program
+from programs import GPUWARDEN, conditions, program
 
 if TYPE_CHECKING:
     from mock_nvml import MockNvml
@@ -165,7 +165,7 @@ def target(folder: Path, alertmanager: str | None) -> Iterator[Target]:
     driver, port, config = mock(folder), free_port(), folder / "config.yaml"
     config.write_text(f"alertmanager: {{url: {alertmanager or 'none'}}}\n")
     env = {**os.environ, **driver.env(gpus=GPUS, frozen=1), "STATE_DIRECTORY": str(folder / "state")}
-    command = [sys.executable, "-m", "gpuwarden", "serve", "--config", str(config), "--listen", f"127.0.0.1:{port}"]
+    command = [*GPUWARDEN, "serve", "--config", str(config), "--listen", f"127.0.0.1:{port}"]
     path = folder / "run.sock"
     devices = json.dumps({f"GPU:{gpu}": uuid(gpu) for gpu in range(GPUS)})
     with ExitStack() as stack:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mocked import environment
-from programs import program
+from programs import GPUWARDEN, program
 
 RESTARTED_EVERY = 2.0  # seconds
 PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
-SERVE = [sys.executable, "-m", "gpuwarden", "serve", "--listen=127.0.0.1:0"]
+SERVE = [*GPUWARDEN, "serve", "--listen=127.0.0.1:0"]
 
 
 def await_socket(path: Path) -> None:

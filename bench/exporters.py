@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from mocked import PROCESSES_PER_GPU, environment, sleepers
-from programs import FLOOR, conditions, cpu_seconds, memory, program
+from programs import FLOOR, GPUWARDEN, conditions, cpu_seconds, memory, program
 from scraping import (
     HOST,
     PAUSE_SECONDS,
@@ -86,7 +86,7 @@ def command(name: str, port: int, folder: Path) -> list[str]:
     config = folder / "config.yaml"
     config.write_text("poll: {memory_interval: 1h}\n" if name == QUIETER else "", encoding="utf-8")
     settings = [f"--config={config}", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"]
-    return [sys.executable, "-m", "gpuwarden", "serve", *settings]
+    return [*GPUWARDEN, "serve", *settings]
 
 
 @contextmanager

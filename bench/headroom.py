@@ -30,7 +30,7 @@ from typing import Any
 from headroom_runs import CASES, LIMIT_MIB, MIB, pool_of
 
 from mocked import mock
-from programs import conditions
+from programs import GPUWARDEN, conditions
 
 BESIDE = 626 * MIB  # the context, cuBLAS and cuDNN of a JAX run on an H200 (docs/headroom.md)
 MODES = ("limit", "preallocation", "growth", "growth, pool told")
@@ -62,7 +62,7 @@ class Daemon:
         self._mock = mock(folder)
         self.socket = folder / "run.sock"
         self._log = folder / "daemon.log"
-        self._command = [sys.executable, "-m", "gpuwarden", "serve", "--listen=127.0.0.1:0", f"--socket={self.socket}"]
+        self._command = [*GPUWARDEN, "serve", "--listen=127.0.0.1:0", f"--socket={self.socket}"]
         self._env = {**os.environ, **self._mock.env(gpus=1), "STATE_DIRECTORY": str(folder / "state")}
 
     @contextmanager

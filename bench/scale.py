@@ -24,7 +24,7 @@ from mocked import (
     realistic,
     sleepers,
 )
-from programs import conditions, cpu_seconds, memory, program
+from programs import GPUWARDEN, conditions, cpu_seconds, memory, program
 from scraping import HOST, PROMETHEUS, connect, fetch, free_port, page, percentiles, samples, series, wait_for
 
 SIZES: Mapping[str, Mapping[str, int]] = {
@@ -71,7 +71,7 @@ def daemon(pids: list[int], **settings: str | int) -> Iterator[Daemon]:
         log = folder / "log"
         env = environment(folder, pids=",".join(map(str, pids)), **settings)
         asked = ["serve", f"--listen={HOST}:{port}", f"--socket={folder}/run.sock"]
-        with program([sys.executable, "-m", "gpuwarden", *asked], env, log) as pid:
+        with program([*GPUWARDEN, *asked], env, log) as pid:
             wait_for(port, lambda text: sum(samples(text, "gpuwarden_gpu_up")) == settings["gpus"], log)
             yield Daemon(pid, port, folder)
 

@@ -159,6 +159,14 @@ def test_the_service_runs_once_it_is_installed(mock: MockNvml) -> None:
     assert shown("UnitFileState") == "enabled"
 
 
+def test_nothing_is_compiled_at_a_start() -> None:
+    """What it loads was compiled when it was installed, for Python as the unit starts it."""
+    assert "-OO" in Path(f"/proc/{main_pid()}/cmdline").read_text().split("\0")
+    (package,) = PREFIX.glob("lib/python3*/site-packages/gpuwarden")
+    compiled = {file.name.partition(".")[0] for file in package.glob("__pycache__/*.opt-2.pyc")}
+    assert compiled == {file.stem for file in package.glob("*.py")}
+
+
 def test_the_driver_is_read_through_the_sandbox() -> None:
     """Both GPUs of the mock library answer, with their readings."""
     assert gpus_up() == [1.0, 1.0]
