@@ -143,7 +143,8 @@ def test_forked_child(connection: Connection, peer: Peer) -> None:
 
 def test_descriptor_closed_by_the_program(connection: Connection, tmp_path: Path) -> None:
     """Where the program has closed the descriptor, or has another file at its number, nothing is heard nor read."""
-    number = connection._number
+    assert connection._socket is not None
+    number = connection._socket.fileno()
     os.close(number)
     assert connection.listen() == []
     path = tmp_path / "file"
@@ -414,13 +415,13 @@ def test_steps_listen(connection: Connection, peer: Peer, seconds: float, heard_
 def test_listening_is_rare(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most short steps do not listen."""
     clock, run, heard = Clock(), Run(connection), list[float]()
-    listen = connection.listen
+    peek = connection.peek
 
-    def noted() -> list[Advice]:
+    def noted() -> int:
         heard.append(clock.now)
-        return listen()
+        return peek()
 
-    monkeypatch.setattr(connection, "listen", noted)
+    monkeypatch.setattr(connection, "peek", noted)
     steps = Steps(run, 1, None, clock=clock)
     steps.begin_epoch()
     for _ in range(1000):

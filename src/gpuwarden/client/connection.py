@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.client.peek import peek
+from gpuwarden.client.peek import gone, question
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode_advice, encode
 
 log = logging.getLogger("gpuwarden")
@@ -41,7 +41,7 @@ class Connection:
         self._hello = hello
         self._clock = clock
         self._socket: socket.socket | None = None
-        self._number = -1
+        self.peek = gone  # below 0 where there is nothing to `listen` to
         self._connected_at = 0.0
         self._retry_at = -1.0
         self._delay = FIRST_RETRY
@@ -74,7 +74,7 @@ class Connection:
         """
         heard: list[Advice] = []
         for _ in range(MAX_HEARD):
-            if self._socket is None or (length := peek(self._number)) < 0 or self._pid != os.getpid():
+            if self._socket is None or (length := self.peek()) < 0 or self._pid != os.getpid():
                 break
             try:
                 data = self._socket.recv(MAX_MESSAGE_BYTES + 1) if length else b""
@@ -101,7 +101,7 @@ class Connection:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the program has closed it before
                 self._socket.close()
-        self._socket = None
+        self._socket, self.peek = None, gone
         self._retry_at = float("inf")
 
     def _connect(self) -> bool:
@@ -121,7 +121,7 @@ class Connection:
                 self._delay = FIRST_RETRY
             self._lose()
             return
-        self._number = self._socket.fileno()
+        self.peek = question(self._socket.fileno())
         self._connected_at = self._clock()
         self._put(self._hello)
 
@@ -157,7 +157,7 @@ class Connection:
             self._socket.close()
         if self._connected_at and now - self._connected_at > LAST_RETRY:
             self._delay = FIRST_RETRY
-        self._socket = None
+        self._socket, self.peek = None, gone
         self._connected_at = 0.0
         self._retry_at = now + self._delay
         self._delay = min(2 * self._delay, LAST_RETRY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 
 try:
     import ctypes
@@ -17,14 +18,14 @@ except ImportError:  # a Python that was built without it
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_PEEK | socket.MSG_TRUNC  # TRUNC: how long it is, though none of it is copied
 
 
-def _question() -> Callable[[int], int]:
+def _prepared() -> Callable[[int], Callable[[], int]]:
     try:
         recv = ctypes.PyDLL(None).recv
     except (AttributeError, OSError):  # no ctypes, or a program that was linked without a loader
-        return _ask_slowly
+        return lambda number: partial(_ask_slowly, number)
     recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     recv.restype = ctypes.c_ssize_t
-    return lambda number: recv(number, None, 0, _FLAGS)
+    return lambda number: partial(recv, number, None, 0, _FLAGS)
 
 
 def _ask_slowly(number: int) -> int:
@@ -37,4 +38,11 @@ def _ask_slowly(number: int) -> int:
         borrowed.detach()
 
 
-peek = _question()  # of the socket with this number: 0 at its end, above it where a message waits, else below
+# Takes the number of a socket and gives the question, for good: asking it runs nothing of Python's. The answer is 0 at the
+# socket's end, above it where a message waits, else below.
+question = _prepared()
+
+
+def gone() -> int:
+    """Answer for a socket that there is no more."""
+    return 0
