@@ -38,7 +38,7 @@ def main() -> None:
     session.RETRY_SECONDS /= SPEED
     Garbage.interval /= SPEED
     source = open_source(config.source, config.simulation)
-    served = Daemon(config, replace(source, clock=lambda: time.monotonic() * SPEED))
+    served = Daemon(config, source._replace(clock=lambda: time.monotonic() * SPEED))
     event_loop.run(served.run(lambda: print(served.web.address[1], flush=True)))
 
 

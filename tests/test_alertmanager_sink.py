@@ -13,7 +13,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ def test_instance_is_that_of_prometheus(listen: str, instance: str, expected: st
 
 def test_end_is_never_before_the_begin() -> None:
     """Alertmanager refuses such an alert; the clock was set back meanwhile."""
-    told = Letterhead.of(Config()).write(Post(replace(NEAR, since=2.0e9), 30.0), 1.9e9, 120)
+    told = Letterhead.of(Config()).write(Post(NEAR._replace(since=2.0e9), 30.0), 1.9e9, 120)
     assert told["startsAt"] == told["endsAt"]
 
 
@@ -181,7 +181,7 @@ def test_clock_that_differs(
     receiver = Alertmanager(tmp_path)
     with ending(receiver), telling(f"http://{receiver.address}") as sink:
         monkeypatch.setattr("gpuwarden.alerts.alertmanager.time.time", lambda: real() + ahead)
-        alert = replace(NEAR, since=real() + ahead)
+        alert = NEAR._replace(since=real() + ahead)
         see(sink, [alert])
         soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(real() + 60))
         until(lambda: [told for told in receiver.alerts() if told["startsAt"] < soon], "the alert, which has begun")

@@ -79,7 +79,7 @@ def test_latest_words_are_told() -> None:
     """An alert that waits is told with the numbers of its last poll."""
     book = Book(SETTINGS, "info")
     book.see([gpu_down()], 0)
-    newer = replace(gpu_down(), description="newer")
+    newer = gpu_down()._replace(description="newer")
     book.see([newer], 1)
     assert tell(book, 3) == [Told(newer)]
 

@@ -22,7 +22,7 @@ EAGER = "{{function_node __wrapped__Fill_device_/job:localhost}} OOM when alloca
 def window(steps: int, lowest: float, peak: float, **changes: Any) -> Window:
     """Make a stretch of a run's life of half a second; in MiB."""
     made = Window(0, 0.5, steps, "train", 0, round(lowest * MIB), round(lowest * MIB), round(peak * MIB))
-    return replace(made, **changes)
+    return made._replace(**changes)
 
 
 def steps_of(peak: float, base: float = 12.0) -> tuple[Window, ...]:
@@ -278,7 +278,7 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         pytest.param(changed(LEAK, after=memory(190, 252)), "leak", id="leaked, with room between steps"),
         pytest.param(changed(LEAK, windows=(), growth=GROWTH), "leak", id="growth that was told"),
         pytest.param(
-            changed(LEAK, windows=SUDDEN, growth=replace(GROWTH, grown=4 * MIB)),
+            changed(LEAK, windows=SUDDEN, growth=GROWTH._replace(grown=4 * MIB)),
             "unknown",
             id="growth of next to nothing",
         ),
@@ -349,7 +349,7 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         pytest.param(changed(WEIGHTS, after=memory(50, 50)), "fragmentation", id="weights for which there was room"),
         pytest.param(changed(NEIGHBOUR, taken=()), "unknown", id="nobody took any"),
         pytest.param(
-            changed(NEIGHBOUR, taken=(replace(NEIGHBOUR.taken[0], taken=10 * MIB),)), "unknown", id="took too little"
+            changed(NEIGHBOUR, taken=(NEIGHBOUR.taken[0]._replace(taken=10 * MIB),)), "unknown", id="took too little"
         ),
         pytest.param(
             changed(NEIGHBOUR, after=DeviceMemory(12 * MIB, 39 * MIB, 25 * MIB)),
@@ -432,7 +432,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
                 GIANT,
                 after=DeviceMemory(8 * MIB, 110 * MIB),
                 room=120.0 * MIB,
-                holders=(replace(HOLDER, holds=60 * MIB),),
+                holders=(HOLDER._replace(holds=60 * MIB),),
             ),
             "phase_peak",
             id="a larger step where others have less than the run",
@@ -442,7 +442,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
                 FIRST_STEP,
                 room=60.0 * MIB,
                 after=DeviceMemory(24 * MIB, 25 * MIB),
-                holders=(replace(HOLDER, holds=20 * MIB),),
+                holders=(HOLDER._replace(holds=20 * MIB),),
             ),
             "batch_too_large",
             id="a small neighbour",

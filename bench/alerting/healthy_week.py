@@ -44,7 +44,7 @@ def _epochs(rng: Rng, number: int, of: Callable[[int], Act], checkpoint: tuple[f
     """Yield epochs, each with its validation and a checkpoint, during which no step is made."""
     for epoch in range(number):
         yield replace(of(epoch), epoch=epoch)
-        yield Act(rng.uniform(45, 180), replace(BUSY, intensity=0.5), "test", epoch=epoch)
+        yield Act(rng.uniform(45, 180), BUSY._replace(intensity=0.5), "test", epoch=epoch)
         yield Act(rng.uniform(*checkpoint), FEEDING, "train", epoch=epoch)
 
 

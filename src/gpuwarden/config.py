@@ -8,7 +8,7 @@ Durations are float seconds and sizes int bytes once read. Nothing here changes 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpuwarden import config_file, thresholds
 from gpuwarden.config_file import Entry, Problem
@@ -80,8 +80,7 @@ class ConfigError(Exception):
         self.problems = tuple(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """What is declared of one option; `default` is written as in the file."""
 
     kind: Kind[Any]

@@ -7,7 +7,7 @@ cannot make the file larger than it is.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from gpuwarden.config_values import MOST_VALUES, shown
 from gpuwarden.loading import without
@@ -43,8 +43,7 @@ class Problem:
         return ": ".join(part for part in (where, self.key, self.message) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One option as somebody wrote it, or one value of its list; `place` is None where it stands in no file."""
 
     key: str

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from math import inf, isinf, isnan
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import HostReadings
@@ -56,8 +55,7 @@ class Page:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
+class _Lines(NamedTuple):
     """The samples of one row about one subject: what was read, and its text."""
 
     reading: Reading

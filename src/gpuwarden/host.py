@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import psutil
 
@@ -22,8 +22,7 @@ _SHM = "/dev/shm"  # noqa: S108 - its fill level is read, nothing is written
 _PRESSURE = Path("/proc/pressure")
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(NamedTuple):
     """Bytes that there are, and bytes in use."""
 
     size: int

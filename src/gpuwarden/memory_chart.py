@@ -8,8 +8,8 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from gpuwarden.quantities import amount, lasting
 from gpuwarden.runs.receipt import MemoryStory
@@ -22,8 +22,7 @@ _SEEN = 0.5  # of a cell, below which a difference would only be restless
 _ENDS, _MIDDLE = 32, 64  # columns from which the axis of time has a middle, and quarters
 
 
-@dataclass(frozen=True, slots=True)
-class Alphabet:
+class Alphabet(NamedTuple):
     """What a chart is drawn with; `parts` are the heights of a bar that does not fill its cell, the lowest first."""
 
     full: str
@@ -54,8 +53,7 @@ def alphabet(encoding: str | None, environment: Mapping[str, str] = os.environ) 
     return BLOCKS
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """What was so in a column's stretch of time, in bytes."""
 
     lowest: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuwarden.config import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
@@ -66,8 +67,7 @@ class Standing:
         return self.level
 
 
-@dataclass(frozen=True, slots=True)
-class RunPressure:
+class RunPressure(NamedTuple):
     """One run on one device, in bytes; `level` is what stands, `seconds_to_oom` is there while the run grows."""
 
     level: Level

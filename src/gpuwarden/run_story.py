@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpuwarden.memory_chart import LABEL_WIDTH, LEAST_WIDTH, Alphabet, Column, chart, column_of, columns, lane
 from gpuwarden.quantities import amount, foreseen, lasting, rate
@@ -27,8 +26,7 @@ _PHASES = {"test": ("t", "evaluation"), "predict": ("p", "prediction")}  # below
 Line: TypeAlias = "tuple[str | None, str]"  # a label and a text, or None and a line of a chart
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """How wide the terminal is, and what it can show."""
 
     width: int

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metric import Labels, Metric, Reading, Table
@@ -12,8 +11,7 @@ from gpuwarden.protocol import Rejection
 from gpuwarden.state import State
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInPoll:
+class GpuInPoll(NamedTuple):
     """One GPU and the poll it belongs to."""
 
     gpu: Gpu

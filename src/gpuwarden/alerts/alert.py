@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS
@@ -12,8 +11,7 @@ from gpuwarden.alerts.rules import ALERTS
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(NamedTuple):
     """One that fires, or has fired.
 
     `name` is that of its rule; `labels` are those of the rule's result, without `job`, `instance` and `severity`.

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden.alerts.alert import Alert, Key
 
@@ -28,8 +29,7 @@ class _Entry:
     ended: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(NamedTuple):
     """One alert that is to be told now, and for how many seconds it has been over, if it is."""
 
     alert: Alert

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Severity = Literal["critical", "warning", "info"]
 Subject = Literal["run", "gpu", "box"]
@@ -65,8 +65,7 @@ class AlertRule:
     of_instances: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Rules that Prometheus evaluates one after the other, and no more often than every `least_interval` seconds."""
 
     name: str

@@ -7,7 +7,7 @@ duration as a number to compare with, `%{name.words}` either for people.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden import thresholds
 from gpuwarden.config_values import CELSIUS, DURATION, NUMBER, SHARE, SIZE, Kind, between
@@ -23,8 +23,7 @@ DEGREES = between(CELSIUS, "0", "100")
 AMOUNT = between(SIZE, "0", "64TiB")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One number: a share, seconds, degrees Celsius, bytes or a count, as its kind says."""
 
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import uname
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuwarden import thresholds
 from gpuwarden.api.form import API_VERSION, Form, Json, Key, Written, as_json
@@ -24,8 +24,7 @@ MOST_PROCESSES = 50
 MOST_TROUBLES = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What the answer is made from: a poll, what was so lately, and where the daemon listens."""
 
     state: State
@@ -36,16 +35,14 @@ class Seen:
     started: float  # the daemon, in Unix time
 
 
-@dataclass(frozen=True, slots=True)
-class _SeenProcess:
+class _SeenProcess(NamedTuple):
     gpu: Gpu
     process: GpuProcess
     holder: Holder | None
     comm: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(NamedTuple):
     """A poll with its GPUs and runs in JSON; of the runs so many are left out."""
 
     seen: Seen

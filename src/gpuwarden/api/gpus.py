@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwarden import thresholds
 from gpuwarden.api.form import Form, Json, Key, Written, active, by_label, flag, joined, listed, said
@@ -19,8 +19,7 @@ from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 
 
-@dataclass(frozen=True, slots=True)
-class Tightest:
+class Tightest(NamedTuple):
     """The run on a device that is closest to out of memory; bytes."""
 
     run_id: str
@@ -28,8 +27,7 @@ class Tightest:
     share: float  # of what it uses and can still allocate, the part it can still allocate
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """What reporting runs have of a device: bytes that their allocators have handed out, and the tightest of them."""
 
     in_use: int = 0
@@ -58,8 +56,7 @@ def held(runs: Iterable[Run]) -> Mapping[str, Held]:
 Owner = tuple[str, str, int]  # kind, name, and bytes that its processes hold
 
 
-@dataclass(frozen=True, slots=True)
-class SeenGpu:
+class SeenGpu(NamedTuple):
     """A GPU with all that the poll has to say of it."""
 
     gpu: Gpu
@@ -74,8 +71,7 @@ class SeenGpu:
         return self.held.get(self.gpu.identity.uuid)
 
 
-@dataclass(frozen=True, slots=True)
-class SeenInstance:
+class SeenInstance(NamedTuple):
     """Likewise, a MIG instance."""
 
     instance: MigInstance

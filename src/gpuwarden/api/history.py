@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwarden.api.form import API_VERSION, Form, Json, Key, as_json, plain
 from gpuwarden.recent.series import EVERY_SECONDS, SECONDS, Kind, RecentSeries
@@ -12,8 +11,7 @@ from gpuwarden.recent.series import EVERY_SECONDS, SECONDS, Kind, RecentSeries
 _DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1}  # of the others none: bytes, steps
 
 
-@dataclass(frozen=True, slots=True)
-class _Lately:
+class _Lately(NamedTuple):
     """The series of one kind at the places of points that are shown."""
 
     series: RecentSeries

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from gpuwarden.api.form import Form, Json, Key
@@ -20,8 +19,7 @@ from gpuwarden.state import State
 MOST_RUNS = 100  # the API has the others, and the page all: an answer is written on the loop
 
 
-@dataclass(frozen=True, slots=True)
-class SeenRun:
+class SeenRun(NamedTuple):
     """A run with what else the poll has to say of it; `steps_per_second` is that of the last minute."""
 
     run: Run
@@ -31,8 +29,7 @@ class SeenRun:
     steps_per_second: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SeenDevice:
+class SeenDevice(NamedTuple):
     """A run on one GPU or MIG instance."""
 
     run: Run

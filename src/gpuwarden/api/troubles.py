@@ -6,7 +6,6 @@ Levels follow the alert rules and the thresholds that these share.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from gpuwarden import thresholds
@@ -59,8 +58,7 @@ def box_condition(state: State, troubles: Iterable[BoxTrouble]) -> Condition:
     return worst if worst != "ok" or any(gpu.asked for gpu in state.snapshot.gpus) else "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """A poll's GPUs and runs, each with what is wrong with it, the worst first."""
 
     state: State

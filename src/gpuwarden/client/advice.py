@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import inf
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpuwarden.protocol import LEVELS, MAX_DEVICES, RESOURCES, Advice, Level
 
@@ -35,8 +35,7 @@ class _Episode:
     until: float = inf
 
 
-@dataclass(frozen=True, slots=True)
-class _Alarm:
+class _Alarm(NamedTuple):
     """An episode that has come to a level it had not had, by what was said; `serial` counts them."""
 
     serial: int

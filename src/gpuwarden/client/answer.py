@@ -7,10 +7,9 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from gpuwarden.client import company
 from gpuwarden.client.advice import Told
@@ -25,8 +24,7 @@ OnPressure: TypeAlias = "Literal['checkpoint', 'stop'] | Callable[[Advice | None
 PressureLevel = Literal["some", "critical"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What the user wants to be done when advice comes of this level or a graver one."""
 
     do: OnPressure

@@ -7,17 +7,15 @@ examples: between two looks it shows their sum over some steps.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwarden.client.run import Run
 
 _FRAMES = 12  # between a callback's hook and fit, at most
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
+class _Declared(NamedTuple):
     """What a source of data says of its batches: each has `size` examples, but for an epoch's last that has `last`."""
 
     size: int

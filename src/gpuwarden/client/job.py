@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwarden.protocol import MAX_COUNT, clip
 
@@ -26,8 +25,7 @@ _LAUNCHERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A worker's place: what its job's processes have in common, and its rank from 0 in `world_size`; None unknown."""
 
     job: str | None = None

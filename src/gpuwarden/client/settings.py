@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_INTERVAL = 86400  # seconds
 
 _DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of whatever reports; `socket` None is the default one."""
 
     name: str | None

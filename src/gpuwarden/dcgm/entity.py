@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden.dcgm.rates import Rates
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
@@ -26,8 +26,7 @@ LABELS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entity:
+class Entity(NamedTuple):
     """A GPU in one poll, or a GPU instance of one that is divided (MIG): then the samples are about that alone."""
 
     gpu: Gpu

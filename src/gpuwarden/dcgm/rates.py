@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metric import Labels, Metric
@@ -12,8 +11,7 @@ from gpuwarden.metric import Labels, Metric
 _LATE = 1.5  # times the interval between two reads of a counter, after which it stands still rather than not read again
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(NamedTuple):
     """A counter's last change: `time` in seconds, `rate` since the change before, None for the first."""
 
     time: float

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden.gpu.nvml import (
     DRIVER_GONE,
@@ -39,8 +39,7 @@ SILENT_SECONDS = 10.0  # without a wait that came back, after which one hangs
 MAX_WAITING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlXid:
+class NvmlXid(NamedTuple):
     """An XID as NVML tells it; it came between `earliest` and `latest` (monotonic), at Unix time `time` or before."""
 
     uuid: str
@@ -50,8 +49,7 @@ class NvmlXid:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Targets:
+class _Targets(NamedTuple):
     """Whom to listen to: the driver as initialised that time, and each GPU with how often it has come up.
 
     A GPU that was reset, or a driver initialised anew, has forgotten who listens.

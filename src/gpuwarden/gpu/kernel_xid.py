@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from gpuwarden.kernel_log import Record
 
@@ -26,8 +25,7 @@ PciAddress: TypeAlias = tuple[int, int, int]  # domain, bus, device
 Told: TypeAlias = Literal["kernel_log", "kernel_log_text"]
 
 
-@dataclass(frozen=True, slots=True)
-class KernelXid:
+class KernelXid(NamedTuple):
     """An XID as the kernel log tells it; it came between `earliest` and `latest` (monotonic), at Unix time `time`."""
 
     pci: PciAddress

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Runtime = Literal["docker", "podman", "containerd", "cri-o", "lxc", ""]
 
@@ -36,8 +35,7 @@ _RUNTIMES: dict[str | None, Runtime] = {
 _PARENTS: dict[str, Runtime] = {"docker": "docker", "libpod_parent": "podman"}  # of an id that stands alone
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(NamedTuple):
     """A container by its id; `runtime` is empty where the name does not say.
 
     An LXC container has no id and goes by its name. `uid` is the user whose manager it runs under, None for the system.
@@ -48,8 +46,7 @@ class Container:
     uid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a process stands in the tree of control groups; None or empty: in no such thing."""
 
     container: Container | None = None

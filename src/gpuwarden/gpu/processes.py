@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -18,8 +18,7 @@ CGROUP_BYTES = 64 * 1024
 ACCESS_SECONDS = 10.0  # between looks at whether others' processes may be read
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(NamedTuple):
     """User id, command name and place of a process; None or empty where the system hides them."""
 
     uid: int | None

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuwarden.gpu.snapshot import Identity
 
@@ -22,8 +23,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+\[\]-]{0,63}")
 _GPU = re.compile(r"([0-9]{1,4})(?:\.[0-9]{1,4})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A job that has a GPU; `uid` is its user, None where the map does not say."""
 
     id: str

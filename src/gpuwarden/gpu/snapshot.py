@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwarden.metric import Metric, Readings
 
@@ -32,8 +32,7 @@ class Identity:
     gsp_firmware_version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
+class GpuProcess(NamedTuple):
     """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell.
 
     `instance` is the UUID of the MIG instance it is on, None where it is on none.
@@ -45,8 +44,7 @@ class GpuProcess:
     instance: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MigIdentity:
+class MigIdentity(NamedTuple):
     """Who a MIG instance is; `profile` is NVIDIA's name of its size, 1g.10gb say, empty where the driver has none."""
 
     uuid: str
@@ -131,8 +129,7 @@ def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> flo
     return value if isinstance(value, (int, float)) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(NamedTuple):
     """The versions the driver states of itself."""
 
     version: str

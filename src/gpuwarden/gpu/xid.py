@@ -9,9 +9,8 @@ XID by it, and a test holds the alert rules to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # page: the GPU is out of service until somebody acts. warn: worth a look today. info: mostly the program's own fault.
 Severity = Literal["page", "warn", "info"]
@@ -38,8 +37,7 @@ class Action(Enum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(NamedTuple):
     """One code."""
 
     code: int

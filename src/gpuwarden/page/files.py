@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuwarden._version import __version__
 from gpuwarden.web import Request, Response
@@ -29,8 +29,7 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):
     """A file in both forms; `tag` differs where its content does."""
 
     body: bytes

@@ -9,8 +9,8 @@ it; a neighbour that grows in that of a run that was told.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from gpuwarden.config import Pressure as Limits
 from gpuwarden.gpu.owners import Holder
@@ -39,8 +39,7 @@ _GRAVITY: Mapping[Action, Level] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """How a matter stands for a run; `text` tells of the GPU by a name, `memory` is there where it is about that."""
 
     level: Level
@@ -49,8 +48,7 @@ class Standing:
     memory: RunPressure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Poll:
+class _Poll(NamedTuple):
     """What is to be told of: `gpus` by their UUIDs and those of their MIG instances, `holders` by pid."""
 
     gpus: Mapping[str, Gpu]

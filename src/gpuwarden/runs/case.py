@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuwarden.protocol import Allocation, DeviceMemory, Error, Phase
 from gpuwarden.runs.growth import Growth
@@ -24,8 +25,7 @@ _MUCH = 0.05  # of what the run can have
 _KERNEL_SIDE = 11  # of a convolution's weights, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """What another process took of the device since the run could last allocate as much as it needed.
 
     `taken` and what it now `holds` in bytes, `seconds` ago it began to. `who` says whose it is, in words.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from gpuwarden.gpu.xid import explain
 from gpuwarden.protocol import End, Error
@@ -24,8 +23,7 @@ _CRASHES = frozenset(
 )  # for what the program did itself
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What is known of a run's end.
 
     `exit_status` is that of wait(2), None where nobody tells it. `oom_kill` is the kernel's word that it killed this
@@ -43,8 +41,7 @@ class Evidence:
     host_growth: Growth | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How a run ended: `evidence` says in words what that was concluded from; `at` is Unix time.
 
     One that is not `settled` may become another as evidence comes in.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from math import ceil
 from operator import sub
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpuwarden.runs.ladder import Point
 from gpuwarden.runs.trend import Trend, median
@@ -24,8 +23,7 @@ PUNCTUAL = 1.5  # times its pause after the last step, the next one is there
 DOUBT = 0.15  # of the seconds that are left, at least: rates change, and the last allocation is not the average one
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A rise: when it began, by how many bytes, after how many seconds without one, and in which epoch.
 
     Of `pause` is left out what lies between two points.
@@ -38,8 +36,7 @@ class Step:
     sharp: bool  # when it was is known much better than how long the pause before it was
 
 
-@dataclass(frozen=True, slots=True)
-class Rhythm:
+class Rhythm(NamedTuple):
     """Steps that can be told apart: bytes of one, seconds from one to the next, when the last was and to what `level`.
 
     `regular`: they are alike; `by_epoch`: and there is one in each epoch.
@@ -53,8 +50,7 @@ class Rhythm:
     by_epoch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Transient:
+class Transient(NamedTuple):
     """Bytes that training steps take on top of what is in use between them: surely, probably, and at most.
 
     Those are above the line through the floor; `above_floor` is above the floor itself.
@@ -66,8 +62,7 @@ class Transient:
     above_floor: float
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLeft:
+class TimeLeft(NamedTuple):
     """Seconds to the limit, and their bounds; there is no `upper` where it may never come."""
 
     seconds: float
@@ -95,7 +90,7 @@ def steps_of(points: Sequence[Point], floor: Sequence[int], grown: int) -> list[
         at_once = floor[number] - floor[number - 1] > size / 2
         before = steps[-1] if steps else None
         if joins and before is not None and before.sharp and pause < before.pause / 4:
-            steps[-1] = replace(before, at=at, size=before.size + size, epochs=points[number].epochs)
+            steps[-1] = before._replace(at=at, size=before.size + size, epochs=points[number].epochs)
         else:
             steps.append(Step(at, size, pause, points[number].epochs, sharp=at_once and pause > spacing))
         last, level, joins = at, floor[number], True

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
+from typing import NamedTuple
 
 from gpuwarden.protocol import Phase
 from gpuwarden.runs.forecast import Pattern, Rhythm, Step, TimeLeft, Transient, level_of, rhythm_of, steps_of, time_left
@@ -49,8 +50,7 @@ LOOKS_SHARE = 0.02  # of how long it has lasted, or the series where there is no
 MOST_LOOKS_SECONDS = 5.0  # at most where there is none: what begins then is not to wait
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(NamedTuple):
     """Growth of what a run holds: bytes a second between `lower` and `upper`, since `since`, and `grown` bytes so far.
 
     `since` and `at`, when this was found, are seconds since the run was first heard of. `phase` is the one that nearly
@@ -69,7 +69,7 @@ class Growth:
 
     def seen(self, now: float) -> Growth:
         """Return it as it is at another time, as long as nothing new is known."""
-        return self if self.left is None else replace(self, at=now, left=self.left.after(now - self.at))
+        return self if self.left is None else self._replace(at=now, left=self.left.after(now - self.at))
 
 
 def find(points: Sequence[Point], now: float, *, known: bool = False, beside: Phase = "test") -> Growth | None:
@@ -122,8 +122,7 @@ def _last_sure(points: Sequence[Point], floor: Sequence[int], now: float) -> tup
     return (trough if repeats else last), cycles[len(cycles) // 2]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(NamedTuple):
     """Even growth over a stretch of points, with the floor at each and the least of equal parts of its time."""
 
     points: Sequence[Point]
@@ -207,8 +206,7 @@ def _cap_slope(points: Sequence[Point]) -> float:
     return found.slope if found is not None and not 1 - LEAST_RISING < found.rising < LEAST_RISING else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Evenness:
+class _Evenness(NamedTuple):
     """How evenly something rose: in how many equal `rises` it might have, and how far from a straight line it went.
 
     The `deviation` is a share of all that was grown.

@@ -8,6 +8,7 @@ verdicts, the story of a run) reads this and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuwarden.protocol import PHASES, DeviceMemory, Phase, Report
 from gpuwarden.runs.ladder import Ladder
@@ -19,8 +20,7 @@ MOST_EPOCHS = 128
 FIRST_SECONDS = 0.5  # that a window lasts at first
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """A stretch of a run's life: from `began` to `ended` in seconds since the run was first heard of.
 
     Bytes: `lowest` and `highest` of what was in use at reports, which come between steps; `peak` is the allocator's own

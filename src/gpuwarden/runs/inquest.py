@@ -6,7 +6,7 @@ What is settled stays: an outcome that has been shown or counted never becomes a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol import End
@@ -33,21 +33,21 @@ class Inquest:
 
     def hear(self, farewell: End) -> Ending:
         """Take the run's goodbye."""
-        return self._learn(replace(self.evidence, farewell=farewell))
+        return self._learn(self.evidence._replace(farewell=farewell))
 
     def see_exit(self, now: float, status: int | None, cgroup_oom_kills: int) -> Ending:
         """Take the end of its process, with its exit status where that is told."""
         self.gone = now
-        return self._learn(replace(self.evidence, exit_status=status, cgroup_oom_kills=cgroup_oom_kills))
+        return self._learn(self.evidence._replace(exit_status=status, cgroup_oom_kills=cgroup_oom_kills))
 
     def see_status(self, status: int) -> Ending:
         """Take the exit status, told later."""
-        return self._learn(replace(self.evidence, exit_status=status))
+        return self._learn(self.evidence._replace(exit_status=status))
 
     def review(self, kills: Iterable[OomKill], xids: Iterable[int]) -> Ending:
         """Take what the kernel's OOM killer did, and the XIDs of the run's GPUs around its end."""
         kill = next((kill for kill in kills if self._is_of(kill)), None)
-        return self._learn(replace(self.evidence, oom_kill=kill, xids=tuple(xids)))
+        return self._learn(self.evidence._replace(oom_kill=kill, xids=tuple(xids)))
 
     def ready(self, now: float) -> bool:
         """Tell whether there was time enough for all that is to be known."""
@@ -67,7 +67,7 @@ class Inquest:
 
     def settle(self) -> Ending:
         """Stand by what was concluded."""
-        self.ending = replace(self.ending or self._conclude(), settled=True)
+        self.ending = (self.ending or self._conclude())._replace(settled=True)
         return self.ending
 
     def _learn(self, evidence: Evidence) -> Ending:

@@ -27,8 +27,7 @@ from gpuwarden.runs.verdict import Verdict, judge
 TakenSince = Callable[[str, float | None], tuple[Taken, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What a poll knows of one device, for one run; bytes, None where it does not."""
 
     room: float | None = None  # the most that the run's allocator could have in use
@@ -52,8 +51,7 @@ class Poll(NamedTuple):
         return facts_of(uuid, memory, self.headroom.get(uuid), self.own, self.snapshot) if memory else Facts()
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """What is known of the run when an error comes: its last report, and by UUID its histories and their growth."""
 
     hello: Hello

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden.runs.predecessors import Lesson
 from gpuwarden.runs.receipt import Receipt, to_plain
@@ -17,8 +17,7 @@ MOST_BYTES = 1 << 20  # of outlines
 MOST_STORY_BYTES = 1 << 19  # of whole receipts, compressed: those of the oldest are let go of first
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A receipt as JSON: what stands among others, and the whole with its story, compressed; and what it teaches."""
 
     outline: bytes

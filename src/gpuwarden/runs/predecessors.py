@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.batch_size import Seen, alike
@@ -14,8 +13,7 @@ MOST_SIZES = 16  # of a name
 _Key: TypeAlias = "tuple[str, str]"
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
+class Lesson(NamedTuple):
     """What one run showed."""
 
     name: str

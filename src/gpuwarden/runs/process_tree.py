@@ -10,6 +10,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpuwarden.runs import proc
 from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits, OomKills
@@ -24,8 +25,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOKS = 3  # at a tree whose processes end while it is read
 
 
-@dataclass(frozen=True, slots=True)
-class Present:
+class Present(NamedTuple):
     """What a run's processes hold now; `state`, `cpus` it may use and its cgroup's two are the main process's.
 
     `pids` are those of all its processes, as far as they were looked at.
@@ -40,8 +40,7 @@ class Present:
     pids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What a run's processes have used since they began; nothing is `present` once the main one is gone.
 
     The bytes are None where this daemon may not see them.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
@@ -59,8 +59,7 @@ class _Live:
     told: frozenset[str] = frozenset()  # outcomes, in the log
 
 
-@dataclass(frozen=True, slots=True)
-class _Absent:
+class _Absent(NamedTuple):
     """A run that goes on for all that is known, but has not reported to this daemon, or not for long."""
 
     stem: str

@@ -6,7 +6,6 @@ Points are windows of the history, joined until they are few; those of an earlie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpuwarden.runs.history import Window, joined
 
@@ -40,4 +39,4 @@ def thinned(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
 
 def shifted(windows: Sequence[Window], seconds: float) -> list[Window]:
     """Return windows as seen from a begin that lies so many seconds earlier."""
-    return [replace(window, began=window.began + seconds, ended=window.ended + seconds) for window in windows]
+    return [window._replace(began=window.began + seconds, ended=window.ended + seconds) for window in windows]

@@ -7,8 +7,8 @@ Statistical Association 63, 1968); the share of pairs that rise is what Mann's a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 FEWEST_POINTS = 3
 MOST_POINTS = 24  # of which 276 pairs take some 40 µs
@@ -26,8 +26,7 @@ def median(values: Iterable[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
+class Trend(NamedTuple):
     """`slope` a second, which lies between `lower` and `upper` with nine tenths' confidence.
 
     `rising` is the share of rising pairs among those whose two values differ; 0.5 is no trend.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
@@ -54,8 +53,7 @@ _OPTIMIZER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Why, in one word, the evidence and the next step, a sentence each."""
 
     name: Name
@@ -70,8 +68,7 @@ class Finding(NamedTuple):
     next_step: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One rule: what it is called, when it holds and an example for the docs, and how it is decided."""
 
     name: Name

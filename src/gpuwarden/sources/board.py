@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 POWER_LIMIT = 700.0  # watts, as an H100 SXM's
 THRESHOLDS = {"shutdown": 92, "slowdown": 89, "max_operating": 87, "memory_max_operating": 95}  # celsius
@@ -33,8 +34,7 @@ NVLINK_LINKS, NVLINK_LINK_SPEED = 18, 26562  # megabytes a second in each direct
 _INLET_CELSIUS, _MIDDLE_CELSIUS = 29.0, 6.0  # GPUs in the middle of the chassis breathe their neighbours' air
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What software asks of a board; all are ratios. Without a context the clocks idle."""
 
     utilization: float = 0.0
@@ -47,8 +47,7 @@ class Load:
 NO_LOAD = Load(context=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Pins:
+class Pins(NamedTuple):
     """Readings held by a test, in base units; the rest of the board follows them."""
 
     temperature: float | None = None
@@ -87,8 +86,8 @@ class Board:
         """What runs on it now, pins included."""
         if self.pins.utilization is None:
             return self._load
-        return replace(
-            self._load, utilization=self.pins.utilization, context=True, intensity=self._load.intensity or 0.7
+        return self._load._replace(
+            utilization=self.pins.utilization, context=True, intensity=self._load.intensity or 0.7
         )
 
     @property

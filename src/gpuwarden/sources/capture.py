@@ -7,11 +7,10 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS
@@ -93,8 +92,7 @@ class CaptureError(ValueError):
     """A file that cannot be replayed; the message says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """All answers of one poll: the driver's own, and each GPU's by its index; and the machine's memory meanwhile."""
 
     driver: Answers
@@ -102,8 +100,7 @@ class Frame:
     host: HostMemory | None = None  # captures of earlier versions of gpuwarden have none
 
 
-@dataclass(frozen=True, slots=True)
-class Capture:
+class Capture(NamedTuple):
     """Frames taken `interval` seconds apart; there is at least one."""
 
     interval: float

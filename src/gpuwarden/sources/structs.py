@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden.gpu.nvml import FABRIC_STATES, NO_INSTANCE
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """See nvml.Memory."""
 
     total: int
@@ -17,16 +16,14 @@ class Memory:
     used: int
 
 
-@dataclass(frozen=True, slots=True)
-class Utilization:
+class Utilization(NamedTuple):
     """See nvml.Utilization."""
 
     gpu: int
     memory: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bar1:
+class Bar1(NamedTuple):
     """See nvml.Bar1Memory."""
 
     bar1Total: int  # noqa: N815 - the fields' names in nvidia-ml-py
@@ -34,8 +31,7 @@ class Bar1:
     bar1Used: int  # noqa: N815
 
 
-@dataclass(frozen=True, slots=True)
-class SramErrors:
+class SramErrors(NamedTuple):
     """See nvml.SramErrors."""
 
     volatileCor: int = 0  # noqa: N815 - the fields' names in nvidia-ml-py
@@ -52,8 +48,7 @@ class SramErrors:
     bThresholdExceeded: int = 0  # noqa: N815
 
 
-@dataclass(frozen=True, slots=True)
-class SpareRows:
+class SpareRows(NamedTuple):
     """See nvml.SpareRows."""
 
     max: int = 2560
@@ -63,8 +58,7 @@ class SpareRows:
     none: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FabricInfo:
+class FabricInfo(NamedTuple):
     """See nvml.FabricInfo: joined, and not a fault in sight."""
 
     status: int = 0
@@ -73,8 +67,7 @@ class FabricInfo:
     healthMask: int = 0b10101010  # noqa: N815
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """See nvml.ProcessInfo."""
 
     pid: int
@@ -83,15 +76,13 @@ class Process:
     computeInstanceId: int = NO_INSTANCE  # noqa: N815
 
 
-@dataclass(frozen=True, slots=True)
-class Pci:
+class Pci(NamedTuple):
     """See nvml.PciInfo."""
 
     busId: str  # noqa: N815 - the field's name in nvidia-ml-py
 
 
-@dataclass(frozen=True, slots=True)
-class GpmSupport:
+class GpmSupport(NamedTuple):
     """See nvml.GpmSupport."""
 
     isSupportedDevice: int  # noqa: N815 - the field's name in nvidia-ml-py

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwarden.gpu.place import NOWHERE, Place
 from gpuwarden.protocol import Phase
@@ -20,8 +20,7 @@ UNOWNED = 4 * MIB  # used on a device without any process
 CAPACITY = SIZE - RESERVED - UNOWNED  # what processes can have
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """How a workload uses device memory, in bytes. `pool` is what its framework takes at start, None: as it grows."""
 
     weights: int
@@ -30,8 +29,7 @@ class Memory:
     limit_known: bool = False  # JAX tells the limit of its allocator, TensorFlow does not
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(NamedTuple):
     """A kind of training run: how hard it works, what it holds, how long an epoch and a run take.
 
     `leaks` gives the seconds of training after which a leak has eaten all device memory, from and to; `uid` is one of
@@ -56,8 +54,7 @@ class Workload:
     hangs: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """A time during which a run does one thing; `phase` is what it reports then, None: nothing yet.
 
     In one that `steps` it makes steps, in one that `waits` a step is under way whose input does not come.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuwarden.asking import SilenceError, StatusError, ask, url_of
 from gpuwarden.config import Address
@@ -18,8 +17,7 @@ EVERY_SECONDS = 1.0
 TIMEOUT_SECONDS = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the daemon said last, `at` a Unix time, and why it has said nothing since, empty where it has."""
 
     state: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -14,8 +14,7 @@ STYLES: Mapping[str, str] = {"ok": "green", "warning": "yellow", "critical": "bo
 RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class Letters:
+class Letters(NamedTuple):
     """What a picture is drawn with; `marks` stand before what is critical, or needs a look."""
 
     in_use: str
@@ -24,8 +23,7 @@ class Letters:
     marks: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table; one without a width takes the room that is left."""
 
     title: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -25,8 +24,7 @@ _WORDS: Mapping[str, str] = {"critical": "critical", "warning": "to look at", "u
 _LEVELS: Mapping[str, str] = {"info": "", "warning": STYLES["warning"], "critical": STYLES["critical"]}
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """Where the picture is to fit: columns, lines (None: as many as it takes), and letters."""
 
     width: int

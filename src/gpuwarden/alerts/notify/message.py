@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.notify.markdown import plain
@@ -32,8 +33,7 @@ _AS_FOR = re.compile(r"as for (\w+)")  # a rule that has another's text
 _BEGIN = re.compile(r"^\[?[a-z]")  # also of a text that begins with a link
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(NamedTuple):
     """One alert of a message: new, told `again` as it fires still, or `over` since then, in Unix time."""
 
     alert: Alert
