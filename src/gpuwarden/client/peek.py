@@ -38,8 +38,8 @@ def _ask_slowly(number: int) -> int:
         borrowed.detach()
 
 
-# Takes the number of a socket and gives the question, for good: asking it runs nothing of Python's. The answer is 0 at the
-# socket's end, above it where a message waits, else below.
+# Takes the number of a socket and gives the question, for good: asking it runs nothing of Python's. The answer is 0 at
+# the socket's end, above it where a message waits, else below.
 question = _prepared()
 
 
