@@ -159,6 +159,18 @@ def test_others_that_take_the_device_shorten_the_time() -> None:
     assert times[1] == pytest.approx((room - 200) / 10, rel=0.1)
 
 
+def test_a_part_of_what_a_step_takes_finds_no_place() -> None:
+    """A sixteenth of it is left out where growth is steady: no allocator hands out its last pieces."""
+    ladder = Ladder()
+    for number in range(160):
+        floor = int((100 + 5 * number / 4) * MIB)
+        ladder.hear(number / 4, floor, floor + 64 * MIB, cap=600 * MIB)
+    growth = find(ladder.points(), 40.0)
+    assert growth is not None
+    assert growth.left is not None
+    assert growth.left.seconds == pytest.approx((600 - 100 - 200 - 64 - 4) / 5, rel=0.005)
+
+
 def test_pages_that_the_kernel_can_drop_are_no_growth() -> None:
     """A mapped file that is read makes a process large and leaves the host as much as it had."""
     ladder = Ladder()
