@@ -154,6 +154,16 @@ def test_driver_that_falls_silent_is_told() -> None:
     assert texts(events) == ["the driver answers again", "the driver does not answer: driver_not_loaded"]
 
 
+def test_driver_that_is_not_asked_has_not_answered() -> None:
+    """A pause says nothing of a driver that was at fault before it, and is after it."""
+    events = RecentEvents()
+    for at, asked in enumerate((True, False, True), 1):
+        whole = box(at=float(at))
+        fault = "driver_not_loaded" if asked else None
+        events.see(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
+    assert texts(events) == ["the driver does not answer: driver_not_loaded"]
+
+
 def test_xids_of_the_last_hour_are_told() -> None:
     """By their own times, again when another one comes; what the kernel log tells of yesterday is no news."""
     events = RecentEvents()
