@@ -310,7 +310,9 @@ class TestReplay:
 class TestRecording:
     """Recording is bounded."""
 
-    @pytest.mark.parametrize(("frames", "interval"), [(0, 1.0), (MAX_FRAMES + 1, 1.0), (1, 0.0), (1, float("nan"))])
+    @pytest.mark.parametrize(
+        ("frames", "interval"), [(0, 1.0), (MAX_FRAMES + 1, 1.0), (1, 0.0), (1, float("nan")), (2, 1e300), (2, 5e-324)]
+    )
     def test_bounds(self, frames: int, interval: float) -> None:
         """Too many frames, or none, are refused before the driver is asked."""
         with pytest.raises(ValueError, match=f"want 1 to {MAX_FRAMES} frames"):
@@ -459,9 +461,11 @@ class TestLoading:
             ([1], "no capture of gpuwarden"),
             ({"version": 1}, "no capture of gpuwarden"),
             ({**GOOD, "version": 2}, "a capture of version 2, this gpuwarden reads version 1"),
-            ({**GOOD, "interval": 0}, "interval: want a number of seconds above 0"),
-            ({**GOOD, "interval": float("nan")}, "interval: want a number of seconds above 0"),
-            ({**GOOD, "interval": True}, "interval: want a number of seconds above 0"),
+            ({**GOOD, "interval": 0}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": float("nan")}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": True}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": 10**400}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": 5e-324}, "interval: want 1e-06 to "),
             ({**GOOD, "frames": []}, f"frames: want a list of 1 to {MAX_FRAMES}"),
             ({**GOOD, "frames": [FRAME] * (MAX_FRAMES + 1)}, f"frames: want a list of 1 to {MAX_FRAMES}"),
             ({**GOOD, "frames": [7]}, "a damaged capture"),

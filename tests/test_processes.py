@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -81,7 +82,20 @@ def test_living_process_has_a_user_and_a_command() -> None:
     """A process is known by its user and its command."""
     (who,) = ProcessNames().identify([ME, ME]).values()
     assert who.uid == os.getuid()
-    assert who.comm.startswith(COMM)  # psutil has the whole of a name that the kernel cuts at 15 characters
+    assert who.comm == COMM
+
+
+def test_command_line_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the process's own memory, and may be gigabytes of it: a long name is the one that the kernel has."""
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda _process: pytest.fail("was read"))
+    program = tmp_path / "a-name-of-over-fifteen-letters"
+    shutil.copy(shutil.which("sleep") or "", program)
+    with subprocess.Popen([program, "600"]) as process:
+        try:
+            (who,) = ProcessNames().identify([process.pid]).values()
+        finally:
+            process.kill()
+    assert who.comm == "a-name-of-over-"
 
 
 def test_process_of_another_user() -> None:
@@ -145,7 +159,7 @@ def test_pid_reused_while_it_is_read_is_nobody(monkeypatch: pytest.MonkeyPatch) 
     assert set(names.identify([ME])) == {ME}
 
 
-@pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "name", "cgroup"])
+@pytest.mark.parametrize("step", ["__init__", "oneshot", "uids", "_comm", "_place"])
 def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may end at any step of its reading: it is left out, and nothing is raised."""
     with sleeping() as pid:
@@ -160,22 +174,24 @@ def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: py
 
             return end
 
-        target: Any = processes if step == "cgroup" else psutil.Process
-        name = "_place" if step == "cgroup" else step
-        monkeypatch.setattr(target, name, ending(getattr(target, name)))
+        target: Any = processes if step in ("_comm", "_place") else psutil.Process
+        monkeypatch.setattr(target, step, ending(getattr(target, step)))
         assert ProcessNames().identify([pid]) == {}
         assert not psutil.pid_exists(pid)
 
 
 def test_hidden_process_has_an_empty_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system does not tell of a process is empty; its memory still has an owner."""
-    for question in ("uids", "name"):
 
-        @functools.wraps(getattr(psutil.Process, question))
-        def denied(_process: psutil.Process) -> str:
-            raise psutil.AccessDenied
+    @functools.wraps(psutil.Process.uids)
+    def denied(_process: psutil.Process) -> str:
+        raise psutil.AccessDenied
 
-        monkeypatch.setattr(psutil.Process, question, denied)
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(psutil.Process, "uids", denied)
+    monkeypatch.setattr(processes, "open", refused, raising=False)
     (who,) = ProcessNames().identify([ME]).values()
     assert (who.uid, who.comm) == (None, "")
 

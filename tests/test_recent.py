@@ -64,6 +64,20 @@ def test_points_are_seldom_and_ten_minutes_of_them_are_kept() -> None:
     assert series.timestamps(series.times(1695.0 + SECONDS)) == [1695.0]  # where polls failed since
 
 
+def test_clock_set_back_leaves_the_times_in_order() -> None:
+    """Points that were taken at times that have come again are left out, so that no chart runs backwards."""
+    series = RecentSeries()
+    for second in range(300):
+        series.see(box(warm(0, 1.0), at=1000.0 + second), float(second))
+    for second in range(300, 500):
+        at = 800.0 + second  # 200 s have gone twice
+        series.see(box(warm(0, 2.0), at=at), float(second))
+        times = series.timestamps(series.times(at))
+        assert times == sorted(times)
+        assert times[0] == 1000.0
+    assert read(series, "gpus", 1299.0)["GPU-0",]["memory_used_bytes"] == [1.0] * 20 + [2.0] * 40
+
+
 def test_what_is_not_known_is_a_gap() -> None:
     """A GPU that did not answer, and a run before its begin, have none of those points."""
     series = RecentSeries()
@@ -152,6 +166,16 @@ def test_driver_that_falls_silent_is_told() -> None:
     events.see(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
     events.see(box(at=2.0))
     assert texts(events) == ["the driver answers again", "the driver does not answer: driver_not_loaded"]
+
+
+def test_driver_that_is_not_asked_has_not_answered() -> None:
+    """A pause says nothing of a driver that was at fault before it, and is after it."""
+    events = RecentEvents()
+    for at, asked in enumerate((True, False, True), 1):
+        whole = box(at=float(at))
+        fault = "driver_not_loaded" if asked else None
+        events.see(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
+    assert texts(events) == ["the driver does not answer: driver_not_loaded"]
 
 
 def test_xids_of_the_last_hour_are_told() -> None:

@@ -15,7 +15,7 @@ from kernel_log_fifo import Fifo
 from services import Daemon, ending, until
 
 from gpuwarden.gpu.kernel_xid import BEGINNINGS
-from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.gpu.xid_watch import MAX_HOMELESS, XidWatch
 from gpuwarden.kernel_log import KernelLog
 from gpuwarden.sources.simulation import Simulation
@@ -205,6 +205,20 @@ def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
         watched.poll(snapshot(gpu(0)))
     assert watched.watch.dropped == {"unknown_gpu": MAX_HOMELESS // 2, "codes": 0}
     assert watched.poll(snapshot(gpu(1))).gpus[0].xids[62].count == MAX_HOMELESS
+
+
+def test_clock_set_back_leaves_no_xid_ahead(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An XID dated by a clock that was a year ahead would be the last hour's for a year."""
+    watched = Watched(fifo)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 365 * 86400)
+    fifo.write("NVRM: Xid (PCI:0000:00:00): 62, p")
+    ahead = watched.poll(snapshot(gpu(0))).gpus[0].xids[62]
+    assert ahead.last > now + 364 * 86400
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
+    monkeypatch.setattr(time, "time", lambda: now + 60)
+    assert watched.poll(snapshot(gpu(0))).gpus[0].xids == {62: XidCount(1, now)}
 
 
 def test_gpu_in_anothers_place_gets_its_xids(fifo: Fifo) -> None:

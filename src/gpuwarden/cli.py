@@ -238,6 +238,8 @@ def _check_config(parsed: argparse.Namespace) -> int:
 def _reference(parsed: argparse.Namespace) -> int:
     from gpuwarden.arguments import REFERENCES  # noqa: PLC0415 - as above
 
+    if sys.flags.optimize > 1:  # as the service runs; what it would write has gaps, and looks whole
+        raise OSError(None, "references are made of docstrings, which Python leaves out with -OO: run it without")
     module, name = REFERENCES[parsed.what].rsplit(".", 1)
     written: Callable[[], str] = getattr(import_module(f"gpuwarden.{module}"), name)
     sys.stdout.write(written())

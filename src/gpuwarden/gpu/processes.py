@@ -15,6 +15,7 @@ from gpuwarden.labels import label
 
 MOST_LOOK_UPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
 CGROUP_BYTES = 64 * 1024
+COMM_BYTES = 64  # the longest are those of the kernel's own threads
 ACCESS_SECONDS = 10.0  # between looks at whether others' processes may be read
 
 
@@ -90,7 +91,7 @@ def _look_up(pid: int) -> ProcessIdentity | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return ProcessIdentity(_uid(process), _comm(process), _place(pid))
+            return ProcessIdentity(_uid(process), _comm(pid), _place(pid))
     except (psutil.NoSuchProcess, ValueError, OSError):
         return None  # ValueError: psutil refuses a pid of 0 or out of range; OSError: no file descriptor is left
 
@@ -102,10 +103,16 @@ def _uid(process: psutil.Process) -> int | None:
         return None
 
 
-def _comm(process: psutil.Process) -> str:
+def _comm(pid: int) -> str:
+    """Return the kernel's name of the process, which it cuts at 15 bytes.
+
+    psutil completes a long one by the command line. That lies in memory of the process, which may call gigabytes its
+    command line (prctl(2), PR_SET_MM_MAP), and which nobody can read while a call of it hangs in a driver's mmap.
+    """
     try:
-        return label(process.name())
-    except psutil.AccessDenied:
+        with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - as fast as can be
+            return label(file.read(COMM_BYTES).removesuffix(b"\n").decode(errors="surrogateescape"))
+    except PermissionError:
         return ""
 
 

@@ -77,6 +77,13 @@ class XidLedger:
             if not faults:
                 del self._open[key]
 
+    def set_back(self, now: float) -> None:
+        """Have no fault lie ahead of `now` in Unix time: where the clock was set back, it would be news for as long."""
+        for counts in self._counts.values():
+            for code, count in counts.items():
+                if count.last > now:
+                    counts[code] = XidCount(count.count, now)
+
     @property
     def empty(self) -> bool:
         """Whether no GPU has had a fault."""

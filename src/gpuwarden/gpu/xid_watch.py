@@ -51,6 +51,7 @@ class XidWatch:
         self._ledger.forget(time.monotonic() - REMEMBER_SECONDS)
         if self._ledger.empty:
             return snapshot
+        self._ledger.set_back(time.time())
         gpus = tuple(
             replace(gpu, xids=known) if (known := self._ledger.of(gpu.identity.uuid)) else gpu for gpu in snapshot.gpus
         )

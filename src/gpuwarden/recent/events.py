@@ -81,6 +81,8 @@ class RecentEvents:
             self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
 
     def _of_driver(self, state: State) -> Iterator[Event]:
+        if not state.snapshot.asked:
+            return  # in a pause, or while all GPUs are left to sleep, a driver that was at fault has not answered
         fault = state.snapshot.fault
         if fault != self._driver_fault:
             at = state.snapshot.time

@@ -87,10 +87,20 @@ class RecentSeries:
                 column[at] = value
 
     def times(self, now: float) -> list[int]:
-        """Return the places of the points that are not too old, the oldest first; `now` is Unix time."""
-        kept = min(self.points, POINTS)
-        places = [(self.points - kept + step) % POINTS for step in range(kept)]
-        return [place for place in places if 0 <= now - self._times[place] <= SECONDS]
+        """Return the places of the points that are not too old, the oldest first; `now` is Unix time.
+
+        Of times that have come twice, as the clock was set back, the later points count.
+        """
+        places: list[int] = []
+        later = float("inf")
+        for back in range(1, min(self.points, POINTS) + 1):
+            place = (self.points - back) % POINTS
+            at = self._times[place]
+            if now - SECONDS <= at <= now and at < later:
+                later = at
+                places.append(place)
+        places.reverse()
+        return places
 
     def timestamps(self, places: Iterable[int]) -> list[float]:
         """Return when the points at these places were taken, in Unix time."""

@@ -17,6 +17,7 @@ from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
+SHORTEST, LONGEST = 1e-6, 1e6  # seconds between frames: beyond, a frame's number may be none that there is
 MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 8 GPUs with NVLink take 46 MB
 
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
@@ -163,8 +164,8 @@ def _content(path: Path) -> bytes:
 
 def _capture(whole: Mapping[str, Any]) -> Capture:
     interval, frames = whole["interval"], whole["frames"]
-    if type(interval) not in (int, float) or not 0 < interval < float("inf"):
-        raise ValueError("interval: want a number of seconds above 0")
+    if type(interval) not in (int, float) or not SHORTEST <= interval <= LONGEST:
+        raise ValueError(f"interval: want {SHORTEST:g} to {LONGEST:g} seconds")
     if not isinstance(frames, list) or not 1 <= len(frames) <= MAX_FRAMES:
         raise ValueError(f"frames: want a list of 1 to {MAX_FRAMES}")
     return Capture(float(interval), tuple(_frame(frame) for frame in frames))

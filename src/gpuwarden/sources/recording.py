@@ -23,9 +23,11 @@ from gpuwarden.sources.capture import (
     GPM_METRICS,
     GPM_SAMPLES,
     LISTS,
+    LONGEST,
     MAX_FRAMES,
     MIG_HANDLE,
     NUMBERS,
+    SHORTEST,
     Answer,
     Answers,
     Capture,
@@ -52,8 +54,10 @@ def record(
 
     Blocks; raises NVMLError where the driver does not start.
     """
-    if not 1 <= frames <= MAX_FRAMES or not 0 < interval < float("inf"):
-        raise ValueError(f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, more than 0 s apart")
+    if not 1 <= frames <= MAX_FRAMES or not SHORTEST <= interval <= LONGEST:
+        raise ValueError(
+            f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, {SHORTEST:g} to {LONGEST:g} s apart"
+        )
     nvml.nvmlInit()
     box = _Box(nvml, plan, host_memory, clock)
     try:
