@@ -55,6 +55,7 @@ class Run:
         self.told = Told()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
+        self.settled_in, self.settled_since = 0, 0.0  # the thread whose fit that counts, and when it began (monotonic)
         self.steps = 0
         self.examples: int | None = None
         self.batch_size: int | None = None  # of the last step whose size is known
