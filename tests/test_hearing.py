@@ -18,7 +18,7 @@ from receiver import PATIENCE, Peer, Receiver
 
 from gpuwarden import watch
 from gpuwarden.client.advice import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
-from gpuwarden.client.connection import MAX_HEARD, Connection
+from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
 from gpuwarden.client.run import HEARD_INTERVAL, LISTEN_INTERVAL, Run
 from gpuwarden.client.steps import Steps
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
@@ -382,6 +382,26 @@ def test_daemon_lost(connection: Connection, peer: Peer) -> None:
     assert (run.told.pressure, run.told.last) == ("none", pressure("critical"))
 
 
+def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> None:
+    """What another daemon is told to has nothing of what the one before said, though nobody asked in between."""
+    connection = Connection(daemon.path, HELLO, clock)
+    run = Run(connection)
+    run.report(clock.now)
+    peer = daemon.accept()
+    peer.advise(pressure("critical"))
+    run.listen(clock.now)
+    before = run.told.pressure
+    peer.waiting()
+    peer.socket.close()
+    for _ in range(2):  # as a watch does where a phase that no step is made in begins, and ends
+        clock.now += FIRST_RETRY
+        run.report(clock.now)
+    assert daemon.accept().receive() == HELLO
+    run.listen(clock.now)
+    assert (before, run.told.pressure) == ("critical", "none")
+    connection.close()
+
+
 class Clock:
     """A clock that stands still until it is moved."""
 
@@ -390,6 +410,12 @@ class Clock:
     def __call__(self) -> float:
         """Give the time."""
         return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock."""
+    return Clock()
 
 
 @pytest.mark.parametrize(("seconds", "heard_after"), [(1 / 1024, 52), (1 / 64, 4), (1 / 16, 1), (4.0, 1)])

@@ -190,7 +190,9 @@ class Run:
                 oom_retries=self.oom_retries,
             )
         )
-        if self.listen_due == inf and self._connection.connected():
+        if not self._connection.connected():
+            self.told.lose(now)  # at once: before anybody listens another daemon may be there
+        elif self.listen_due == inf:
             self.due = self.listen_due = now
 
     def give_up(self) -> None:
