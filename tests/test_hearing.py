@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import select
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,6 +158,36 @@ def test_descriptor_closed_by_the_program(connection: Connection, tmp_path: Path
     assert not connection.send(END)
     for each in {file, number}:
         os.close(each)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_descriptor_that_is_another_socket(connection: Connection, *, ends: bool) -> None:
+    """A socket that the program has at the number by now gets nothing, loses nothing, and stays open."""
+    assert connection._socket is not None
+    number = connection._socket.fileno()
+    theirs, other = socket.socketpair()
+    os.dup2(theirs.fileno(), number)
+    with theirs, other, socket.socket(fileno=number) as reused:
+        if ends:
+            other.shutdown(socket.SHUT_WR)
+        else:
+            other.send(encode(pressure("critical")))
+        assert connection.listen() == []
+        assert not connection.send(END)
+        connection.close()
+        assert reused.recv(MAX_MESSAGE_BYTES) == (b"" if ends else encode(pressure("critical")))
+        assert select.select([other], [], [], 0)[0] == []
+
+
+def test_descriptor_that_is_another_socket_at_the_end(connection: Connection) -> None:
+    """It stays open where a forked child, or the end, closes the connection first."""
+    assert connection._socket is not None
+    number = connection._socket.fileno()
+    theirs, other = socket.socketpair()
+    os.dup2(theirs.fileno(), number)
+    with theirs, other:
+        connection.close()
+        os.close(number)
 
 
 def test_without_ctypes(daemon: Receiver) -> None:
