@@ -37,6 +37,7 @@ from receiver import Receiver
 from gpuwarden import keras as keras_callback
 from gpuwarden.client import steps
 from gpuwarden.client.frameworks.tensorflow import physical_devices
+from gpuwarden.client.run import Run, join
 from gpuwarden.client.wrapped import unwrap
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol import Hello, Report
@@ -343,6 +344,46 @@ def case_fit_within_a_fit(daemon: Daemon) -> Any:
 
     fit(model(), daemon.callback(), Within())
     return daemon.heard()
+
+
+def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, Any]:
+    """Fit with `act` done between two steps of each epoch, with the callback of the fit; give what is left of that."""
+
+    class Within(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 1:
+                act(callback)
+
+    callback, trained = daemon.callback(interval=0), model()
+    before = fit_of(daemon).steps
+    fit(trained, callback, Within())
+    fit_of(daemon).settle()
+    return {
+        "steps": fit_of(daemon).steps - before,
+        "its_model": callback.model is trained,
+        "its_batches": callback.params["steps"],
+        "watched": watched(trained),
+    }
+
+
+def fit_of(daemon: Daemon) -> Run:
+    """Give this process's run as it reports here."""
+    return join(daemon.path, Hello("", "", {}))
+
+
+def case_within_a_step(daemon: Daemon) -> Any:
+    def failing(callback: GpuWarden) -> None:
+        try:
+            fit(model(), callback, Fail(), epochs=1)
+        except ZeroDivisionError:
+            fit(model(), callback, epochs=1)
+
+    return {
+        "another": within_a_step(daemon, lambda _: fit(model(), daemon.callback(interval=0), epochs=1)),
+        "same": within_a_step(daemon, lambda callback: model().fit(*data(1), verbose=0, callbacks=[callback])),
+        "evaluate": within_a_step(daemon, lambda callback: model().evaluate(*data(), verbose=0, callbacks=[callback])),
+        "failing": within_a_step(daemon, failing),
+    }
 
 
 def case_other_callback_raises(daemon: Daemon) -> Any:

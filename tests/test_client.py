@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -785,16 +786,51 @@ def test_slow_reports_are_rarer(connection: Connection, clock: Clock, cost: floa
     assert run.due - begun == pytest.approx(pause, rel=0.02)
 
 
-def test_nested_fit(run: Run, clock: Clock) -> None:
-    """A fit inside a fit's step takes over the counting; the outer one keeps nothing of its epoch's rest."""
+@pytest.mark.parametrize("looked", [True, False])
+def test_nested_fit(run: Run, clock: Clock, *, looked: bool) -> None:
+    """A fit inside a fit's step, which has ended, takes nothing from the outer one but the time of that step."""
+    outer = Steps(run, 1, 10, clock=clock)
+    outer.begin_epoch()
+    for number in range(7):
+        outer.begin()
+        clock.now += 2
+        if number == 3:
+            play(Steps(run, 1, 4, clock=clock), clock, 4)
+            run.phase = "idle"
+            run.look_at(clock.now if looked else inf)
+    assert (run.phase, run.stepping) == (("train", True) if looked else ("idle", False))
+    outer.end_epoch(in_vain=False)
+    assert run.steps == 11
+    assert (run.durations.total, sum(run.durations.buckets)) == (16.0, 8)  # the first of both and the one in between
+
+
+def test_nested_fit_ends_by_an_exception(run: Run, clock: Clock) -> None:
+    """What a fit inside a fit has begun counts as ever, and then the outer one goes on."""
     outer = Steps(run, 1, 10, clock=clock)
     outer.begin_epoch()
     outer.begin()
-    play(Steps(run, 1, 2, clock=clock), clock, 2)
+    inner = Steps(run, 1, 2, clock=clock)
+    inner.begin_epoch()
+    for steps in (inner, inner, outer, outer):
+        clock.now += 2
+        steps.begin()
+    clock.now += 2
+    outer.end_epoch(in_vain=False)
+    assert run.steps == 4
+
+
+def test_fit_in_another_thread(run: Run, clock: Clock) -> None:
+    """A fit that goes on beside a fit takes over the counting; the other one keeps nothing of its epoch's rest."""
+    one = Steps(run, 1, 10, clock=clock)
+    one.begin_epoch()
+    one.begin()
+    beside = threading.Thread(target=lambda: play(Steps(run, 1, 2, clock=clock), clock, 2))
+    beside.start()
+    beside.join()
     run.hasten()
     for _ in range(5):
-        outer.begin()
-    assert len(outer._begins) <= 1
+        one.begin()
+    assert len(one._begins) <= 1
     assert run.steps == 2
 
 

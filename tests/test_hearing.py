@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import select
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from receiver import PATIENCE, Peer, Receiver
 
 from gpuwarden import watch
 from gpuwarden.client.advice import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
-from gpuwarden.client.connection import MAX_HEARD, Connection
+from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
 from gpuwarden.client.run import HEARD_INTERVAL, LISTEN_INTERVAL, Run
 from gpuwarden.client.steps import Steps
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
@@ -156,6 +158,36 @@ def test_descriptor_closed_by_the_program(connection: Connection, tmp_path: Path
     assert not connection.send(END)
     for each in {file, number}:
         os.close(each)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_descriptor_that_is_another_socket(connection: Connection, *, ends: bool) -> None:
+    """A socket that the program has at the number by now gets nothing, loses nothing, and stays open."""
+    assert connection._socket is not None
+    number = connection._socket.fileno()
+    theirs, other = socket.socketpair()
+    os.dup2(theirs.fileno(), number)
+    with theirs, other, socket.socket(fileno=number) as reused:
+        if ends:
+            other.shutdown(socket.SHUT_WR)
+        else:
+            other.send(encode(pressure("critical")))
+        assert connection.listen() == []
+        assert not connection.send(END)
+        connection.close()
+        assert reused.recv(MAX_MESSAGE_BYTES) == (b"" if ends else encode(pressure("critical")))
+        assert select.select([other], [], [], 0)[0] == []
+
+
+def test_descriptor_that_is_another_socket_at_the_end(connection: Connection) -> None:
+    """It stays open where a forked child, or the end, closes the connection first."""
+    assert connection._socket is not None
+    number = connection._socket.fileno()
+    theirs, other = socket.socketpair()
+    os.dup2(theirs.fileno(), number)
+    with theirs, other:
+        connection.close()
+        os.close(number)
 
 
 def test_without_ctypes(daemon: Receiver) -> None:
@@ -382,6 +414,26 @@ def test_daemon_lost(connection: Connection, peer: Peer) -> None:
     assert (run.told.pressure, run.told.last) == ("none", pressure("critical"))
 
 
+def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> None:
+    """What another daemon is told to has nothing of what the one before said, though nobody asked in between."""
+    connection = Connection(daemon.path, HELLO, clock)
+    run = Run(connection)
+    run.report(clock.now)
+    peer = daemon.accept()
+    peer.advise(pressure("critical"))
+    run.listen(clock.now)
+    before = run.told.pressure
+    peer.waiting()
+    peer.socket.close()
+    for _ in range(2):  # as a watch does where a phase that no step is made in begins, and ends
+        clock.now += FIRST_RETRY
+        run.report(clock.now)
+    assert daemon.accept().receive() == HELLO
+    run.listen(clock.now)
+    assert (before, run.told.pressure) == ("critical", "none")
+    connection.close()
+
+
 class Clock:
     """A clock that stands still until it is moved."""
 
@@ -390,6 +442,12 @@ class Clock:
     def __call__(self) -> float:
         """Give the time."""
         return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock."""
+    return Clock()
 
 
 @pytest.mark.parametrize(("seconds", "heard_after"), [(1 / 1024, 52), (1 / 64, 4), (1 / 16, 1), (4.0, 1)])

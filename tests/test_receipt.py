@@ -45,6 +45,24 @@ def test_golden_has_every_key() -> None:
     assert missing == {"energy_by_power_joules"}
 
 
+@pytest.mark.parametrize(
+    ("clock", "duration"), [(9000.5, 9000.5), (8999.5, 8999.5), (5400.0, 9000.0), (-100.0, 9000.0)]
+)
+def test_clock_set_back(clock: float, duration: float) -> None:
+    """A run has lasted no less than it has, whatever the clock was set to meanwhile."""
+    seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
+    whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=NO_ACCOUNT)
+    assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
+
+
+def test_clock_set_back_before_another_daemon() -> None:
+    """A daemon that goes on with a run adds what it has seen of it."""
+    before = replace(receipt(), updated_timestamp_seconds=BEGAN + 5000, duration_seconds=5000.0)
+    since = replace(receipt(), began_timestamp_seconds=BEGAN + 2000, duration_seconds=100.0)
+    assert continued(before, replace(since, updated_timestamp_seconds=BEGAN + 2100)).duration_seconds == 5100
+    assert continued(before, replace(since, updated_timestamp_seconds=BEGAN + 6100)).duration_seconds == 6100
+
+
 def test_what_is_not_known_has_no_key() -> None:
     """Of a run that said hello alone, there is what every receipt has."""
     bare = Run(Peer(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -163,6 +164,35 @@ def test_second_daemon_keeps_out(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "another daemon keeps its receipts there\n"
+
+
+def test_removed_folder_is_made_again(tmp_path: Path) -> None:
+    """Where somebody has removed the folder the next receipt makes it anew, and a second daemon stays out of it."""
+    folder = tmp_path / "receipts"
+    files = opened(folder)
+    files.write({stem_of(at(0)): at(0)})
+    shutil.rmtree(folder)
+    files.write({stem_of(at(1)): at(1)})
+    assert [file.name for file in folder.iterdir()] == [f"{stem_of(at(1))}.json"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    with pytest.raises(OSError, match="another daemon keeps its receipts there"):
+        opened(folder)
+
+
+def test_folder_put_in_the_place_of_another(tmp_path: Path) -> None:
+    """It is bounded as the one before was, with what it holds, and is another daemon's where that has hold of it."""
+    folder, aside = tmp_path / "receipts", tmp_path / "aside"
+    earlier = opened(aside)
+    earlier.write({stem_of(at(second)): at(second) for second in range(2)})
+    files = opened(folder, most=2)
+    folder.rename(tmp_path / "away")
+    aside.rename(folder)
+    with pytest.raises(OSError, match="another daemon keeps its receipts there"):
+        files.write({stem_of(at(2)): at(2)})
+    close(earlier)
+    for second in (2, 3):
+        files.write({stem_of(at(second)): at(second)})
+    assert sorted(file.name for file in folder.iterdir()) == [f"{stem_of(at(second))}.json" for second in (2, 3)]
 
 
 def test_nothing_half_written_stays(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_run_is_joined_with_its_gpu() -> None:
     assert (run.up, run.current, run.last_report, run.unresolved) == (True, True, 1.8e9, 0)
 
 
+def test_how_long_a_run_lasts() -> None:
+    """It lasts from its hello to its end, whatever the wall clock, which stands still here, says."""
+    runs = registry()
+    peer = Peer(100, 1000, 1)
+    runs.receive(peer, Hello("r", "f", {}), 10.0)
+    assert [run.lasted for run in runs.runs(snapshot(), 15.0)] == [5.0]
+    runs.receive(peer, End("exit"), 17.0)
+    assert [run.lasted for run in runs.runs(snapshot(), 30.0)] == [7.0]
+
+
 def test_run_on_a_mig_instance() -> None:
     """Its headroom is the instance's free memory and its own slack there, whatever the rest of the GPU has free."""
     runs = registry()

@@ -161,6 +161,14 @@ def test_prefix_has_to_be_unique(daemon: Daemon) -> None:
     assert "Receipts lie in /" in done.stderr
 
 
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_id_that_is_empty(daemon: Daemon, nothing: str) -> None:
+    """It is the begin of every run's id, and meant for none: a wrong use."""
+    done = run("show", nothing, port=daemon.port)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("argument ID: want a run's id or its begin, not nothing; gpuwarden runs lists them\n")
+
+
 def test_json(daemon: Daemon) -> None:
     """For programs there is what the API says, whole."""
     listed = json.loads(run("--json", port=daemon.port).stdout)

@@ -129,7 +129,7 @@ def _add_runs(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_asking(some)
     _add_choice(some)
     show = words.add_parser("show", help="show all that is known of one", argument_default=unsaid)
-    show.add_argument("run", metavar="ID", help="the run's id, or as much of its begin as no other has")
+    show.add_argument("run", metavar="ID", type=_named, help="the run's id, or as much of its begin as no other has")
     _add_asking(show)
     show.set_defaults(command="show_run")
 
@@ -145,6 +145,12 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--live", dest="which", action="store_const", const=("live",), help="those alone that go on")
     which.add_argument("--past", dest="which", action="store_const", const=("past",), help="those alone that ended")
     parser.add_argument("--limit", type=_positive, metavar="N", help="the newest N of both, or of those alone")
+
+
+def _named(text: str) -> str:
+    if not text.strip():  # a script's variable that is not set: each run's id begins like that
+        raise argparse.ArgumentTypeError("want a run's id or its begin, not nothing; gpuwarden runs lists them")
+    return text
 
 
 def _positive(text: str) -> int:

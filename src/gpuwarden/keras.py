@@ -39,7 +39,8 @@ from gpuwarden.protocol import Advice, Phase
 
 __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 
-_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_feed", "_functions", "_watched", "_model", "model"}
+_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_feed", "_functions", "_watched", "_model", "model", "_around"}
+_OF_ONE_CALL = _OF_ONE_FIT - {"_around"} | {"params", "_batch", "_in_vain", "_standalone"}
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -90,18 +91,39 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._metric: LossMetric | None = None
         self._batches: Batches | None = None
         self._feed: Feed | None = None  # what it is fed, where that tells something
+        self._around: dict[int, dict[str, Any]] = {}  # the fits around what goes on, by depth
         GpuWarden._latest = weakref.ref(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one fit of this process."""
-        return {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys())}
+        return {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys()), "_around": {}}
 
     def set_model(self, model: Any) -> None:
         """Take note that fit, evaluate or predict has been called: the only sign that a fit before it has failed."""
+        self._set_aside()
         super().set_model(model)
         self._watched = model
         self._standalone = True
         self._take(model)
+
+    @guarded
+    def _set_aside(self) -> None:
+        """Keep what belongs to the fit from whose callbacks this was called, so that it can go on."""
+        depth = keras_model.hooks_around(keras)
+        over = [each for each in self._around if each >= depth]  # an exception ended what came within
+        now = {name: value for name, value in self.__dict__.items() if name in _OF_ONE_CALL}
+        around = self._around[min(over)] if over else now
+        self._around = {each: state for each, state in self._around.items() if each < depth}
+        if depth:
+            self._around[depth] = around
+
+    @guarded
+    def _take_up(self) -> None:
+        """Go on with the fit around what is over."""
+        if self._around:
+            self.__dict__.update(self._around.pop(max(self._around)))
+            if self._steps is not None and self._functions is not None:
+                self._functions.watch("train", self, self._feed)  # of the same model, perhaps
 
     @guarded
     def _take(self, model: Any) -> None:
@@ -132,8 +154,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     @guarded
     def on_train_end(self, logs: Any = None) -> None:
-        self._leave()
-        self._enter("idle")
+        self._end()
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -189,8 +210,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     @guarded
     def on_test_end(self, logs: Any = None) -> None:
         if self._standalone:
-            self._leave()
-            self._enter("idle")
+            self._end()
         else:
             self._leave("test")
             self._enter("train")
@@ -207,19 +227,22 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     @guarded
     def on_predict_end(self, logs: Any = None) -> None:
-        self._leave()
-        self._enter("idle")
+        self._end()
 
     @guarded
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observe()
 
-    @guarded
     def failed(self, exception: BaseException) -> None:
         """Tell the daemon what a step has raised, and that fit, evaluate or predict is over by it.
 
         Of the exception nothing is kept but text.
         """
+        self._fail(exception)
+        self._take_up()
+
+    @guarded
+    def _fail(self, exception: BaseException) -> None:
         self._leave()
         if self._feed is not None:
             self._feed.pause()
@@ -278,6 +301,13 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         assert self._run is not None
         self._run.phase = phase
         self._report()
+
+    def _end(self) -> None:
+        try:
+            self._leave()
+            self._enter("idle")
+        finally:
+            self._take_up()
 
     def _report(self) -> None:
         assert self._run is not None

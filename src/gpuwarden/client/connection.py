@@ -41,6 +41,7 @@ class Connection:
         self._hello = hello
         self._clock = clock
         self._socket: socket.socket | None = None
+        self._file: os.stat_result | None = None  # which one the socket is
         self.peek = gone  # below 0 where there is nothing to `listen` to
         self._connected_at = 0.0
         self._retry_at = -1.0
@@ -76,6 +77,9 @@ class Connection:
         for _ in range(MAX_HEARD):
             if self._socket is None or (length := self.peek()) < 0 or self._pid != os.getpid():
                 break
+            if not self._is_ours():
+                self._lose()
+                break
             try:
                 data = self._socket.recv(MAX_MESSAGE_BYTES + 1) if length else b""
             except OSError:  # another thread has taken it
@@ -98,10 +102,7 @@ class Connection:
 
     def close(self) -> None:
         """Close for good."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # the program has closed it before
-                self._socket.close()
-        self._socket, self.peek = None, gone
+        self._drop()
         self._retry_at = float("inf")
 
     def _connect(self) -> bool:
@@ -114,6 +115,7 @@ class Connection:
     def _open(self) -> None:
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            self._file = os.fstat(self._socket.fileno())
             self._socket.connect(self.path)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             self._tell_once(error)
@@ -134,6 +136,9 @@ class Connection:
 
     def _put(self, message: Message) -> bool:
         assert self._socket is not None
+        if not self._is_ours():
+            self._lose()
+            return False
         try:
             # Without MSG_NOSIGNAL a program that gave SIGPIPE its default action would die with the daemon.
             self._socket.send(encode(message), socket.MSG_NOSIGNAL)
@@ -144,8 +149,6 @@ class Connection:
             if error.errno == errno.EMSGSIZE:
                 self.dropped += 1
                 return False
-            if error.errno in (errno.EBADF, errno.ENOTSOCK):  # the program closed all it knew of, as daemons do
-                self._socket.detach()  # the number may be another file's by now
             self._lose()
             return False
         return True
@@ -153,14 +156,32 @@ class Connection:
     def _lose(self) -> None:
         """Drop the socket and set when to try again: later each time, unless the connection had lasted."""
         now = self._clock()
-        if self._socket is not None:
-            self._socket.close()
+        self._drop()
         if self._connected_at and now - self._connected_at > LAST_RETRY:
             self._delay = FIRST_RETRY
-        self._socket, self.peek = None, gone
         self._connected_at = 0.0
         self._retry_at = now + self._delay
         self._delay = min(2 * self._delay, LAST_RETRY)
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            if not self._is_ours():
+                self._socket.detach()
+            with contextlib.suppress(OSError):
+                self._socket.close()
+        self._socket, self.peek = None, gone
+
+    def _is_ours(self) -> bool:
+        """Say whether the number is still the connection's.
+
+        A program may close all it does not know of, as daemons do, and have another file there by now.
+        """
+        assert self._socket is not None
+        try:
+            found = os.fstat(self._socket.fileno())
+        except OSError:
+            return False
+        return self._file is not None and os.path.samestat(found, self._file)
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()

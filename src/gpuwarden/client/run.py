@@ -55,6 +55,7 @@ class Run:
         self.told = Told()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
+        self.settled_in, self.settled_since = 0, 0.0  # the thread whose fit that counts, and when it began (monotonic)
         self.steps = 0
         self.examples: int | None = None
         self.batch_size: int | None = None  # of the last step whose size is known
@@ -189,7 +190,9 @@ class Run:
                 oom_retries=self.oom_retries,
             )
         )
-        if self.listen_due == inf and self._connection.connected():
+        if not self._connection.connected():
+            self.told.lose(now)  # at once: before anybody listens another daemon may be there
+        elif self.listen_due == inf:
             self.due = self.listen_due = now
 
     def give_up(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from operator import sub
@@ -45,12 +46,11 @@ class Steps:
         answers: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        run.settle()  # what an earlier fit counted, which may have ended by an exception
-        run.settle = self.settle
         self._run = run
         self._per_execution = per_execution
         self._in_epoch = in_epoch
         self._clock = clock
+        self.resume()
         self._asks = updates if per_execution > 1 and in_epoch is None else lambda: None
         self._traces = traces
         self._traced = traces()
@@ -76,6 +76,7 @@ class Steps:
         self._executions = 0  # that have ended
         self._ended: list[float | None] = []  # seconds of those that are not counted yet; None is no usual step
         self._counted = 0
+        self._interrupted = False  # the first execution that ends from here on held a fit within this one
         self._run.stepping = False
 
     def superseded(self) -> bool:
@@ -83,9 +84,23 @@ class Steps:
         return self._run.settle != self.settle
 
     def resume(self) -> None:
-        """Count into the run again, where another fit has done so meanwhile."""
-        self._run.settle()
-        self._run.settle = self.settle
+        """Count into the run from now on, where another fit has done so, which may have ended by an exception."""
+        run = self._run
+        run.settle()
+        run.settle = self.settle
+        run.settled_in, run.settled_since = threading.get_ident(), self._clock()
+
+    def _goes_on(self) -> bool:
+        """Count into the run again after a fit within this one, which is over; say whether this one counts.
+
+        That of another thread goes on beside this one.
+        """
+        if self.superseded():
+            if self._run.settled_in != threading.get_ident():
+                return False
+            self._interrupted = bool(self._begins) and self._begins[0] <= self._run.settled_since
+            self.resume()
+        return True
 
     def begin_epoch(self) -> None:
         """Start to count an epoch; its first begin is reported at once."""
@@ -114,10 +129,10 @@ class Steps:
             self._observe(now)
 
     def _observe(self, now: float) -> None:
-        if self.superseded():
+        if not self._goes_on():
             self._reset()
             return
-        self._run.stepping = True
+        self._run.phase, self._run.stepping = "train", True  # whatever a fit or test within this one has left
         all_done = self._do_next(now)
         done = self._begins[-1] = self._clock()
         self._spent += done - now
@@ -167,6 +182,7 @@ class Steps:
         `in_vain`: the last begin only found the data at its end.
         """
         now = self._clock()
+        self._goes_on()
         self.settle()
         if not self._begins:
             return False
@@ -190,15 +206,15 @@ class Steps:
             return
         self._executions += len(seconds)
         kept: list[float | None] = [*seconds]
-        traced, first = self._traces(), self._first
-        if first and traced is None:
+        traced, first, interrupted = self._traces(), self._first, self._interrupted
+        if interrupted or (first and traced is None):
             kept[0] = None
         elif traced != self._traced:
             compiled = 0 if first else self._compiled(seconds)
             if compiled is not None:
                 self._run.compile_seconds = (self._run.compile_seconds or 0.0) + seconds[compiled]
                 kept[compiled] = None
-        self._traced, self._first = traced, False
+        self._traced, self._first, self._interrupted = traced, False, False
         self._ended += kept
 
     def _compiled(self, seconds: list[float]) -> int | None:

@@ -25,6 +25,8 @@ from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.share import Account, Share
 from gpuwarden.runs.verdict import Verdict
 
+_SLACK_SECONDS = 1.0  # by which two clocks may differ that nobody has set
+
 
 def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
     """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time."""
@@ -39,7 +41,7 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
         uid=run.peer.uid,
         began_timestamp_seconds=run.began,
         updated_timestamp_seconds=until,
-        duration_seconds=max(until - run.began, 0.0),
+        duration_seconds=_longer(until - run.began, run.lasted),
         boot_id=boot_id,
         user=user,
         job=hello.job,
@@ -55,6 +57,11 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
         batch_size_advice=_advice(run.batch_size_advice) if run.batch_size_advice else None,
         **(_host(run.usage) if run.usage else {}),
     )
+
+
+def _longer(by_the_clock: float, at_least: float) -> float:
+    """Return how long a run has lasted; not by the clock where that was set back meanwhile."""
+    return by_the_clock if by_the_clock > at_least - _SLACK_SECONDS else at_least
 
 
 def _training(report: Report, stalls: int) -> dict[str, Any]:
@@ -165,7 +172,9 @@ def continued(before: Receipt, since: Receipt) -> Receipt:
         since,
         **missed,
         began_timestamp_seconds=began,
-        duration_seconds=max(since.updated_timestamp_seconds - began, 0.0),
+        duration_seconds=_longer(
+            since.updated_timestamp_seconds - began, before.duration_seconds + since.duration_seconds
+        ),
         errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
         devices=tuple(_with_sizes_of(device, before.devices) for device in since.devices),
     )

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -50,6 +50,10 @@ def stem_of(receipt: Receipt) -> str:
     return f"{began}-{receipt.run_id}"
 
 
+def _ended(names: Iterable[str]) -> list[str]:
+    return [name for name in names if _NAME.fullmatch(name) and not name.endswith(PART)]
+
+
 class ReceiptFiles:
     """Keeps at most `most` receipts of ended runs in `folder`, and the newest of them. Used by one thread at a time."""
 
@@ -61,12 +65,8 @@ class ReceiptFiles:
 
     def open(self, newest: int) -> Found:
         """Take hold of the folder, made if need be, and read it: of ended runs the `newest`. Raises OSError."""
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True)
-            self.folder.chmod(0o750)  # whatever the umask
         self._take_hold()
-        with os.scandir(self.folder) as entries:
-            names = sorted(entry.name for entry in islice(entries, MAX_NAMES))
+        names = self._names()
         strange = []
         for name in names:
             if _LEFT_BEHIND.fullmatch(name):
@@ -74,7 +74,7 @@ class ReceiptFiles:
             elif not _NAME.fullmatch(name):
                 strange.append(f"{name}: not its name")
         names = [name for name in names if _NAME.fullmatch(name)]
-        self._ended = [name for name in names if not name.endswith(PART)]
+        self._ended = _ended(names)
         ended = {name: self._kept(name, strange) for name in reversed(self._ended[-newest:])}
         parts = {name: self._read(name, strange) for name in self._parts(names)}
         return Found(
@@ -82,6 +82,10 @@ class ReceiptFiles:
             {name.removesuffix(PART): receipt for name, receipt in parts.items() if receipt},
             tuple(strange),
         )
+
+    def _names(self) -> list[str]:
+        with os.scandir(self.folder) as entries:
+            return sorted(entry.name for entry in islice(entries, MAX_NAMES))
 
     def _parts(self, names: list[str]) -> Iterator[str]:
         """Return the names of runs that had not ended; what a crash has left beside a whole receipt is removed."""
@@ -93,7 +97,10 @@ class ReceiptFiles:
                     yield name
 
     def _take_hold(self) -> None:
-        """Keep a second daemon out, whose receipts would be taken for those of this one's past."""
+        """Make the folder, if need be; keep a second daemon out, whose receipts would be taken for this one's past."""
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            self.folder.chmod(0o750)  # whatever the umask
         if self._lock is not None:
             return
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -102,9 +109,8 @@ class ReceiptFiles:
         except BlockingIOError:
             os.close(folder)
             raise OSError(errno.EBUSY, "another daemon keeps its receipts there") from None
-        except OSError:  # a file system without locks
-            os.close(folder)
-            return
+        except OSError:
+            pass  # a file system without locks
         self._lock = folder
 
     def _kept(self, name: str, strange: list[str]) -> Kept | None:
@@ -139,8 +145,19 @@ class ReceiptFiles:
             raise ReceiptError("the receipt of another run")
         return receipt
 
+    def _keep_hold(self) -> None:
+        """Go on in what is in the folder's place, where somebody has removed it or put another there."""
+        if self._lock is not None:
+            if self.folder.is_dir() and os.path.samestat(self.folder.stat(), os.fstat(self._lock)):
+                return
+            os.close(self._lock)
+            self._lock = None
+        self._take_hold()
+        self._ended = _ended(self._names())
+
     def write(self, receipts: Mapping[str, Receipt]) -> None:
         """Write receipts by stem, and remove the oldest beyond the limit. Raises OSError after the first that fails."""
+        self._keep_hold()
         for stem, receipt in receipts.items():
             if receipt.outcome is None:
                 self._put(stem + PART, receipt)

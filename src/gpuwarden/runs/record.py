@@ -294,6 +294,7 @@ class Record:
             unresolved=len(self.hello.devices) - len(uuids),
             usage=usage,
             began=self.began,
+            lasted=(self.inquest.ended if self.inquest else now) - self.began_at,
             errors=tuple(self.errors),
             last_errors=dict(self.last_errors),
             ooms=self.ooms,

@@ -47,7 +47,8 @@ class Run:
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
     than the expiry. `headroom_unknown` says why a device has none while the run is up; "" stands for those that are no
     certain GPU. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
-    its processes use on the host, where that is known. `began` is when it first said hello, in Unix time. `errors` are
+    its processes use on the host, where that is known. `began` is when it first said hello, in Unix time, and `lasted`
+    the seconds since by a clock that nobody sets, up to its end. `errors` are
     the last that it told; the report counts them all. `last_errors` is when the last of each kind was heard of, in Unix
     time; `ooms` are the allocations that failed in the last out-of-memory on GPUs, by UUID. `ending` is there once the
     run is not up, and may change until it is settled. `stall` is there while a step hangs, which it did `stalls` times
@@ -70,6 +71,7 @@ class Run:
     unresolved: int = 0
     usage: Usage | None = None
     began: float = 0.0
+    lasted: float = 0.0
     errors: tuple[SeenError, ...] = ()
     last_errors: Mapping[ErrorKind, float] = field(default_factory=dict)
     ooms: Mapping[str, Oom] = field(default_factory=dict)
