@@ -20,9 +20,9 @@ MOST_NOISE = 0.1  # of a step, that is usually in use on top of the floor
 LEAST_STEPS = 3
 MOST_STEPS = 8
 PUNCTUAL = 1.5  # times its pause after the last step, the next one is there
-# Of what a step takes, what finds no place though as much is free: TensorFlow's allocator hands out a piece whole that
-# is up to twice as large as asked for (bfc_allocator.cc). Steps of one large tensor lost a third of it in real leaks;
-# of many small ones they lose nothing. Not where growth comes by regular steps: a whole one would hang on it.
+# Share of what a step takes that finds no place though as much is free: TensorFlow's allocator hands out a piece whole
+# that is up to twice as large as asked for (bfc_allocator.cc). Steps of one large tensor lost a third in real leaks; of
+# many small ones they lose nothing. Not where growth comes by regular steps: a whole one would hang on it.
 LOST = 1 / 16
 DOUBT = 0.15  # of the seconds that are left, at least: rates change, and the last allocation is not the average one
 
