@@ -60,13 +60,6 @@ def test_defaults() -> None:
     assert (Config().poll.interval, Config().runs.context_overhead) == (1.0, 512 * 2**20)
 
 
-def test_what_is_listed_twice_counts_once() -> None:
-    """Or somebody would be told everything twice."""
-    config = parse("alertmanager: {url: ['http://a:9093', 'http://b:9093', 'http://a:9093']}", "c.yaml")
-    assert config.alertmanager.url == ("http://a:9093", "http://b:9093")
-    assert len(parse("notify: {webhook: ['http://a/?1', 'http://a/?2', 'http://a/?1']}", "c.yaml").notify.webhook) == 2
-
-
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [

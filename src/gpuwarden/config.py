@@ -588,8 +588,7 @@ def _config(entries: Sequence[Entry], problems: Sequence[Problem]) -> Config:
     for entry in entries:
         try:
             value = OPTIONS[entry.key].kind.read(entry.text)
-            # What is listed twice counts once: else somebody would be told everything twice.
-            values[entry.key] = tuple(dict.fromkeys((*values.get(entry.key, ()), *value))) if entry.of_list else value
+            values[entry.key] = (*values.get(entry.key, ()), *value) if entry.of_list else value
         except ValueError as error:
             found.append(entry.problem(str(error)))
             wrong.add(entry.key)
