@@ -39,8 +39,8 @@ from gpuwarden.protocol import Advice, Phase
 
 __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 
-_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_feed", "_functions", "_watched", "_model", "model", "_around"}
-_OF_ONE_CALL = _OF_ONE_FIT - {"_around"} | {"params", "_batch", "_in_vain", "_standalone"}
+_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_feed", "_functions", "_watched", "_model", "model"}
+_OF_ONE_CALL = _OF_ONE_FIT | {"params", "_batch", "_in_vain", "_standalone"}
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
