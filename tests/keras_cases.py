@@ -360,6 +360,7 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
     fit_of(daemon).settle()
     return {
         "steps": fit_of(daemon).steps - before,
+        "epoch": fit_of(daemon).epoch,
         "its_model": callback.model is trained,
         "its_batches": callback.params["steps"],
         "watched": watched(trained),

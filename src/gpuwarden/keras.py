@@ -174,9 +174,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._functions.watch_test_early(self)
         self._metric.begin_epoch()
         self._batches.begin_epoch()
-        self._steps.begin_epoch()  # and its first step reports
+        self._steps.begin_epoch(int(epoch))  # and its first step reports
         self._batch, self._in_vain = None, False
-        self._run.phase, self._run.epoch, self._run.batch = "train", int(epoch), 0
+        self._run.phase, self._run.batch = "train", 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_epoch()

@@ -27,8 +27,8 @@ END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last m
 REPORT_INTERVAL = 0.25  # seconds
 PERCENTILES_INTERVAL = 1.0  # seconds
 LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
-# Seconds between two questions whether there is advice. One took 1 µs in a loop that does nothing else, some 20 µs where
-# training has the processor's caches, when it went through six functions of Python's; it is one call of C since.
+# Seconds between two questions whether there is advice. One took 1 µs in a loop that does nothing else, and 20 µs where
+# training has the processor's caches, when it went through six functions of Python; now it is one call of C.
 LISTEN_INTERVAL = 0.05
 HEARD_INTERVAL = 0.2  # after some came: it might be a flood
 

@@ -49,6 +49,7 @@ class Steps:
         self._run = run
         self._per_execution = per_execution
         self._in_epoch = in_epoch
+        self._epoch = 0
         self._clock = clock
         self.resume()
         self._asks = updates if per_execution > 1 and in_epoch is None else lambda: None
@@ -102,9 +103,10 @@ class Steps:
             self.resume()
         return True
 
-    def begin_epoch(self) -> None:
-        """Start to count an epoch; its first begin is reported at once."""
+    def begin_epoch(self, number: int = 0) -> None:
+        """Start to count the epoch of that number; its first begin is reported at once."""
         self._reset()
+        self._run.epoch = self._epoch = number
         self._updates_before = self._asks()
         self._run.hasten()
 
@@ -132,7 +134,8 @@ class Steps:
         if not self._goes_on():
             self._reset()
             return
-        self._run.phase, self._run.stepping = "train", True  # whatever a fit or test within this one has left
+        # Whatever a fit or test within this one has left.
+        self._run.phase, self._run.epoch, self._run.stepping = "train", self._epoch, True
         all_done = self._do_next(now)
         done = self._begins[-1] = self._clock()
         self._spent += done - now
