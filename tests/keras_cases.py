@@ -353,7 +353,9 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
             if batch == 1:
                 act(callback)
+                meanwhile.append(watched(trained))
 
+    meanwhile: list[list[str]] = []
     callback, trained = daemon.callback(interval=0), model()
     before = fit_of(daemon).steps
     fit(trained, callback, Within())
@@ -363,7 +365,7 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
         "epoch": fit_of(daemon).epoch,
         "its_model": callback.model is trained,
         "its_batches": callback.params["steps"],
-        "watched": watched(trained),
+        "watched": [*meanwhile, watched(trained)],
     }
 
 
@@ -383,6 +385,9 @@ def case_within_a_step(daemon: Daemon) -> Any:
         "another": within_a_step(daemon, lambda _: fit(model(), daemon.callback(interval=0), epochs=1)),
         "same": within_a_step(daemon, lambda callback: model().fit(*data(1), verbose=0, callbacks=[callback])),
         "evaluate": within_a_step(daemon, lambda callback: model().evaluate(*data(), verbose=0, callbacks=[callback])),
+        "evaluate_by_another": within_a_step(
+            daemon, lambda callback: callback.model.evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
+        ),
         "failing": within_a_step(daemon, failing),
     }
 

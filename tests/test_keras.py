@@ -179,8 +179,9 @@ def test_within_another(saw: list[MESSAGE]) -> None:
 def test_within_a_step(saw: Any) -> None:
     """What is fitted or evaluated between two steps, by the same callback too, takes nothing from the outer fit."""
     steps = {name: each.pop("steps") for name, each in saw.items()}
-    assert steps == {"another": 16, "same": 10, "evaluate": 8, "failing": 18}
-    assert all(each == {"epoch": 1, "its_model": True, "its_batches": 4, "watched": []} for each in saw.values())
+    assert steps == {"another": 16, "same": 10, "evaluate": 8, "evaluate_by_another": 8, "failing": 18}
+    left = {"epoch": 1, "its_model": True, "its_batches": 4, "watched": [["train"], ["train"], []]}
+    assert all(each == left for each in saw.values())
 
 
 def test_traced_again(saw: list[MESSAGE]) -> None:

@@ -128,6 +128,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     @guarded
     def _take(self, model: Any) -> None:
         self._functions = Functions(model)
+        if not self._around:
+            self._functions.clear()  # of whoever watched a fit that another callback's exception ended
         self._functions.watch_test_early(self)
 
     @guarded
@@ -295,7 +297,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def _leave(self, *kinds: Kind) -> None:
         assert self._functions is not None
-        self._functions.leave(*kinds)
+        self._functions.leave(self, *kinds)
 
     def _enter(self, phase: Phase) -> None:
         assert self._run is not None

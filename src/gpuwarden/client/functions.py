@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from gpuwarden.client.input_wait import Feed
-from gpuwarden.client.wrapped import Observer, unwrap, wrap
+from gpuwarden.client.wrapped import Observer, tells, unwrap, wrap
 
 Kind = Literal["train", "test", "predict"]
 KINDS: tuple[Kind, ...] = ("train", "test", "predict")
@@ -39,9 +39,18 @@ class Functions:
                 self._model.make_test_function()
             self.watch("test", observer)
 
-    def leave(self, *kinds: Kind) -> None:
-        """Put the model's own functions back, all of them unless some are named."""
+    def leave(self, observer: Observer, *kinds: Kind) -> None:
+        """Put the model's own functions back where `observer` stands before them: all of them unless some are named."""
         for kind in kinds or KINDS:
-            function = getattr(self._model, f"{kind}_function", None)
-            if unwrap(function) is not function:
-                setattr(self._model, f"{kind}_function", unwrap(function))
+            if tells(getattr(self._model, f"{kind}_function", None), observer):
+                self._put_back(kind)
+
+    def clear(self) -> None:
+        """Put the model's own functions back, whoever was left standing before them."""
+        for kind in KINDS:
+            self._put_back(kind)
+
+    def _put_back(self, kind: Kind) -> None:
+        function = getattr(self._model, f"{kind}_function", None)
+        if unwrap(function) is not function:
+            setattr(self._model, f"{kind}_function", unwrap(function))

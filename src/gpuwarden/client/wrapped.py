@@ -102,6 +102,11 @@ def unwrap(function: Any) -> Any:
     return function._gpuwarden_function if type(function) in (_Wrapped, _Fed) else function  # noqa: SLF001 - our own
 
 
+def tells(function: Any, observer: Observer) -> bool:
+    """Say whether this came of `wrap` for `observer`."""
+    return type(function) in (_Wrapped, _Fed) and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
+
+
 def _fed(feed: Feed, args: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         return feed(args)
