@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_shapes import MIB, POLL_SECONDS, Training, watched
 
-from gpuwarden.runs.growth import GrowthWatch, find
+from gpuwarden.runs.growth import MOST_LOOKS_SECONDS, GrowthWatch, find
 from gpuwarden.runs.ladder import MOST_IN_A_RUNG, MOST_RUNGS, Ladder
 
 GIB = 1 << 30
@@ -265,3 +265,14 @@ def test_what_has_been_for_long_is_looked_at_less_often() -> None:
     assert known[0] < 7400
     assert known[0] <= found[0] <= known[0] + 6.0
     assert found[-1] == known[-1] == 7499.0
+
+
+def test_what_has_grown_for_long_is_looked_at_as_often() -> None:
+    """It may grow faster from now on, and the time that was told would be far too long."""
+    watch, ladder = GrowthWatch(), Ladder()
+    for at in range(3600):
+        ladder.hear(at, GIB + at * MIB // 2, GIB + at * MIB // 2, cap=4 * GIB)
+        growth = watch.look(ladder, at)
+        assert watch._due <= at + MOST_LOOKS_SECONDS
+    assert growth is not None
+    assert growth.since < 60

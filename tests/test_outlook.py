@@ -10,7 +10,8 @@ import pytest
 from gpuwarden.metric import Reading
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.cgroup import CgroupMemory
-from gpuwarden.runs.outlook import Outlook
+from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.outlook import TOLD_GROWTHS, Outlook
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.registry import RunRegistry
@@ -125,6 +126,17 @@ def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.Log
         it.second(920 * MIB, 0)
     assert caplog.text.count("memory grows on GPU-0") == 2
     assert caplog.text.count("grows no more") == 1
+
+
+def test_the_log_of_what_comes_and_goes_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a growth is told where its begin was."""
+    caplog.set_level(logging.INFO)
+    outlook, growth = Outlook(), Growth(1.0 * MIB, 0.0, 2.0 * MIB, since=0.0, at=60.0, grown=60 * MIB, pattern="steady")
+    for number in range(3 * TOLD_GROWTHS):
+        for found in (growth, None):
+            outlook._tell(f"GPU-{number % 2}", found, WHO)
+    assert caplog.text.count("memory grows on") == TOLD_GROWTHS
+    assert caplog.text.count("memory grows no more") == TOLD_GROWTHS
 
 
 def usage(memory: int, cgroup: CgroupMemory | None = None) -> Usage:

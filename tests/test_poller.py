@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from types import SimpleNamespace
 
 import pynvml
 import pytest
@@ -13,7 +14,9 @@ from gpuwarden.gpu import changes
 from gpuwarden.gpu import poller as poller_module
 from gpuwarden.gpu.nvml import Handle, ProcessInfo, nvml_error
 from gpuwarden.gpu.poller import Poller
-from gpuwarden.gpu.snapshot import HUNG, Snapshot
+from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.threads import LATE
 from gpuwarden.sources.simulation import Simulation
 
 INTERVAL = 0.3  # seconds that a hanging call is waited for
@@ -167,6 +170,33 @@ def test_answer_between_two_polls_is_taken_once(box: Simulation) -> None:
         box.gpu(2).hang()
         assert up(await poller.poll()) == [0, 1, 2, 3]
         assert up(await poller.poll()) == [0, 1, 3]
+
+    polled(box, scenario)
+
+
+def busy(gpu: Gpu) -> float:
+    """Return how long it was busy, in seconds."""
+    seconds = gpu.readings[GpuReadings.busy_seconds_total]
+    assert isinstance(seconds, float)
+    return seconds
+
+
+def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the call says that hung is thrown away: how busy it was meanwhile nobody knows."""
+    monkeypatch.setattr(box.nvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=100, memory=0))
+
+    async def scenario(poller: Poller) -> None:
+        await poller.poll()
+        before = await poller.poll()
+        box.gpu(2).hang()
+        for _ in range(LATE + 2):
+            assert up(await poller.poll()) == [0, 1, 3]
+        box.gpu(2).restore()
+        while up(snapshot := await poller.poll()) != [0, 1, 2, 3]:
+            pass
+        well, known, hung = (busy(each) for each in (snapshot.gpus[1], before.gpus[2], snapshot.gpus[2]))
+        assert known <= hung < known + INTERVAL
+        assert well > known + LATE * INTERVAL
 
     polled(box, scenario)
 

@@ -102,6 +102,22 @@ def test_hanging_look_costs_its_gpu_alone(sampler: Sampler) -> None:
     until(lambda: sampling() == 1, "one thread")
 
 
+def test_hanging_look_that_is_no_more_asked_for_costs_no_other(sampler: Sampler) -> None:
+    """A poll that finds the GPU hanging leaves it out before its look is late: the others are looked at soon again."""
+    hung, other = Memory(), Memory()
+    hung.running.clear()
+    sampler.watch([hung.look, other.look])
+    until(lambda: hung.look.asked is not None, "a look that hangs")
+    sampler.watch([other.look])
+    sampler.watch([other.look])
+    assert sampling() == 1
+    time.sleep(0.06)  # beyond its patience
+    sampler.watch([other.look])
+    until(other.seen_more(), "looks")
+    hung.running.set()
+    until(lambda: sampling() == 1, "one thread")
+
+
 def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
     """Without GPUs, and after the end, there is no thread."""
     sampler.watch([])

@@ -100,6 +100,7 @@ class Steps:
             if self._run.settled_in != threading.get_ident():
                 return False
             self._interrupted = bool(self._begins) and self._begins[0] <= self._run.settled_since
+            self._run.epoch = self._epoch
             self.resume()
         return True
 
@@ -134,8 +135,7 @@ class Steps:
         if not self._goes_on():
             self._reset()
             return
-        # Whatever a fit or test within this one has left.
-        self._run.phase, self._run.epoch, self._run.stepping = "train", self._epoch, True
+        self._run.phase, self._run.stepping = "train", True  # whatever a fit or test within this one has left
         all_done = self._do_next(now)
         done = self._begins[-1] = self._clock()
         self._spent += done - now

@@ -84,6 +84,7 @@ class Sampler:
         self._interval = interval
         self._patience = patience
         self._looks: tuple[Look, ...] = ()
+        self._dropped: tuple[Look, ...] = ()  # not to be looked at any more, but perhaps what the thread hangs in
         self._thread: _Thread | None = None
         self._ending: list[_Thread] = []
 
@@ -95,10 +96,12 @@ class Sampler:
     def watch(self, looks: Iterable[Look]) -> None:
         """Look at these from now on, except for those under way for longer than `patience` seconds."""
         late = time.monotonic() - self._patience
-        if self._thread and any(look.under_way_since(late) for look in self._thread.looks):
+        if self._thread and any(look.under_way_since(late) for look in (*self._thread.looks, *self._dropped)):
             self.stop()
+        before, still = self._looks, [look for look in self._dropped if look.asked is not None]
         self._looks = tuple(look for look in looks if not look.under_way_since(late))
         if self._thread:
+            self._dropped = tuple(look for look in {*before, *still} if look not in self._looks)
             self._thread.looks = self._looks
         elif self._looks:
             self._thread = _Thread(self._interval, self._looks)
@@ -111,7 +114,7 @@ class Sampler:
         if self._thread:
             self._thread.end()
             self._ending = [*(thread for thread in self._ending if thread.is_alive()), self._thread]
-            self._thread = None
+            self._thread, self._dropped = None, ()
 
 
 class _Thread(threading.Thread):

@@ -168,12 +168,14 @@ class Line(Generic[T]):
         self._current: Job[T] | None = None
         self._began = 0.0
         self.awaited: Job[T] | None = None
+        self.discarded = False  # whether what the job said before the one under way was thrown away
 
     def begin(self, timeout: float) -> None:
         """Begin the job, unless it is under way; it is then `awaited`, unless it hangs."""
         now = time.monotonic()
         old = now - self._began > LATE * timeout
         if self._current is None or (old and self._current.done):
+            self.discarded = self._current is not None
             self._current, self._began = self._threads.give(self._work), now
         elif old:
             self.awaited = None

@@ -47,7 +47,7 @@ NEARLY_ALL = 0.8
 LEAST_HALF = 0.2  # of what was grown, that either half of a stretch has to have brought
 SHORTER = 2**0.5  # by which stretches are tried
 LOOKS_SHARE = 0.02  # of how long it has lasted, or the series where there is none, from look to look, but
-MOST_LOOKS_SECONDS = 5.0  # at most where there is none: what begins then is not to wait
+MOST_LOOKS_SECONDS = 5.0  # at most: what begins then, or grows faster than before, is not to wait
 
 
 class Growth(NamedTuple):
@@ -312,7 +312,7 @@ class GrowthWatch:
             self.growth = find(points, now, known=self.growth is not None, beside=beside)
             since = self.growth.since if self.growth else points[0].at if points else now
             pause = LOOKS_SHARE * (now - since)
-            self._due = now + (pause if self.growth else min(pause, MOST_LOOKS_SECONDS))
+            self._due = now + min(pause, MOST_LOOKS_SECONDS)
         elif self.growth is not None:
             self.growth = self.growth.seen(now)
         return self.growth

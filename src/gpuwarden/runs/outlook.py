@@ -31,6 +31,7 @@ class Outlook:
     urgent: bool = False  # whether the host is to be looked at often, as its memory may not last for long
     _told: dict[str, Growth] = field(default_factory=dict)
     _failed: bool = False  # since growth was told last
+    _logged: dict[str, bool] = field(default_factory=dict)  # whether a line told of what is in `_told`
     _lines: int = 0
 
     def on_gpus(
@@ -97,12 +98,13 @@ class Outlook:
             self._told[where] = growth
             if before is None:
                 self._failed = False
-            if before is None and self._lines < TOLD_GROWTHS:
-                self._lines += 1
-                log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(growth))
+                self._logged[where] = self._lines < TOLD_GROWTHS
+                if self._logged[where]:
+                    self._lines += 1
+                    log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(growth))
         elif before is not None:
             del self._told[where]
-            if self._lines <= TOLD_GROWTHS and not self._failed:
+            if self._logged[where] and not self._failed:
                 log.info("run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, amount(before.grown))
 
 
