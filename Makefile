@@ -8,7 +8,7 @@ SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
 # Files of tests at once: much of their time is waiting, as TensorFlow does for 10 s before each out-of-memory.
-AT_ONCE ?= --numprocesses=3 --dist=loadfile
+AT_ONCE ?= --numprocesses=2 --dist=loadfile
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
