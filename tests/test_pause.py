@@ -216,7 +216,7 @@ def test_every_initialisation_is_shut_down(box: Simulation) -> None:
     """A driver that went away and was initialised anew is let go of all the same."""
 
     async def scenario() -> None:
-        warden = Poller(box.nvml, 0.2)
+        warden = Poller(box.nvml, 10.0)
         for _ in range(3):
             await warden.poll()
             box.driver.fail("nvmlDeviceGetCount", 1)  # NVML_ERROR_UNINITIALIZED

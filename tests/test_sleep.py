@@ -228,7 +228,7 @@ def test_no_gpu_is_looked_up_by_its_uuid(bus: Bus, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetHandleByUUID", find)
 
     async def scenario() -> None:
-        warden = Poller(box.nvml, 0.5, sleep=SleepWatch(bus.folder))
+        warden = Poller(box.nvml, 10.0, sleep=SleepWatch(bus.folder))
 
         async def up() -> list[bool]:
             return [gpu.up for gpu in (await warden.poll()).gpus]
