@@ -82,6 +82,7 @@ def test_search_fails(saw: Any) -> None:
     assert saw["restored"] == [True] * len(saw["restored"])
     assert saw["too_big"]["type"] == "MemoryError"
     assert "not even a batch of 8192 fits" in saw["too_big"]["text"]
+    assert "give a smaller `smallest`" in saw["too_big"]["text"]
     assert saw["restored_too"]
 
 

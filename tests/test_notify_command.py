@@ -181,4 +181,4 @@ def test_missing_apprise(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ended.returncode == 0
     assert f"{config}: warning: notify.apprise: needs the package apprise" in ended.stderr
-    assert "pip install 'gpuwarden[notify]'" in ended.stderr
+    assert f"{sys.executable} -m pip install apprise" in ended.stderr

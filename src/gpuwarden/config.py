@@ -449,7 +449,8 @@ class Notify:
     apprise: tuple[Secret, ...] = option(
         several(SERVICE_URL, "list of services"),
         "none",
-        "URLs of apprise (https://github.com/caronc/apprise), for whatever else it knows; needs gpuwarden[notify].",
+        "URLs of apprise (https://github.com/caronc/apprise), for whatever else it knows; needs the package apprise "
+        "(docs/notify.md).",
     )
     apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
     mute: tuple[str, ...] = option(

@@ -21,6 +21,7 @@ from gpuwarden.runs.receipt import (
     ToldMark,
     ToldVerdict,
 )
+from gpuwarden.runs.receipts import MAX_WAITING
 from gpuwarden.runs.verdict import RULES
 
 
@@ -97,7 +98,7 @@ def _receipt_lines() -> Iterator[str]:
     yield ""
     yield "Written by `gpuwarden reference receipt` from its dataclasses; `make docs` keeps it up to date."
     yield ""
-    yield cleandoc(_ABOUT_RECEIPTS)
+    yield cleandoc(_ABOUT_RECEIPTS).format(max_waiting=MAX_WAITING)
     for part, title in RECEIPT_PARTS.items():
         yield ""
         yield f"## {title}"
@@ -166,7 +167,8 @@ When a training run ends, gpuwarden writes one line about it to its log and one 
   the end, and the XID that caused it, may come a little later.
 - At most `receipts.max` files are kept, the oldest is removed first. Files that are no receipts of a version known
   to the daemon are left alone, and named once in its log. A full or missing disk is told once and counted by
-  `gpuwarden_receipt_errors_total`; receipts then stay in memory, 256 at most, and are written when it is mended.
+  `gpuwarden_receipt_errors_total`; receipts then stay in memory, {max_waiting} at most, and are written when it is
+  mended.
 - Files can be read by their owner and its group alone: names of runs and messages of errors are in them.
 
 Where the folder is: as `receipts.path` says, by default `/var/lib/gpuwarden/receipts`. A daemon that is not root's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.alerts.rule import OUTLIVES_RESTART, AlertRule
+from gpuwarden.runs.receipts import MAX_WAITING
 
 RULES = (
     AlertRule(
@@ -196,7 +197,7 @@ RULES = (
         told="for %{lost_told.words} after the fault was met, whether it is mended by then or not",
         means=(
             "The folder of receipts (`receipts.path`) is full, gone, or closed to the daemon. Receipts wait in memory, "
-            "256 at most, and are written once it is mended; a restart of the daemon loses them."
+            f"{MAX_WAITING} at most, and are written once it is mended; a restart of the daemon loses them."
         ),
         look="the daemon's log, which has the folder and the error, and at `df` for that folder.",
         do="make room, or give the folder to the daemon's user; nothing has to be restarted.",

@@ -95,7 +95,12 @@ class _Trials:
             substitute.leave()
             peaks.forget()
         if found is None or found < smallest:
-            raise MemoryError(f"find_batch_size: not even a batch of {smallest} fits with a margin of {self._margin:g}")
+            raise MemoryError(
+                f"find_batch_size: not even a batch of {smallest} fits with a margin of {self._margin:g}; "
+                f"{'give a smaller `smallest`, ' if smallest > 1 else ''}end what else holds memory of the device "
+                "(`gpuwarden top` says who does), or make the model need less: mixed precision, smaller inputs, fewer "
+                "or smaller layers"
+            )
         log.info("found batch size=%d with margin=%g", found, self._margin)
         return found
 

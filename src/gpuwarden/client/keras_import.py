@@ -19,8 +19,7 @@ def _import_keras() -> Any:
         except ImportError as error:
             errors.append(f"{name}: {error}")
     raise ImportError(
-        "gpuwarden.keras needs Keras and its backend in this environment: pip install 'gpuwarden[tensorflow]' "
-        f"({'; '.join(errors)})"
+        f"gpuwarden.keras needs Keras and its backend in this environment: pip install tensorflow ({'; '.join(errors)})"
     )
 
 

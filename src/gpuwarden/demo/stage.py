@@ -38,7 +38,8 @@ def show(listen: str) -> int:
         signal.signal(number, signal.default_int_handler)  # by default they would leave the programs behind
     if importlib.util.find_spec("tensorflow") is None:
         raise DemoError(
-            "the demonstration trains with TensorFlow, which is not installed: pip install 'gpuwarden[demo]'"
+            "the demonstration trains with TensorFlow, which is not installed: `make demo` installs it, or "
+            f"{sys.executable} -m pip install tensorflow-cpu"
         )
     print("The GPUs of this demonstration are SIMULATED; the training is real: TensorFlow's")
     print("allocator, held to 512 MiB of this machine's memory, stands in for the memory of")

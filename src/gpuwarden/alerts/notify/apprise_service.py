@@ -6,6 +6,7 @@ It is imported by the thread that sends: the daemon does not wait for it.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 from gpuwarden.alerts.notify.message import Message, clean
@@ -14,6 +15,7 @@ from gpuwarden.config import Notify
 from gpuwarden.secret import Secret, SecretError, hidden
 
 LONGEST_REASON = 200
+MISSING = f"needs the package apprise, which is not installed: {sys.executable} -m pip install apprise"
 
 _NOWHERE = logging.NullHandler()
 
@@ -32,7 +34,7 @@ class AppriseService:
         try:
             import apprise  # noqa: PLC0415 - optional, and large
         except ImportError:
-            raise DeliveryError("the package apprise is not installed: pip install 'gpuwarden[notify]'") from None
+            raise DeliveryError(MISSING) from None
         try:
             url = self._url.read()
         except SecretError as error:

@@ -30,7 +30,9 @@ def _of_options(chosen: Notify) -> Iterator[tuple[str, str]]:
 
 def _missing(chosen: Notify) -> Iterator[tuple[str, str]]:
     if chosen.apprise and not is_installed("apprise"):
-        yield "apprise", "needs the package apprise, which is not installed: pip install 'gpuwarden[notify]'"
+        from gpuwarden.alerts.notify.apprise_service import MISSING  # noqa: PLC0415 - only where it is
+
+        yield "apprise", MISSING
     for option in ("webhook", "webhook_token", "slack", "mail_password", "apprise"):
         value: Secret | tuple[Secret, ...] = getattr(chosen, option)
         for secret in (value,) if isinstance(value, Secret) else value:
