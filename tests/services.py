@@ -171,16 +171,18 @@ class Samples:
 
 
 class Prometheus(Process):
-    """A real Prometheus that scrapes `target` every second and evaluates the project's rules, or other `rules`."""
+    """A real Prometheus that scrapes targets every second and evaluates the project's rules, or other `rules`."""
 
-    def __init__(self, folder: Path, target: str, alertmanager: str | None = None, rules: str = "") -> None:
+    def __init__(
+        self, folder: Path, target: str, alertmanager: str | None = None, rules: str = "", more: Sequence[str] = ()
+    ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "rules.yml").write_text(rules or (ROOT / "deploy/prometheus/rules/gpuwarden.yml").read_text())
         port = free_port()
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yml"],
-            "scrape_configs": [{"job_name": "gpuwarden", "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [{"job_name": "gpuwarden", "static_configs": [{"targets": [target, *more]}]}],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}] if alertmanager else []},
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML

@@ -122,13 +122,29 @@ def test_heat() -> None:
 
 
 def test_gpu_down_and_driver_gone() -> None:
-    """A GPU that does not answer is told by its fault; with the driver gone, nothing is told of each."""
+    """A GPU that does not answer is told by its fault; with the driver gone that is told, and nothing of each."""
     lost = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
     text = "GPU 0 (H100) (GPU-0) does not answer the driver: gpu_is_lost."
     assert only(poll(lost)) == ("GpuDown", OF_GPU, text, "")
     assert holding(poll(replace(lost, asked=False))) == []
     gone = poll(lost)
-    assert holding(replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))) == []
+    text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the box can be read."
+    silent = replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))
+    assert only(silent) == ("GpuwardenDriverFault", {"collector": "nvml"}, text, "")
+
+
+def test_gpus_that_are_missing() -> None:
+    """GPUs that the driver counts and that were never read are told, and a driver without any; one that sleeps not."""
+    state = poll(gpu(0))
+    more = replace(state, snapshot=replace(state.snapshot, enumerated=3))
+    text = "2 of the 3 GPUs that the driver enumerates could not be read at all so far."
+    assert only(more) == ("GpuMissing", {}, text, "")
+    assert holding(replace(more, snapshot=replace(more.snapshot, asleep_count=1))) == []
+    none = replace(state, snapshot=replace(state.snapshot, enumerated=0, gpus=()))
+    text = "The NVIDIA driver answers, and knows of no GPU in the box."
+    assert only(none) == ("GpuwardenNoGpus", {"collector": "nvml"}, text, "")
+    for other in ({"asleep_count": 2}, {"asked": False}):
+        assert holding(replace(none, snapshot=replace(none.snapshot, **other))) == []
 
 
 @pytest.mark.parametrize(("code", "name"), [(79, "GpuXidCritical"), (94, "GpuXidWarning"), (999, "GpuXidWarning")])
@@ -208,6 +224,65 @@ def test_alert_waits_as_its_rule_does() -> None:
     stage.count = 1
     assert stage.see(31) == stage.see(60) == ([], [])
     assert [each.since for each in stage.see(61)[0]] == [NOW + 31]
+
+
+LOST = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
+KEPT = 120.0  # seconds that GpuDown fires on for
+
+
+def down() -> tuple[Firing, Alert]:
+    """Follow a GPU that is down until that fires, at 30 s."""
+    firing = Firing(LIMITS)
+    firing.see(poll(LOST), 0)
+    (alert,), _ended = firing.see(poll(LOST), 30)
+    return firing, alert
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"fault": "driver_not_loaded"},
+        {"asked": False, "gpus": (replace(LOST, asked=False, fault=None),)},
+        {"gpus": (), "enumerated": 1},
+    ],
+    ids=["driver silent", "paused", "not identified"],
+)
+def test_gpu_that_nobody_can_ask_is_not_well(unknown: dict[str, object]) -> None:
+    """While nobody knows how a GPU is that was down, the alert fires on; it ends when the GPU answers."""
+    firing, alert = down()
+    lost = poll(LOST)
+    state = replace(lost, snapshot=replace(lost.snapshot, **unknown))  # type: ignore[arg-type] # by name
+    for at in (31.0, 200.0, 5000.0):
+        fires, ended = firing.see(state, at)
+        assert alert in fires
+        assert ended == []
+    _fires, ended = firing.see(poll(gpu(0)), 5001)
+    assert ended == [alert]
+
+
+def test_gpu_that_the_driver_lists_no_more() -> None:
+    """A GPU that is gone from the driver's list ends, and that nobody saw it well is said."""
+    firing, alert = down()
+    assert firing.see(poll(gpu(1)), 31) == ([alert], [])
+    ended = alert._replace(ending="not seen to be well: the driver lists it no more")
+    assert firing.see(poll(gpu(1)), 30 + KEPT) == ([], [ended])
+
+
+def test_daemon_that_starts_anew_goes_on() -> None:
+    """What an earlier daemon told fires on: for as long as an event is told, or until it is seen to be over."""
+    _firing, alert = down()
+    met = Alert("GpuXidCritical", {**OF_GPU, "xid": "79"}, "", NOW - 600)
+    other = Alert("RunInputBound", {}, "", NOW)
+    firing = Firing(LIMITS)
+    firing.resume([alert, met, other], 0, NOW)
+    assert firing.see(poll(gpu(0)), 0) == ([alert, met], [])
+    assert firing.see(poll(gpu(0)), KEPT) == ([met], [alert])
+    assert firing.see(poll(gpu(0)), XID_SECONDS - 601) == ([met], [])
+    assert firing.see(poll(gpu(0)), XID_SECONDS - 600) == ([], [met])
+    again = Firing(LIMITS)
+    again.see(poll(LOST), 0)
+    again.resume([alert._replace(since=NOW - 50)], 1, NOW + 1)
+    assert [each.since for each in again.see(poll(LOST), 1)[0]] == [NOW - 50]  # at once, and since the first of them
 
 
 def test_alerts_are_bounded() -> None:

@@ -10,7 +10,7 @@ from alert_samples import gpu_down, gpu_hot, input_bound, near_oom
 
 from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.notify import book as book_module
-from gpuwarden.alerts.notify.book import LATEST_SECONDS, Book
+from gpuwarden.alerts.notify.book import LATEST_SECONDS, RECALLED_SECONDS, Book
 from gpuwarden.alerts.notify.message import Told
 from gpuwarden.config import Notify
 
@@ -168,8 +168,29 @@ def test_restart() -> None:
     book.see([], 0)  # most alerts have to hold before they fire
     book.see([gpu_down()], 30)
     assert tell(book, 60) == []
-    assert tell(book, 100) == [Told(gpu_hot(), over=WALL)]
+    late = RECALLED_SECONDS
+    assert tell(book, 100 + late) == [Told(gpu_hot(), over=WALL + late)]
     assert tell(book, 700) == [Told(gpu_down(), again=True)]
+
+
+def test_restart_with_ends_at_once() -> None:
+    """Where ends are told at once, one that fires again with the first polls was never gone."""
+    book = Book(replace(SETTINGS, resolve_after=0), "info")
+    book.remember([(gpu_down(), 300.0)], 0)
+    book.see([], 0)
+    assert tell(book, 1) == []
+    book.see([gpu_down()], 2)
+    assert tell(book, 60) == []
+
+
+def test_how_it_ended_is_told() -> None:
+    """The end of what nobody saw to be over says so."""
+    book = Book(SETTINGS, "info")
+    book.see([gpu_down()], 0)
+    tell(book, 3)
+    ended = gpu_down()._replace(ending="gone")
+    book.see([], 10, [ended])
+    assert tell(book, 110) == [Told(ended, over=WALL + 10)]
 
 
 def test_memory_that_comes_late() -> None:
@@ -180,7 +201,7 @@ def test_memory_that_comes_late() -> None:
     book.remember([(died, 50.0), (gpu_hot(), 50.0)], 1)
     assert tell(book, 3) == [Told(gpu_down())]
     assert list(book.told(10)) == [(died, 59.0), (gpu_down(), 7.0), (gpu_hot(), 59.0)]
-    assert tell(book, 101) == [Told(gpu_hot(), over=WALL + 1)]
+    assert tell(book, 101 + RECALLED_SECONDS) == [Told(gpu_hot(), over=WALL + 1 + RECALLED_SECONDS)]
 
 
 def test_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

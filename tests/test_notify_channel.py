@@ -17,6 +17,7 @@ from message_receivers import HttpReceiver, http_receiver, silent_receiver
 from services import until
 
 from gpuwarden.alerts.alert import Alert
+from gpuwarden.alerts.notify import book as book_module
 from gpuwarden.alerts.notify import channel as channel_module
 from gpuwarden.alerts.notify.kept import Kept
 from gpuwarden.alerts.notify.message import Message
@@ -160,14 +161,17 @@ def test_last_words() -> None:
         assert names(server.next().content) == [("GpuDown", "3")]
 
 
-def test_restart_does_not_tell_again(tmp_path: Path) -> None:
+def test_restart_does_not_tell_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that starts anew tells what is new, and the end of what an earlier one told."""
+    monkeypatch.setattr(book_module, "RECALLED_SECONDS", 0.0)
     with http_receiver() as server:
         with notifier(to(server), tmp_path / "told") as sink:
             see(sink, gpu_down(1), near_oom())
             server.next()
             until((tmp_path / "told/webhook.json").exists, "it is kept")
         with notifier(replace(to(server), resolve_after=1.0), tmp_path / "told") as sink:
+            assert until(sink.recalled, "what was told") == [gpu_down(1), near_oom()]
+            assert sink.recalled() == []
             see(sink)
             see(sink, gpu_down(1), gpu_down(2))
             assert names(server.next().content) == [("GpuDown", "2")]

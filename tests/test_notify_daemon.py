@@ -67,7 +67,6 @@ notify:
                 assert daemon.samples().value("gpuwarden_notify_errors_total", target="mail") == 0
                 assert daemon.kill(signal.SIGTERM) == 0
 
-        config.write_text(config.read_text().replace("resolve_after: 0", "resolve_after: 5m"))
         again = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))
         with ending(again):
             _listens(again)

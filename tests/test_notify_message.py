@@ -63,6 +63,13 @@ def test_over() -> None:
     assert "Do:" not in past.text
 
 
+def test_end_that_nobody_saw() -> None:
+    """Where an alert ended otherwise than by being over, its line and the title say how."""
+    past = message(over=(gpu_down()._replace(ending="the driver lists it no more"),))
+    assert past.title == "[OVER] box1: GpuDown: GPU 3 (the driver lists it no more)"
+    assert "\n- GpuDown: GPU 3 (the driver lists it no more). It fired from" in past.text
+
+
 def test_again() -> None:
     """An alert that was told before says so."""
     again = Message("box1", "docs", (Told(gpu_down(), again=True),), {"RunStalled": 2, "GpuXidWarning": 1})
@@ -151,6 +158,7 @@ def test_webhook_body() -> None:
             "more": "docs/alerts.md#runnearoutofmemory",
             "since": "2026-09-21T14:13:20Z",
             "over": None,
+            "ending": "",
             "again": False,
         }
     ]

@@ -16,7 +16,8 @@ class Alert(NamedTuple):
 
     `name` is that of its rule; `labels` are those of the rule's result, without `job`, `instance` and `severity`.
     `description` has its numbers, in one sentence for people; `owner` says who holds the memory or runs the run, in
-    words, empty where nobody knows. `since` is Unix time.
+    words, empty where nobody knows. `since` is Unix time. `ending` says how it ended, where nobody has seen it to be
+    over.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Alert(NamedTuple):
     description: str
     since: float
     owner: str = ""
+    ending: str = ""
 
     @property
     def rule(self) -> AlertRule:

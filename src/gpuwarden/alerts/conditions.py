@@ -23,6 +23,8 @@ from gpuwarden.state import State
 
 Condition = Callable[[State, Limits], Iterator[Alert]]
 
+_NVML = {"collector": "nvml"}
+
 _MEMORY: Mapping[ErrorKind, str] = {"device_oom": "device", "host_oom": "host"}
 _DEATHS: Mapping[Outcome, str] = {
     "failed": "RunDied",
@@ -120,6 +122,54 @@ def _gpu_down(state: State, _limits: Limits) -> Iterator[Alert]:
             yield _gpu_alert(state, "GpuDown", gpu, text)
 
 
+def end_is_known(alert: Alert, snapshot: Snapshot) -> bool:
+    """Say whether this poll can tell that an alert is over whose condition does not hold.
+
+    A GPU that is down is well once it answers: not while the driver as a whole is silent, or let go of, and not while
+    it may be one of those that the driver counts and that have not said yet who they are.
+    """
+    if alert.name != "GpuDown":
+        return True
+    gpu = snapshot.gpu(alert.labels["uuid"])
+    if gpu is not None:
+        return gpu.up
+    return snapshot.asked and snapshot.fault is None and _unidentified(snapshot) == 0
+
+
+def ending_of(alert: Alert, snapshot: Snapshot) -> str:
+    """Say how an alert ended, where that is not that it was seen to be over."""
+    if alert.name == "GpuDown" and snapshot.gpu(alert.labels["uuid"]) is None:
+        return "not seen to be well: the driver lists it no more"
+    return ""
+
+
+def _gpu_missing(state: State, _limits: Limits) -> Iterator[Alert]:
+    snapshot = state.snapshot
+    count = _unidentified(snapshot)
+    if snapshot.enumerated is not None and count > 0 and not snapshot.asleep_count:
+        text = f"{count} of the {snapshot.enumerated} GPUs that the driver enumerates could not be read at all so far."
+        yield Alert("GpuMissing", {}, text, snapshot.time)
+
+
+def _unidentified(snapshot: Snapshot) -> int:
+    """Count the GPUs that the driver has and that could not be read since the daemon started; below 0 if some went."""
+    return (snapshot.enumerated or 0) - len(snapshot.gpus)
+
+
+def _driver_fault(state: State, _limits: Limits) -> Iterator[Alert]:
+    snapshot = state.snapshot
+    if snapshot.fault is not None:
+        text = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the box can be read."
+        yield Alert("GpuwardenDriverFault", _NVML, text, snapshot.time)
+
+
+def _no_gpus(state: State, _limits: Limits) -> Iterator[Alert]:
+    snapshot = state.snapshot
+    if snapshot.asked and snapshot.fault is None and not snapshot.enumerated and not snapshot.asleep_count:
+        text = "The NVIDIA driver answers, and knows of no GPU in the box."
+        yield Alert("GpuwardenNoGpus", _NVML, text, snapshot.time)
+
+
 def _gpu_xids(name: str, severity: Severity) -> Condition:
     def holds(state: State, _limits: Limits) -> Iterator[Alert]:
         for gpu in state.snapshot.gpus:
@@ -145,12 +195,23 @@ CONDITIONS: Mapping[str, Condition] = {
     "RunKilled": _runs_ended("RunKilled"),
     "GpuNearThermalSlowdown": _gpu_near_thermal_slowdown,
     "GpuDown": _gpu_down,
+    "GpuMissing": _gpu_missing,
+    "GpuwardenDriverFault": _driver_fault,
+    "GpuwardenNoGpus": _no_gpus,
     "GpuXidCritical": _gpu_xids("GpuXidCritical", "page"),
     "GpuXidWarning": _gpu_xids("GpuXidWarning", "warn"),
 }
 
 # How long they are told of after their condition held last, in seconds: a run that ended is forgotten soon.
 TOLD_ON: Mapping[str, float] = {"RunDied": thresholds.DIED_SECONDS, "RunKilled": thresholds.DIED_SECONDS}
+
+# How long an alert of an event is told, in seconds since: a daemon that starts anew may not know of the event.
+OF_EVENTS: Mapping[str, float] = {
+    **TOLD_ON,
+    "RunOutOfMemory": thresholds.ERROR_SECONDS,
+    "GpuXidCritical": thresholds.XID_SECONDS,
+    "GpuXidWarning": thresholds.XID_SECONDS,
+}
 
 
 def _gpu_alert(state: State, name: str, gpu: Gpu, description: str, since: float | None = None, **labels: str) -> Alert:

@@ -36,6 +36,8 @@ class Telling:
 
     def see(self, state: State, now: float) -> None:
         """Take a poll; `now` is monotonic. A sink that meets a fault costs itself alone."""
+        if self._notifier is not None:
+            self._firing.resume(self._notifier.recalled(), now, time.time())
         firing, ended = self._firing.see(state, now)
         for number, sink in enumerate(self._sinks):
             try:

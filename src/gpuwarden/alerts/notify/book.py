@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwarden.alerts.alert import Alert, Key
@@ -13,6 +13,7 @@ from gpuwarden.alerts.notify.message import RANK, Told
 from gpuwarden.config import Notify
 
 MOST_ALERTS = 2000  # of each severity, kept at once; further ones are counted as dropped
+RECALLED_SECONDS = 15.0  # until what is remembered and does not fire is gone
 LATEST_SECONDS = 3600.0  # how long an alert that is over is kept for a target that does not take it
 
 _NEARLY = 0.5  # of the time to a repetition: one that is that old goes along with another
@@ -42,20 +43,21 @@ class Book:
         self._left_out: set[Key] = set()
 
     def remember(self, told: Iterable[tuple[Alert, float]], now: float) -> None:
-        """Take what an earlier daemon told, so many seconds ago; unless it fires soon, it is over."""
+        """Take what an earlier daemon told, so many seconds ago.
+
+        Unless it fires by the next polls, which go on with it where it is not over, it is gone.
+        """
         for alert, seconds in told:
             known = self._entries.get(alert.key)
-            gone = now if known is None else known.gone
+            gone = now + RECALLED_SECONDS if known is None else known.gone
             kept = alert if known is None else known.alert
             self._entries[alert.key] = Entry(kept, now, told=now - seconds, gone=gone)
 
-    def see(self, firing: Sequence[Alert], now: float) -> None:
-        """Take all that fires now."""
+    def see(self, firing: Sequence[Alert], now: float, ended: Sequence[Alert] = ()) -> None:
+        """Take all that fires now, and what has ended, with how it did."""
         current = {alert.key: alert for alert in firing if self._concerns(alert)}
         says_less = hidden(current.values())
-        for key, entry in self._entries.items():
-            if key not in current and entry.gone is None:
-                entry.gone = now
+        self._note_gone(current, ended, now)
         left_out: set[Key] = set()
         count = Counter(entry.alert.rule.severity for entry in self._entries.values())
         for key, alert in current.items():
@@ -76,6 +78,14 @@ class Book:
         for key, entry in list(self._entries.items()):
             if self._is_over(entry, now) and entry.told is not None and not self._settings.resolved:
                 del self._entries[key]
+
+    def _note_gone(self, current: Collection[Key], ended: Iterable[Alert], now: float) -> None:
+        for key, entry in self._entries.items():
+            if key not in current and entry.gone is None:
+                entry.gone = now
+        for alert in ended:
+            if alert.key in self._entries:
+                self._entries[alert.key].alert = alert
 
     def _concerns(self, alert: Alert) -> bool:
         return RANK[alert.rule.severity] <= self._least and alert.name not in self._settings.mute

@@ -40,6 +40,7 @@ class Channel:
         self._say = say
         self._kept = kept
         self._book = Book(settings, target.least)
+        self._recalled: list[Alert] = []  # told by an earlier daemon, and not yet asked for
         seconds = 3600.0 / settings.max_per_hour
         burst = max(settings.max_per_hour // 4, 1)
         self._allowance = Allowance(burst, seconds)
@@ -68,10 +69,16 @@ class Channel:
         """Begin to send."""
         self._thread.start()
 
-    def see(self, firing: Sequence[Alert]) -> None:
-        """Take all that fires now."""
+    def recalled(self) -> list[Alert]:
+        """Give, once, what the target was told by an earlier daemon to fire."""
         with self._turn:
-            self._book.see(firing, time.monotonic())
+            recalled, self._recalled = self._recalled, []
+        return recalled
+
+    def see(self, firing: Sequence[Alert], ended: Sequence[Alert] = ()) -> None:
+        """Take all that fires now, and what has ended, with how it did."""
+        with self._turn:
+            self._book.see(firing, time.monotonic(), ended)
             if self._at() < self._wakes:
                 self._turn.notify()
             self._note_if_stuck(time.monotonic())
@@ -98,6 +105,7 @@ class Channel:
         known = self._kept.read(time.time())
         with self._turn:
             self._book.remember(known, time.monotonic())
+            self._recalled = [alert for alert, _seconds in known]
         while True:
             with self._turn:
                 while not self._stopping and (wait := self._at() - time.monotonic()) > 0:

@@ -130,7 +130,8 @@ def subject(alert: Alert) -> str:
     run = labels.get("run_name") or labels.get("run_id")
     who = [f"run {clean(run, LONGEST_NAME)}"] if run else []
     who += [f"GPU {clean(labels['gpu'], LONGEST_NAME)}"] if "gpu" in labels else []
-    what = ", ".join(f"{word}{clean(labels[name], LONGEST_NAME)}" for name, word in _WHAT.items() if name in labels)
+    kinds = [f"{word}{clean(labels[name], LONGEST_NAME)}" for name, word in _WHAT.items() if name in labels]
+    what = ", ".join([*kinds, *([alert.ending] if alert.ending else [])])
     if not who:
         return what or "the box"
     return " on ".join(who) + (f" ({what})" if what else "")

@@ -37,10 +37,14 @@ class Notifier:
             channel.start()
             log.info("alerts of severity %s go to %s", severities(channel.target.least), channel.target.place)
 
+    def recalled(self) -> list[Alert]:
+        """Give, once, what targets were told by an earlier daemon to fire."""
+        return [alert for channel in self._channels for alert in channel.recalled()]
+
     def see(self, firing: Sequence[Alert], ended: Sequence[Alert], now: float) -> None:  # noqa: ARG002 - of the protocol
-        """Take all that fires now; what is gone each channel sees by itself."""
+        """Take all that fires now, and how what has ended did."""
         for channel in self._channels:
-            channel.see(firing)
+            channel.see(firing, ended)
 
     async def stop(self) -> None:
         """Tell what is new, and end; what hangs is left behind."""

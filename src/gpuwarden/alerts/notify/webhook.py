@@ -70,6 +70,7 @@ def _alert(told: Told, docs: str) -> dict[str, Any]:
         "more": f"{docs}/{page(alert.rule)}",
         "since": _utc(alert.since),
         "over": None if told.over is None else _utc(told.over),
+        "ending": alert.ending,
         "again": told.again,
     }
 
