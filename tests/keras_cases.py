@@ -8,6 +8,7 @@ process. Each case trains against a daemon's socket of its own and returns what 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import json
@@ -381,7 +382,13 @@ def case_within_a_step(daemon: Daemon) -> Any:
         except ZeroDivisionError:
             fit(model(), callback, epochs=1)
 
+    def failing_unseen(callback: GpuWarden) -> None:
+        with contextlib.suppress(ZeroDivisionError):
+            fit(model(), callback, Fail(), epochs=1)
+
     return {
+        "failing_unseen": within_a_step(daemon, failing_unseen),
+        "another_failing_unseen": within_a_step(daemon, lambda _: failing_unseen(daemon.callback(interval=0))),
         "another": within_a_step(daemon, lambda _: fit(model(), daemon.callback(interval=0), epochs=1)),
         "same": within_a_step(daemon, lambda callback: model().fit(*data(1), verbose=0, callbacks=[callback])),
         "evaluate": within_a_step(daemon, lambda callback: model().evaluate(*data(), verbose=0, callbacks=[callback])),
@@ -390,6 +397,23 @@ def case_within_a_step(daemon: Daemon) -> Any:
         ),
         "failing": within_a_step(daemon, failing),
     }
+
+
+def case_fit_of_the_same_model_within_a_step(daemon: Daemon) -> Any:
+    class Within(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 1:
+                fit(trained, daemon.callback(interval=0), epochs=1)
+            seen.append(watched(trained))
+
+    seen: list[list[str]] = []
+    trained = model()
+    steps.LOOK_INTERVAL = 0.0
+    try:
+        fit(trained, daemon.callback(interval=0), Within(), epochs=1)
+    finally:
+        steps.LOOK_INTERVAL = 1.0
+    return seen
 
 
 def case_other_callback_raises(daemon: Daemon) -> Any:

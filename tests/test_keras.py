@@ -179,9 +179,15 @@ def test_within_another(saw: list[MESSAGE]) -> None:
 def test_within_a_step(saw: Any) -> None:
     """What is fitted or evaluated between two steps, by the same callback too, takes nothing from the outer fit."""
     steps = {name: each.pop("steps") for name, each in saw.items()}
-    assert steps == {"another": 16, "same": 10, "evaluate": 8, "evaluate_by_another": 8, "failing": 18}
+    failing = {"failing": 18, "failing_unseen": 10, "another_failing_unseen": 10}
+    assert steps == {**failing, "another": 16, "same": 10, "evaluate": 8, "evaluate_by_another": 8}
     left = {"epoch": 1, "its_model": True, "its_batches": 4, "watched": [["train"], ["train"], []]}
     assert all(each == left for each in saw.values())
+
+
+def test_fit_of_the_same_model_within_a_step(saw: Any) -> None:
+    """Another callback's fit of the model takes away what stands before its function; it stands there again soon."""
+    assert saw == [["train"], [], ["train"], ["train"]]
 
 
 def test_traced_again(saw: list[MESSAGE]) -> None:

@@ -125,6 +125,11 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             if self._steps is not None and self._functions is not None:
                 self._functions.watch("train", self, self._feed)  # of the same model, perhaps
 
+    def _take_up_abandoned(self) -> None:
+        """Go on with the fit whose hook this is, where another's exception ended what came within, and was caught."""
+        while self._around and max(self._around) >= keras_model.hooks_around(keras):
+            self._take_up()
+
     @guarded
     def _take(self, model: Any) -> None:
         self._functions = Functions(model)
@@ -147,7 +152,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             None if in_epoch is None else int(in_epoch),
             updates=lambda: keras_model.updates(model),
             traces=keras_model.Traces(model),
-            looks=[self._look_at_examples, *([self._feed.look] if self._feed is not None else [])],
+            looks=[self._look, *([self._feed.look] if self._feed is not None else [])],
             answers=self._answer,
         )
         if self._responder is not None:
@@ -156,18 +161,20 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     @guarded
     def on_train_end(self, logs: Any = None) -> None:
+        self._take_up_abandoned()
         self._end()
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._take_up_abandoned()
         if self._steps is None:
             return
         assert self._run is not None
+        if self._steps.displaced():
+            self._steps = None  # one of them counts
+            return
         if self._steps.superseded():
-            if self._run.phase == "train":
-                self._steps = None  # by a second GpuWarden of this fit: one of them counts
-                return
-            self._steps.resume()  # by a fit within this one, which is over
+            self._steps.resume()
         assert self._metric is not None
         assert self._batches is not None
         assert self._functions is not None
@@ -189,6 +196,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     @guarded
     def _end_epoch(self) -> None:
+        self._take_up_abandoned()
         self._end_steps()
         self._report()
 
@@ -321,7 +329,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if now >= self._run.due:
             self._run.attend(now)
 
-    def _look_at_examples(self) -> None:
+    def _look(self) -> None:
+        self._take_up_abandoned()
+        if self._functions is not None:
+            self._functions.stay("train", self, self._feed)
         if self._metric is not None and self._batches is not None and self._run is not None:
             self._metric.look()
             self._run.settle()  # so that examples and steps are of the same moment

@@ -63,6 +63,7 @@ class Steps:
         self._look_due = 0.0
         self._pending: list[Callable[[], None]] = []  # looks that are due
         self._spent = 0.0  # seconds since the run looked last
+        self._begun = False  # an epoch has
         self._first = True  # the execution under way, or the next, is the fit's first
         # Where a begin may follow a short execution, an execution is known to be full only once the next has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
@@ -83,6 +84,16 @@ class Steps:
     def superseded(self) -> bool:
         """Say whether another fit, or another callback of the same one, has begun to count into the run since."""
         return self._run.settle != self.settle
+
+    def displaced(self) -> bool:
+        """Say whether that one goes on to count: a second callback of this fit, or a fit of another thread.
+
+        To be asked as an epoch begins. A second callback counts from before the first epoch on; what displaced this
+        later came within it, and is over by now, though an exception may have ended it unseen.
+        """
+        if not self.superseded() or self._run.phase != "train":
+            return False
+        return not self._begun or self._run.settled_in != threading.get_ident()
 
     def resume(self) -> None:
         """Count into the run from now on, where another fit has done so, which may have ended by an exception."""
@@ -107,6 +118,7 @@ class Steps:
     def begin_epoch(self, number: int = 0) -> None:
         """Start to count the epoch of that number; its first begin is reported at once."""
         self._reset()
+        self._begun = True
         self._run.epoch = self._epoch = number
         self._updates_before = self._asks()
         self._run.hasten()
