@@ -247,6 +247,35 @@ def test_gpu_on_which_everything_fails_is_gone() -> None:
         read(**dict.fromkeys(FUNCTIONS, UNKNOWN))
 
 
+def test_sick_gpu_does_not_flap() -> None:
+    """Where all that each poll asks fails, what a fresh handle asks besides does not make the GPU answer."""
+    failing: dict[str, Any] = dict.fromkeys(QUICK, UNKNOWN)
+    gpu = Gpu(**failing)
+    for _ in range(4):
+        with pytest.raises(GpuGoneError, match="unknown"):
+            gpu.read(1.0)
+        gpu.reader.attach(HANDLE)  # as the poller does after a failure
+
+
+QUICK = (
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
+
+
+def test_bare_gpu_stays_up() -> None:
+    """A GPU that has nothing but what is asked for seldom answers in every poll, and not in some of them."""
+    lacking: dict[str, Any] = dict.fromkeys(FUNCTIONS, UNSUPPORTED)
+    gpu = Gpu(**lacking | {"nvmlDeviceGetPersistenceMode": 1})
+    for poll in range(20):
+        assert gpu.read(1.0).readings[GpuReadings.persistence_mode] == 1, poll
+
+
 def test_gpu_that_knows_no_question_is_gone() -> None:
     """A GPU without a single reading is not shown as answering, though no call failed by an error that counts."""
     with pytest.raises(GpuGoneError, match="no_reading"):

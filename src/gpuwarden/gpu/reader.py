@@ -152,6 +152,12 @@ class GpuReader:
         began = self._wall()
         self._device.peaks.look(self._look.highest())
         quick = self._taken("poll", errors)
+        if not self._device.answered:
+            if errors:
+                # What slow rows say then must not count: a fresh handle asks them, so a GPU that is sick would be up in
+                # every other poll, and no alert could hold.
+                raise GpuGoneError(next(iter(errors)))
+            slow = True  # a bare GPU may have nothing but slow rows, and is to be up in every poll
         if slow:
             self._read_slowly(now, errors)
         if not self._device.answered:
