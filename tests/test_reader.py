@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pynvml
 import pytest
-from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, read, scalars
+from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, by, read, scalars
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
-from gpuwarden.gpu.nvml import FUNCTIONS, Nvml
+from gpuwarden.gpu.nvml import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric
@@ -353,3 +353,40 @@ def test_time_left_alone_is_not_added_up() -> None:
     assert reader.read().readings[GpuReadings.busy_seconds_total] == before
     now = 1010.0
     assert reader.read().readings[GpuReadings.busy_seconds_total] == pytest.approx(18.0)
+
+
+@pytest.mark.parametrize("gap", ["left alone", "new handle", "failure"])
+def test_looks_of_before_a_gap_are_no_new_peak(gap: str) -> None:
+    """What was looked at between two readings is a peak of the second, unless nobody knows how long ago it was."""
+    gpu = Gpu()
+    gpu.read()
+    look = gpu.reader.look
+    assert look is not None
+    look.seen.append(60 * GIB)
+    assert gpu.read(1.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 60 * GIB, "5m": 60 * GIB})
+    look.seen.append(70 * GIB)
+    if gap == "left alone":
+        gpu.reader.leave_gap()
+    elif gap == "new handle":
+        gpu.reader.attach(HANDLE)
+    else:
+        working, gpu.nvml.nvmlDeviceGetPowerUsage = gpu.nvml.nvmlDeviceGetPowerUsage, lost  # type: ignore[attr-defined] # made from a table
+        with pytest.raises(GpuGoneError):
+            gpu.read(1.0)
+        gpu.nvml.nvmlDeviceGetPowerUsage = working  # type: ignore[attr-defined]
+        look.seen.append(70 * GIB)  # before the poll is over, which has it looked at no more
+    assert gpu.read(1800.0).readings[GpuReadings.memory_used_peak_bytes] == by({"1m": 30 * GIB, "5m": 30 * GIB})
+
+
+def lost(_handle: object) -> int:
+    """Answer as a GPU that is off the bus."""
+    raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+def test_time_without_a_handle_is_not_added_up() -> None:
+    """The driver may have been away for long before there was a new handle."""
+    gpu = Gpu()
+    gpu.read()
+    assert gpu.read(10.0).readings[GpuReadings.busy_seconds_total] == pytest.approx(9.0)
+    gpu.reader.attach(HANDLE)
+    assert gpu.read(1000.0).readings[GpuReadings.busy_seconds_total] == pytest.approx(9.0)

@@ -108,6 +108,7 @@ class GpuReader:
 
     def attach(self, handle: Handle) -> None:
         """Go on with a new handle, after the driver was initialised anew or the GPU reset: nothing learnt holds."""
+        self.leave_gap()
         self._device.handle = handle
         self._device.gpm.release()
         self._mig.forget()
@@ -123,7 +124,10 @@ class GpuReader:
         self._relearn()
 
     def leave_gap(self) -> None:
-        """Add no rate up over the time until the next reading: the GPU is left alone meanwhile."""
+        """Add no rate up over the time until the next reading, nor count looks of before it as new ones.
+
+        The GPU is left alone meanwhile. Another thread may be reading.
+        """
         self._last = None
 
     def release(self) -> bool:
@@ -150,6 +154,8 @@ class GpuReader:
         self._device.begin(0.0 if last is None else now - last, slow=slow)
         errors: Counter[str] = Counter()
         began = self._wall()
+        if last is None:
+            self._look.forget()  # looks of before the gap, which may have been long, would be stamped with now
         self._device.peaks.look(self._look.highest())
         quick = self._taken("poll", errors)
         if not self._device.answered:

@@ -45,6 +45,10 @@ class Look:
             self.answers = True
         return max((used for used in seen if used != NOT_AVAILABLE_LONG), default=0)
 
+    def forget(self) -> None:
+        """Drop what was seen since. For the thread that reads the GPU; another one may be looking."""
+        self.seen.clear()
+
     def arm(self, limit: float, ring: Callable[[], object]) -> None:
         """Have `ring` called on the thread that looks; it must not block. Another thread may be looking."""
         self.ring, self.limit = ring, limit
