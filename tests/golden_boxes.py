@@ -176,11 +176,9 @@ def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterato
 
 def dcgm() -> Callable[[State], Iterator[Any]]:
     """Return what writes the page of DCGM's names."""
-    clock = Clock()
-    names = DcgmPage("box", INTERVAL, clock)
+    names = DcgmPage("box")
 
     def tables(state: State) -> Iterator[Any]:
-        clock.now = state.snapshot.time
         names.see(state)
         return names.entries(state)
 

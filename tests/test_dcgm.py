@@ -304,25 +304,41 @@ class TestRates:
 
     COUNTER = GpuReadings.nvlink_bytes_total
 
-    def seen(self, *moments: tuple[float, int | None]) -> float | None:
-        """Return the rate after the counter was seen at those times; None is a poll without it."""
-        rates = Rates((self.COUNTER,), interval=10.0)
-        for now, value in moments:
+    def seen(self, *reads: tuple[float, int | None]) -> float | None:
+        """Return the rate after polls that showed what was read at those times; None is a poll without it."""
+        rates = Rates((self.COUNTER,))
+        for number, (slow_taken, value) in enumerate(reads):
             readings: Read = {} if value is None else {self.COUNTER: {("transmit",): value}}
-            rates.see((Gpu(DIVIDED, None, readings),), now)
+            rates.see((Gpu(DIVIDED, None, readings, taken=float(number), slow_taken=slow_taken),))
         return rates.rate("GPU-0", self.COUNTER, "transmit")
 
     def test_rate_is_between_two_reads(self) -> None:
         """Polls that repeat what was read ten seconds ago neither lower the rate nor double it."""
-        polls = [(float(second), 1000 * (second // 10)) for second in range(36)]
+        polls = [(second // 10 * 10.0, 1000 * (second // 10)) for second in range(36)]
         assert self.seen(*polls) == 100
         assert self.seen(*polls[:10]) is None  # read once only
 
     def test_link_at_rest_has_rate_0(self) -> None:
         """A counter that was read again and stands still is told from one that was not read again yet."""
-        busy = [(0.0, 0), (10.0, 5000), (20.0, 5000)]
+        busy = [(0.0, 0), (10.0, 5000), (10.0, 5000)]
         assert self.seen(*busy) == 500
-        assert self.seen(*busy, (26.0, 5000)) == 0
+        assert self.seen(*busy, (20.0, 5000)) == 0
+
+    @pytest.mark.parametrize("rest", range(1, 16))
+    def test_traffic_that_begins_has_its_rate(self, rest: int) -> None:
+        """However long a link was at rest, what it moves then was moved since the last read, not the last poll."""
+        polls = [(second // 15 * 15.0, 0) for second in range(15 * rest)]
+        assert self.seen(*polls, (15.0 * rest, 15_000)) == 1000
+
+    def test_counter_that_is_read_in_each_poll(self) -> None:
+        """A row of no slow tier is dated by the poll's own reading."""
+        counter = GpuReadings.busy_seconds_total
+        assert counter.tier == "poll"
+        assert self.COUNTER.tier == "slow"
+        rates = Rates((counter,))
+        for taken, busy in ((0.0, 0.0), (2.0, 1.0)):
+            rates.see((Gpu(DIVIDED, None, {counter: {(): busy}}, taken=taken, slow_taken=0.0),))
+        assert rates.rate("GPU-0", counter) == 0.5
 
     def test_reload_of_the_driver_gives_no_rate(self) -> None:
         """A counter that fell begins anew, and so does one that was away."""
@@ -331,7 +347,7 @@ class TestRates:
 
     def test_counter_of_pcie_wins(self) -> None:
         """Where bytes are counted, their rate misses nothing: it stands before GPM's mean."""
-        page = DcgmPage("box", clock=iter((0.0, 10.0)).__next__)
+        page = DcgmPage("box")
         for total in (0, 10):
             counted: Any = {("transmit",): total * 10**9}
             mean: Any = {("transmit",): 7.0}
@@ -339,7 +355,7 @@ class TestRates:
                 GpuReadings.pcie_bytes_total: counted,
                 GpuReadings.pcie_mean_throughput_bytes_per_second: mean,
             }
-            gpu = Gpu(DIVIDED, None, readings)
+            gpu = Gpu(DIVIDED, None, readings, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
             page.see(state)
         rendered = Exposition().render(page.entries(state))
@@ -347,10 +363,10 @@ class TestRates:
 
     def test_megabytes_of_nvlink_are_both_ways(self) -> None:
         """DCGM's total is in MB/s over both directions."""
-        page = DcgmPage("box", clock=iter((0.0, 10.0)).__next__)
+        page = DcgmPage("box")
         for total in (0, 10):
             both: Any = {("transmit",): total * 10**9, ("receive",): total * 10**9}
-            gpu = Gpu(DIVIDED, None, {GpuReadings.nvlink_bytes_total: both})
+            gpu = Gpu(DIVIDED, None, {GpuReadings.nvlink_bytes_total: both}, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
             page.see(state)
         rendered = Exposition().render(page.entries(state))

@@ -54,4 +54,4 @@ def teller(config: Config) -> Teller:
         return OwnNames()
     from gpuwarden.dcgm.page import DcgmPage, host_name  # noqa: PLC0415 - in memory only where it is wanted
 
-    return BothNames(DcgmPage(host_name(), config.poll.slow_interval))
+    return BothNames(DcgmPage(host_name()))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.dcgm.entity import entities, labels
@@ -21,16 +20,15 @@ def host_name() -> str:
 
 
 class DcgmPage:
-    """Says the readings of a poll again, under DCGM's names. `slow_interval` is that of the readings, in seconds."""
+    """Says the readings of a poll again, under DCGM's names."""
 
-    def __init__(self, hostname: str, slow_interval: float = 15.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, hostname: str) -> None:
         self._hostname = hostname
-        self._rates = Rates(COUNTERS, slow_interval)
-        self._clock = clock
+        self._rates = Rates(COUNTERS)
 
     def see(self, state: State) -> None:
         """Take in a poll, whether it is scraped or not."""
-        self._rates.see(state.snapshot.gpus, self._clock())
+        self._rates.see(state.snapshot.gpus)
 
     def entries(self, state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
         """Return what is exposed of the state last seen, as `exposition.entries` does."""

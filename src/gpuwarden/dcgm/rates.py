@@ -8,46 +8,41 @@ from typing import Any, NamedTuple
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metric import Labels, Metric
 
-_LATE = 1.5  # times the interval between two reads of a counter, after which it stands still rather than not read again
-
 
 class _Point(NamedTuple):
-    """A counter's last change: `time` in seconds, `rate` since the change before, None for the first."""
+    """A counter's last read: `time` in seconds, `rate` since the read before, None for the first."""
 
     time: float
     value: float
     rate: float | None = None
 
-    def then(self, time: float, value: float, interval: float) -> _Point:
+    def then(self, time: float, value: float) -> _Point:
         elapsed = time - self.time
-        if value == self.value and elapsed <= _LATE * interval:
-            return self
+        if not elapsed:
+            return self  # a poll that repeats what was read last
         forward = value >= self.value and elapsed > 0  # else the driver was loaded anew, and counts from 0
         return _Point(time, value, (value - self.value) / elapsed if forward else None)
 
 
 class Rates:
-    """Watches counters over the polls: `interval` is the seconds between two reads of them, which polls may repeat.
+    """Watches counters over the polls: a rate is that between two reads of the counter, whoever scrapes and when."""
 
-    A change dates from the poll that shows it, so a rate is exact to a poll's distance, whoever scrapes and when.
-    """
-
-    def __init__(self, counters: tuple[Metric[Any], ...], interval: float) -> None:
+    def __init__(self, counters: tuple[Metric[Any], ...]) -> None:
         self._counters = counters
-        self._interval = interval
         self._points: dict[tuple[str, Metric[Any], Labels], _Point] = {}
 
-    def see(self, gpus: tuple[Gpu, ...], now: float) -> None:
-        """Take in a poll; a counter that it does not show is forgotten. `now` is monotonic."""
+    def see(self, gpus: tuple[Gpu, ...]) -> None:
+        """Take in a poll; a counter that it does not show is forgotten."""
         old, self._points = self._points, {}
         for gpu in gpus:
             for counter in self._counters:
                 reading = gpu.readings.get(counter)
+                taken = gpu.slow_taken if counter.tier == "slow" else gpu.taken
                 for labels, value in reading.items() if isinstance(reading, Mapping) else ():
                     if isinstance(value, (int, float)):
                         key = gpu.identity.uuid, counter, labels
                         point = old.get(key)
-                        self._points[key] = point.then(now, value, self._interval) if point else _Point(now, value)
+                        self._points[key] = point.then(taken, value) if point else _Point(taken, value)
 
     def rate(self, uuid: str, counter: Metric[Any], *labels: str) -> float | None:
         """Return a counter's rate a second; None where it has not been read twice."""
