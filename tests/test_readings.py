@@ -1,10 +1,11 @@
 """Each reading of a GPU: its value in base units, and its absence where a device does not have it."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import pynvml
 import pytest
-from fake_gpu import GIB, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
+from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
@@ -271,6 +272,41 @@ def gpu_asked(gpu: Gpu) -> list[tuple[Any, ...]]:
     return gpu.nvml.asked
 
 
+class CountedByLink(NamedTuple):
+    """A counter that is summed over two links here."""
+
+    row: Metric[Any]
+    label: str
+    number: int
+    besides: Mapping[int, float | None]
+
+    def gpu(self, *counts: float | None) -> Gpu:
+        """Make a GPU whose links have counted so much; None for one that does not tell it."""
+        gpu = Gpu(self.besides)
+        self.tell(gpu, *counts)
+        return gpu
+
+    def tell(self, gpu: Gpu, *counts: float | None) -> None:
+        """Have the links tell this from now on."""
+        gpu.nvml.fields[self.number] = lambda link: counts[link]
+
+    def total(self, gpu: Gpu, after: float = 0.0) -> float | None:
+        """Read the sum."""
+        return cast("dict[Any, float]", gpu.read(after).readings[self.row]).get((self.label,))
+
+
+COUNTED_BY_LINK = [
+    CountedByLink(Row.nvlink_errors_total, "replay", fields.NVLINK_ERRORS["replay"], {}),
+    CountedByLink(
+        Row.nvlink_bytes_total,
+        "receive",
+        fields.NVLINK_BYTES["receive"],
+        dict.fromkeys(fields.NVLINK_KIBIBYTES.values()),
+    ),
+    CountedByLink(Row.c2c_errors_total, "replay", fields.C2C_ERRORS["replay"], {fields.C2C_COUNT: 2}),
+]
+
+
 class TestNvlink:
     """What links have moved and lost."""
 
@@ -286,6 +322,44 @@ class TestNvlink:
         gpu.read()
         gpu.nvml.fields.update(dict.fromkeys(fields.NVLINK_KIBIBYTES.values()))
         assert gpu.read(after=100).readings[Row.nvlink_bytes_total] == {}
+
+    @pytest.mark.parametrize("each", COUNTED_BY_LINK)
+    def test_link_that_is_not_told_for_a_while(self, each: CountedByLink) -> None:
+        """A sum without it would fall, and rate() would see all that others ever counted: there is none meanwhile."""
+        gpu = each.gpu(1000, 3000)
+        assert each.total(gpu) == 4000
+        each.tell(gpu, 1000, None)
+        assert [each.total(gpu, 15.0) for _ in range(3)] == [None] * 3
+        each.tell(gpu, 1000, 3005)
+        later = [total for _ in range(5) if (total := each.total(gpu, 15.0)) is not None]
+        assert later == [4005] * len(later)
+        assert later
+
+    @pytest.mark.parametrize("each", COUNTED_BY_LINK)
+    def test_link_that_is_switched_off(self, each: CountedByLink) -> None:
+        """It does not take the sum away for ever, and what it counted before stays counted: the sum never falls."""
+        gpu = each.gpu(1000, 3000)
+        each.total(gpu)
+        each.tell(gpu, 1001, None)
+        totals = [each.total(gpu, 15.0) for _ in range(12)]
+        absent = totals.count(None)
+        assert 4 <= absent <= 8  # one to two minutes
+        assert totals == [None] * absent + [4001] * (12 - absent)
+        each.tell(gpu, 1002, None)
+        assert each.total(gpu, 15.0) == 4002
+        each.tell(gpu, 1002, 3005)
+        assert each.total(gpu, 60.0) == 4007  # switched on again
+
+    @pytest.mark.parametrize("each", COUNTED_BY_LINK)
+    def test_link_that_is_off_from_the_start(self, each: CountedByLink) -> None:
+        """It is no part of the sum, which is there at once; nor is what it counted before a new handle."""
+        gpu = each.gpu(1000, None)
+        assert [each.total(gpu, 15.0) for _ in range(10)] == [1000] * 10
+        each.tell(gpu, 1000, 3000)
+        assert each.total(gpu, 60.0) == 4000
+        each.tell(gpu, 7, None)
+        gpu.reader.attach(HANDLE)
+        assert each.total(gpu, 1.0) == 7
 
     def test_links_without_errors_have_no_series(self) -> None:
         """Hundreds of series that are 0 are not shown; the sum over links is."""

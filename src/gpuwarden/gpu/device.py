@@ -54,6 +54,7 @@ class Device:
         self.gpm = gpm
         self.elapsed = 0.0  # seconds since the last reading; 0 in the first, and after one that failed
         self.failures: list[Exception] = []  # of this reading, that rows got over
+        self.relearnt = 0  # times that it was forgotten what the device lacks
         self._answers: dict[Any, Any] = {}
         self._lacks: set[Any] = set()  # questions that this device or driver does not support
         self._settled: dict[Any, Any] = {}  # what holds for as long as the handle does
@@ -88,6 +89,7 @@ class Device:
 
     def relearn(self) -> None:
         """Forget what the device lacks: a mode that was switched, MIG say, may have brought it."""
+        self.relearnt += 1
         self._lacks.clear()
         self._lacking_fields.clear()
         self.gpm.relearn()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 from gpuwarden.gpu import fields
@@ -14,6 +14,7 @@ _KIBI = 1024
 _MEGA = 1e6
 _MOST_LINKS = 64  # that are asked for, whatever the driver says; NVML has room for 36
 _ERROR_TYPES = "NVLink error types"
+_SWITCHED_OFF = 2  # times that what is lacking was forgotten since a link last counted, after which it does so no more
 _UP = frozenset({1, 2})  # active, and asleep to save power: NVML_NVLINK_STATE_*
 
 
@@ -50,8 +51,30 @@ def _all_links(gpu: Device) -> dict[Labels, float] | None:
 
 
 def _summed(gpu: Device) -> dict[Labels, float]:
-    by_direction = _of_links(gpu, fields.NVLINK_BYTES)
-    return {(name,): sum(value or 0 for value in found) for name, found in by_direction if found != [None] * len(found)}
+    return _totals(gpu, fields.NVLINK_BYTES, _of_links(gpu, fields.NVLINK_BYTES))
+
+
+def _totals(
+    gpu: Device, numbers: Mapping[str, int], told: Sequence[tuple[str, Sequence[float | None]]]
+) -> dict[Labels, float]:
+    totals = ((name, _total(gpu, numbers[name], found)) for name, found in told)
+    return {(name,): total for name, total in totals if total is not None}
+
+
+def _total(gpu: Device, number: int, found: Sequence[float | None]) -> float | None:
+    """Add a counter up over the links; None where none has it, and for a minute or two where one does not tell it.
+
+    Without that link the sum would fall, which Prometheus takes for a counter that began at 0 again: rate() would have
+    all that the others ever counted happen at once. Until it is asked for anew nobody knows what the link counts, and
+    there is no sum. One that stays away is switched off: it counts no more, but what it did count happened, and stays
+    in the total. With a new handle, and so after a reset, all of that is forgotten.
+    """
+    counted: dict[int, tuple[float, int]] = gpu.settled(("counted by link", number), dict)
+    told = {link: (value, gpu.relearnt) for link, value in enumerate(found) if value is not None}
+    counted |= told
+    if any(gpu.relearnt < counted[link][1] + _SWITCHED_OFF for link in counted.keys() - told.keys()):
+        return None
+    return sum(value for value, _when in counted.values()) if counted else None
 
 
 def _of_links(gpu: Device, numbers: Mapping[str, int]) -> list[tuple[str, list[float | None]]]:
@@ -78,7 +101,7 @@ def errors(gpu: Device) -> dict[Labels, float]:
         return {}
     totals = fields.NVLINK_ERROR_TOTALS
     told = present(totals, gpu.fields((number, 0) for number in totals.values()))
-    return {(name,): sum(value or 0 for value in found) for name, found in _counted_errors(gpu)} | told
+    return _totals(gpu, fields.NVLINK_ERRORS, _counted_errors(gpu)) | told
 
 
 def link_errors(gpu: Device) -> dict[Labels, float]:
@@ -105,7 +128,5 @@ def chip_speed(gpu: Device) -> float | None:
 
 def chip_errors(gpu: Device) -> dict[Labels, float]:
     """Errors over all links to the CPU of a superchip, by type."""
-    found = {name: _of_chip_links(gpu, number) for name, number in fields.C2C_ERRORS.items()}
-    return {
-        (name,): sum(value or 0 for value in values) for name, values in found.items() if values != [None] * len(values)
-    }
+    found = [(name, _of_chip_links(gpu, number)) for name, number in fields.C2C_ERRORS.items()]
+    return _totals(gpu, fields.C2C_ERRORS, found)
