@@ -16,7 +16,7 @@ from services import Daemon, ending, until
 
 from gpuwarden.gpu.kernel_xid import BEGINNINGS
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
-from gpuwarden.gpu.xid_watch import MAX_HOMELESS, XidWatch
+from gpuwarden.gpu.xid_watch import IDENTIFY_SECONDS, MAX_HOMELESS, XidWatch
 from gpuwarden.kernel_log import KernelLog
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
@@ -205,6 +205,42 @@ def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
         watched.poll(snapshot(gpu(0)))
     assert watched.watch.dropped == {"unknown_gpu": MAX_HOMELESS // 2, "codes": 0}
     assert watched.poll(snapshot(gpu(1))).gpus[0].xids[62].count == MAX_HOMELESS
+
+
+def test_xid_of_a_gpu_lost_before_the_start(
+    fifo: Fifo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, with the address and what to do, and counted, but not before every GPU had time to answer."""
+    watched = Watched(fifo)
+    fifo.write(f"NVRM: Xid (PCI:0000:07:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:07:00.0: {LOST}", age=600)
+    watched.poll(snapshot(gpu(0)))
+    assert (watched.watch.dropped["unknown_gpu"], caplog.messages) == (0, [])
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + IDENTIFY_SECONDS)
+    for _ in range(3):
+        watched.poll(snapshot(gpu(0)))
+    assert watched.watch.dropped["unknown_gpu"] == 1  # told twice by the kernel
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert re.match(r"pci=0000:07:00\.0 XID 79, 6\d\d s ago: .* Restart the machine; .* No GPU of", record.message)
+    found = watched.poll(snapshot(gpu(0), gpu(7)))
+    assert [{code: xid.count for code, xid in gpu.xids.items()} for gpu in found.gpus] == [{}, {79: 1}]
+    assert watched.watch.dropped["unknown_gpu"] == 1  # a counter does not fall
+
+
+def test_xid_told_as_homeless_is_counted_once(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for long and is then one too many was counted when it had waited."""
+    watched = Watched(fifo)
+    fifo.write("NVRM: Xid (PCI:0000:07:00): 62, p")
+    watched.poll(snapshot(gpu(0)))
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + IDENTIFY_SECONDS)
+    watched.poll(snapshot(gpu(0)))
+    assert watched.watch.dropped["unknown_gpu"] == 1
+    fifo.write(*["NVRM: Xid (PCI:0000:07:00): 62, p"] * MAX_HOMELESS)
+    watched.poll(snapshot(gpu(0)))
+    assert watched.watch.dropped["unknown_gpu"] == 1
+    assert len(watched.watch._homeless) == MAX_HOMELESS
 
 
 def test_clock_set_back_leaves_no_xid_ahead(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_access", "gauge", "", "Whether the daemon may read a source that needs a permission, or a driver's support.",
         lambda state: {(source,): float(allowed) for source, allowed in state.access.items()}, labels=("source",))
     xid_events_dropped_total = Metric[State](
-        "gpuwarden_xid_events_dropped_total", "counter", "", "XIDs that are not counted: unknown_gpu had an address of no GPU that answered yet, codes were more than a GPU has series for.",
+        "gpuwarden_xid_events_dropped_total", "counter", "", "XIDs that are not counted: unknown_gpu had for a minute an address of no GPU that has answered, which the log names, codes were more than a GPU has series for.",
         lambda state: {(reason,): count for reason, count in state.counts.xids_dropped.items()}, labels=("reason",))
     kernel_log_records_lost_total = Metric[State](
         "gpuwarden_kernel_log_records_lost_total", "counter", "", "Records of the kernel log that were overwritten before they were read.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpuwarden.gpu.events import XidEvents
 from gpuwarden.gpu.kernel_xid import KernelXid, PciAddress, pci_address, xids
@@ -20,9 +20,25 @@ log = logging.getLogger(__name__)
 TELL_SECONDS = 60.0  # in which a GPU's XIDs of one code are logged once,
 MAX_LINES = 20  # and this many lines altogether
 MAX_HOMELESS = 256  # XIDs kept until their GPU is known
+# In which a GPU says who it is, if it does: mostly in the first poll, but a call may hang or the driver be loaded anew.
+IDENTIFY_SECONDS = 60.0
 REMEMBER_SECONDS = 3600.0  # that a fault waits for the other source's report: a driver may hang for long
 
 _LEVELS: Mapping[Severity, int] = {"page": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO}
+
+
+@dataclass(slots=True)
+class _Homeless:
+    """An XID that waits for its GPU, since that monotonic time; `told`: it is logged, and counted as dropped."""
+
+    xid: KernelXid
+    since: float
+    told: bool = False
+
+    def report(self, gpu: str) -> XidReport:
+        """Make it a report of that GPU."""
+        xid = self.xid
+        return XidReport(xid.told, gpu, xid.code, xid.earliest, xid.latest, xid.time)
 
 
 class XidWatch:
@@ -31,24 +47,31 @@ class XidWatch:
     def __init__(self, nvml: Nvml) -> None:
         self.events = XidEvents(nvml)
         self._ledger = XidLedger()
-        self._homeless: list[KernelXid] = []
-        self._homeless_dropped = 0
+        self._homeless: list[_Homeless] = []
+        self._strangers = XidLedger()  # of what was told while homeless, by address: the kernel tells of a loss twice
+        self._strangers_dropped = 0
         self._gpus: list[tuple[Identity, bool]] = []  # when homes were last looked for
         self._told: dict[tuple[str, int], float] = {}  # when each was logged last
 
     @property
     def dropped(self) -> dict[str, int]:
         """XIDs that are not counted, by reason."""
-        return {"unknown_gpu": self._homeless_dropped + self.events.unknown, "codes": self._ledger.dropped}
+        return {
+            "unknown_gpu": self._strangers_dropped + self.events.unknown,
+            "codes": self._ledger.dropped + self._strangers.dropped,
+        }
 
     def attach(self, snapshot: Snapshot, records: Sequence[Record] = ()) -> Snapshot:
         """Take what the events and the kernel log's new records tell; add to each GPU its XIDs. Does not block."""
-        news = list(xids(records))
+        now = time.monotonic()
+        news = [_Homeless(xid, now) for xid in xids(records)]
         self._homeless += news
         for report in (*self._at_home(snapshot, news=bool(news)), *self._of_events()):
             if self._ledger.add(report):
-                self._tell(report, snapshot.gpu(report.uuid))
-        self._ledger.forget(time.monotonic() - REMEMBER_SECONDS)
+                self._tell_of(report, snapshot.gpu(report.uuid))
+        self._give_up(now)
+        for ledger in (self._ledger, self._strangers):
+            ledger.forget(now - REMEMBER_SECONDS)
         if self._ledger.empty:
             return snapshot
         self._ledger.set_back(time.time())
@@ -72,18 +95,37 @@ class XidWatch:
             return []
         self._gpus = gpus
         uuids = _uuids(snapshot)
-        reports, homeless = [], list[KernelXid]()
+        reports, homeless = [], list[_Homeless]()
         for each in self._homeless:
-            uuid = uuids.get(each.pci)
+            uuid = uuids.get(each.xid.pci)
             if uuid:
-                reports.append(XidReport(each.told, uuid, each.code, each.earliest, each.latest, each.time))
+                reports.append(each.report(uuid))
             else:
                 homeless.append(each)
-        self._homeless = homeless[-MAX_HOMELESS:]
-        self._homeless_dropped += len(homeless) - len(self._homeless)
+        self._homeless = homeless
         return reports
 
-    def _tell(self, report: XidReport, gpu: Gpu | None) -> None:
+    def _give_up(self, now: float) -> None:
+        """Log and count what waits for too long, as for a GPU that was lost before the start, or is one too many.
+
+        What has waited too long goes on waiting. As a counter must not fall, it is counted only then, when few are
+        still to find their GPU; those that do are in its series as well, and no less dropped for so long.
+        """
+        beyond = len(self._homeless) - MAX_HOMELESS
+        for number, each in enumerate(self._homeless):
+            if not each.told and (number < beyond or now - each.since >= IDENTIFY_SECONDS):
+                each.told = True
+                domain, bus, device = each.xid.pci
+                report = each.report(f"{domain:04x}:{bus:02x}:{device:02x}.0")
+                if self._strangers.add(report):
+                    self._strangers_dropped += 1
+                    self._tell(report, f"pci={report.uuid}", " No GPU of that address has answered: no series has it.")
+        del self._homeless[: max(beyond, 0)]
+
+    def _tell_of(self, report: XidReport, gpu: Gpu | None) -> None:
+        self._tell(report, f"gpu={report.uuid}" + (f" index={gpu.identity.index}" if gpu else ""))
+
+    def _tell(self, report: XidReport, who: str, note: str = "") -> None:
         now = time.monotonic()
         self._told = {key: moment for key, moment in self._told.items() if now - moment < TELL_SECONDS}
         key = report.uuid, report.code
@@ -93,13 +135,13 @@ class XidWatch:
         xid = explain(report.code)
         log.log(
             _LEVELS[xid.severity],
-            "gpu=%s%s XID %d, %.0f s ago: %s %s",
-            report.uuid,
-            f" index={gpu.identity.index}" if gpu else "",
+            "%s XID %d, %.0f s ago: %s %s%s",
+            who,
             report.code,
             max(0.0, time.time() - report.time),
             xid.meaning,
             xid.action.value,
+            note,
         )
 
 
