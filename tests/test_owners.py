@@ -17,7 +17,7 @@ from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.users import UserNames
-from snapshots import gpu, snapshot
+from snapshots import GIB, divided, gpu, snapshot
 
 ID = "0123456789abcdef" * 4
 POD = "1a2b3c4d-0000-1111-2222-123456789abc"
@@ -163,6 +163,21 @@ def test_job_map_gives_a_process_its_job(tmp_path: Path, *, hidden: bool) -> Non
     }
     assert owners.jobs == {("GPU-0", "4711"): 1, ("GPU-1", "1"): 1, ("GPU-1", "2"): 1}
     assert owners.holders[1].slurm_job == "4711"
+
+
+def test_a_mig_instance_s_job_has_only_that(tmp_path: Path) -> None:
+    """A file of an instance gives its job the processes there, and not those beside it."""
+    (tmp_path / "0.0").write_text("100\n")
+    desk, box = Desk(job_map=tmp_path), divided(0, free=[1, 1], held={1: 0, 2: 1})
+    people = {1: who(), 2: who()}
+    owners = desk.join(people, box)
+    assert [owners.holders[pid].slurm_job for pid in (1, 2)] == ["100", ""]
+    (tmp_path / "0.1").write_text("200\n")
+    owners = desk.join(people, box, runs={2: "2-99"})
+    assert [owners.holders[pid].slurm_job for pid in (1, 2)] == ["100", "200"]
+    assert owners.holders[2].run == "2-99"
+    assert {key[2]: held for key, held in owners.memory.items() if key[1] == "slurm_job"} == {"100": GIB, "200": GIB}
+    assert owners.jobs == {("GPU-0", "100"): 1, ("GPU-0", "200"): 1}
 
 
 def test_group_wins_over_the_map(tmp_path: Path) -> None:

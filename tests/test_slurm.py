@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpuwarden.gpu.slurm import MOST_JOBS, Job, JobMaps
-from snapshots import gpu
+from gpuwarden.gpu.slurm import MOST_JOBS, GpuJobs, Job, JobMaps
+from gpuwarden.gpu.snapshot import GpuProcess
+from snapshots import divided, gpu
 
-GPUS = [gpu(index).identity for index in range(3)]
+GPUS = [gpu(index) for index in range(3)]
 
 
 def write(path: Path, text: str) -> None:
@@ -17,16 +18,40 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+def whole(*jobs: Job) -> GpuJobs:
+    """Make the jobs of a GPU that is not divided."""
+    return GpuJobs(jobs, jobs)
+
+
 def test_job_map_by_index(tmp_path: Path) -> None:
-    """A file has the GPU's index and a job a line; those of its MIG instances belong to the GPU."""
+    """A file has the GPU's index and a job a line."""
     maps = JobMaps(tmp_path, None)
     assert maps.jobs(GPUS) == {}
     write(tmp_path / "0", "4711\n")
-    write(tmp_path / "1.0", "12\n")
-    write(tmp_path / "1.3", "13\n\n")
+    write(tmp_path / "1", "12\n13\n\n")
     write(tmp_path / "9", "1\n")
     write(tmp_path / "README", "1\n")
-    assert maps.jobs(GPUS) == {"GPU-0": (Job("4711"),), "GPU-1": (Job("12"), Job("13"))}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("4711")), "GPU-1": whole(Job("12"), Job("13"))}
+
+
+def test_jobs_of_mig_instances(tmp_path: Path) -> None:
+    """A file of an instance, by its id or its UUID, gives the instance and no more; one of the GPU gives the rest."""
+    write(tmp_path / "map/0.0", "10\n")
+    write(tmp_path / "map/0.7", "17\n")  # which the driver does not list
+    write(tmp_path / "map/1", "20\n")
+    write(tmp_path / "map/1.1", "21\n")
+    write(tmp_path / "map/2.0", "30\n")
+    write(tmp_path / "gpustat/MIG-0-2", "12 1000\n")
+    found = JobMaps(tmp_path / "map", tmp_path / "gpustat").jobs([
+        divided(0, free=[1, 1, 1]), divided(1, free=[1, 1]), gpu(2),
+    ])  # fmt: skip
+    assert found["GPU-0"] == GpuJobs(
+        (Job("10"), Job("17"), Job("12", 1000)), (), {"MIG-0-0": (Job("10"),), "MIG-0-2": (Job("12", 1000),)}
+    )
+    assert found["GPU-1"] == GpuJobs((Job("20"), Job("21")), (Job("20"),), {"MIG-1-1": (Job("21"),)})
+    assert found["GPU-2"] == GpuJobs((Job("30"),))
+    on = [GpuProcess(1, "compute", None, instance) for instance in ("MIG-1-0", "MIG-1-1", None)]
+    assert [found["GPU-1"].of(process) for process in on] == [(Job("20"),), (Job("21"),), (Job("20"),)]
 
 
 def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
@@ -35,14 +60,14 @@ def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
     write(tmp_path / "0", "4711 1000\n")
     write(tmp_path / "1", "1 1\n")
     write(tmp_path / "GPU-1", "4712 1001\n")
-    assert maps.jobs(GPUS) == {"GPU-0": (Job("4711", 1000),), "GPU-1": (Job("4712", 1001),)}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("4711", 1000)), "GPU-1": whole(Job("4712", 1001))}
 
 
 def test_both_maps_agree(tmp_path: Path) -> None:
     """A job that both name is one job, with its user."""
     write(tmp_path / "a/0", "4711\n")
     write(tmp_path / "b/0", "4711 1000\n")
-    assert JobMaps(tmp_path / "a", tmp_path / "b").jobs(GPUS) == {"GPU-0": (Job("4711", 1000),)}
+    assert JobMaps(tmp_path / "a", tmp_path / "b").jobs(GPUS) == {"GPU-0": whole(Job("4711", 1000))}
 
 
 def test_changes_are_seen(tmp_path: Path) -> None:
@@ -50,16 +75,16 @@ def test_changes_are_seen(tmp_path: Path) -> None:
     maps = JobMaps(tmp_path / "map", None)
     assert maps.jobs(GPUS) == {}
     write(tmp_path / "map/0", "1\n")
-    assert maps.jobs(GPUS) == {"GPU-0": (Job("1"),)}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("1"))}
     write(tmp_path / "map/0", "22\n")
-    assert maps.jobs(GPUS) == {"GPU-0": (Job("22"),)}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("22"))}
     (tmp_path / "new").write_text("33\n")
     (tmp_path / "new").replace(tmp_path / "map/0")
-    assert maps.jobs(GPUS) == {"GPU-0": (Job("33"),)}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("33"))}
     state = (tmp_path / "map/0").stat()
     write(tmp_path / "map/0", "44\n")
     os.utime(tmp_path / "map/0", ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert maps.jobs(GPUS) == {"GPU-0": (Job("33"),)}  # nothing tells the two apart
+    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("33"))}  # nothing tells the two apart
     write(tmp_path / "map/0", "")
     assert maps.jobs(GPUS) == {}
     (tmp_path / "map/0").unlink()
@@ -75,8 +100,8 @@ def test_whatever_lies_there(tmp_path: Path) -> None:
     assert JobMaps(tmp_path, tmp_path).jobs(GPUS) == {}
     (tmp_path / "0").unlink()
     (tmp_path / "0").write_bytes(b"\xff\xfe\n-\n" + "".join(f"job{n}\n" for n in range(10_000)).encode())
-    (jobs,) = JobMaps(tmp_path, None).jobs(GPUS).values()
+    ((jobs, *_),) = JobMaps(tmp_path, None).jobs(GPUS).values()
     assert len(jobs) <= MOST_JOBS
     assert jobs[0] == Job("job0")
     write(tmp_path / "0", '4711 "x"\n4712 ' + "9" * 100 + "\n" + "7" * 100 + " 1\n")
-    assert JobMaps(None, tmp_path).jobs(GPUS) == {"GPU-0": (Job("4711"), Job("4712"))}
+    assert JobMaps(None, tmp_path).jobs(GPUS) == {"GPU-0": whole(Job("4711"), Job("4712"))}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.processes import ProcessIdentity
-from gpuwarden.gpu.slurm import Job, JobMaps
+from gpuwarden.gpu.slurm import GpuJobs, Job, JobMaps
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.users import UserNames
 from gpuwarden.labels import label
@@ -103,18 +103,19 @@ class OwnerBook:
         self, gpus: tuple[Gpu, ...], identities: Mapping[int, ProcessIdentity], runs: Mapping[int, str]
     ) -> Owners:
         by_system = self._by_system
-        mapped = self._maps.jobs(gpu.identity for gpu in gpus)
+        mapped = self._maps.jobs(gpus)
         memory: dict[Labels, int] = {}
         jobs: dict[Labels, int] = {}
         holders: dict[int, Holder] = {}
         dropped = 0
         for gpu in gpus:
-            uuid, on_gpu = gpu.identity.uuid, mapped.get(gpu.identity.uuid, ())
+            uuid, on_gpu = gpu.identity.uuid, mapped.get(gpu.identity.uuid, _NO_JOBS)
             here = {process.pid: by_system.get(process.pid, _UNSEEN) for process in gpu.processes}
-            for pid in here if on_gpu else runs.keys() & here.keys():
-                here[pid] = _holder(here[pid], identities.get(pid), runs.get(pid, ""), on_gpu)
+            given = {process.pid: had for process in gpu.processes if (had := on_gpu.of(process))} if on_gpu.all else {}
+            for pid in given.keys() | (runs.keys() & here.keys()):
+                here[pid] = _holder(here[pid], identities.get(pid), runs.get(pid, ""), given.get(pid, ()))
             holders |= {pid: holder for pid, holder in here.items() if holder.slurm_job or pid not in holders}
-            names = dict.fromkeys([job.id for job in on_gpu] + [h.slurm_job for h in here.values() if h.slurm_job])
+            names = dict.fromkeys([job.id for job in on_gpu.all] + [h.slurm_job for h in here.values() if h.slurm_job])
             jobs |= {(uuid, name): 1 for name in list(names)[: self._limit]}
             sums = _sums(gpu, here)
             chosen = self._bounded(uuid, sums)
@@ -161,16 +162,17 @@ class OwnerBook:
 
 
 _UNSEEN = Holder(UNKNOWN)
+_NO_JOBS = GpuJobs()
 
 
-def _holder(holder: Holder, identity: ProcessIdentity | None, run: str, on_gpu: tuple[Job, ...]) -> Holder:
-    """Add the run, and the job by the GPU's map where the process has none."""
+def _holder(holder: Holder, identity: ProcessIdentity | None, run: str, given: tuple[Job, ...]) -> Holder:
+    """Add the run, and where the process has no job the one that alone is given what it is on."""
     job = holder.slurm_job
-    if not job and len(on_gpu) == 1:
-        user = on_gpu[0].uid
+    if not job and len(given) == 1:
+        user = given[0].uid
         # Another user's process on the GPU, such as a display server, is not the job's.
         if identity is None or None in (user, identity.uid) or user == identity.uid:
-            job = on_gpu[0].id
+            job = given[0].id
     return holder._replace(slurm_job=job, run=run) if run or job != holder.slurm_job else holder
 
 

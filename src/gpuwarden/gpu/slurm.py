@@ -1,7 +1,8 @@
 """Which Slurm jobs a GPU is given to, by the files that a site's prolog writes for other exporters.
 
-dcgm-exporter's directory (--hpc-job-mapping-dir) has files named by GPU index, or `0.3` for a MIG instance of GPU 0,
-with a job id a line. jobstats' (/run/gpustat) has files named by index or UUID with `JOBID UID`.
+dcgm-exporter's directory (--hpc-job-mapping-dir) has files named by GPU index, or `0.3` for GPU instance 3 (MIG) of
+GPU 0, with a job id a line. jobstats' (/run/gpustat) has files named by index or UUID, also of a MIG instance, with
+`JOBID UID`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from gpuwarden.gpu.snapshot import Identity
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 
 MOST_FILES = 1024
 LARGEST_FILE = 4096  # bytes
 MOST_JOBS = 64  # of one file
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+\[\]-]{0,63}")
-_GPU = re.compile(r"([0-9]{1,4})(?:\.[0-9]{1,4})?")
+_GPU = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 
 
 class Job(NamedTuple):
@@ -28,6 +30,21 @@ class Job(NamedTuple):
 
     id: str
     uid: int | None = None
+
+
+class GpuJobs(NamedTuple):
+    """The jobs of a GPU: all, those that have the whole of it, and by UUID of MIG instance those that have only that.
+
+    All is more than the others where there is a file of an instance that the driver does not list.
+    """
+
+    all: tuple[Job, ...] = ()
+    whole: tuple[Job, ...] = ()
+    instances: Mapping[str, tuple[Job, ...]] = MappingProxyType({})
+
+    def of(self, process: GpuProcess) -> tuple[Job, ...]:
+        """Return the jobs that have what the process is on; one on an instance without a file is on the GPU."""
+        return self.instances.get(process.instance or "", self.whole)
 
 
 @dataclass(slots=True)
@@ -73,33 +90,46 @@ class JobMaps:
         self._job_map = _Folder(job_map) if job_map else None
         self._gpustat = _Folder(gpustat) if gpustat else None
 
-    def jobs(self, gpus: Iterable[Identity]) -> Mapping[str, tuple[Job, ...]]:
+    def jobs(self, gpus: Iterable[Gpu]) -> Mapping[str, GpuJobs]:
         """Return the jobs of each GPU that has any, by UUID. Reads files of a local file system."""
         job_map = self._job_map.lines() if self._job_map else {}
         gpustat = self._gpustat.lines() if self._gpustat else {}
         if not job_map and not gpustat:
             return {}
         by_index = _by_index(job_map)
-        found = {gpu.uuid: _jobs(gpu, by_index, gpustat) for gpu in gpus}
-        return {uuid: jobs for uuid, jobs in found.items() if jobs}
+        found = {gpu.identity.uuid: _gpu_jobs(gpu, by_index, gpustat) for gpu in gpus}
+        return {uuid: jobs for uuid, jobs in found.items() if jobs.all}
 
 
-def _by_index(job_map: Mapping[str, tuple[str, ...]]) -> dict[int, list[str]]:
-    """Gather the jobs of each GPU, those of its MIG instances with them."""
-    found: dict[int, list[str]] = {}
+_Lines = tuple[str, ...]
+
+
+def _by_index(job_map: Mapping[str, _Lines]) -> dict[int, dict[int | None, _Lines]]:
+    """Sort the lines by index, and by GPU instance or, for the whole GPU, None."""
+    found: dict[int, dict[int | None, _Lines]] = {}
     for name, lines in sorted(job_map.items()):
         if match := _GPU.fullmatch(name):
-            found.setdefault(int(match[1]), []).extend(lines)
+            found.setdefault(int(match[1]), {})[int(match[2]) if match[2] else None] = lines
     return found
 
 
-def _jobs(
-    gpu: Identity, job_map: Mapping[int, Iterable[str]], gpustat: Mapping[str, tuple[str, ...]]
-) -> tuple[Job, ...]:
+def _gpu_jobs(gpu: Gpu, by_index: Mapping[int, Mapping[int | None, _Lines]], gpustat: Mapping[str, _Lines]) -> GpuJobs:
+    mapped = by_index.get(gpu.identity.index, {})
     # The file named by UUID wins over the one named by index, which another numbering may have meant.
-    lines = gpustat.get(gpu.uuid, gpustat.get(str(gpu.index), ()))
-    found = {job.id: job for job in _with_user(lines)}
-    for job_id in job_map.get(gpu.index, ()):
+    whole = _jobs(mapped.get(None, ()), gpustat.get(gpu.identity.uuid, gpustat.get(str(gpu.identity.index), ())))
+    instances = {
+        uuid: jobs
+        for uuid, number, *_ in (instance.identity for instance in gpu.mig)
+        if (jobs := _jobs(mapped.get(number, ()), gpustat.get(uuid, ())))
+    }
+    unlisted = _jobs((line for lines in mapped.values() for line in lines), ())
+    everything = {job.id: job for jobs in (unlisted, *instances.values(), whole) for job in jobs}
+    return GpuJobs(tuple(everything.values())[:MOST_JOBS], whole, instances)
+
+
+def _jobs(job_map: Iterable[str], gpustat: Iterable[str]) -> tuple[Job, ...]:
+    found = {job.id: job for job in _with_user(gpustat)}
+    for job_id in job_map:
         if _JOB_ID.fullmatch(job_id):
             found.setdefault(job_id, Job(job_id))
     return tuple(found.values())[:MOST_JOBS]
