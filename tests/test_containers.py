@@ -17,7 +17,7 @@ from container_runtime import Runtime
 from folders import open_to_all
 
 from gpuwarden.gpu import containers, unix_http
-from gpuwarden.gpu.containers import SHORT_ID, ContainerNames
+from gpuwarden.gpu.containers import RETRY_SECONDS, SHORT_ID, ContainerNames
 from gpuwarden.gpu.place import Container, Place
 from gpuwarden.labels import LONGEST
 from system_parts import needs, require
@@ -240,6 +240,42 @@ def test_kubernetes_names_by_file_names(tmp_path: Path, monkeypatch: pytest.Monk
         assert names.pod(POD) == POD
 
     asyncio.run(scenario())
+
+
+def test_a_named_pod_gets_another_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that is new in a pod, or restarted, is looked for as well: once in a while until it has a name."""
+    looks: list[Path] = []
+    names_in = containers._names_in
+
+    def look(folder: Path) -> list[str]:
+        looks.append(folder)
+        return names_in(folder)
+
+    monkeypatch.setattr(containers, "_names_in", look)
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    first, second = Container(ID, "containerd"), Container(OTHER, "containerd")
+    (tmp_path / f"pods/ml_train-0_{POD}").mkdir(parents=True)
+    (tmp_path / "containers").mkdir()
+    (tmp_path / f"containers/train-0_ml_trainer-{ID}.log").touch()
+    names = ContainerNames(None, None, tmp_path)
+    names.find([Place(first, POD)])
+    assert (names.pod(POD), names.container(first), len(looks)) == ("ml/train-0", "ml/train-0/trainer", 2)
+    both = [Place(first, POD), Place(second, POD)]
+    names.find(both)
+    assert len(looks) == 2
+    now += RETRY_SECONDS
+    for _ in range(3):
+        names.find(both)
+    assert (names.container(second), len(looks)) == (OTHER[:SHORT_ID], 4)
+    (tmp_path / f"containers/train-0_ml_eval-{OTHER}.log").touch()
+    now += RETRY_SECONDS
+    version = names.version
+    names.find(both)
+    assert (names.container(second), len(looks), names.version) == ("ml/train-0/eval", 6, version + 1)
+    now += RETRY_SECONDS
+    names.find([*both, Place(Container("101", "lxc"))])  # which no log names
+    assert (names.version, len(looks)) == (version + 1, 6)
 
 
 def test_access_says_what_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

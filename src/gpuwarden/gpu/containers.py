@@ -66,16 +66,20 @@ class ContainerNames:
     def find(self, places: Iterable[Place]) -> None:
         """See to the names of the containers that are there now, and forget all others. To be called on the loop."""
         now = time.monotonic()
-        there, pods = set[Container](), set[str]()
+        there, in_pods, pods = set[Container](), set[Container](), set[str]()
         for place in places:
             if place.container:
                 there.add(place.container)
             if place.pod_uid:
                 pods.add(place.pod_uid)
+            if place.container and place.pod_uid:
+                in_pods.add(place.container)
         self._forget(there, pods)
-        if self._logs and pods - self._pods.keys() and now >= self._scan_at:
+        # A pod may get a container at any time, as when one is restarted.
+        unnamed = bool(pods - self._pods.keys() or in_pods - self._containers.keys())
+        if self._logs and unnamed and now >= self._scan_at:
             self._scan_at = now + RETRY_SECONDS
-            self._scan(self._logs, there, pods)
+            self._scan(self._logs, there - self._containers.keys(), pods - self._pods.keys())
         for container in there - self._containers.keys():
             if any(self._sockets_of(container)):
                 self._unnamed.setdefault(container, now)
@@ -107,13 +111,13 @@ class ContainerNames:
         for uid in self._pods.keys() - pods:
             del self._pods[uid]
 
-    def _scan(self, logs: Path, there: set[Container], pods: set[str]) -> None:
-        """Read the names of the log files, which are many but on a disk of this machine."""
+    def _scan(self, logs: Path, unnamed: set[Container], pods: set[str]) -> None:
+        """Look for these among the names of the log files, which are many but on a disk of this machine."""
         for name in _names_in(logs / "pods"):
             if (match := _POD_LOGS.fullmatch(name)) and match[3] in pods:
                 self._pods[match[3]] = label(f"{match[1]}/{match[2]}")
                 self.version += 1
-        by_id = {container.id: container for container in there}
+        by_id = {container.id: container for container in unnamed}
         for name in _names_in(logs / "containers"):
             if (match := _CONTAINER_LOG.fullmatch(name)) and (container := by_id.get(match[4])):
                 self._name(container, f"{match[2]}/{match[1]}/{match[3]}")
