@@ -43,7 +43,15 @@ STATIC = "81e09ae0" * 4
         ("/slurm_node7/uid_1000/job_123/step_batch", Place(slurm_job="123")),
         ("/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", Place(slurm_job="123")),
         ("/system.slice/node7_slurmstepd.scope/job_123/step_extern", Place(slurm_job="123")),
-        ("/system.slice/slurmstepd.scope/system", Place(systemd_unit="slurmstepd.scope")),
+        # Slurm 26.05; the names are of Slurm's documentation and of its own test.
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", Place(slurm_job="s5K1KKYAYG5D00")),
+        ("/system.slice/node7_slurmstepd.scope/sBR1JB8J1YM400/step_extern", Place(slurm_job="sBR1JB8J1YM400")),
+        (
+            f"/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0/docker-{ID}.scope",
+            Place(Container(ID, "docker"), slurm_job="s5K1KKYAYG5D00"),
+        ),
+        ("/system.slice/slurmstepd.scope/system", Place()),
+        ("/system.slice/slurmstepd.scope/sometimes/step_0", Place()),
         (
             f"/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/docker-{ID}.scope",
             Place(Container(ID, "docker"), slurm_job="123"),
@@ -66,6 +74,10 @@ STATIC = "81e09ae0" * 4
         (f"/system.slice/libpod-conmon-{ID}.scope", Place(systemd_unit=f"libpod-conmon-{ID}.scope")),
         ("/job_123", Place()),
         ("/slurm/uid_1000/job_abc", Place()),
+        ("/slurm/s5K1KKYAYG5D00", Place()),  # version 1 has numbers
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D0U", Place()),  # no such digit
+        ("/system.slice/slurmstepd.scope/step_0/s5K1KKYAYG5D00", Place()),
+        (f"{USER}/slurmstepd.scope/s5K1KKYAYG5D00/step_0", Place()),
     ],
 )
 def test_place(path: str, place: Place) -> None:

@@ -18,8 +18,14 @@ _CONTAINER = re.compile(
 )
 _LXC_PAYLOAD = "lxc.payload."
 _POD = re.compile(r"(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::.*)?")
-_SLURM = re.compile(r"slurm(?:_.*)?|(?:.*_)?slurmstepd\.scope")  # _… and …_: the node's name, where nodes share a host
+# _… and …_: the node's name, where nodes share a host.
+_SLURM_SCOPE = re.compile(r"(?:.*_)?slurmstepd\.scope")
+_SLURM = re.compile(rf"slurm(?:_.*)?|{_SLURM_SCOPE.pattern}")
 _JOB = re.compile(r"job_([0-9]{1,20})")
+# What Slurm 26.05 calls a job's folder unless CgroupJobIdPaths=yes is set (sluid.c): Crockford's base 32, which is
+# without I, L, O and U. The number stands only in the command line of a slurmstepd, and reading that can hang with it:
+# it may call the driver itself.
+_SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
 _USER_MANAGER = re.compile(r"user@([0-9]{1,10})\.service")
 
 _RUNTIMES: dict[str | None, Runtime] = {
@@ -47,7 +53,10 @@ class Container(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a process stands in the tree of control groups; None or empty: in no such thing."""
+    """Where a process stands in the tree of control groups; None or empty: in no such thing.
+
+    `slurm_job` is the job's number, or its SLUID where Slurm names groups so.
+    """
 
     container: Container | None = None
     pod_uid: str = ""
@@ -119,9 +128,12 @@ def _pod_uid(parts: list[str]) -> str:
 def _job(parts: list[str]) -> str:
     """Return the job of /slurm/uid_1000/job_123/… (version 1) or /system.slice/slurmstepd.scope/job_123/… (2)."""
     start = next((n for n, part in enumerate(parts) if _SLURM.fullmatch(part)), len(parts))
-    return next((match[1] for part in parts[start + 1 : start + 3] if (match := _JOB.fullmatch(part))), "")
+    below = parts[start + 1 : start + 3]
+    number = next((match[1] for part in below if (match := _JOB.fullmatch(part))), "")
+    sluid = below[0] if below and _SLURM_SCOPE.fullmatch(parts[start]) and _SLUID.fullmatch(below[0]) else ""
+    return number or sluid
 
 
 def _unit(parts: list[str]) -> str:
     unit = next((part for part in reversed(parts) if part.endswith((".service", ".scope"))), "")
-    return "" if _USER_MANAGER.fullmatch(unit) else unit
+    return "" if _USER_MANAGER.fullmatch(unit) or _SLURM_SCOPE.fullmatch(unit) else unit
