@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from gpuwarden.alerts.notify.target import DeliveryError
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret
 
+SECRET = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
 FAST = Notify(group_wait=0.05, resolve_after=0.05, timeout=5, max_per_hour=3600)
 
 
@@ -219,7 +221,7 @@ def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: p
         def send(self, message: Message) -> None:
             told.append(message)
             if len(told) == 1:
-                raise ZeroDivisionError
+                raise ZeroDivisionError(SECRET)
             if len(told) == 2:
                 raise DeliveryError("not yet")
 
@@ -229,6 +231,7 @@ def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: p
     until(lambda: sink.counts["faulty"].sent == 1, "the third attempt gets through")
     asyncio.run(sink.stop())
     assert sink.counts["faulty"].failed == 2
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "a faulty one: an error of gpuwarden's own, please report it"
-    ]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said.startswith("a faulty one: an error of gpuwarden's own, please report it: ZeroDivisionError in ")
+    assert re.search(r" > test_notify_channel\.send:\d+$", said)
+    assert SECRET not in caplog.text

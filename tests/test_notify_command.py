@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,12 @@ import pytest
 from message_receivers import http_receiver, mail_receiver
 from services import free_port
 from test_config import problems
+
+from gpuwarden.alerts.notify import check, command
+from gpuwarden.alerts.notify.message import Message
+from gpuwarden.alerts.notify.slack import Slack
+from gpuwarden.config import Notify
+from gpuwarden.secret import NOT_ASCII, Secret
 
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
 
@@ -85,6 +92,19 @@ notify: {{mail_to: ops@example.com, mail_server: "{place}", mail_security: none,
             thread.join()
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout == f"mail to ops@example.com through {place}: NOT sent: not done within 1.8 s\n"
+
+
+def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody foresaw is told by its kind and its place; its text may hold a password."""
+
+    def fails(_target: Slack, _message: Message) -> None:
+        raise UnicodeEncodeError("ascii", TOKEN, 0, 1, "ordinal not in range")
+
+    monkeypatch.setattr(Slack, "send", fails)
+    said: list[str] = []
+    assert command.test(Notify(slack=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
+    assert re.search(r": NOT sent, by an error of gpuwarden's own, .*: UnicodeEncodeError in .*\.fails:\d+$", said[0])
+    assert TOKEN not in said[0]
 
 
 def test_nobody_to_tell() -> None:
@@ -164,6 +184,17 @@ notify:
         "Slack's webhook at the variable GPUWARDEN_NOT_SET: NOT sent: the variable GPUWARDEN_NOT_SET is not set",
         "Slack's webhook at 127.0.0.1: sent",
     ]
+
+
+def test_what_no_login_can_hold_is_a_warning() -> None:
+    """A user, a password or a token outside ASCII is told by the check already."""
+    wrong = Secret(text="Schlüssel")
+    found = check.unready(Notify(webhook_token=wrong, mail_user="größe", mail_password=wrong))
+    assert dict(found) == {
+        "notify.webhook_token": f"the configuration {NOT_ASCII}",
+        "notify.mail_password": f"the configuration {NOT_ASCII}",
+        "notify.mail_user": NOT_ASCII,
+    }
 
 
 def test_missing_apprise(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
 from gpuwarden.alerts.notify.targets import targets
 from gpuwarden.config import Address, Notify, parse
 from gpuwarden.config_values import OptionalPath
-from gpuwarden.secret import Secret
+from gpuwarden.secret import NOT_ASCII, Secret
 
 MESSAGE = Message("box1", "docs", (Told(near_oom()), Told(gpu_down(9))))
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
@@ -182,6 +182,25 @@ def test_mail_over_starttls_with_password(tmp_path: Path) -> None:
         assert "refuses the user or the password: 535" in str(error)
         assert "wr0ng-password" not in str(error)
         assert error.refused
+
+
+@pytest.mark.parametrize(("user", "password"), [("alerts", "Schlüssel-4711"), ("größe", "s3cret-password")])
+def test_mail_user_outside_ascii(tmp_path: Path, user: str, password: str) -> None:
+    """A user or a password that a login cannot hold is told by where it stands, and not by what it is."""
+    (tmp_path / "password").write_text(password)
+    secret = Secret(file=tmp_path / "password")
+    with mail_receiver() as server:
+        settings = replace(mail_settings(server.port), mail_user=user, mail_password=secret)
+        where = "notify.mail_user" if password.isascii() else str(secret)
+        assert str(refusal(settings)) == f"{where} {NOT_ASCII}"
+
+
+def test_token_outside_ascii() -> None:
+    """A token that a header cannot hold is told by where it stands."""
+    token = Secret(text="T0KEN-łódź")
+    assert str(refusal(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),), webhook_token=token))) == (
+        f"the configuration {NOT_ASCII}"
+    )
 
 
 def test_mail_over_tls(tmp_path: Path) -> None:

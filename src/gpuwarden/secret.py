@@ -13,6 +13,7 @@ from pathlib import Path
 
 LARGEST_FILE = 65536  # bytes
 HIDDEN = "[hidden]"
+NOT_ASCII = "holds characters outside ASCII, which cannot be sent: have one set without them"
 
 _SHORTEST_PART = 6  # characters: shorter parts are words that say nothing
 _SEPARATORS = re.compile(r"[/?&=@#]")
@@ -43,6 +44,13 @@ class Secret:
             raise SecretError(f"{self} is empty" if self.file else f"{self} is not set")
         if not found.isprintable():
             raise SecretError(f"{self} holds more than one line, or characters that do not print")
+        return found
+
+    def read_ascii(self) -> str:
+        """Return it as `read` does, for where no other characters can be sent; raises SecretError for any other."""
+        found = self.read()
+        if not found.isascii():
+            raise SecretError(f"{self} {NOT_ASCII}")
         return found
 
     def __bool__(self) -> bool:

@@ -27,7 +27,7 @@ def unready(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
         secret: Secret = getattr(chosen, name)
         try:
             if secret:
-                secret.read()
+                secret.read_ascii()
         except SecretError as error:
             yield f"alertmanager.{name}", str(error)
 

@@ -18,7 +18,7 @@ import h11
 
 from gpuwarden.alerts.unreached import LONGEST_REASON, why
 from gpuwarden.config_values import shown
-from gpuwarden.secret import Secret, SecretError
+from gpuwarden.secret import SecretError
 
 if TYPE_CHECKING:
     import ssl
@@ -83,9 +83,9 @@ class Poster:
     def _authorization(self) -> list[tuple[str, str]]:
         chosen = self._chosen
         if chosen.bearer_token:
-            return [("authorization", f"Bearer {_read(chosen.bearer_token)}")]
+            return [("authorization", f"Bearer {chosen.bearer_token.read_ascii()}")]
         if chosen.user:
-            pair = f"{chosen.user}:{_read(chosen.password)}"
+            pair = f"{chosen.user}:{chosen.password.read_ascii()}"
             return [("authorization", f"Basic {b64encode(pair.encode()).decode()}")]
         return []
 
@@ -118,13 +118,6 @@ def _stamped(path: Path) -> tuple[Path, float, int]:
     except OSError:  # whoever reads it says so
         return path, 0.0, 0
     return path, status.st_mtime, status.st_ino
-
-
-def _read(secret: Secret) -> str:
-    text = secret.read()
-    if not text.isascii():
-        raise SecretError(f"{secret} holds characters outside ASCII")
-    return text
 
 
 def _reached(authority: str, usual: int) -> tuple[str, int]:

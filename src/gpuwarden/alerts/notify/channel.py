@@ -16,7 +16,7 @@ from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.notify.book import Book
 from gpuwarden.alerts.notify.kept import Kept
 from gpuwarden.alerts.notify.message import Told
-from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError, Target
+from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError, Target, traced
 from gpuwarden.allowance import Allowance
 from gpuwarden.config import Notify
 
@@ -163,7 +163,8 @@ class Channel:
         if isinstance(error, DeliveryError):
             log.warning("%s: %s", self.target.place, error)
         else:
-            log.error("%s: an error of gpuwarden's own, please report it", self.target.place, exc_info=error)
+            fault = traced(error)
+            log.error("%s: an error of gpuwarden's own, please report it: %s", self.target.place, fault)
 
     def _put_off(self, error: DeliveryError) -> None:
         growing = LONGEST_WAIT if error.refused else min(FIRST_WAIT * 2.0**self._failures, LONGEST_WAIT)

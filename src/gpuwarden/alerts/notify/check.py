@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from gpuwarden.config import Notify
 from gpuwarden.loading import is_installed
-from gpuwarden.secret import Secret, SecretError
+from gpuwarden.secret import NOT_ASCII, Secret, SecretError
+
+_SENT = ("webhook_token", "mail_password")  # as they are, by protocols of ASCII
 
 
 def problems(chosen: Notify) -> Iterator[tuple[str, str]]:
@@ -38,9 +40,11 @@ def _missing(chosen: Notify) -> Iterator[tuple[str, str]]:
         for secret in (value,) if isinstance(value, Secret) else value:
             try:
                 if secret:
-                    secret.read()
+                    secret.read_ascii() if option in _SENT else secret.read()
             except SecretError as error:
                 yield option, str(error)
+    if not chosen.mail_user.isascii():
+        yield "mail_user", NOT_ASCII
     path = chosen.ca_file.path
     if path is not None:
         from gpuwarden.alerts.tls import context  # noqa: PLC0415 - only where it is asked for

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gpuwarden.alerts.notify.message import Message
 from gpuwarden.alerts.notify.sink import host_name, severities
-from gpuwarden.alerts.notify.target import DeliveryError, Target
+from gpuwarden.alerts.notify.target import DeliveryError, Target, traced
 from gpuwarden.alerts.notify.targets import targets
 from gpuwarden.config import Notify
 
@@ -48,5 +48,5 @@ def _fault(target: Target, message: Message) -> str:
     except DeliveryError as error:
         return f"NOT sent: {error}"
     except Exception as error:  # noqa: BLE001 - of one target, and the others are to be tried
-        return f"NOT sent, by an error of gpuwarden's own, please report it: {error!r}"
+        return f"NOT sent, by an error of gpuwarden's own, please report it: {traced(error)}"
     return ""

@@ -13,7 +13,7 @@ from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
 from gpuwarden.alerts.tls import context
 from gpuwarden.alerts.unreached import LONGEST_REASON, why
 from gpuwarden.config import Notify
-from gpuwarden.secret import SecretError, hidden
+from gpuwarden.secret import NOT_ASCII, SecretError, hidden
 
 _DOMAIN = re.compile(r"[A-Za-z0-9.-]{1,255}")
 _PERMANENT = 500  # the least status by which a server says that it will never take it
@@ -34,7 +34,9 @@ class Mail:
         settings = self._settings
         secret = ""
         try:
-            secret = settings.mail_password.read() if settings.mail_user else ""
+            if settings.mail_user:
+                _check_user(settings.mail_user)
+                secret = settings.mail_password.read_ascii()
             with self._connected() as server:
                 if settings.mail_user:
                     server.login(settings.mail_user, secret)
@@ -73,6 +75,12 @@ class Mail:
             mail["Importance"] = "high"
         mail.set_content(message.text)
         return mail
+
+
+def _check_user(user: str) -> None:
+    """Raise DeliveryError for one that a library would fail at, with the password in the error's text."""
+    if not user.isascii():
+        raise DeliveryError(f"notify.mail_user {NOT_ASCII}")
 
 
 def _refusals(refused: dict[str, tuple[int, bytes]]) -> str:

@@ -31,7 +31,7 @@ def post(url: Secret, content: Mapping[str, Any], settings: Notify, token: Secre
     """Post a JSON object; raises DeliveryError. Blocks, for `notify.timeout` at each step."""
     try:
         address = url.read()
-        headers = {"Authorization": f"Bearer {token.read()}"} if token else {}
+        headers = {"Authorization": f"Bearer {token.read_ascii()}"} if token else {}
         check_url(address)
     except SecretError as error:
         raise DeliveryError(str(error)) from None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Protocol
 
 from gpuwarden.alerts.notify.message import Message
+
+MOST_FRAMES = 20  # the innermost, of an error that is told
 
 
 class DeliveryError(Exception):
@@ -33,3 +36,12 @@ class Target(Protocol):
 
     def send(self, message: Message) -> None:
         """Send it, or raise DeliveryError. Blocks, each step of it for at most `notify.timeout`."""
+
+
+def traced(error: BaseException) -> str:
+    """Say of an error nobody foresaw what it is and where it comes from, and not its text: that may hold a secret."""
+    frames = [
+        f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_name}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    return f"{type(error).__name__} in {' > '.join(frames[-MOST_FRAMES:])}"
