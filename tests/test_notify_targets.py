@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import queue
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from alert_samples import OWNER, gpu_down, near_oom
 from message_receivers import certificate, http_receiver, mail_receiver, silent_receiver
 from services import free_port
 
+from gpuwarden.alerts.notify.echo import secrets_of
 from gpuwarden.alerts.notify.message import Message, Told
 from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
 from gpuwarden.alerts.notify.targets import targets
 from gpuwarden.config import Address, Notify, parse
 from gpuwarden.config_values import OptionalPath
-from gpuwarden.secret import NOT_ASCII, Secret
+from gpuwarden.secret import HIDDEN, NOT_ASCII, Secret, hidden
 
 MESSAGE = Message("box1", "docs", (Told(near_oom()), Told(gpu_down(9))))
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
@@ -58,6 +61,36 @@ def test_webhook_with_user() -> None:
     with http_receiver() as server:
         send(Notify(webhook=(Secret(text=server.url.replace("://", "://us%40er:pass@")),)))
         assert server.next().headers["Authorization"] == "Basic dXNAZXI6cGFzcw=="
+
+
+@pytest.mark.parametrize("password", ["hunter2:secret", "hu%2Fnter%252%C3%BC", "p%21w"])
+def test_user_that_a_server_repeats(password: str) -> None:
+    """Of a user and a password in an address, what a server repeats of them in an error is hidden, in any form."""
+    plain = unquote(password)
+    basic = b64encode(f"bob:{plain}".encode()).decode()
+    with http_receiver() as server:
+        server.status = 401
+        server.answer = f"bob:{plain}, {plain}; {password} ({basic}) pw: {'x' * 90} bob:{plain}".encode()
+        address = server.url.replace("://", f"://bob:{password}@")
+        said = str(refusal(Notify(webhook=(Secret(text=address),))))
+        assert said == f"the server answers 401: {HIDDEN}, {HIDDEN}; {HIDDEN} ({HIDDEN}) pw: {'x' * 90} {HIDDEN}"
+        server.status, server.answer = 401, f"{'x' * 190} {basic}".encode()
+        assert str(refusal(Notify(webhook=(Secret(text=address),)))).endswith(f"xxx {HIDDEN}")
+
+
+def test_address_without_secrets_hides_nothing() -> None:
+    """What has no user hides no more than itself, and what is no address is a secret as a whole."""
+    assert hidden("a host answers: no, not so", *secrets_of("https://host/a")) == "a host answers: no, not so"
+    assert hidden("json://[x at [x, as bob", *secrets_of("json://[x")) == f"{HIDDEN} at [x, as bob"
+
+
+def test_short_password_hides_no_words() -> None:
+    """A short password is hidden where it stands by itself, and what is said can be read still."""
+    with http_receiver() as server:
+        server.status, server.answer = 401, b"a password of a: 'a' is no valid password"
+        address = server.url.replace("://", "://bob:a@")
+        said = str(refusal(Notify(webhook=(Secret(text=address),))))
+    assert said == f"the server answers 401: {HIDDEN} password of {HIDDEN}: '{HIDDEN}' is no valid password"
 
 
 def test_slack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,13 @@ def _contents(path: Path) -> str:
 
 
 def hidden(text: str, *secrets: str) -> str:
-    """Return `text` without the secrets and their parts: what others say of a failure may repeat an address."""
+    """Return `text` without the secrets and their parts: what others say of a failure may repeat an address.
+
+    A secret shorter than such a part is hidden where it stands by itself: within words it would be found by chance.
+    """
     parts = {part for secret in secrets for part in (secret, *_SEPARATORS.split(secret)) if len(part) >= _SHORTEST_PART}
     for part in sorted(parts, key=len, reverse=True):
         text = text.replace(part, HIDDEN)
+    for secret in filter(None, set(secrets) - parts):
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
     return text

@@ -9,10 +9,11 @@ import logging
 import sys
 from typing import Any
 
-from gpuwarden.alerts.notify.message import Message, clean
+from gpuwarden.alerts.notify.echo import secrets_of, shown
+from gpuwarden.alerts.notify.message import Message
 from gpuwarden.alerts.notify.target import DeliveryError
 from gpuwarden.config import Notify
-from gpuwarden.secret import Secret, SecretError, hidden
+from gpuwarden.secret import Secret, SecretError
 
 LONGEST_REASON = 200
 MISSING = f"needs the package apprise, which is not installed: {sys.executable} -m pip install apprise"
@@ -53,9 +54,9 @@ class AppriseService:
                 body=message.text, title=message.title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT
             )
         except TypeError as error:  # apprise's own complaint of what it was given
-            raise DeliveryError(hidden(clean(str(error), LONGEST_REASON), url)) from None
+            raise DeliveryError(shown(str(error), LONGEST_REASON, secrets_of(url))) from None
         if not result:
-            raise DeliveryError(hidden(clean(_reason(result), LONGEST_REASON), url))
+            raise DeliveryError(shown(_reason(result), LONGEST_REASON, secrets_of(url)))
 
 
 def _reason(result: Any) -> str:

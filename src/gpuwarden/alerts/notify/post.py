@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from gpuwarden._version import __version__
-from gpuwarden.alerts.notify.message import clean
+from gpuwarden.alerts.notify.echo import basic, secrets_of, shown
 from gpuwarden.alerts.notify.target import DeliveryError
 from gpuwarden.alerts.tls import context
 from gpuwarden.alerts.unreached import LONGEST_REASON, why
@@ -37,11 +36,11 @@ def post(url: Secret, content: Mapping[str, Any], settings: Notify, token: Secre
         raise DeliveryError(str(error)) from None
     except ValueError:
         raise DeliveryError(f"{url} holds no address that begins with https://") from None
-    secrets = (address, headers.get("Authorization", "").removeprefix("Bearer "))
+    secrets = (*secrets_of(address), headers.get("Authorization", "").removeprefix("Bearer "))
     parts = urlsplit(address)
     user, at, host = parts.netloc.rpartition("@")
     if at:
-        headers.setdefault("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
+        headers.setdefault("Authorization", f"Basic {basic(user)}")
         address = urlunsplit(parts._replace(netloc=host))
     headers |= {"Content-Type": "application/json", "User-Agent": f"gpuwarden/{__version__}"}
     body = json.dumps(content).encode()
@@ -80,15 +79,14 @@ def _opener(settings: Notify) -> urllib.request.OpenerDirector:
 
 def _refused(error: urllib.error.HTTPError, *secrets: str) -> DeliveryError:
     try:
-        said = clean(error.read(LARGEST_ANSWER).decode(errors="replace"), LONGEST_REASON)
+        said = shown(error.read(LARGEST_ANSWER).decode(errors="replace"), LONGEST_REASON, secrets)
     except (OSError, http.client.HTTPException):
         said = ""
     location = error.headers.get("Location")
     if location:
         said = "it sends on to another address; name that one"
-    reason = f"the server answers {error.code}" + (f": {said}" if said else f" ({clean(error.reason, 50)})")
     return DeliveryError(
-        hidden(reason, *secrets),
+        f"the server answers {error.code}" + (f": {said}" if said else f" ({shown(error.reason, 50, secrets)})"),
         wait=_asked_wait(error.headers.get("Retry-After", "")),
         refused=error.code not in _TEMPORARY and error.code < http.client.INTERNAL_SERVER_ERROR,
     )
