@@ -60,7 +60,7 @@ class Posted:
 class HttpReceiver:
     """A web server that keeps what is posted; `status`, `answer` and `headers` are what it says to the next ones.
 
-    While `held` is set it answers nobody.
+    While `free` is not set it answers nobody, and while `whole` is not, no answer ends.
     """
 
     def __init__(self, server: ThreadingHTTPServer, scheme: str) -> None:
@@ -70,8 +70,9 @@ class HttpReceiver:
         self.asked = 0
         self.status, self.answer = 200, b"ok"
         self.headers: dict[str, str] = {}
-        self.free = threading.Event()
+        self.free, self.whole = threading.Event(), threading.Event()
         self.free.set()
+        self.whole.set()
 
     def next(self, besides: float = 0.0) -> Posted:
         """Wait for the next request that was answered with success; `besides` is what it has to take, in seconds."""
@@ -96,6 +97,8 @@ def http_receiver(tls: Certificate | None = None) -> Iterator[HttpReceiver]:
             self.end_headers()
             with contextlib.suppress(OSError):  # who asked has gone
                 self.wfile.write(receiver.answer)
+                self.wfile.flush()
+            receiver.whole.wait(PATIENCE)
 
         def log_message(self, *_arguments: Any) -> None:
             pass
@@ -116,6 +119,7 @@ def http_receiver(tls: Certificate | None = None) -> Iterator[HttpReceiver]:
             yield receiver
         finally:
             receiver.free.set()
+            receiver.whole.set()
             server.shutdown()
             thread.join()
 
@@ -127,6 +131,7 @@ class MailReceiver:
     port: int = 0
     refused: set[str] = field(default_factory=set)
     passwords: dict[str, str] = field(default_factory=dict)
+    goodbye: str = "221 Bye"
     secure: list[bool] = field(default_factory=list)  # of each mail, whether it came over TLS
     to: list[list[str]] = field(default_factory=list)
     got: queue.Queue[EmailMessage] = field(default_factory=queue.Queue)
@@ -148,6 +153,10 @@ class MailReceiver:
             return "550 5.1.1 no such user here"
         envelope.rcpt_tos.append(address)
         return "250 OK"
+
+    async def handle_QUIT(self, _server: SMTP, _session: Session, _envelope: Envelope) -> str:  # noqa: N802
+        """Take leave."""
+        return self.goodbye
 
     async def handle_DATA(self, _server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
         """Keep a mail."""

@@ -143,6 +143,23 @@ def test_nobody_answers() -> None:
         assert str(refusal(silent)) == "no answer within 0.2 s"
 
 
+def test_answer_that_never_ends() -> None:
+    """A server that says that it took a message has taken it, though the rest of its answer never comes."""
+    with http_receiver() as server:
+        server.whole.clear()
+        server.answer = b""
+        send(Notify(webhook=(Secret(text=server.url),), timeout=0.5))
+        assert server.asked == 1
+
+
+def test_answer_that_is_broken() -> None:
+    """So has one whose answer is no HTTP after its head."""
+    with http_receiver() as server:
+        server.headers, server.answer = {"Transfer-Encoding": "chunked"}, b"nonsense\r\n"
+        send(Notify(webhook=(Secret(text=server.url),)))
+        assert server.asked == 1
+
+
 def test_http_over_tls(tmp_path: Path) -> None:
     """A certificate is trusted where notify.ca_file names it, and nothing is said to a server without."""
     made = certificate(tmp_path)
@@ -250,6 +267,17 @@ def test_mail_is_not_sent_in_the_clear() -> None:
         assert "STARTTLS" in str(refusal(replace(mail_settings(server.port), mail_security="starttls")))
         with pytest.raises(queue.Empty):
             server.got.get_nowait()
+
+
+@pytest.mark.parametrize("goodbye", ["250 ok", "421 4.4.2 you stayed too long", "nonsense"])
+def test_mail_server_that_leaves_badly(goodbye: str) -> None:
+    """A mail that was taken is sent, and one that was refused is refused, however the server takes leave."""
+    with mail_receiver() as server:
+        server.goodbye = goodbye
+        send(mail_settings(server.port))
+        assert "resnet50" in server.next().get_content()
+        server.refused = {"ml@example.com", "ops@example.com"}
+        assert "the server refuses ml@example.com: 550" in str(refusal(mail_settings(server.port)))
 
 
 def test_refused_addresses() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import smtplib
+from collections.abc import Iterator
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate, make_msgid
@@ -37,7 +39,7 @@ class Mail:
             if settings.mail_user:
                 _check_user(settings.mail_user)
                 secret = settings.mail_password.read_ascii()
-            with self._connected() as server:
+            with _leaving(self._connected()) as server:
                 if settings.mail_user:
                     server.login(settings.mail_user, secret)
                 refused = server.send_message(self._written(message), to_addrs=list(settings.mail_to))
@@ -75,6 +77,19 @@ class Mail:
             mail["Importance"] = "high"
         mail.set_content(message.text)
         return mail
+
+
+@contextlib.contextmanager
+def _leaving(server: smtplib.SMTP) -> Iterator[smtplib.SMTP]:
+    """Take leave of it afterwards; what it makes of that changes nothing of what it took before, or refused."""
+    try:
+        yield server
+    finally:
+        try:
+            with contextlib.suppress(OSError, smtplib.SMTPException):
+                server.docmd("QUIT")
+        finally:
+            server.close()
 
 
 def _check_user(user: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import urllib.error
@@ -47,12 +48,18 @@ def post(url: Secret, content: Mapping[str, Any], settings: Notify, token: Secre
     try:
         request = urllib.request.Request(address, body, headers, method="POST")  # noqa: S310 - check_url
         with _opener(settings).open(request, timeout=settings.timeout) as answer:
-            answer.read(LARGEST_ANSWER)
+            _leave(answer)
     except urllib.error.HTTPError as error:
         with error:
             raise _refused(error, *secrets) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise DeliveryError(hidden(_failed(error, settings.timeout), *secrets)) from None
+
+
+def _leave(answer: http.client.HTTPResponse) -> None:
+    """Wait a moment for the body, for the server's sake: the message is taken, whatever comes of it."""
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        answer.read1(LARGEST_ANSWER)
 
 
 def host_of(url: Secret) -> str:
