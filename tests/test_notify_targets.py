@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from alert_samples import OWNER, gpu_down, near_oom
+from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
 from message_receivers import certificate, http_receiver, mail_receiver, silent_receiver
 from services import free_port
 
@@ -317,6 +317,37 @@ def test_apprise() -> None:
         assert "500" in str(error)
         assert TOKEN not in str(error)
     assert "does not know" in str(refusal(Notify(apprise=(Secret(text="nosuch://x/"),))))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
+@pytest.mark.parametrize(
+    ("longest", "chosen", "pieces", "whole"),
+    [
+        (1500, "", 3, True),
+        (100, "", 1, False),
+        (9000, "", 1, True),
+        (1500, "?overflow=truncate", 1, False),
+        (1500, "?overflow=upstream", 1, True),
+    ],
+)
+def test_apprise_service_with_short_messages(
+    monkeypatch: pytest.MonkeyPatch, longest: int, chosen: str, pieces: int, *, whole: bool
+) -> None:
+    """A service with a limit gets a long message in pieces, or its begin if they were many; the URL may choose."""
+    apprise = pytest.importorskip("apprise")
+    told = (near_oom(), gpu_hot(), xid(1), *(gpu_down(index) for index in range(30)))
+    long = Message("box1", "docs", tuple(map(Told, told)))
+    with http_receiver() as server:
+        url = f"json://127.0.0.1:{server.port}/{chosen}"
+        monkeypatch.setattr(type(apprise.Apprise.instantiate(url)), "body_maxlen", longest)
+        send(Notify(apprise=(Secret(text=url),)), long)
+        assert server.asked == pieces
+        texts = [server.next().content["message"] for _ in range(pieces)]
+    assert all(len(text) <= longest for text in texts) == ("upstream" not in chosen)
+    if whole:
+        assert " ".join(texts).split() == long.text.split()
+    else:
+        assert long.text.startswith(texts[0])
 
 
 def test_places_are_no_secrets() -> None:

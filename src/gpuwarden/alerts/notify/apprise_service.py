@@ -16,6 +16,7 @@ from gpuwarden.config import Notify
 from gpuwarden.secret import Secret, SecretError
 
 LONGEST_REASON = 200
+MOST_PIECES = 12  # of one message, to a service that takes short ones alone
 MISSING = f"needs the package apprise, which is not installed: {sys.executable} -m pip install apprise"
 
 _NOWHERE = logging.NullHandler()
@@ -50,13 +51,26 @@ class AppriseService:
             server = apprise.Apprise()
             if not server.add(url):
                 raise DeliveryError("apprise does not know this URL: see its list of services", refused=True)
+            text = message.text
+            for service in server:
+                _fit(service, len(text), apprise.OverflowMode)
             result = server.notify(
-                body=message.text, title=message.title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT
+                body=text, title=message.title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT
             )
         except TypeError as error:  # apprise's own complaint of what it was given
             raise DeliveryError(shown(str(error), LONGEST_REASON, secrets_of(url))) from None
         if not result:
             raise DeliveryError(shown(_reason(result), LONGEST_REASON, secrets_of(url)))
+
+
+def _fit(service: Any, length: int, modes: Any) -> None:
+    """Have a service send what is too long for it in pieces, or if they were many its begin: whole it is refused.
+
+    What the URL chooses stands (`?overflow=`).
+    """
+    if "overflow_mode" not in vars(service):
+        is_short = length <= MOST_PIECES * service.body_maxlen
+        service.overflow_mode = modes.SPLIT if is_short else modes.TRUNCATE
 
 
 def _reason(result: Any) -> str:
