@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import pytest
@@ -9,11 +10,12 @@ from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
 
 from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.notify import slack, webhook
-from gpuwarden.alerts.notify.markdown import plain
+from gpuwarden.alerts.notify.markdown import inert, plain
 from gpuwarden.alerts.notify.message import LONGEST_TEXT, LONGEST_TITLE, Message, Told, texts, what_to_do
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS
 
+DOCS = "https://ops.example.com/docs"
 HOSTILE = (
     "<!channel> @here\r\nBcc: eve@example.com\n\n*x* `y` <https://evil.example|click> \u202edlrow\x00" + "z" * 5000
 )
@@ -113,6 +115,39 @@ def test_hostile_names_stay_text() -> None:
     assert "<https://evil" not in said
     assert "@here" not in said
     assert all(line.isprintable() for line in said.replace("\u2060", "").splitlines())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "@everyone",
+        "<@&4711>",
+        "<!here>",
+        "[urgent](https://evil.example)",
+        "https://evil.example/login",
+        "HTTP://WWW.evil.example",
+        "www.evil.example",
+        "mailto:eve@evil.example",
+        f"{DOCS}@evil.example/",
+        f"[docs]({DOCS}/x)",
+        f"<{DOCS}/x|docs>",
+    ],
+)
+def test_name_in_a_chat(name: str) -> None:
+    """In Markdown and in Slack's marks a name looks as it is, and nothing of it is a link or calls somebody."""
+    made = inert(f"Run {name} stalls. More: {DOCS}/a.md", DOCS)
+    assert made.replace("\u2060", "") == f"Run {name} stalls. More: {DOCS}/a.md"
+    assert made.endswith(f" More: {DOCS}/a.md")
+    said = slack.escaped(name)
+    assert html.unescape(said.replace("\u2060", "")) == name
+    for text in (made.replace(f"{DOCS}/", ""), said):
+        assert not re.search(r"@[\w&]|<[@!#]|\]\(|://|\bwww\.|mailto:", text, re.IGNORECASE)
+
+
+def test_links_in_a_chat() -> None:
+    """Without an address of docs no address stands; with one those below it do, and none that only begins like it."""
+    assert inert("docs/a.md http://x/", "docs") == "docs/a.md http:\u2060//x/"
+    assert inert(f"{DOCS}/a {DOCS}.evil/", DOCS) == f"{DOCS}/a {DOCS.replace(':', ':' + chr(0x2060))}.evil/"
 
 
 def test_unicode_survives() -> None:

@@ -312,6 +312,15 @@ def test_apprise() -> None:
         assert got.content["type"] == "failure"
         for part in ("resnet50", "GPU 9", "1.2 GiB", OWNER, "Do: Save a checkpoint now."):
             assert part in got.content["message"]
+        send(
+            Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/"),)),
+            replace(MESSAGE, docs="https://x/docs", told=(Told(near_oom("@here [a](https://evil.example)")),)),
+        )
+        got = server.next()
+        named = "Run @\u2060here [a]\u2060(https:\u2060//evil.example) (77-1) can allocate"
+        assert named in got.content["title"]
+        assert named in got.content["message"]
+        assert "More: https://x/docs/alerts.md#runnearoutofmemory" in got.content["message"]
         server.status = 500
         error = refusal(Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         assert "500" in str(error)

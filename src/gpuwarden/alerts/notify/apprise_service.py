@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from gpuwarden.alerts.notify.echo import secrets_of, shown
+from gpuwarden.alerts.notify.markdown import inert
 from gpuwarden.alerts.notify.message import Message
 from gpuwarden.alerts.notify.target import DeliveryError
 from gpuwarden.config import Notify
@@ -51,12 +52,10 @@ class AppriseService:
             server = apprise.Apprise()
             if not server.add(url):
                 raise DeliveryError("apprise does not know this URL: see its list of services", refused=True)
-            text = message.text
+            text, title = (inert(each, message.docs) for each in (message.text, message.title))
             for service in server:
                 _fit(service, len(text), apprise.OverflowMode)
-            result = server.notify(
-                body=text, title=message.title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT
-            )
+            result = server.notify(body=text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT)
         except TypeError as error:  # apprise's own complaint of what it was given
             raise DeliveryError(shown(str(error), LONGEST_REASON, secrets_of(url))) from None
         if not result:

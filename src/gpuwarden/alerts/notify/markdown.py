@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 _MARKED = re.compile(r"\[(?P<link>[^\]]+)\]\((?P<target>[^)\s]+)\)|`(?P<code>[^`]+)`|\*(?P<emphasis>[^*\s][^*]*)\*")
 
+# What makes a link or calls somebody, in Markdown, in Slack's marks or a chat's own: @word <@&1> <!here> [a](b) https://…
+_ACTIVE = re.compile(r"@(?!\s)|<(?!\s)|\](?=\()|:(?=//)|\bwww(?=\.)|\bmailto(?=:)", re.IGNORECASE)
+_JOINER = "\N{WORD JOINER}"  # no width, and no line ends at it
+
 
 class Piece(NamedTuple):
     """A stretch of text of one kind; `target` is where it leads to, as written."""
@@ -42,6 +46,15 @@ def _plain(piece: Piece, docs: str) -> str:
     where = link(piece.target, docs)
     # A link that is named by its page needs no name beside its address.
     return where if piece.text == piece.target.partition("#")[0] else f"{piece.text} ({where})"
+
+
+def inert(text: str, docs: str = "") -> str:
+    """Return text that links nowhere and calls nobody, and looks the same; addresses below `docs` stand, if it is one.
+
+    For names of runs and users, which are other people's.
+    """
+    parts = text.split(f"{docs}/") if "://" in docs else [text]
+    return f"{docs}/".join(_ACTIVE.sub(rf"\g<0>{_JOINER}", part) for part in parts)
 
 
 def link(target: str, docs: str) -> str:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from gpuwarden.alerts.notify.markdown import Piece, link, pieces
+from gpuwarden.alerts.notify.markdown import Piece, inert, link, pieces
 from gpuwarden.alerts.notify.message import (
     LONGEST_DESCRIPTION,
     MOST_LISTED,
@@ -31,9 +30,6 @@ LONGEST_TEXT = 10000  # characters; Slack cuts at 40000
 
 SIGNS = {"critical": "🔴", "warning": "🟠", "info": "🔵"}
 OVER, TEST = "✅", "🧪"
-
-_MENTION = re.compile(r"@(?=\w)")
-_UNBROKEN = "\u2060"  # word joiner: no width, and no mention behind it
 
 
 class Slack:
@@ -59,8 +55,7 @@ def text(message: Message) -> str:
 
 def escaped(text: str) -> str:
     """Return text in which nothing is a link or calls somebody: names of runs are other people's."""
-    plain = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _MENTION.sub(f"@{_UNBROKEN}", plain)
+    return inert(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
 
 
 def _lines(message: Message) -> Iterator[str]:
