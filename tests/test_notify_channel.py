@@ -24,7 +24,8 @@ from gpuwarden.alerts.notify.kept import Kept
 from gpuwarden.alerts.notify.message import Message
 from gpuwarden.alerts.notify.sink import Notifier
 from gpuwarden.alerts.notify.target import DeliveryError
-from gpuwarden.config import Notify
+from gpuwarden.alerts.notify.targets import targets
+from gpuwarden.config import Address, Notify
 from gpuwarden.secret import Secret
 
 SECRET = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
@@ -180,6 +181,75 @@ def test_restart_does_not_tell_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert names(server.next().content, "over") == [("RunNearOutOfMemory", "3")]
 
 
+def test_new_address_is_told_all(tmp_path: Path) -> None:
+    """After an address was corrected the right one is told what the wrong one was; what is kept shows neither."""
+    address = tmp_path / "address"
+
+    def start() -> contextlib.AbstractContextManager[Notifier]:
+        return notifier(replace(FAST, slack=(Secret(file=address),)), tmp_path / "told")
+
+    with http_receiver() as wrong, http_receiver() as right:
+        address.write_text(f"{wrong.url}/{SECRET}")
+        with start() as sink:
+            see(sink, gpu_down(1))
+            wrong.next()
+            until((tmp_path / "told/slack.json").exists, "it is kept")
+        address.write_text(f"{right.url}/{SECRET}")
+        with start() as sink:
+            see(sink, gpu_down(1))
+            assert "GPU 1 " in right.next().content["text"]
+            until(lambda: sink.counts["slack"].sent == 1, "it is counted")
+        address.unlink()
+        with start() as sink:  # which cannot say whom it reaches, and tells none twice for that
+            see(sink, gpu_down(1))
+            time.sleep(0.2)
+            address.write_text(f"{right.url}/{SECRET}")
+            see(sink, gpu_down(1), gpu_down(2))
+            assert "GPU 1 " not in right.next().content["text"]
+        kept = (tmp_path / "told/slack.json").read_text()
+        assert SECRET not in kept
+        assert str(right.port) not in kept
+
+
+def test_whom_a_target_reaches(tmp_path: Path) -> None:
+    """Each kind tells its addresses from others; recipients in another order are the same ones."""
+    one, other = Secret(text=f"https://a/{SECRET}"), Secret(text=f"https://b/{SECRET}")
+    mail = replace(FAST, mail_to=("a@x.org", "b@x.org"), mail_server=Address("mail", 25))
+    for settings, changed in (
+        (replace(FAST, webhook=(one,)), {"webhook": (other,)}),
+        (replace(FAST, slack=(one,)), {"slack": (other,)}),
+        (replace(FAST, apprise=(one,)), {"apprise": (other,)}),
+        (mail, {"mail_to": ("a@x.org",)}),
+        (mail, {"mail_server": Address("mail", 26)}),
+    ):
+        was, became = (next(iter(targets(each, "box1"))).whom() for each in (settings, replace(settings, **changed)))
+        assert was
+        assert became
+        assert was != became
+        assert SECRET not in was
+    (turned,) = targets(replace(mail, mail_to=("b@x.org", "a@x.org")), "box1")
+    assert turned.whom() == next(iter(targets(mail, "box1"))).whom()
+    (absent,) = targets(replace(FAST, slack=(Secret(file=tmp_path / "absent"),)), "box1")
+    assert absent.whom() is None
+
+
+def test_memory_is_of_one_address(tmp_path: Path) -> None:
+    """What another address was told is not taken; one that changes meanwhile counts from the next start on."""
+
+    def kept(whom: str | None) -> Kept:
+        made = Kept(tmp_path, "mail")
+        made.whom = lambda: whom
+        return made
+
+    told = [(gpu_down(), 0.0)]
+    kept(None).write(told, wall=1000.0)  # as older daemons did
+    first = kept("aaaa")
+    assert first.read(wall=1000.0) == told
+    first.whom = lambda: "bbbb"
+    first.write(told, wall=1000.0)
+    assert [kept(whom).read(wall=1000.0) for whom in ("aaaa", None, "bbbb")] == [told, told, []]
+
+
 def test_memory_of_a_target(tmp_path: Path) -> None:
     """What was told is read as it was written, with how long ago that was; a clock that went back makes it now."""
     died = Alert("RunDied", {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice")
@@ -217,6 +287,9 @@ def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     class Faulty:
         name, least, place = "faulty", "info", "a faulty one"
+
+        def whom(self) -> None:
+            return None
 
         def send(self, message: Message) -> None:
             told.append(message)

@@ -12,7 +12,7 @@ from typing import Any
 from gpuwarden.alerts.notify.echo import secrets_of, shown
 from gpuwarden.alerts.notify.markdown import inert
 from gpuwarden.alerts.notify.message import Message
-from gpuwarden.alerts.notify.target import DeliveryError
+from gpuwarden.alerts.notify.target import DeliveryError, digest_of
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret, SecretError
 
@@ -31,6 +31,10 @@ class AppriseService:
         self.least = settings.apprise_severity
         self.place = f"apprise's {url.text.partition(':')[0] if url.text else url}"
         self._url = url
+
+    def whom(self) -> str | None:
+        """Return a digest of the address."""
+        return digest_of(self._url)
 
     def send(self, message: Message) -> None:
         """Hand it to apprise."""

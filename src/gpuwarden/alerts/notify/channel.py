@@ -39,6 +39,7 @@ class Channel:
         self.failed = 0  # attempts
         self._say = say
         self._kept = kept
+        kept.whom = target.whom
         self._book = Book(settings, target.least)
         self._recalled: list[Alert] = []  # told by an earlier daemon, and not yet asked for
         seconds = 3600.0 / settings.max_per_hour

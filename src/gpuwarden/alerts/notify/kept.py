@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +25,44 @@ _LONGEST = 400  # characters of a text that is kept
 
 
 class Kept:
-    """The file of one target; none where there is no folder."""
+    """The file of one target; none where there is no folder.
+
+    `whom` gives a digest of the address that the target reaches, None where that is not known: what another address was
+    told is no news that this one has. It may block.
+    """
 
     def __init__(self, folder: Path | None, name: str) -> None:
+        self.whom: Callable[[], str | None] = lambda: None
         self._file = folder / f"{name}.json" if folder else None
         self._faulty = False
+        self._to: str | None = None
 
     def read(self, wall: float) -> list[tuple[Alert, float]]:
         """Return the alerts, and how many seconds ago each was told; nothing where there is no file of ours."""
         if self._file is None:
             return []
+        self._to = self.whom()
         try:
             with self._file.open("rb") as file:
-                return list(_alerts(json.loads(file.read(LARGEST_FILE)), wall))
+                content = json.loads(file.read(LARGEST_FILE))
+            known = list(_alerts(content, wall))
+            to = content.get("to")
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read, so that alerts may be told again: %s", self._file, error)
             return []
+        if to is None or self._to is None or to == self._to:
+            return known
+        log.info("%s says what another address was told, so that what fires is told to the new one", self._file)
+        return []
 
     def write(self, told: Iterable[tuple[Alert, float]], wall: float) -> None:
         """Keep them; a fault is logged once."""
         if self._file is None:
             return
+        # An address that changes while the daemon runs has not heard what the one before it has: the next start sees.
+        self._to = self._to or self.whom()
         rows = [
             {
                 "name": alert.name,
@@ -62,7 +77,7 @@ class Kept:
         new = self._file.with_suffix(".tmp")
         try:
             self._file.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            new.write_text(json.dumps({"version": VERSION, "alerts": rows}))
+            new.write_text(json.dumps({"version": VERSION, "to": self._to, "alerts": rows}))
             new.replace(self._file)
             self._faulty = False
         except OSError as error:

@@ -11,7 +11,7 @@ from email.policy import SMTP
 from email.utils import formatdate, make_msgid
 
 from gpuwarden.alerts.notify.message import Message, clean
-from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
+from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError, digest
 from gpuwarden.alerts.tls import context
 from gpuwarden.alerts.unreached import LONGEST_REASON, why
 from gpuwarden.config import Notify
@@ -30,6 +30,10 @@ class Mail:
         self.place = f"mail to {', '.join(settings.mail_to)} through {settings.mail_server}"
         self._settings = settings
         self._sender = settings.mail_from or (f"gpuwarden@{host}" if _DOMAIN.fullmatch(host) else "gpuwarden@localhost")
+
+    def whom(self) -> str:
+        """Return a digest of the server and all addresses."""
+        return digest(str(self._settings.mail_server), *sorted(self._settings.mail_to))
 
     def send(self, message: Message) -> None:
         """Hand it to the server; one that some addresses are refused by has got it for the others."""

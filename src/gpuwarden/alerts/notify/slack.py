@@ -23,6 +23,7 @@ from gpuwarden.alerts.notify.message import (
     what_to_do,
 )
 from gpuwarden.alerts.notify.post import host_of, post
+from gpuwarden.alerts.notify.target import digest_of
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret
 
@@ -41,6 +42,10 @@ class Slack:
         self.place = f"Slack's webhook at {host_of(url)}"
         self._url = url
         self._settings = settings
+
+    def whom(self) -> str | None:
+        """Return a digest of the address."""
+        return digest_of(self._url)
 
     def send(self, message: Message) -> None:
         """Post it."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from hashlib import sha256
 from typing import Protocol
 
 from gpuwarden.alerts.notify.message import Message
+from gpuwarden.secret import Secret, SecretError
 
+DIGEST_LENGTH = 8  # hexadecimal digits
 MOST_FRAMES = 20  # the innermost, of an error that is told
 
 
@@ -34,8 +37,24 @@ class Target(Protocol):
     least: str  # severity
     place: str  # for people: which one it is, without secrets
 
+    def whom(self) -> str | None:
+        """Return a digest of the addresses that it reaches; None where they cannot be read now. May block."""
+
     def send(self, message: Message) -> None:
         """Send it, or raise DeliveryError. Blocks, each step of it for at most `notify.timeout`."""
+
+
+def digest(*address: str) -> str:
+    """Return what tells addresses from each other; short, so that nobody makes sure of a guess at a secret by it."""
+    return sha256("\0".join(address).encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def digest_of(secret: Secret) -> str | None:
+    """Return that of an address that is a secret; None where it cannot be read. Blocks as the file system does."""
+    try:
+        return digest(secret.read())
+    except SecretError:
+        return None
 
 
 def traced(error: BaseException) -> str:
