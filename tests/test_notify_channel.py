@@ -196,6 +196,7 @@ def test_new_address_is_told_all(tmp_path: Path) -> None:
             until((tmp_path / "told/slack.json").exists, "it is kept")
         address.write_text(f"{right.url}/{SECRET}")
         with start() as sink:
+            assert until(sink.recalled, "what fired") == [gpu_down(1)]
             see(sink, gpu_down(1))
             assert "GPU 1 " in right.next().content["text"]
             until(lambda: sink.counts["slack"].sent == 1, "it is counted")
@@ -234,20 +235,22 @@ def test_whom_a_target_reaches(tmp_path: Path) -> None:
 
 
 def test_memory_is_of_one_address(tmp_path: Path) -> None:
-    """What another address was told is not taken; one that changes meanwhile counts from the next start on."""
+    """What another address was told counts as such; one that changes meanwhile does so from the next start on."""
 
-    def kept(whom: str | None) -> Kept:
-        made = Kept(tmp_path, "mail")
-        made.whom = lambda: whom
-        return made
+    def is_of_another(whom: str | None) -> bool:
+        kept = Kept(tmp_path, "mail", lambda: whom)
+        assert kept.read(wall=1000.0) == told
+        return kept.of_another
 
     told = [(gpu_down(), 0.0)]
-    kept(None).write(told, wall=1000.0)  # as older daemons did
-    first = kept("aaaa")
-    assert first.read(wall=1000.0) == told
-    first.whom = lambda: "bbbb"
+    Kept(tmp_path, "mail").write(told, wall=1000.0)  # as older daemons did
+    whom = ["aaaa"]
+    first = Kept(tmp_path, "mail", lambda: whom[0])
+    first.read(wall=1000.0)
+    assert not first.of_another
+    whom[0] = "bbbb"
     first.write(told, wall=1000.0)
-    assert [kept(whom).read(wall=1000.0) for whom in ("aaaa", None, "bbbb")] == [told, told, []]
+    assert [is_of_another(each) for each in ("aaaa", None, "bbbb")] == [False, False, True]
 
 
 def test_memory_of_a_target(tmp_path: Path) -> None:

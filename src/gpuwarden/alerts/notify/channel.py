@@ -39,7 +39,6 @@ class Channel:
         self.failed = 0  # attempts
         self._say = say
         self._kept = kept
-        kept.whom = target.whom
         self._book = Book(settings, target.least)
         self._recalled: list[Alert] = []  # told by an earlier daemon, and not yet asked for
         seconds = 3600.0 / settings.max_per_hour
@@ -105,7 +104,8 @@ class Channel:
     def _work(self) -> None:
         known = self._kept.read(time.time())
         with self._turn:
-            self._book.remember(known, time.monotonic())
+            if not self._kept.of_another:
+                self._book.remember(known, time.monotonic())
             self._recalled = [alert for alert, _seconds in known]
         while True:
             with self._turn:

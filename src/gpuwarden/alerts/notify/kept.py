@@ -27,12 +27,13 @@ _LONGEST = 400  # characters of a text that is kept
 class Kept:
     """The file of one target; none where there is no folder.
 
-    `whom` gives a digest of the address that the target reaches, None where that is not known: what another address was
-    told is no news that this one has. It may block.
+    `whom` gives a digest of the address that the target reaches, None where that is not known. It may block. What was
+    read may be `of_another` address: it fires, and this one has not been told.
     """
 
-    def __init__(self, folder: Path | None, name: str) -> None:
-        self.whom: Callable[[], str | None] = lambda: None
+    def __init__(self, folder: Path | None, name: str, whom: Callable[[], str | None] = lambda: None) -> None:
+        self.of_another = False
+        self._whom = whom
         self._file = folder / f"{name}.json" if folder else None
         self._faulty = False
         self._to: str | None = None
@@ -41,7 +42,7 @@ class Kept:
         """Return the alerts, and how many seconds ago each was told; nothing where there is no file of ours."""
         if self._file is None:
             return []
-        self._to = self.whom()
+        self._to = self._whom()
         try:
             with self._file.open("rb") as file:
                 content = json.loads(file.read(LARGEST_FILE))
@@ -52,17 +53,17 @@ class Kept:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read, so that alerts may be told again: %s", self._file, error)
             return []
-        if to is None or self._to is None or to == self._to:
-            return known
-        log.info("%s says what another address was told, so that what fires is told to the new one", self._file)
-        return []
+        self.of_another = None not in (to, self._to) and to != self._to
+        if self.of_another:
+            log.info("%s says what another address was told, so that what fires is told to the new one", self._file)
+        return known
 
     def write(self, told: Iterable[tuple[Alert, float]], wall: float) -> None:
         """Keep them; a fault is logged once."""
         if self._file is None:
             return
         # An address that changes while the daemon runs has not heard what the one before it has: the next start sees.
-        self._to = self._to or self.whom()
+        self._to = self._to or self._whom()
         rows = [
             {
                 "name": alert.name,

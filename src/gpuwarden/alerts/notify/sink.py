@@ -29,7 +29,9 @@ class Notifier:
         self._host = host_name()
         self._docs = settings.docs
         chosen = targets(settings, self._host) if to is None else to
-        self._channels = [Channel(target, settings, self._say, Kept(folder, target.name)) for target in chosen]
+        self._channels = [
+            Channel(target, settings, self._say, Kept(folder, target.name, target.whom)) for target in chosen
+        ]
 
     def start(self) -> None:
         """Begin: a thread a target."""
