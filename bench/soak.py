@@ -163,7 +163,7 @@ def churn(folder: Path) -> Iterator[None]:
 def row(minutes: float, hours: float, held: Held) -> str:
     """Write one line of the table."""
     return (
-        f"| {minutes:.1f} | {hours:.1f} | {held.resident:.2f} | {held.anonymous:.2f} | {held.files} | {held.threads} |"
+        f"| {minutes:.1f} | {hours:.3f} | {held.resident:.2f} | {held.anonymous:.2f} | {held.files} | {held.threads} |"
     )
 
 
