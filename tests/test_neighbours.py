@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -115,10 +116,11 @@ class Life:
         buckets = (0,) * (len(STEP_BUCKETS) + 1)
         self.registry.receive(self.peer, Report("train", steps, 1.0, buckets, memory), self.now)
 
-    def fail(self) -> None:
-        """Have it tell its out-of-memory."""
-        memory = {"GPU:0": DeviceMemory(2 * GIB, 12 * GIB)}
-        self.registry.receive(self.peer, replace(OOM, memory=memory), self.now)
+    def fail(self, current: float = 2, peak: float = 12, asked: float = 6, steps: int = 20) -> None:
+        """Have it tell its out-of-memory, in GiB."""
+        memory = {"GPU:0": DeviceMemory(round(current * GIB), round(peak * GIB))}
+        allocations = (replace(ASKED, requested=round(asked * GIB)),)
+        self.registry.receive(self.peer, replace(OOM, memory=memory, allocations=allocations, steps=steps), self.now)
 
 
 def trained(peer: Peer = ALICE) -> Life:
@@ -176,3 +178,65 @@ def test_run_whose_process_is_not_known() -> None:
     run = life.poll(p5=75)
     assert run.verdict is not None
     assert run.verdict.name != "neighbour"
+
+
+def unlisted(pid: int, peer: Peer = ALICE, *, asked: float = 60) -> Run:
+    """Let a run of 20 GiB in a pool of 76 be out of memory; the driver knows it by another pid than the daemon."""
+    life = Life(peer)
+    life.poll()
+    for held in (30, 76):
+        life.report(0, current=20, peak=20)
+        life.poll(**{f"p{pid}": held})
+    life.fail(current=20, peak=20, asked=asked, steps=0)
+    return life.poll(**{f"p{pid}": 76})
+
+
+@pytest.mark.parametrize("pid", [0, 4711])
+@pytest.mark.parametrize("peer", [ALICE, Peer(pid=0, uid=1000, start=0)])
+def test_run_that_is_listed_by_another_pid(pid: int, peer: Peer) -> None:
+    """With the daemon in a pid namespace, or under MPS, its own memory is nobody else's, in verdict and story."""
+    run = unlisted(pid, peer)
+    assert run.verdict is not None
+    assert run.verdict.name == "batch_too_large"
+    assert "while 20.0 GiB of 80.0 GiB were in use" in run.verdict.evidence
+    assert not re.search("process|smaller model", " ".join(run.verdict))
+    assert {window.others for window in run.histories["GPU-0"].windows} == {None}
+    assert run.headroom == {}
+
+
+def test_pool_of_a_run_that_is_not_listed_is_not_known() -> None:
+    """How much of the device the run could have had, is then said of no piece of it."""
+    run = unlisted(4711, asked=25)
+    assert run.verdict is not None
+    assert run.verdict.name != "fragmentation"
+
+
+def test_run_that_is_no_longer_listed() -> None:
+    """Whoever is killed lets go of its memory before its end is seen: what was said while it was listed stands."""
+    life = trained()
+    life.poll(p7=5, p8=75)
+    life.fail()
+    verdict = life.poll(p8=75).verdict
+    assert verdict is not None
+    assert verdict.name == "neighbour"
+    assert "could have 2.00 GiB" in verdict.evidence
+
+
+def test_run_that_was_gone_before_it_was_seen() -> None:
+    """Of a process that has ended, what is listed is others'."""
+    life = Life(ALICE)
+    life.fail()
+    life.registry.exited(ALICE, life.now, 1)
+    verdict = life.poll(p8=75).verdict
+    assert verdict is not None
+    assert verdict.name == "neighbour"
+
+
+def test_room_is_no_less_than_what_is_in_use(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that has taken what a neighbour let go since the poll could have that."""
+    life = Life(ALICE)
+    life.poll(p7=1, p8=75)
+    life.report(0, current=2, peak=2)
+    life.poll(p7=3, p8=75)
+    life.fail(current=20, peak=20, asked=70, steps=0)
+    assert "The run could have 20.0 GiB, as python process 8 of bob" in caplog.text

@@ -202,5 +202,6 @@ What the evidence rests on:
 - **The model**, with the Keras callback: the bytes of its variables and its optimizer's, and whether what failed has
   the shape of one of them.
 - **Other processes** on the device, from poll to poll: who they are, and what they took since the run could last
-  allocate as much as it needed.
+  allocate as much as it needed. Nothing is said of them where the driver does not list the run's own process there
+  (`process_unlisted` in [headroom.md](headroom.md)): what it lists may be the run under another pid.
 """

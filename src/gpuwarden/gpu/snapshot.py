@@ -117,7 +117,7 @@ class Gpu:
         it holds is another process's pool, which the run's allocator cannot hand out.
         """
         where = (uuid, None) if self.mig else (None,)
-        found = (each for each in self.processes if each.pid == pid)
+        found = (each for each in self.processes if each.pid == pid and pid)  # one that has none may be any
         return next((each for each in found if each.instance in where), None)
 
 

@@ -108,6 +108,11 @@ class Case:
         return self.after.current
 
     @property
+    def bound(self) -> float | None:
+        """Bytes that the run's allocator could not have passed, though others may have left it less."""
+        return self.size if self.room is None else self.room
+
+    @property
     def peak_rose(self) -> bool:
         """Whether the allocator's peak rose since the report before: then what failed reached it."""
         return bool(self.after and (self.before is None or self.after.peak > self.before.peak))

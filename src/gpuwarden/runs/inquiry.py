@@ -18,7 +18,7 @@ from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.case import Case, Taken
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.history import MemoryHistory
-from gpuwarden.runs.memory import by_gpu, held_by_others
+from gpuwarden.runs.memory import by_gpu, held_by_others, is_listed
 from gpuwarden.runs.oom import named
 from gpuwarden.runs.verdict import Verdict, judge
 
@@ -28,12 +28,16 @@ TakenSince = Callable[[str, float | None], tuple[Taken, ...]]
 
 
 class Facts(NamedTuple):
-    """What a poll knows of one device, for one run; bytes, None where it does not."""
+    """What a poll knows of one device, for one run; bytes, None where it does not.
+
+    `apart` tells that what others hold there can be told from what the run holds.
+    """
 
     room: float | None = None  # the most that the run's allocator could have in use
     size: float | None = None
     free: float | None = None
     others: float | None = None
+    apart: bool = False
 
 
 class Poll(NamedTuple):
@@ -44,11 +48,14 @@ class Poll(NamedTuple):
     own: Collection[int]  # the run's processes
     snapshot: Snapshot
     uuids: Mapping[str, str] = MappingProxyType({})  # by device, also of a run that has ended
+    gone: bool = False  # the run's process: what is listed is others'
 
     def facts(self, uuid: str, told: DeviceMemory | None = None) -> Facts:
         """Return what is known of a device; `told` is what an error says of it, where no report does."""
         memory = self.memory.get(uuid) or told
-        return facts_of(uuid, memory, self.headroom.get(uuid), self.own, self.snapshot) if memory else Facts()
+        if memory is None:
+            return Facts()
+        return facts_of(uuid, memory, self.headroom.get(uuid), self.own, self.snapshot, gone=self.gone)
 
 
 class Known(NamedTuple):
@@ -66,9 +73,9 @@ class Known(NamedTuple):
 
 
 def facts_of(
-    uuid: str, memory: DeviceMemory, headroom: float | None, own: Collection[int], snapshot: Snapshot
+    uuid: str, memory: DeviceMemory, headroom: float | None, own: Collection[int], snapshot: Snapshot, *, gone: bool
 ) -> Facts:
-    """Return what a poll knows of a device that a run with the processes `own` uses.
+    """Return what a poll knows of a device that a run with the processes `own` uses, or did and is `gone`.
 
     Without headroom the room is the allocator's limit, or what others leave.
     """
@@ -78,13 +85,14 @@ def facts_of(
     instance = gpu.instance(uuid)
     rows = MigReadings if instance else GpuReadings
     free, size = ((instance or gpu).value(row) for row in (rows.memory_free_bytes, rows.memory_size_bytes))
-    others = held_by_others(own, uuid, snapshot)
+    apart = gone or is_listed(own, uuid, snapshot)
+    others = held_by_others(own, uuid, snapshot) if apart else None
     room: float | None = memory.limit or None
     if headroom is not None:
         room = headroom + memory.current
-    elif room is None and size is not None:
+    elif room is None and size is not None and apart:
         room = max(size - (others or 0), 0)
-    return Facts(room, size, free, others)
+    return Facts(room, size, free, others, apart)
 
 
 class _Open(NamedTuple):
@@ -93,6 +101,7 @@ class _Open(NamedTuple):
     case: Case
     device: str | None
     uuid: str | None
+    apart: bool  # whether others were told apart from the run when it was judged
 
 
 @dataclass(slots=True)
@@ -148,7 +157,8 @@ class Inquiry:
             self._failed_peaks[uuid] = case.after.peak
         if case.after and case.after.limit:
             case = replace(case, room=case.after.limit)
-        self._open, self._taken = _Open(case, device, uuid), known.taken
+        apart = uuid is not None and self._poll is not None and self._poll.facts(uuid, case.after).apart
+        self._open, self._taken = _Open(case, device, uuid, apart), known.taken
         self.verdict = judge(self._with(case, uuid, self._poll))
         return self.verdict
 
@@ -157,13 +167,13 @@ class Inquiry:
         self._poll = poll if poll.memory else None
         if self._open is None:
             return None
-        (case, device, uuid), self._open = self._open, None
+        (case, device, uuid, apart), self._open = self._open, None
         if (
             uuid is None and device is not None and device in poll.uuids
         ):  # it came before the first poll told its devices
             uuid = poll.uuids[device]
-        elif not fresh or (uuid is not None and uuid not in poll.memory):
-            return None
+        elif not fresh or (uuid is not None and (uuid not in poll.memory or (apart and not poll.facts(uuid).apart))):
+            return None  # it has ended, or is about to as it is not listed any more
         before, self.verdict = self.verdict, judge(self._with(case, uuid, poll))
         return self.verdict if self.verdict != before else None
 
@@ -172,8 +182,10 @@ class Inquiry:
             return case
         facts = poll.facts(uuid, case.after)
         room = facts.room if facts.room is not None else case.room
+        if room is not None and case.after is not None:  # it may have taken what others let go since the poll
+            room = max(room, case.after.current)
         case = replace(case, room=room, size=facts.size, free=facts.free, others=facts.others)
-        if self._taken is None or case.base is None:
+        if self._taken is None or case.base is None or not facts.apart:
             return case
         need = max(case.requested or 0, 0 if case.by_itself else case.usual or 0)
         could = [each.ended for each in case.windows if each.headroom is not None and each.headroom >= need]

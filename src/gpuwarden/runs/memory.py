@@ -130,8 +130,23 @@ def silent(
     return found
 
 
+def is_listed(own: Collection[int], uuid: str, snapshot: Snapshot) -> bool:
+    """Tell whether the driver lists a run's `own` processes on a GPU or MIG instance, by the pids known here.
+
+    Where it does not (another pid namespace, MPS), what it lists may be the run under another pid.
+    """
+    gpu = snapshot.gpu_with(uuid)
+    if gpu is None or not gpu.up:
+        return False
+    where = (uuid, None) if gpu.mig else (None,)
+    return any(process.pid and process.pid in own and process.instance in where for process in gpu.processes)
+
+
 def held_by_others(own: Collection[int], uuid: str, snapshot: Snapshot) -> float | None:
-    """Return the bytes that other processes than the run's `own` hold on a GPU or MIG instance; None where untold."""
+    """Return the bytes that other processes than the run's `own` hold on a GPU or MIG instance; None where untold.
+
+    It means something only where the run `is_listed`: else its own memory is among it.
+    """
     gpu = snapshot.gpu_with(uuid)
     if gpu is None or not gpu.up:
         return None

@@ -202,7 +202,8 @@ class MemoryStory:
     phase: tuple[str, ...] = _must(_full(_text), "What the run did at its end.")
     headroom_bytes: tuple[float | None, ...] = _several(_column(_number), "The least headroom of any poll.")
     others_bytes: tuple[float | None, ...] = _several(
-        _column(_number), "The most that other processes held on the device."
+        _column(_number),
+        "The most that other processes held on the device; null where the driver did not list the run's own.",
     )
     epoch: tuple[int | None, ...] = _several(_column(_whole), "The epoch at its end, from 0.")
     batch_size: tuple[int | None, ...] = _several(_column(_whole), "The largest batch that was seen.")

@@ -23,7 +23,7 @@ from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.inquest import Inquest, xids
 from gpuwarden.runs.inquiry import Inquiry, Known, Poll
 from gpuwarden.runs.marks import Mark, MarkKind, Marks
-from gpuwarden.runs.memory import HeadroomWatch, Unknown, by_gpu, held_by_others, silent
+from gpuwarden.runs.memory import HeadroomWatch, Unknown, by_gpu, held_by_others, is_listed, silent
 from gpuwarden.runs.neighbours import Neighbours
 from gpuwarden.runs.oom import Oom, ooms
 from gpuwarden.runs.oom_kill import OomKill
@@ -172,8 +172,8 @@ class Record:
 
     @property
     def _own(self) -> set[int]:
-        """The run's processes as last seen."""
-        return {self.peer.pid, *(self.present.pids if self.present else ())}
+        """The run's processes as last seen; none where its pid is not known."""
+        return {self.peer.pid, *(self.present.pids if self.present else ())} - {0}
 
     def _review_verdict(self, poll: Poll, *, fresh: bool) -> None:
         """Judge the last out-of-memory again by a poll's facts, where none has come since."""
@@ -276,8 +276,10 @@ class Record:
         own = self._own
         for uuid in memory:
             if history := self.histories.get(uuid):
-                history.see(headroom.now.get(uuid), held_by_others(own, uuid, snapshot))
-        self._review_verdict(Poll(memory, headroom.now, own, snapshot, uuids), fresh=up)
+                others = held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
+                history.see(headroom.now.get(uuid), others)
+        gone = bool(own) and self.inquest is not None and self.inquest.gone is not None
+        self._review_verdict(Poll(memory, headroom.now, own, snapshot, uuids, gone=gone), fresh=up)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_at
         epochs = max((history.begun for history in self.histories.values()), default=0)
         return Run(

@@ -171,7 +171,7 @@ def _crowded(case: Case) -> Finding | None:
 
 
 def _leak(case: Case) -> Finding | None:
-    base, room, need = case.base, case.room, _need(case) or 0
+    base, room, need = case.base, case.bound, _need(case) or 0
     if case.error.kind != "device_oom" or base is None or room is None or case.larger_batch:
         return None
     in_use = base + need
@@ -259,9 +259,9 @@ def _phase_peak(case: Case) -> Finding | None:
 
 
 def _too_big(case: Case) -> Finding | None:
-    if case.error.kind != "device_oom" or case.room is None:
+    if case.error.kind != "device_oom" or case.bound is None:
         return None
-    return _model_too_big(case, case.room) or _example_too_big(case, case.room)
+    return _model_too_big(case, case.bound) or _example_too_big(case, case.bound)
 
 
 def _model_too_big(case: Case, room: float) -> Finding | None:
@@ -316,7 +316,7 @@ def _example_too_big(case: Case, room: float) -> Finding | None:
 def _batch_too_large(case: Case) -> Finding | None:
     if case.error.kind != "device_oom":
         return None
-    base, room = case.base, case.room
+    base, room = case.base, case.bound
     how = _scales(case)
     if how is None or (base is not None and room is not None and base > FULL * room):
         return None
