@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -377,3 +380,88 @@ def test_name_of_a_process_cannot_confuse() -> None:
         assert (proc.stat(os.getpid()) or [])[1] == str(os.getppid()).encode()
     finally:
         Path("/proc/self/comm").write_text(name)
+
+
+@contextlib.contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """Have a process that nobody waits for before the end."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def end_unseen(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and do not wait for it."""
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+NO_PIDFD = OSError(errno.EPERM, "a container's filter of system calls")
+
+
+@pytest.mark.parametrize("refused", [None, NO_PIDFD])
+def test_process_that_lives(monkeypatch: pytest.MonkeyPatch, refused: OSError | None) -> None:
+    """One that goes on under its own start lives, and none that has ended, though nobody has waited for it."""
+    if refused:
+        monkeypatch.setattr(os, "pidfd_open", raising(refused))
+    with sleeping() as process:
+        start = str(start_of(process.pid))
+        assert proc.lives(process.pid, start)
+        assert proc.lives(process.pid, "0")  # not known
+        assert not proc.lives(process.pid, "7")
+        end_unseen(process)
+        assert proc.stat(process.pid)
+        assert not proc.lives(process.pid, start)
+        process.wait()
+        assert not proc.lives(process.pid, start)
+        assert not proc.lives(process.pid, "0")
+    assert not proc.lives(2**70, "0")
+
+
+def test_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel still says whether it is there."""
+    monkeypatch.setattr(proc, "_content", lambda _path: b"")
+    with sleeping() as process:
+        assert proc.lives(process.pid, "99")
+        assert proc.lives(process.pid, "0")
+        end_unseen(process)
+        assert not proc.lives(process.pid, "99")
+        process.wait()
+        assert not proc.lives(process.pid, "0")
+
+
+def test_process_whose_main_thread_has_ended() -> None:
+    """It has the state of one that has ended, and goes on."""
+    program = "import threading, time, ctypes; threading.Thread(target=time.sleep, args=(600,)).start(); "
+    program += "ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        try:
+            until(lambda: (fields := proc.stat(process.pid)) and fields[0] == b"Z", "the main thread's end")
+            assert proc.lives(process.pid, str(start_of(process.pid)))
+        finally:
+            process.kill()
+
+
+def test_whether_a_process_lives_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be read then, and nobody is taken for dead."""
+    monkeypatch.setattr(proc, "_content", lambda _path: b"")
+    monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EMFILE, "too many open files")))
+    assert proc.lives(os.getpid(), "99")
+
+
+def raising(error: OSError) -> Callable[[int], int]:
+    """Return what raises it."""
+
+    def refuse(_pid: int) -> int:
+        raise error
+
+    return refuse
+
+
+def start_of(pid: int) -> int:
+    """Return when a process began, in clock ticks since boot."""
+    fields = proc.stat(pid)
+    assert fields
+    return int(fields[19])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +17,12 @@ from services import ROOT
 from gpuwarden.protocol import Hello
 from gpuwarden.quantities import amount, duration, energy, foreseen, lasting, rate, ratio, short
 from gpuwarden.reference import RECEIPT_PARTS
+from gpuwarden.runs import proc
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import account_of, continued, receipt_of
+from gpuwarden.runs.receipt_files import stem_of
 from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.receipts import Receipts
@@ -279,3 +284,24 @@ def test_what_one_poll_saw() -> None:
 def test_reference_has_every_part() -> None:
     """docs/receipts.md describes each dataclass that a receipt is made of."""
     assert set(RECEIPT_PARTS) == set(PARTS)
+
+
+def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is started anew, and may not see the process (hidepid=2), goes on with its receipt."""
+    there = run(os.getpid(), ended=False)
+    booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    before = replace(receipt(os.getpid(), ended=False), boot_id=booted, began_timestamp_seconds=BEGAN - 500)
+    (tmp_path / f"{stem_of(before)}.part.json").write_text(json.dumps(to_plain(before)))
+    monkeypatch.setattr(proc, "stat", lambda _pid: None)
+
+    async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
+        receipts = Receipts(Accounts(1.0), tmp_path, 10)
+        await receipts.open()
+        found = json.loads(receipts.listing())
+        receipts.take_up([there])
+        receipts.see([there], 0.0)
+        return found, json.loads(receipts.listing())
+
+    found, again = asyncio.run(restart())
+    assert (found["past"], again["past"]) == ([], [])
+    assert [each["began_timestamp_seconds"] for each in again["live"]] == [BEGAN - 500]

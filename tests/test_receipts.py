@@ -282,8 +282,9 @@ def test_batch_size_by_predecessors(tmp_path: Path, config: Path, mock_nvml: Moc
     assert told[-1]["advised"] == 768  # 13.5 of 16 GiB; 896 would take 15.5, and leave less than the margin
 
 
-def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
-    """Of such a run the receipt says that nobody saw the end; one of an earlier boot likewise."""
+@pytest.mark.parametrize("waited", [True, False])
+def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNvml, *, waited: bool) -> None:
+    """Of such a run the receipt says that nobody saw the end, its parent neither; one of an earlier boot likewise."""
     daemon = start(tmp_path, config, mock_nvml)
     run = Reporter(tmp_path, daemon)
     with ending(daemon, run):
@@ -291,7 +292,16 @@ def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNv
         run_id = run.run_id(daemon)
         until(lambda: daemon.samples().value("gpuwarden_run_steps_total", run_id=run_id) == 10, "its steps")
         daemon.kill(signal.SIGTERM)
-        run.end()
+        if waited:
+            run.end()
+        else:
+            os.kill(run.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, run.pid, os.WEXITED | os.WNOWAIT)
+        see_the_unseen_end(tmp_path, config, mock_nvml, daemon, run)
+
+
+def see_the_unseen_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon: Daemon, run: Reporter) -> None:
+    """Start another daemon, and compare what it says of a run that has ended, and of one of an earlier boot."""
     (part,) = folder_of(daemon).glob("*.part.json")
     booted = json.loads(part.read_text()) | {"run_id": f"{os.getpid()}-7", "pid": os.getpid(), "boot_id": "another"}
     name = part.name.replace(f"-{part.name.split('-', 1)[1].removesuffix('.part.json')}", f"-{booted['run_id']}")

@@ -5,7 +5,9 @@ Nothing here blocks or raises: a process that vanishes in mid-read, or is hidden
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -104,6 +106,31 @@ def stat(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/PID/stat from the third on; a process may bear any name, brackets included."""
     fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return fields if len(fields) > 21 else None  # noqa: PLR2004 - the last one that is used
+
+
+def lives(pid: int, start: str) -> bool:
+    """Tell whether a process goes on, as far as can be known; `start` in clock ticks since boot, "0" is not known.
+
+    One that has ended and that nobody has waited for does not. One that /proc hides is taken by its pid alone.
+    """
+    fields = stat(pid)
+    if fields and start != "0" and start != str(int(fields[19])):
+        return False
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OverflowError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # /proc cannot be read either
+            return True
+        there = error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT)  # or a thread of another process
+        return there and fields is not None and fields[0] not in (b"Z", b"X")
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return not poll.poll(0)  # it can be read once the last thread has ended: the first may have, with state Z
+    finally:
+        os.close(pidfd)
 
 
 def _io(pid: int) -> tuple[int, int] | None:

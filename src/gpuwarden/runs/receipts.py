@@ -225,8 +225,7 @@ class Receipts:
             return _REBOOTED
         if not receipt.pid:
             return _UNSEEN
-        fields = proc.stat(receipt.pid)
-        return "" if fields and receipt.run_id == f"{receipt.pid}-{int(fields[19])}" else absent.evidence
+        return "" if proc.lives(receipt.pid, receipt.run_id.removeprefix(f"{receipt.pid}-")) else absent.evidence
 
     def _write_so_far(self) -> None:
         if self._is_open:
