@@ -17,11 +17,12 @@ from services import ROOT
 from gpuwarden.protocol import Hello
 from gpuwarden.quantities import amount, duration, energy, foreseen, lasting, rate, ratio, short
 from gpuwarden.reference import RECEIPT_PARTS
+from gpuwarden.run_story import conclusion
 from gpuwarden.runs import proc
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
-from gpuwarden.runs.receipt_content import account_of, continued, receipt_of
+from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
 from gpuwarden.runs.receipt_files import stem_of
 from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.receipt_text import log_line
@@ -149,6 +150,21 @@ def test_continued_receipt() -> None:
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
     assert (both.steps, both.user, both.outcome) == (1000, "alice", "failed")
     assert len(both.errors_told) == 2
+
+
+def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
+    """An earlier daemon's forecasts are no longer so, and of a run that has ended there is none."""
+    before = receipt(ended=False)
+    assert before.seconds_to_host_oom == 9000
+    assert before.devices[0].seconds_to_oom == 900
+    bare = receipt_of(
+        replace(run(), host_growth=None, growth={}), BEGAN + 9100, boot_id="b0", user=None, account=account_of(before)
+    )
+    for later in (continued(before, bare), concluded(before, "the machine was booted anew")):
+        plain = to_plain(later)
+        assert not [key for each in (plain, *plain["devices"]) for key in each if "growth" in key or "to_oom" in key]
+        assert "seconds_to_host_oom" not in plain
+        assert [title for title, _ in conclusion(later, later.devices)].count("forecast") == 0
 
 
 def test_log_line() -> None:

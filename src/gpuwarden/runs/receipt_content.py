@@ -26,6 +26,9 @@ from gpuwarden.runs.share import Account, Share
 from gpuwarden.runs.verdict import Verdict
 
 _SLACK_SECONDS = 1.0  # by which two clocks may differ that nobody has set
+# What is ahead of a run: it is so while that grows, and of none that has ended; an earlier daemon's is out of date.
+_OF_HOST_GROWTH = ("host_memory_growth_bytes_per_second", "seconds_to_host_oom")
+_OF_GROWTH = ("memory_growth_bytes_per_second", "seconds_to_oom", "seconds_to_oom_lower", "seconds_to_oom_upper")
 
 
 def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
@@ -166,7 +169,11 @@ def account_of(receipt: Receipt) -> Account:
 def continued(before: Receipt, since: Receipt) -> Receipt:
     """Return a run's receipt where an earlier daemon has written one of it; its account has been taken up already."""
     said = ((each.name, getattr(before, each.name)) for each in fields(Receipt))
-    missed = {name: value for name, value in said if value is not None and getattr(since, name) is None}
+    missed = {
+        name: value
+        for name, value in said
+        if value is not None and getattr(since, name) is None and name not in _OF_HOST_GROWTH
+    }
     began = min(before.began_timestamp_seconds, since.began_timestamp_seconds)
     return replace(
         since,
@@ -189,7 +196,10 @@ def _with_sizes_of(device: DeviceShare, before: Iterable[DeviceShare]) -> Device
 
 def concluded(receipt: Receipt, evidence: str) -> Receipt:
     """Return the receipt of a run whose end nobody saw: it lasted until it was last seen, at least."""
-    return replace(receipt, outcome="unknown", evidence=evidence)
+    of_host: dict[str, Any] = dict.fromkeys(_OF_HOST_GROWTH)
+    of_device: dict[str, Any] = dict.fromkeys(_OF_GROWTH)
+    devices = tuple(replace(device, **of_device) for device in receipt.devices)
+    return replace(receipt, outcome="unknown", evidence=evidence, devices=devices, **of_host)
 
 
 def _device(uuid: str, share: Share) -> DeviceShare:
