@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbour_growth import REST_SECONDS
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.run import Run
 from gpuwarden.thresholds import XID_SECONDS
 from snapshots import GIB, divided, gpu, snapshot
@@ -34,7 +36,8 @@ class Box:
         self.sent: list[tuple[int, Advice]] = []
         self.takes = True
         self.marks: list[tuple[int, MarkKind, str]] = []
-        self.adviser = Adviser(Limits(), self._send, self._mark, alerting=alerting)
+        self.parents: dict[int, int] = {}
+        self.adviser = Adviser(Limits(), self._send, self._mark, alerting=alerting, nearest_above=self._nearest_above)
         self._watch = PressureWatch(Limits())
         self.now = 0.0
 
@@ -43,6 +46,11 @@ class Box:
         if self.takes:
             self.sent.append((peer.pid, advice))
         return self.takes
+
+    def _nearest_above(self, pid: int, tops: Collection[int]) -> int:
+        while pid not in tops and pid:
+            pid = self.parents.get(pid, 0)
+        return pid
 
     def _mark(self, peer: Peer, kind: MarkKind, text: str, now: float, uuid: str | None) -> None:
         assert now == self.now
@@ -153,6 +161,28 @@ def test_neighbours_growth() -> None:
         assert box.poll([holding(gpu(0), {7: 71, 9: 17 + more, 8: 6})], there, passed=REST_SECONDS / 2) == []
     assert box.poll([holding(gpu(0), {7: 71, 9: 36, 8: 6})], there, passed=2 * REST_SECONDS) == []
     assert box.poll([holding(gpu(0), {7: 71, 9: 46, 8: 6})], there) == [(7, "neighbour", "some")]
+
+
+def test_a_runs_own_processes_are_no_neighbours() -> None:
+    """Neither workers that were seen, nor one that has begun since, nor one without a pid; but another run's are."""
+    box, there, child = Box(), run(7, "GPU-0"), run(8, "GPU-0")
+    there = replace(there, usage=Usage(0.0, None, None, Present(0, 3, "running", None, None, pids=(7, 71, 72))))
+    box.parents = {73: 72, 72: 7, 8: 7, 81: 8}
+    after: dict[int, float] = {7: 21, 71: 9, 72: 8, 73: 10, 0: 11}
+    box.poll([holding(gpu(0), {7: 21, 71: 1, 72: 1})], there)
+    assert box.poll([holding(gpu(0), after)], there) == []
+    assert box.adviser.limits["GPU-0"] == pytest.approx(35 * GIB)  # a tenth of what is left, for who may come
+    told = box.poll([holding(gpu(0), {**after, 8: 1, 81: 7, 9: 6})], there, child)
+    assert told == [(7, "neighbour", "some"), (8, "neighbour", "some")]
+    assert [advice.text.split()[1] for _, advice in box.sent] == ["81", "73"]
+
+
+@pytest.mark.parametrize("pid", [0, 4711])
+def test_run_that_is_listed_by_another_pid_is_no_neighbour_of_itself(pid: int) -> None:
+    """Where the driver does not list the run by its pid, it may be any process that grows."""
+    box, there = Box(), run(7, "GPU-0")
+    box.poll([holding(gpu(0), {pid: 10})], there)
+    assert box.poll([holding(gpu(0), {pid: 40})], there) == []
 
 
 def test_neighbours_take_nothing_from_a_limit_of_its_own() -> None:

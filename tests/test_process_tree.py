@@ -465,3 +465,13 @@ def start_of(pid: int) -> int:
     fields = proc.stat(pid)
     assert fields
     return int(fields[19])
+
+
+def test_nearest_above() -> None:
+    """A process is its own, or that of the nearest process above it; of a hidden one nothing is known."""
+    with sleeping() as process:
+        assert proc.nearest_above(process.pid, {process.pid, os.getpid()}) == process.pid
+        assert proc.nearest_above(process.pid, {os.getpid(), os.getppid()}) == os.getpid()
+        assert proc.nearest_above(process.pid, {os.getppid()}) == os.getppid()
+        assert proc.nearest_above(process.pid, {2**30}) == 0
+    assert proc.nearest_above(process.pid, {os.getpid()}) == 0

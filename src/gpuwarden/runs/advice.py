@@ -8,7 +8,7 @@ it; a neighbour that grows in that of a run that was told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from gpuwarden.gpu.xid import Action, explain
 from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.quantities import amount, lasting, ratio
+from gpuwarden.runs import proc
 from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbour_growth import REST_SECONDS, Growth, NeighbourGrowth
@@ -63,7 +64,7 @@ class Adviser:
 
     `send` gives a run's process a message without blocking, and tells whether it could; `mark` keeps in a run's story
     what happened at a time (monotonic), on a GPU or MIG instance. `alerting` says that somebody else is to be told of
-    pressure, whether the runs hear or not.
+    pressure, whether the runs hear or not. `nearest_above` says which run's process one belongs to, by pids.
     """
 
     def __init__(
@@ -73,8 +74,12 @@ class Adviser:
         mark: Callable[[Peer, MarkKind, str, float, str | None], object],
         *,
         alerting: bool = False,
+        nearest_above: Callable[[int, Collection[int]], int] = proc.nearest_above,
     ) -> None:
         self._alerting = alerting
+        self._nearest_above = nearest_above
+        self._belongs: dict[int, int] = {}  # to which run's process a process belongs, by pids; of this poll
+        self._roots: set[int] = set()  # the runs' processes
         self._limits = limits
         self._send = send
         self._mark = mark
@@ -98,6 +103,7 @@ class Adviser:
             self._growth.see(snapshot, now)
         else:
             self._growth.forget()
+        self._belongs, self._roots = {}, {run.peer.pid for run in living} - {0}
         poll = _Poll(self._by_uuid(snapshot), pressure, holders, snapshot.time, now)
         for run in living:
             self._advise(run, poll)
@@ -135,7 +141,7 @@ class Adviser:
                 if run.ear.told.get(("pressure", uuid, "memory"), "none") != memory.level:
                     standing = Standing(memory.level, partial(_memory, self._limits, memory), gpu, memory)
                     self._tell(run, Matter("pressure", uuid, "memory"), standing)
-                if self._growth.is_grown(uuid):
+                if self._growth.grown(uuid):
                     neighbours.update(self._neighbour(run, uuid, gpu, memory, poll))
                 self._arm(run, uuid, gpu, memory, poll.now)
         if faults or neighbours or run.ear.told:
@@ -220,10 +226,29 @@ class Adviser:
         limit = run.memory[uuid].limit if uuid in run.memory else None
         if limit and memory.headroom >= limit - memory.in_use:
             return  # what ends it is a limit of its own: from that nobody has taken anything
-        pid, growth = self._growth.largest(uuid, besides=run.peer.pid)
+        pid, growth = self._largest(run, uuid, gpu)
         if growth is not None and growth.grown >= self._least_growth(memory, growth.grown):
             text = partial(_neighbour, memory, pid, growth, poll.holders.get(pid))
             yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
+
+    def _largest(self, run: Run, uuid: str, gpu: Gpu) -> tuple[int, Growth | None]:
+        """Return the neighbour of a run that has grown most; None where none has, or where the run may be any of them.
+
+        The run's children are no neighbours, and one that has begun since its processes were looked at is a child too.
+        """
+        grown = self._growth.grown(uuid)
+        if not grown or not gpu.holds(run.peer.pid, uuid):
+            return 0, None
+        own = run.usage.present.pids if run.usage and run.usage.present else ()
+        for pid, growth in grown:
+            if pid not in own and self._root_of(pid) != run.peer.pid:
+                return pid, growth
+        return 0, None
+
+    def _root_of(self, pid: int) -> int:
+        if pid not in self._belongs:
+            self._belongs[pid] = self._nearest_above(pid, self._roots)
+        return self._belongs[pid]
 
     def _least_growth(self, memory: RunPressure, grown: float) -> float:
         """Return the bytes that a neighbour that has grown by so much must have grown by, to be told."""
@@ -234,7 +259,7 @@ class Adviser:
         others, own = memory.slack(self._limits)
         run.ear.alarms[uuid] = memory.in_use + own
         if run.hello.hears and _listens_to_neighbours(run.ear, now):
-            _pid, growth = self._growth.largest(uuid, besides=run.peer.pid)
+            _pid, growth = self._largest(run, uuid, gpu)
             grown = growth.grown if growth else 0
             more = self._least_growth(memory, grown) - grown
             others = min(others, more) if more > 0 else others  # else it has been told, and may go on

@@ -5,7 +5,7 @@ A growth begins where the process last held less, and is over once it has not gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
@@ -41,7 +41,7 @@ class NeighbourGrowth:
 
     def __init__(self) -> None:
         self._places: dict[str, dict[int, Growth]] = {}  # by UUID of a GPU or MIG instance, and pid
-        self._largest: dict[str, list[tuple[int, Growth]]] = {}  # two of each place, the larger first
+        self._grown: dict[str, list[tuple[int, Growth]]] = {}  # of each place, those that grew most first
         self._last = 0.0
 
     def see(self, snapshot: Snapshot, now: float) -> None:
@@ -52,13 +52,13 @@ class NeighbourGrowth:
                 for uuid in (gpu.identity.uuid, *(each.identity.uuid for each in gpu.mig)):
                     here = [each for each in gpu.processes if (each.instance or gpu.identity.uuid) == uuid]
                     self._places[uuid] = self._followed(here, before.get(uuid), now)
-        self._largest = {uuid: _two_largest(there) for uuid, there in self._places.items()}
+        self._grown = {uuid: _largest_first(there) for uuid, there in self._places.items()}
         self._last = now
 
     def _followed(self, processes: list[GpuProcess], before: dict[int, Growth] | None, now: float) -> dict[int, Growth]:
         found: dict[int, Growth] = {}
         for process in processes:
-            if process.memory is None:
+            if process.memory is None or not process.pid:  # without a pid it may be anybody, the run itself too
                 continue
             if before is None:
                 growth = Growth(process.memory, now, process.memory, now)
@@ -70,21 +70,14 @@ class NeighbourGrowth:
 
     def forget(self) -> None:
         """Begin anew with the next poll."""
-        self._places, self._largest = {}, {}
+        self._places, self._grown = {}, {}
 
-    def is_grown(self, uuid: str) -> bool:
-        """Tell whether a process there has grown."""
-        return bool(self._largest.get(uuid))
-
-    def largest(self, uuid: str, besides: int) -> tuple[int, Growth | None]:
-        """Return the process that has grown most on a GPU or MIG instance, but for one; None where none has grown."""
-        for pid, growth in self._largest.get(uuid, ()):
-            if pid != besides:
-                return pid, growth
-        return 0, None
+    def grown(self, uuid: str) -> Sequence[tuple[int, Growth]]:
+        """Return the processes that have grown on a GPU or MIG instance by pid, the one that grew most first."""
+        return self._grown.get(uuid, ())
 
 
-def _two_largest(there: Mapping[int, Growth]) -> list[tuple[int, Growth]]:
+def _largest_first(there: Mapping[int, Growth]) -> list[tuple[int, Growth]]:
     grown = [(pid, growth) for pid, growth in there.items() if growth.held > growth.base]
     grown.sort(key=lambda each: each[1].grown, reverse=True)
-    return grown[:2]
+    return grown

@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+_DEEPEST = 64  # processes above one another that are looked at
 
 
 class Amounts(NamedTuple):
@@ -106,6 +108,18 @@ def stat(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/PID/stat from the third on; a process may bear any name, brackets included."""
     fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return fields if len(fields) > 21 else None  # noqa: PLR2004 - the last one that is used
+
+
+def nearest_above(pid: int, tops: Collection[int]) -> int:
+    """Return which of `tops` a process is, or is below, the nearest to it; 0 where it is none's, or is hidden."""
+    for _ in range(_DEEPEST):
+        if pid in tops:
+            return pid
+        fields = stat(pid)
+        if fields is None:
+            break
+        pid = int(fields[1])
+    return 0
 
 
 def lives(pid: int, start: str) -> bool:
