@@ -21,6 +21,8 @@ from gpuwarden.runs.receipt import Receipt, to_plain
 from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_place import place
 
+DAY = 86400
+
 
 def at(second: int) -> Receipt:
     """Make the receipt of a run that began then."""
@@ -111,6 +113,33 @@ def test_newest_alone_are_read(tmp_path: Path) -> None:
     close(files)
     found = ReceiptFiles(tmp_path, 1000).open(3)
     assert [json.loads(each.outline)["pid"] for each in found.ended.values()] == [20, 19, 18]
+
+
+def lasting(days: int, begin: int) -> Receipt:
+    """Make the receipt of a run of so many days that began on that day."""
+    began = BEGAN + begin * DAY
+    ended = began + days * DAY
+    made = replace(receipt(pid=begin + 1), began_timestamp_seconds=began, ended_timestamp_seconds=ended)
+    return replace(made, updated_timestamp_seconds=ended, duration_seconds=float(days * DAY))
+
+
+def test_longest_run_is_not_the_oldest(tmp_path: Path) -> None:
+    """After a restart too: what began first and ended last is listed first, and the last to be removed."""
+    files = opened(tmp_path)
+    short, longest = [lasting(1, begin) for begin in range(1, 11)], lasting(22, 0)
+    files.write({stem_of(each): each for each in (*short, longest)})
+    by_hand = tmp_path / f"{stem_of(short[0])}.json"
+    by_hand.write_text(json.dumps(json.loads(by_hand.read_text())))  # one line: its end is not where we write it
+    close(files)
+    files = ReceiptFiles(tmp_path, most=3)
+    found = files.open(2)
+    assert list(found.ended) == [stem_of(longest), stem_of(short[-1])]
+    assert found.strange == ()
+    later = lasting(1, 30)
+    files.write({stem_of(later): later})
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"{stem_of(each)}.json" for each in (longest, short[-1], later)
+    }
 
 
 def test_what_is_foreign_is_left_alone(tmp_path: Path) -> None:

@@ -23,16 +23,18 @@ from gpuwarden.runs.kept import Kept, kept
 from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain, to_plain
 
 MAX_FILE_BYTES = 1 << 18
+HEAD_BYTES = 4096  # of a file, in which its first keys are
 MAX_NAMES = 200_000  # looked at in the folder
 ENDED, PART = ".json", ".part.json"
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json")
+_END = re.compile(rb'^ "updated_timestamp_seconds": (\d+(?:\.\d+)?),?$', re.MULTILINE)  # as `_put` writes it
 _LEFT_BEHIND = re.compile(r"\.\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What lay in the folder: receipts of runs that ended, newest first, and those of runs that had not, by stem.
+    """What lay in the folder, by stem: receipts of runs that ended, the newest end first, and of those that had not.
 
     The former are ready to be served: many whole ones would take more memory than the daemon.
 
@@ -50,32 +52,28 @@ def stem_of(receipt: Receipt) -> str:
     return f"{began}-{receipt.run_id}"
 
 
-def _ended(names: Iterable[str]) -> list[str]:
-    return [name for name in names if _NAME.fullmatch(name) and not name.endswith(PART)]
-
-
 class ReceiptFiles:
-    """Keeps at most `most` receipts of ended runs in `folder`, and the newest of them. Used by one thread at a time."""
+    """Keeps at most `most` receipts of ended runs in `folder`, those that ended last. Used by one thread at a time."""
 
     def __init__(self, folder: Path, most: int) -> None:
         self.folder = folder
         self._most = most
         self._lock: int | None = None
-        self._ended: list[str] = []  # names of files, oldest first
+        self._ended: dict[str, None] = {}  # names of files, the oldest end first
 
     def open(self, newest: int) -> Found:
         """Take hold of the folder, made if need be, and read it: of ended runs the `newest`. Raises OSError."""
         self._take_hold()
         names = self._names()
-        strange = []
+        strange: list[str] = []
         for name in names:
             if _LEFT_BEHIND.fullmatch(name):
                 (self.folder / name).unlink(missing_ok=True)
             elif not _NAME.fullmatch(name):
                 strange.append(f"{name}: not its name")
         names = [name for name in names if _NAME.fullmatch(name)]
-        self._ended = _ended(names)
-        ended = {name: self._kept(name, strange) for name in reversed(self._ended[-newest:])}
+        self._ended = self._in_order(names, strange)
+        ended = {name: self._kept(name, strange) for name in islice(reversed(self._ended), newest)}
         parts = {name: self._read(name, strange) for name in self._parts(names)}
         return Found(
             {name.removesuffix(ENDED): receipt for name, receipt in ended.items() if receipt},
@@ -86,6 +84,21 @@ class ReceiptFiles:
     def _names(self) -> list[str]:
         with os.scandir(self.folder) as entries:
             return sorted(entry.name for entry in islice(entries, MAX_NAMES))
+
+    def _in_order(self, names: Iterable[str], strange: list[str]) -> dict[str, None]:
+        """Return the names of receipts of ended runs by their ends; those in the names are of their begins."""
+        ends = {name: self._end(name, strange) for name in names if _NAME.fullmatch(name) and not name.endswith(PART)}
+        known = ((end, name) for name, end in ends.items() if end is not None)
+        return dict.fromkeys(name for _, name in sorted(known))
+
+    def _end(self, name: str, strange: list[str]) -> float | None:
+        """Return when the run ended, or was last seen; None of what is no receipt."""
+        with suppress(ReceiptError, OSError):
+            found = _END.search(self._content(name, HEAD_BYTES))
+            if found:
+                return float(found[1])
+        receipt = self._read(name, strange)  # written by other hands
+        return receipt.updated_timestamp_seconds if receipt else None
 
     def _parts(self, names: list[str]) -> Iterator[str]:
         """Return the names of runs that had not ended; what a crash has left beside a whole receipt is removed."""
@@ -124,15 +137,18 @@ class ReceiptFiles:
             strange.append(f"{name}: {error.strerror if isinstance(error, OSError) else error}")
             return None
 
-    def _receipt(self, name: str) -> Receipt:
+    def _content(self, name: str, most: int) -> bytes:
         # Whatever lies there: a link leads elsewhere, and to open a FIFO would wait for its writer.
         file = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise ReceiptError("no file")
-            content = os.read(file, MAX_FILE_BYTES + 1)
+            return os.read(file, most)
         finally:
             os.close(file)
+
+    def _receipt(self, name: str) -> Receipt:
+        content = self._content(name, MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise ReceiptError(f"more than {MAX_FILE_BYTES} bytes")
         try:
@@ -153,7 +169,7 @@ class ReceiptFiles:
             os.close(self._lock)
             self._lock = None
         self._take_hold()
-        self._ended = _ended(self._names())
+        self._ended = self._in_order(self._names(), [])
 
     def write(self, receipts: Mapping[str, Receipt]) -> None:
         """Write receipts by stem, and remove the oldest beyond the limit. Raises OSError after the first that fails."""
@@ -164,8 +180,8 @@ class ReceiptFiles:
                 continue
             self._put(stem + ENDED, receipt)
             (self.folder / (stem + PART)).unlink(missing_ok=True)
-            if stem + ENDED not in self._ended[-self._most :]:
-                self._ended.append(stem + ENDED)
+            self._ended.pop(stem + ENDED, None)
+            self._ended[stem + ENDED] = None
         while len(self._ended) > self._most:
             self._remove_oldest()
 
@@ -188,7 +204,8 @@ class ReceiptFiles:
             raise
 
     def _remove_oldest(self) -> None:
-        name = self._ended.pop(0)
+        name = next(iter(self._ended))
+        del self._ended[name]
         try:
             self._receipt(name)
         except (ReceiptError, OSError):
