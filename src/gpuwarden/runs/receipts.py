@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 API_VERSION = 1
 WRITE_SECONDS = 60.0  # between two writes of what is so far, and between attempts of a disk that fails
 OPEN_SECONDS = 1.0  # that the start waits for the folder
-STOP_SECONDS = 2.0  # and the end
+STOP_SECONDS = 2.0  # and the end, twice so long at most
 HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
 MAX_WAITING = 1024  # receipts that wait for a disk
 SHOWN_STRANGERS = 5
@@ -108,16 +108,23 @@ class Receipts:
             await self._wait(OPEN_SECONDS)
 
     async def stop(self) -> None:
-        """Write the receipts of all runs, and wait for that a little."""
+        """Write the receipts of all runs, and wait for that a little; once more, where the disk failed a moment ago."""
+        until = time.monotonic() + 2 * STOP_SECONDS
+        await self._wait(STOP_SECONDS)
+        self._retry_at = 0.0
+        if not self._is_open and (self._live or self._waiting):  # first: an earlier daemon may have begun receipts
+            await self._work_until(until)
         for live in self._live.values():
             if live.run.up:
                 self._write(live.stem, self._receipt(live, self._accounts.settled(live.run.peer.run_id)))
             elif live.written != live.run.ending:
                 self._end(live)
-        await self._wait(STOP_SECONDS)
         if self._is_open:
-            self._work(time.monotonic())
-            await self._wait(STOP_SECONDS)
+            await self._work_until(until)
+
+    async def _work_until(self, until: float) -> None:
+        self._work(time.monotonic())
+        await self._wait(max(until - time.monotonic(), 0.0))
 
     async def _wait(self, seconds: float) -> None:
         if self._job:
@@ -143,6 +150,8 @@ class Receipts:
         self._listing = None
         if self._job is not None:
             self._look_after(now)
+        if self._trouble:  # without a run too: what the folder has is to be listed
+            self._work(now)
         if not (runs or self._live or self._absent or self._waiting):
             return
         for run in runs:
@@ -249,11 +258,11 @@ class Receipts:
 
     def _work(self, now: float) -> None:
         """Give the thread what is to be done, if it is free and its disk has not failed a moment ago."""
-        if self._files is None or self._job is not None or now < self._retry_at or not self._waiting:
+        if self._files is None or self._job is not None or now < self._retry_at:
             return
         if not self._is_open:
             self._begin(self._files, now, {})
-        else:
+        elif self._waiting:
             batch, self._waiting = self._waiting, {}
             self._begin(self._files, now, batch)
 
@@ -300,6 +309,7 @@ class Receipts:
 
     def _take_found(self, found: Found) -> None:
         self._is_open = True
+        self._due = 0.0  # what is so far has waited for this
         if found.strange:
             shown = "; ".join(found.strange[:SHOWN_STRANGERS])
             more = f"; and {len(found.strange) - SHOWN_STRANGERS} more" if len(found.strange) > SHOWN_STRANGERS else ""

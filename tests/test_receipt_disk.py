@@ -1,0 +1,132 @@
+"""A folder of receipts that fails and is mended: what was seen meanwhile reaches it, at the latest at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from receipt_cases import receipt, run
+
+from gpuwarden.runs.account import Accounts
+from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
+from gpuwarden.runs.receipts import WRITE_SECONDS, Receipts
+from gpuwarden.runs.run import Run
+from snapshots import snapshot
+
+
+class Keeper:
+    """Receipts in a folder, fed by polls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.accounts = Accounts(1.0)
+        self.receipts = Receipts(self.accounts, folder, 10)
+
+    def poll(self, *runs: Run, later: float = 0.0) -> None:
+        """Have a poll with those runs, as if it came so much later."""
+        now = time.monotonic() + later
+        self.receipts.see(self.accounts.join(runs, snapshot(), now), now)
+
+    async def until(self, what: Callable[[], bool], *runs: Run, later: float = 0.0) -> None:
+        """Poll until that is so."""
+        end = time.monotonic() + 10
+        while not what():
+            assert time.monotonic() < end
+            self.poll(*runs, later=later)
+            await asyncio.sleep(0.01)
+
+    def files(self) -> list[str]:
+        """Return the files of receipts, in order."""
+        return sorted(file.name for file in self.folder.iterdir()) if self.folder.is_dir() else []
+
+
+PART, ENDED = "20270115T080000Z-4711-99.part.json", "20270115T080000Z-4711-99.json"
+
+
+def test_folder_is_tried_again_while_runs_live(tmp_path: Path) -> None:
+    """What could not be opened at the start is, within a minute, and has at once what is known so far."""
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path / "receipts")
+        keeper.folder.write_text("in its place")
+        await keeper.receipts.open()
+        keeper.poll(run(ended=False))
+        keeper.folder.unlink()
+        for _ in range(5):
+            keeper.poll(run(ended=False))
+            await asyncio.sleep(0.02)
+        assert keeper.files() == []  # not again with each poll
+        await keeper.until(lambda: keeper.files() == [PART], run(ended=False), later=WRITE_SECONDS + 1)
+        assert keeper.receipts.errors == 1
+
+    asyncio.run(scenario())
+
+
+def test_folder_is_tried_again_without_runs(tmp_path: Path) -> None:
+    """What it has is listed, though nobody trains."""
+
+    async def scenario() -> None:
+        files = ReceiptFiles(tmp_path / "receipts", 10)
+        files.open(1)
+        files.write({stem_of(receipt()): receipt()})
+        files.folder.rename(tmp_path / "away")
+        assert files._lock is not None
+        os.close(files._lock)
+        keeper = Keeper(files.folder)
+        keeper.folder.write_text("in its place")
+        await keeper.receipts.open()
+        keeper.folder.unlink()
+        (tmp_path / "away").rename(keeper.folder)
+
+        def listed() -> bool:
+            return len(json.loads(keeper.receipts.listing())["past"]) == 1
+
+        await keeper.until(listed, later=WRITE_SECONDS + 1)
+
+    asyncio.run(scenario())
+
+
+def test_stop_soon_after_a_failed_write(tmp_path: Path) -> None:
+    """The disk is tried once more at the end, however short a time ago it failed."""
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path / "receipts")
+        await keeper.receipts.open()
+        keeper.folder.rmdir()
+        keeper.folder.write_text("in its place")
+        await keeper.until(lambda: keeper.receipts.errors == 1, run())
+        keeper.folder.unlink()
+        await keeper.receipts.stop()
+        assert keeper.files() == [ENDED]
+
+    asyncio.run(scenario())
+
+
+def test_stop_soon_after_a_failed_start(tmp_path: Path) -> None:
+    """What was never opened is opened at the end, and has what ended and what goes on."""
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path / "receipts")
+        keeper.folder.write_text("in its place")
+        await keeper.receipts.open()
+        keeper.poll(run(ended=False), run(pid=9))
+        keeper.folder.unlink()
+        await keeper.receipts.stop()
+        assert keeper.files() == [PART, "20270115T080000Z-9-99.json"]
+
+    asyncio.run(scenario())
+
+
+def test_daemon_that_did_not_begin_leaves_the_folder_alone(tmp_path: Path) -> None:
+    """A second daemon, which ends before it has opened the folder, makes none at its end."""
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path / "receipts")
+        await keeper.receipts.stop()
+        assert not keeper.folder.exists()
+
+    asyncio.run(scenario())
