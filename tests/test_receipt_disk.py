@@ -7,11 +7,14 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from receipt_cases import receipt, run
 
 from gpuwarden.runs.account import Accounts
+from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
 from gpuwarden.runs.receipts import WRITE_SECONDS, Receipts
 from gpuwarden.runs.run import Run
@@ -102,6 +105,26 @@ def test_stop_soon_after_a_failed_write(tmp_path: Path) -> None:
         keeper.folder.unlink()
         await keeper.receipts.stop()
         assert keeper.files() == [ENDED]
+
+    asyncio.run(scenario())
+
+
+def test_receipts_of_nobody_give_way_to_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk fails for long, the user with most receipts that wait for it loses their oldest."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.MAX_WAITING", 5)
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path / "receipts")
+        keeper.folder.write_text("in its place")
+        await keeper.receipts.open()
+        few = [replace(run(pid), peer=Peer(pid, 7, 99)) for pid in (1, 2)]
+        many = [run(pid) for pid in range(11, 20)]
+        keeper.poll(*few, *many[:2])
+        keeper.poll(*few, *many)
+        assert keeper.receipts.errors == 1 + 6
+        keeper.folder.unlink()
+        await keeper.receipts.stop()
+        assert [name.split("-")[1] for name in keeper.files()] == ["1", "17", "18", "19", "2"]
 
     asyncio.run(scenario())
 

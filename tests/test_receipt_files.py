@@ -142,6 +142,27 @@ def test_longest_run_is_not_the_oldest(tmp_path: Path) -> None:
     }
 
 
+def test_nobody_pushes_out_the_receipts_of_others(tmp_path: Path) -> None:
+    """A user with very many runs loses receipts of their own; after a restart as well, in the folder and in memory."""
+    files = opened(tmp_path, most=30)
+    few = {stem_of(each): each for each in (replace(at(second), uid=7) for second in range(10))}
+    many = {stem_of(each): each for each in (replace(at(second), uid=8) for second in range(10, 90))}
+    files.write(few)
+    for stem, each in many.items():
+        files.write({stem: each})
+    newest = [*few, *list(many)[-20:]]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{stem}.json" for stem in newest]
+    close(files)
+    files = ReceiptFiles(tmp_path, most=16)
+    found = files.open(12)
+    newest = [*list(few)[-6:], *list(many)[-6:]]
+    assert list(found.ended) == newest[::-1]
+    last = replace(at(99), uid=8)
+    files.write({stem_of(last): last})
+    newest = [*list(few)[-8:], *list(many)[-7:], stem_of(last)]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{stem}.json" for stem in newest]
+
+
 def test_what_is_foreign_is_left_alone(tmp_path: Path) -> None:
     """Other files, broken, huge and later ones, links, folders and pipes are named, and stay as they are."""
     names = [f"{stem_of(at(second))}.json" for second in range(8)]

@@ -10,7 +10,7 @@ from receipt_cases import ACCOUNT, BEGAN, receipt, run
 
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.runs.history import MemoryHistory, Window
-from gpuwarden.runs.kept import MOST_STORY_BYTES, Kept, KeptReceipts, as_json, kept
+from gpuwarden.runs.kept import MOST, MOST_BYTES, MOST_STORY_BYTES, Kept, KeptReceipts, as_json, kept
 from gpuwarden.runs.marks import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
 from gpuwarden.runs.receipt import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import continued, receipt_of
@@ -190,7 +190,7 @@ def test_stories_of_the_oldest_are_let_go_of_first() -> None:
     """Receipts of the past keep their outlines when the stories of all would be too much."""
     past = KeptReceipts()
     whole = kept(receipt())
-    heavy = Kept(whole.outline, b"x" * (MOST_STORY_BYTES // 2))
+    heavy = Kept(whole.outline, b"x" * (MOST_STORY_BYTES // 2), 1000)
     for pid in (1, 2):
         past.add(f"20270115T080000Z-{pid}-99", heavy)
     past.add("20270115T080001Z-3-99", whole)
@@ -201,6 +201,20 @@ def test_stories_of_the_oldest_are_let_go_of_first() -> None:
     assert len(list(past.newest_first())) == 5
     past.forget("20270115T080001Z-3-99")
     assert past.one("3-99") is not None
+
+
+@pytest.mark.parametrize("size", [(10, 10), (MOST_BYTES // 200, 10), (10, MOST_STORY_BYTES // 200)])
+def test_nobody_pushes_out_what_is_kept_of_others(size: tuple[int, int]) -> None:
+    """A user with very many runs costs others neither their receipts in memory nor the stories of those."""
+    past = KeptReceipts()
+    for uid, pids in ((7, range(1, 21)), (8, range(100, 1100))):
+        for pid in pids:
+            past.add(f"20270115T080000Z-{pid}-99", Kept(b"%d" % uid * size[0], b"%d" % uid * size[1], uid))
+    assert list(past.newest_first())[-20:] == [b"7" * size[0]] * 20
+    assert {len(past._wholes[f"20270115T080000Z-{pid}-99"]) for pid in range(1, 21)} == {size[1]}
+    assert len(past._outlines) <= MOST
+    assert past._bytes <= MOST_BYTES
+    assert past._story_bytes <= MOST_STORY_BYTES
 
 
 def test_share_without_history_has_no_story() -> None:

@@ -347,7 +347,7 @@ class Receipts:
     max: int = option(
         between(WHOLE, "1", "100000"),
         "1000",
-        "Receipts of ended runs kept in the folder, beyond which the oldest is removed.",
+        "Receipts of ended runs kept in the folder, beyond which the user with most of them loses the oldest.",
     )
 
 

@@ -165,10 +165,11 @@ When a training run ends, gpuwarden writes one line about it to its log and one 
   added.
 - A receipt is complete once it is settled how the run ended, two to ten seconds after it did: what the kernel says of
   the end, and the XID that caused it, may come a little later.
-- At most `receipts.max` files are kept, that of the run which ended first is removed first. Files that are no
-  receipts of a version known to the daemon are left alone, and named once in its log. A full or missing disk is told
-  once and counted by `gpuwarden_receipt_errors_total`; receipts then stay in memory, {max_waiting} at most. It is
-  tried again once a minute and at the daemon's end, and they are written when it is mended.
+- At most `receipts.max` files are kept: beyond that the user with most of them loses that of the run which ended
+  first, so that nobody's runs push out those of others. Files that are no receipts of a version known to the daemon
+  are left alone, and named once in its log. A full or missing disk is told once and counted by
+  `gpuwarden_receipt_errors_total`; receipts then stay in memory, {max_waiting} at most. It is tried again once a
+  minute and at the daemon's end, and they are written when it is mended.
 - Files can be read by their owner and its group alone: names of runs and messages of errors are in them.
 
 Where the folder is: as `receipts.path` says, by default `/var/lib/gpuwarden/receipts`. A daemon that is not root's

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from gpuwarden.runs.fairness import excess
 from gpuwarden.runs.kept import Kept, kept
 from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain, to_plain
 
@@ -28,7 +29,9 @@ MAX_NAMES = 200_000  # looked at in the folder
 ENDED, PART = ".json", ".part.json"
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json")
-_END = re.compile(rb'^ "updated_timestamp_seconds": (\d+(?:\.\d+)?),?$', re.MULTILINE)  # as `_put` writes it
+_OWNER_AND_END = re.compile(  # as `_put` writes them
+    rb'^ "uid": (\d+),$.*?^ "updated_timestamp_seconds": (\d+(?:\.\d+)?),$', re.MULTILINE | re.DOTALL
+)
 _LEFT_BEHIND = re.compile(r"\.\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json\.tmp")
 
 
@@ -53,16 +56,22 @@ def stem_of(receipt: Receipt) -> str:
 
 
 class ReceiptFiles:
-    """Keeps at most `most` receipts of ended runs in `folder`, those that ended last. Used by one thread at a time."""
+    """Keeps at most `most` receipts of ended runs in `folder`; beyond that the user with most loses their oldest.
+
+    Used by one thread at a time.
+    """
 
     def __init__(self, folder: Path, most: int) -> None:
         self.folder = folder
         self._most = most
         self._lock: int | None = None
-        self._ended: dict[str, None] = {}  # names of files, the oldest end first
+        self._ended: dict[str, int] = {}  # uids by names of files, the oldest end first
 
     def open(self, newest: int) -> Found:
-        """Take hold of the folder, made if need be, and read it: of ended runs the `newest`. Raises OSError."""
+        """Take hold of the folder, made if need be, and read it; of ended runs so many, by the same rule.
+
+        Raises OSError.
+        """
         self._take_hold()
         names = self._names()
         strange: list[str] = []
@@ -73,7 +82,8 @@ class ReceiptFiles:
                 strange.append(f"{name}: not its name")
         names = [name for name in names if _NAME.fullmatch(name)]
         self._ended = self._in_order(names, strange)
-        ended = {name: self._kept(name, strange) for name in islice(reversed(self._ended), newest)}
+        older = set(self._beyond(newest))
+        ended = {name: self._kept(name, strange) for name in reversed(self._ended) if name not in older}
         parts = {name: self._read(name, strange) for name in self._parts(names)}
         return Found(
             {name.removesuffix(ENDED): receipt for name, receipt in ended.items() if receipt},
@@ -85,20 +95,24 @@ class ReceiptFiles:
         with os.scandir(self.folder) as entries:
             return sorted(entry.name for entry in islice(entries, MAX_NAMES))
 
-    def _in_order(self, names: Iterable[str], strange: list[str]) -> dict[str, None]:
-        """Return the names of receipts of ended runs by their ends; those in the names are of their begins."""
-        ends = {name: self._end(name, strange) for name in names if _NAME.fullmatch(name) and not name.endswith(PART)}
-        known = ((end, name) for name, end in ends.items() if end is not None)
-        return dict.fromkeys(name for _, name in sorted(known))
+    def _in_order(self, names: Iterable[str], strange: list[str]) -> dict[str, int]:
+        """Return the receipts of ended runs by their ends, as names of files have their begins; with their uids."""
+        names = [name for name in names if _NAME.fullmatch(name) and not name.endswith(PART)]
+        known = ((found[1], name, found[0]) for name in names if (found := self._owner_and_end(name, strange)))
+        return {name: uid for _, name, uid in sorted(known)}
 
-    def _end(self, name: str, strange: list[str]) -> float | None:
-        """Return when the run ended, or was last seen; None of what is no receipt."""
+    def _owner_and_end(self, name: str, strange: list[str]) -> tuple[int, float] | None:
+        """Return whose run it was, and when it ended or was last seen; None of what is no receipt."""
         with suppress(ReceiptError, OSError):
-            found = _END.search(self._content(name, HEAD_BYTES))
+            found = _OWNER_AND_END.search(self._content(name, HEAD_BYTES))
             if found:
-                return float(found[1])
+                return int(found[1]), float(found[2])
         receipt = self._read(name, strange)  # written by other hands
-        return receipt.updated_timestamp_seconds if receipt else None
+        return (receipt.uid, receipt.updated_timestamp_seconds) if receipt else None
+
+    def _beyond(self, most: int) -> list[str]:
+        """Return the names of files that are too many, oldest first."""
+        return excess(((name, uid, 1) for name, uid in self._ended.items()), most)
 
     def _parts(self, names: list[str]) -> Iterator[str]:
         """Return the names of runs that had not ended; what a crash has left beside a whole receipt is removed."""
@@ -172,7 +186,7 @@ class ReceiptFiles:
         self._ended = self._in_order(self._names(), [])
 
     def write(self, receipts: Mapping[str, Receipt]) -> None:
-        """Write receipts by stem, and remove the oldest beyond the limit. Raises OSError after the first that fails."""
+        """Write receipts by stem, and remove what is beyond the limit. Raises OSError after the first that fails."""
         self._keep_hold()
         for stem, receipt in receipts.items():
             if receipt.outcome is None:
@@ -181,9 +195,9 @@ class ReceiptFiles:
             self._put(stem + ENDED, receipt)
             (self.folder / (stem + PART)).unlink(missing_ok=True)
             self._ended.pop(stem + ENDED, None)
-            self._ended[stem + ENDED] = None
-        while len(self._ended) > self._most:
-            self._remove_oldest()
+            self._ended[stem + ENDED] = receipt.uid
+        for name in self._beyond(self._most) if len(self._ended) > self._most else ():
+            self._remove(name)
 
     def _put(self, name: str, receipt: Receipt) -> None:
         """Put a whole file in place of another: whoever reads it, or a power cut, finds the one or the other."""
@@ -203,8 +217,7 @@ class ReceiptFiles:
                 aside.unlink()
             raise
 
-    def _remove_oldest(self) -> None:
-        name = next(iter(self._ended))
+    def _remove(self, name: str) -> None:
         del self._ended[name]
         try:
             self._receipt(name)

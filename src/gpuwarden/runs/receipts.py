@@ -21,6 +21,7 @@ from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.fairness import excess
 from gpuwarden.runs.kept import MOST, KeptReceipts, as_json, kept, lesson_of
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.receipt import Receipt
@@ -247,9 +248,6 @@ class Receipts:
             return
         self._waiting.pop(stem, None)
         self._waiting[stem] = receipt
-        while len(self._waiting) > MAX_WAITING:
-            del self._waiting[next(iter(self._waiting))]
-            self.errors += 1
 
     def _keep(self, stem: str, receipt: Receipt) -> None:
         whole = kept(receipt)
@@ -258,13 +256,17 @@ class Receipts:
 
     def _work(self, now: float) -> None:
         """Give the thread what is to be done, if it is free and its disk has not failed a moment ago."""
-        if self._files is None or self._job is not None or now < self._retry_at:
-            return
-        if not self._is_open:
-            self._begin(self._files, now, {})
-        elif self._waiting:
-            batch, self._waiting = self._waiting, {}
-            self._begin(self._files, now, batch)
+        if self._files is not None and self._job is None and now >= self._retry_at:
+            if not self._is_open:
+                self._begin(self._files, now, {})
+            elif self._waiting:
+                batch, self._waiting = self._waiting, {}
+                self._begin(self._files, now, batch)
+        if len(self._waiting) > MAX_WAITING:
+            waiting = ((stem, receipt.uid, 1) for stem, receipt in self._waiting.items())
+            for stem in excess(waiting, MAX_WAITING):
+                del self._waiting[stem]
+                self.errors += 1
 
     def _begin(self, files: ReceiptFiles, now: float, batch: dict[str, Receipt]) -> None:
         def work() -> Found | None:
