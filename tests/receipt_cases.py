@@ -80,7 +80,7 @@ def history() -> MemoryHistory:
 
 def batch_sizes() -> BatchSizeWatch:
     """Make what it showed of batch sizes."""
-    watch = BatchSizeWatch(Predecessors())
+    watch = BatchSizeWatch(Predecessors(), 1000)
     report = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(GIB, GIB)})
     watch.hear(report, {"GPU:0": UUID}, 0.0)
     told = replace(report, steps=9, memory={"GPU:0": DeviceMemory(10 * GIB, 11 * GIB)})

@@ -18,6 +18,7 @@ from gpuwarden.runs.predecessors import MOST_NAMES, Lesson, Predecessors
 MIB = 1 << 20
 FLOOR, BASE, EXAMPLE = 1000 * MIB, 1200 * MIB, 10 * MIB
 REPORT = Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
+USER, OTHER = 1000, 1001
 HELLO = Hello("resnet", "tensorflow", {"GPU:0": "GPU-0"})
 
 
@@ -249,21 +250,34 @@ def test_sizes_are_bounded() -> None:
 def test_predecessors_are_known_by_name_and_framework() -> None:
     """The newest word on a size counts, of each model; names are bounded."""
     predecessors = Predecessors()
-    predecessors.learn(Lesson("resnet", "tensorflow", (seen(32), seen(64))))
-    predecessors.learn(Lesson("resnet", "tensorflow", (seen(64, off=MIB), seen(64, floor=2 * FLOOR))))
-    predecessors.learn(Lesson("resnet", "torch", (seen(8),)))
+    predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(32), seen(64))))
+    predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(64, off=MIB), seen(64, floor=2 * FLOOR))))
+    predecessors.learn(Lesson(USER, "resnet", "torch", (seen(8),)))
     predecessors.learn(None)
-    assert predecessors.of(HELLO) == (seen(32), seen(64, off=MIB), seen(64, floor=2 * FLOOR))
+    assert predecessors.of(USER, HELLO) == (seen(32), seen(64, off=MIB), seen(64, floor=2 * FLOOR))
     for each in range(MOST_NAMES):
-        predecessors.learn(Lesson(f"{each}", "tensorflow", (seen(1),)))
-    assert predecessors.of(HELLO) == ()
+        predecessors.learn(Lesson(USER, f"{each}", "tensorflow", (seen(1),)))
+    assert predecessors.of(USER, HELLO) == ()
 
 
-def watch_of(size: int, peak: int, *, first_steps: int = 0) -> BatchSizeWatch:
+def test_nobody_teaches_the_runs_of_others() -> None:
+    """A run of another user counts for nothing, whatever it calls itself; nor do very many push out what is known."""
+    own = BASE + 64 * EXAMPLE
+    assert told(look(watch_of(64, own, uid=OTHER), 0.0)) == told(look(watch_of(64, own, taught=False), 0.0))
+    predecessors = Predecessors()
+    predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(32),)))
+    for each in range(2 * MOST_NAMES):
+        predecessors.learn(Lesson(OTHER, f"{each}", "tensorflow", (seen(1),)))
+    assert predecessors.of(USER, HELLO) == (seen(32),)
+    assert len(predecessors._seen) == MOST_NAMES
+
+
+def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, taught: bool = True) -> BatchSizeWatch:
     """Make a watch that has heard a run's first report and one of its steps."""
     predecessors = Predecessors()
-    predecessors.learn(Lesson("resnet", "tensorflow", (seen(32), seen(16))))
-    watch = BatchSizeWatch(predecessors)
+    if taught:
+        predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(32), seen(16))))
+    watch = BatchSizeWatch(predecessors, uid)
     first = replace(REPORT, steps=first_steps, memory={"GPU:0": DeviceMemory(MIB, MIB)})
     watch.hear(first, {}, 0.0)
     memory = {"GPU:0": DeviceMemory(FLOOR, peak)}
@@ -328,7 +342,7 @@ def test_a_daemon_that_comes_later_knows_no_peak() -> None:
 
 def test_a_run_without_batch_sizes_has_no_advice() -> None:
     """Nothing is known, so nothing is said."""
-    watch = BatchSizeWatch(Predecessors())
+    watch = BatchSizeWatch(Predecessors(), USER)
     watch.hear(replace(REPORT, memory={"GPU:0": DeviceMemory(1, 2)}), {"GPU:0": "GPU-0"}, 0.0)
     assert look(watch, 0.0) is None
     assert watch.seen("GPU-0", {}) == ()

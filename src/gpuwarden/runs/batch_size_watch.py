@@ -19,8 +19,9 @@ AGAIN_STEPS = 20  # in which a size that was out of memory has to train well, to
 class BatchSizeWatch:
     """Used by one event loop. A look takes some 30 µs a device and size."""
 
-    def __init__(self, predecessors: Predecessors) -> None:
+    def __init__(self, predecessors: Predecessors, uid: int) -> None:
         self._predecessors = predecessors
+        self._uid = uid
         self._first: Report | None = None
         self._memory: dict[str, BatchMemory] = {}
         self._failed: int | None = None  # the least size that was out of memory and has not trained since
@@ -83,7 +84,7 @@ class BatchSizeWatch:
 
     def _judge(self, hello: Hello, present: int, histories: Mapping[str, MemoryHistory]) -> BatchSizeAdvice | None:
         """Ask each device: the least that one of them advises counts."""
-        others = self._predecessors.of(hello)
+        others = self._predecessors.of(self._uid, hello)
         found: list[BatchSizeAdvice] = []
         for uuid in self._memory:
             history = histories.get(uuid)

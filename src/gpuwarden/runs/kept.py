@@ -37,7 +37,7 @@ def kept(receipt: Receipt) -> Kept:
 def lesson_of(receipt: Receipt) -> Lesson | None:
     """Return what a run showed of batch sizes, for those that come after it."""
     seen = seen_by(receipt)
-    return Lesson(receipt.name, receipt.framework, tuple(seen)) if seen else None
+    return Lesson(receipt.uid, receipt.name, receipt.framework, tuple(seen)) if seen else None
 
 
 def as_json(receipt: Receipt) -> bytes:

@@ -1,4 +1,7 @@
-"""What runs before showed of batch sizes, by their name and framework: the newest word on each size."""
+"""What runs before showed of batch sizes, by their user, name and framework: the newest word on each size.
+
+Of the same user alone: what somebody else's run claims under a name must not become advice.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,25 @@ from typing import NamedTuple, TypeAlias
 
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.batch_size import Seen, alike
+from gpuwarden.runs.fairness import excess
 
 MOST_NAMES = 128
 MOST_SIZES = 16  # of a name
 
-_Key: TypeAlias = "tuple[str, str]"
+_Key: TypeAlias = "tuple[int, str, str]"
 
 
 class Lesson(NamedTuple):
     """What one run showed."""
 
+    uid: int
     name: str
     framework: str
     seen: tuple[Seen, ...]
 
 
 class Predecessors:
-    """Bounded; who has not been seen for longest is forgotten. Used by one event loop."""
+    """Bounded: beyond that the user with most names loses the one not seen for longest. Used by one event loop."""
 
     def __init__(self) -> None:
         self._seen: dict[_Key, tuple[Seen, ...]] = {}
@@ -31,15 +36,16 @@ class Predecessors:
         """Take what a run showed; an older word on the same size of the same model does not count any more."""
         if lesson is None:
             return
-        key = lesson.name, lesson.framework
+        key = lesson.uid, lesson.name, lesson.framework
         kept = [old for old in self._seen.pop(key, ()) if not any(_same(old, each) for each in lesson.seen)]
         self._seen[key] = (*kept, *lesson.seen)[-MOST_SIZES:]
-        while len(self._seen) > MOST_NAMES:
-            del self._seen[next(iter(self._seen))]
+        if len(self._seen) > MOST_NAMES:
+            for each in excess(((key, key[0], 1) for key in self._seen), MOST_NAMES):
+                del self._seen[each]
 
-    def of(self, hello: Hello) -> tuple[Seen, ...]:
-        """Return what runs of that name and framework showed, oldest first."""
-        return self._seen.get((hello.name, hello.framework), ())
+    def of(self, uid: int, hello: Hello) -> tuple[Seen, ...]:
+        """Return what that user's runs of that name and framework showed, oldest first."""
+        return self._seen.get((uid, hello.name, hello.framework), ())
 
 
 def _same(old: Seen, new: Seen) -> bool:

@@ -97,7 +97,7 @@ class Record:
 
     def __post_init__(self) -> None:
         self.headroom = HeadroomWatch(self.rules.overhead)
-        self.batch_sizes = BatchSizeWatch(self.rules.predecessors)
+        self.batch_sizes = BatchSizeWatch(self.rules.predecessors, self.peer.uid)
 
     def hear(self, message: Message, now: float) -> None:
         """Take a message, of which a hello is the first."""
