@@ -24,10 +24,10 @@ from snapshots import snapshot
 class Keeper:
     """Receipts in a folder, fed by polls."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_runs: int = 99) -> None:
         self.folder = folder
         self.accounts = Accounts(1.0)
-        self.receipts = Receipts(self.accounts, folder, 10)
+        self.receipts = Receipts(self.accounts, folder, 10, most_runs=most_runs)
 
     def poll(self, *runs: Run, later: float = 0.0) -> None:
         """Have a poll with those runs, as if it came so much later."""
@@ -125,6 +125,36 @@ def test_receipts_of_nobody_give_way_to_those_of_others(tmp_path: Path, monkeypa
         keeper.folder.unlink()
         await keeper.receipts.stop()
         assert [name.split("-")[1] for name in keeper.files()] == ["1", "17", "18", "19", "2"]
+
+    asyncio.run(scenario())
+
+
+def test_runs_that_report_no_more_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes may live for ever: beyond so many the user with most loses the oldest; none that reports does."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.stat", lambda _pid: [b"99"] * 22)  # all are alive
+
+    async def scenario() -> None:
+        first = Keeper(tmp_path / "receipts", most_runs=4)
+        await first.receipts.open()
+        few = [replace(run(pid, ended=False), peer=Peer(pid, 7, 99)) for pid in (1, 2)]
+        first.poll(*few)
+        for pid in range(11, 29):
+            first.poll(run(pid, ended=False))
+        await first.receipts.stop()
+        parts = [f"20270115T080000Z-{pid}-99.part.json" for pid in (1, 2, 23, 24, 25, 26, 27, 28)]
+        assert [name for name in first.files() if "part" in name] == parts
+        assert json.loads(first.receipts.one("22-99") or b"")["outcome"] == "unknown"
+        assert first.receipts._files is not None
+        assert first.receipts._files._lock is not None
+        os.close(first.receipts._files._lock)
+
+        again = Keeper(first.folder, most_runs=3)
+        await again.receipts.open()
+        again.poll(run(90, ended=False))
+        await again.receipts.stop()
+        ids = {"1-99", "2-99", "26-99", "27-99", "28-99", "90-99"}
+        assert {each["run_id"] for each in json.loads(again.receipts.listing())["live"]} == ids
+        assert len([name for name in again.files() if "part" in name]) == len(ids)
 
     asyncio.run(scenario())
 

@@ -124,7 +124,14 @@ class Daemon:
         users = UserNames(source.user_name)
         # What runs report beside GPUs that are not this machine's is for looking at, and not to be kept.
         folder = place(config.receipts) if here else None
-        self._receipts = Receipts(self._accounts, folder, config.receipts.max, users.name, predecessors=predecessors)
+        self._receipts = Receipts(
+            self._accounts,
+            folder,
+            config.receipts.max,
+            users.name,
+            most_runs=config.runs.max,
+            predecessors=predecessors,
+        )
         self._containers = ContainerNames(owners.docker.path, owners.podman.path, owners.kubernetes_logs.path)
         self._owners = OwnerBook(
             config.owners.max,

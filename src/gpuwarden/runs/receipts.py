@@ -46,6 +46,7 @@ SHOWN_STRANGERS = 5
 _STOPPED = "it ended while the daemon did not run"
 _LOST = "it ended some time after its connection was lost"
 _REBOOTED = "the machine was booted anew"
+_TOO_MANY = "it did not report any more, as too many others did not to follow them all"
 _UNSEEN = "the daemon was started anew, and cannot see the process"
 
 
@@ -69,7 +70,11 @@ class _Absent(NamedTuple):
 
 
 class Receipts:
-    """Follows the runs from poll to poll, on one event loop. `folder` is None to keep all in memory."""
+    """Follows the runs from poll to poll, on one event loop. `folder` is None to keep all in memory.
+
+    At most `most` receipts of ended runs are kept there. Of runs that have not ended there are as many that report no
+    more as there may be that do, `most_runs`, at least.
+    """
 
     def __init__(
         self,
@@ -79,12 +84,14 @@ class Receipts:
         user_name: Callable[[int], str] = str,
         wall: Callable[[], float] = time.time,
         *,
+        most_runs: int,
         predecessors: Predecessors | None = None,
     ) -> None:
         self.folder = folder
         self.errors = 0  # attempts to read or write the folder that failed, and receipts that found no place
         self._accounts = accounts
         self._files = ReceiptFiles(folder, most) if folder else None
+        self._most_runs = most_runs
         self._user_name = user_name
         self._wall = wall
         self._predecessors = predecessors or Predecessors()
@@ -165,6 +172,7 @@ class Receipts:
         present = {run.peer.run_id for run in runs}
         for run_id in [run_id for run_id in self._live if run_id not in present]:
             self._part(self._live.pop(run_id))
+        self._bound_absent()
         if now >= self._due:
             self._due = now + WRITE_SECONDS
             self._look_for_absent()
@@ -217,16 +225,30 @@ class Receipts:
         known = None if user == str(run.peer.uid) else user
         return receipt_of(run, self._wall(), boot_id=self._boot_id, user=known, account=account)
 
+    def _bound_absent(self) -> None:
+        """Conclude the receipts of runs that report no more where they are too many; processes may live for ever.
+
+        An earlier daemon's count as such until they have reported to this one.
+        """
+        most = 2 * self._most_runs - len(self._live)
+        if len(self._absent) > most:
+            absent = ((run_id, absent.receipt.uid, 1) for run_id, absent in self._absent.items())
+            for run_id in excess(absent, most):
+                self._conclude(run_id, _TOO_MANY)
+
+    def _conclude(self, run_id: str, evidence: str) -> None:
+        absent = self._absent.pop(run_id)
+        receipt = concluded(absent.receipt, evidence)
+        self._keep(absent.stem, receipt)
+        self._write(absent.stem, receipt)
+        log.info("%s", log_line(receipt))
+
     def _look_for_absent(self) -> None:
         """Conclude the receipts of runs that are gone without a word to this daemon."""
         for run_id, absent in list(self._absent.items()):
             evidence = self._gone(absent)
             if evidence:
-                del self._absent[run_id]
-                receipt = concluded(absent.receipt, evidence)
-                self._keep(absent.stem, receipt)
-                self._write(absent.stem, receipt)
-                log.info("%s", log_line(receipt))
+                self._conclude(run_id, evidence)
 
     def _gone(self, absent: _Absent) -> str:
         """Say how it is known that a run is gone; nothing where it lives."""
@@ -319,7 +341,7 @@ class Receipts:
         self._past.begin_with(reversed(tuple(found.ended.items())))
         for each in reversed(tuple(found.ended.values())):
             self._predecessors.learn(each.lesson)
-        for stem, receipt in found.open.items():
+        for stem, receipt in sorted(found.open.items(), key=lambda each: each[1].updated_timestamp_seconds):
             self._predecessors.learn(lesson_of(receipt))  # it may go on
             self._absent[receipt.run_id] = _Absent(stem, receipt, _STOPPED)
         self._look_for_absent()
