@@ -25,6 +25,7 @@ from gpuwarden.runs.verdict import Verdict
 from snapshots import GIB
 
 BEGAN = 1.8e9
+BEGAN_UPTIME = 5e5
 UUID = "GPU-0"
 ERROR = Error(
     kind="device_oom",
@@ -116,6 +117,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
         headroom_unknown={"MIG-1-2": "process_unlisted"},
         usage=Usage(9000.5, 5 * GIB, GIB, Present(2 * GIB, 3, "running", 8.0, None)),
         began=BEGAN,
+        lasted=7980.0,
         errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}, {UUID: 1.5 * GIB}, VERDICT),),
         ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
@@ -135,5 +137,5 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
 def receipt(pid: int = 4711, **settings: Any) -> Receipt:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
-    told = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account)
+    told = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account, began_uptime=BEGAN_UPTIME)
     return with_story(told, made)

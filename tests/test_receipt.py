@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receipt_cases import BEGAN, receipt, run
+from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 from services import ROOT
 
 from gpuwarden.protocol import Hello
@@ -52,26 +52,51 @@ def test_golden_has_every_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clock", "duration"), [(9000.5, 9000.5), (8999.5, 8999.5), (5400.0, 9000.0), (-100.0, 9000.0)]
+    ("clock", "duration"), [(9000.5, 9000.5), (8999.5, 8999.5), (5400.0, 9000.0), (-100.0, 9000.0), (1.8e9, 9000.0)]
 )
-def test_clock_set_back(clock: float, duration: float) -> None:
-    """A run has lasted no less than it has, whatever the clock was set to meanwhile."""
+def test_clock_set(clock: float, duration: float) -> None:
+    """A run has lasted no less than it has, and no more, whatever the clock was set to meanwhile."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
     whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=NO_ACCOUNT)
     assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
 
 
-def test_clock_set_back_before_another_daemon() -> None:
-    """A daemon that goes on with a run adds what it has seen of it."""
+def test_machine_that_slept() -> None:
+    """That is a part of the run's time, which the monotonic clock leaves out."""
+    seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
+    whole = receipt_of(seen, BEGAN + 9700, boot_id=None, user=None, account=NO_ACCOUNT, slept=700.0)
+    assert whole.duration_seconds == 9700
+
+
+@pytest.mark.parametrize(
+    ("uptime", "clock", "duration"),
+    [
+        (5500.0, 5500.0, 5600.0),
+        (5500.0, 2000.0, 5600.0),  # set back
+        (5500.0, -9e8, 5600.0),
+        (5500.0, 9e8, 5600.0),  # set forth
+        (None, 5500.0, 5600.0),  # receipts of an earlier version
+        (None, 2000.0, 5100.0),
+    ],
+)
+def test_clock_set_before_another_daemon(uptime: float | None, clock: float, duration: float) -> None:
+    """A daemon that goes on with a run adds what it has seen of it, and the time without one; the begin stays."""
     before = replace(receipt(), updated_timestamp_seconds=BEGAN + 5000, duration_seconds=5000.0)
-    since = replace(receipt(), began_timestamp_seconds=BEGAN + 2000, duration_seconds=100.0)
-    assert continued(before, replace(since, updated_timestamp_seconds=BEGAN + 2100)).duration_seconds == 5100
-    assert continued(before, replace(since, updated_timestamp_seconds=BEGAN + 6100)).duration_seconds == 6100
+    since = replace(
+        receipt(),
+        began_timestamp_seconds=BEGAN + clock,
+        began_uptime_seconds=None if uptime is None else BEGAN_UPTIME + uptime,
+        updated_timestamp_seconds=BEGAN + clock + 100,
+        duration_seconds=100.0,
+    )
+    both = continued(before, since)
+    assert both.duration_seconds == duration
+    assert (both.began_timestamp_seconds, both.began_uptime_seconds) == (BEGAN, BEGAN_UPTIME)
 
 
 def test_what_is_not_known_has_no_key() -> None:
     """Of a run that said hello alone, there is what every receipt has."""
-    bare = Run(Peer(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN)
+    bare = Run(Peer(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0)
     plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=NO_ACCOUNT))
     assert plain == {
         "version": 1,
@@ -99,7 +124,8 @@ def test_receipt_comes_back_from_json() -> None:
     made = receipt()
     back = from_plain(json.loads(json.dumps(to_plain(made))))
     assert to_plain(back) == to_plain(made)
-    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account_of(back))
+    account, uptime = account_of(back), back.began_uptime_seconds
+    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account, began_uptime=uptime)
     assert to_plain(with_story(again, run())) == to_plain(made)
 
 
@@ -144,7 +170,11 @@ def test_continued_receipt() -> None:
     """What an earlier daemon was told counts beside what this one was: the begin, errors, what is not said again."""
     before = receipt(ended=False)
     since = receipt_of(
-        replace(run(), began=BEGAN + 9000, report=None), BEGAN + 9100, boot_id="b0", user=None, account=NO_ACCOUNT
+        replace(run(), began=BEGAN + 9000, lasted=100.0, report=None),
+        BEGAN + 9100,
+        boot_id="b0",
+        user=None,
+        account=NO_ACCOUNT,
     )
     both = continued(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)

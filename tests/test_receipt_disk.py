@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from receipt_cases import receipt, run
+from receipt_cases import BEGAN, receipt, run
 
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.receipt import to_plain
 from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
 from gpuwarden.runs.receipts import WRITE_SECONDS, Receipts
 from gpuwarden.runs.run import Run
@@ -32,6 +34,7 @@ class Keeper:
     def poll(self, *runs: Run, later: float = 0.0) -> None:
         """Have a poll with those runs, as if it came so much later."""
         now = time.monotonic() + later
+        self.receipts.take_up(runs)
         self.receipts.see(self.accounts.join(runs, snapshot(), now), now)
 
     async def until(self, what: Callable[[], bool], *runs: Run, later: float = 0.0) -> None:
@@ -170,6 +173,36 @@ def test_stop_soon_after_a_failed_start(tmp_path: Path) -> None:
         keeper.folder.unlink()
         await keeper.receipts.stop()
         assert keeper.files() == [PART, "20270115T080000Z-9-99.json"]
+
+    asyncio.run(scenario())
+
+
+def test_clock_set_back_and_two_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of a run keeps its name, and its totals go on in it."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.stat", lambda _pid: [b"99"] * 22)  # it is alive
+
+    async def restart(run: Run) -> dict[str, Any]:
+        keeper = Keeper(tmp_path)
+        await keeper.receipts.open()
+        keeper.poll(run)
+        keeper.poll(run)
+        await keeper.receipts.stop()
+        assert keeper.receipts._files is not None
+        assert keeper.receipts._files._lock is not None
+        os.close(keeper.receipts._files._lock)
+        assert len(keeper.files()) == 1
+        found: dict[str, Any] = json.loads((tmp_path / keeper.files()[0]).read_text())
+        return found
+
+    async def scenario() -> None:
+        begun = await restart(run(ended=False))
+        totals = to_plain(receipt())
+        (tmp_path / PART).write_text(json.dumps({**begun, **{key: totals[key] for key in ("devices", "gpu_seconds")}}))
+        for days in (1, 2):
+            later = replace(run(ended=False), began=BEGAN - days * 86400)
+            seen = await restart(later)
+            assert (seen["began_timestamp_seconds"], seen["gpu_seconds"]) == (BEGAN, 8000)
+        assert seen["began_uptime_seconds"] == begun["began_uptime_seconds"]
 
     asyncio.run(scenario())
 

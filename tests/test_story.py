@@ -119,6 +119,9 @@ def test_story_goes_on_after_a_restart() -> None:
         run_on(1, busy_history(50)), began=BEGAN + 160, marks=merged([Mark(7.0, "pressure", "memory: critical")], [])
     )
     since = with_story(receipt_of(later, BEGAN + 300, boot_id="b0", user=None, account=later.account), later)
+    uptime = 1000.0
+    before = replace(before, began_uptime_seconds=uptime)
+    since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
     both = continued(before, continued_story(before, since))
     story = both.devices[0].story
     assert story is not None

@@ -313,8 +313,13 @@ class Receipt:
     uid: int = _must(_whole, "Whose process that is.")
     began_timestamp_seconds: float = _must(_time, "When it first reported, in Unix time.")
     updated_timestamp_seconds: float = _must(_time, "Of when the receipt is, in Unix time.")
-    duration_seconds: float = _must(_number, "From its begin to its end, or so far.")
+    duration_seconds: float = _must(
+        _number, "From its begin to its end, or so far; by a clock that nobody sets, where the other was set meanwhile."
+    )
     boot_id: str | None = _said(_text, "Which boot of the box that was (/proc/sys/kernel/random/boot_id).")
+    began_uptime_seconds: float | None = _said(
+        _number, "When it first reported, in seconds since that boot (CLOCK_BOOTTIME): a clock that nobody sets."
+    )
     user: str | None = _said(_text, "The user's name.")
     job: str | None = _said(_text, "Job of several processes that it is part of.")
     rank: int | None = _said(_whole, "Its place in the job, from 0.")

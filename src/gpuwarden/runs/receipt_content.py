@@ -31,8 +31,20 @@ _OF_HOST_GROWTH = ("host_memory_growth_bytes_per_second", "seconds_to_host_oom")
 _OF_GROWTH = ("memory_growth_bytes_per_second", "seconds_to_oom", "seconds_to_oom_lower", "seconds_to_oom_upper")
 
 
-def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, account: Account) -> Receipt:
-    """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time."""
+def receipt_of(
+    run: Run,
+    now: float,
+    *,
+    boot_id: str | None,
+    user: str | None,
+    account: Account,
+    began_uptime: float | None = None,
+    slept: float = 0.0,
+) -> Receipt:
+    """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time.
+
+    `began_uptime` is its begin by the clock since boot, and `slept` how long the machine has slept since.
+    """
     hello, ending = run.hello, run.ending
     until = ending.at if ending else now
     return Receipt(
@@ -44,8 +56,9 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
         uid=run.peer.uid,
         began_timestamp_seconds=run.began,
         updated_timestamp_seconds=until,
-        duration_seconds=_longer(until - run.began, run.lasted),
+        duration_seconds=_duration(until - run.began, run.lasted + slept),
         boot_id=boot_id,
+        began_uptime_seconds=began_uptime,
         user=user,
         job=hello.job,
         rank=hello.rank,
@@ -62,9 +75,9 @@ def receipt_of(run: Run, now: float, *, boot_id: str | None, user: str | None, a
     )
 
 
-def _longer(by_the_clock: float, at_least: float) -> float:
-    """Return how long a run has lasted; not by the clock where that was set back meanwhile."""
-    return by_the_clock if by_the_clock > at_least - _SLACK_SECONDS else at_least
+def _duration(by_the_clock: float, truly: float) -> float:
+    """Return how long a run has lasted; not by the clock where that was set meanwhile."""
+    return by_the_clock if abs(by_the_clock - truly) < _SLACK_SECONDS else truly
 
 
 def _training(report: Report, stalls: int) -> dict[str, Any]:
@@ -174,17 +187,24 @@ def continued(before: Receipt, since: Receipt) -> Receipt:
         for name, value in said
         if value is not None and getattr(since, name) is None and name not in _OF_HOST_GROWTH
     }
-    began = min(before.began_timestamp_seconds, since.began_timestamp_seconds)
+    began = before.began_timestamp_seconds  # the name of its file has it
     return replace(
-        since,
-        **missed,
+        replace(since, **missed),
         began_timestamp_seconds=began,
-        duration_seconds=_longer(
-            since.updated_timestamp_seconds - began, before.duration_seconds + since.duration_seconds
+        began_uptime_seconds=before.began_uptime_seconds,
+        duration_seconds=_duration(
+            since.updated_timestamp_seconds - began, seconds_between(before, since) + since.duration_seconds
         ),
         errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
         devices=tuple(_with_sizes_of(device, before.devices) for device in since.devices),
     )
+
+
+def seconds_between(before: Receipt, since: Receipt) -> float:
+    """Return how long after a run's begin the daemon that is there now first heard of it."""
+    if before.began_uptime_seconds is not None and since.began_uptime_seconds is not None:
+        return max(since.began_uptime_seconds - before.began_uptime_seconds, 0.0)
+    return max(since.began_timestamp_seconds - before.began_timestamp_seconds, before.duration_seconds)
 
 
 def _with_sizes_of(device: DeviceShare, before: Iterable[DeviceShare]) -> DeviceShare:

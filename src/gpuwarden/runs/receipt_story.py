@@ -10,6 +10,7 @@ from gpuwarden.quantities import amount
 from gpuwarden.runs.history import Window
 from gpuwarden.runs.marks import Mark, MarkKind, followed, merged
 from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldError, ToldMark
+from gpuwarden.runs.receipt_content import seconds_between
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.story import points_each, shifted, thinned
 
@@ -25,7 +26,7 @@ def with_story(receipt: Receipt, run: Run) -> Receipt:
         else each
         for each in receipt.devices
     )
-    failed = (_failed(error, receipt.began_timestamp_seconds) for error in receipt.errors_told if error.kind in _OOMS)
+    failed = (_failed(error, receipt) for error in receipt.errors_told if error.kind in _OOMS)
     return replace(receipt, devices=tuple(devices), marks=_told(merged(run.marks, failed)))
 
 
@@ -37,7 +38,7 @@ def without_story(receipt: Receipt) -> Receipt:
 
 def continued_story(before: Receipt, since: Receipt) -> Receipt:
     """Return the later receipt with the story that the earlier one begins."""
-    later = max(since.began_timestamp_seconds - before.began_timestamp_seconds, 0.0)
+    later = seconds_between(before, since)
     told = {each.uuid: each.story for each in before.devices if each.story is not None}
     most = points_each(max(len(told), len(since.devices)))
     devices = (_continued(each, told.get(each.uuid), later, most) for each in since.devices)
@@ -105,10 +106,11 @@ def _marks(told: Iterable[ToldMark]) -> list[Mark]:
     return [Mark(each.at_seconds, cast("MarkKind", each.kind), each.text, each.uuid) for each in told]
 
 
-def _failed(error: ToldError, began: float) -> Mark:
+def _failed(error: ToldError, receipt: Receipt) -> Mark:
     """Mark an out-of-memory, with the largest allocation that failed and why."""
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"
     wanted = f": {amount(asked)} wanted" if asked else ""
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
-    return Mark(max(error.timestamp_seconds - began, 0.0), "oom", f"out of {where}{wanted}{why}")
+    at = error.timestamp_seconds - receipt.began_timestamp_seconds  # the clock may have been set meanwhile
+    return Mark(min(max(at, 0.0), receipt.duration_seconds), "oom", f"out of {where}{wanted}{why}")

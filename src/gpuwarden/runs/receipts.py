@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,6 +50,11 @@ _TOO_MANY = "it did not report any more, as too many others did not to follow th
 _UNSEEN = "the daemon was started anew, and cannot see the process"
 
 
+def _asleep() -> float:
+    """Return for how long the machine has slept since its boot: the monotonic clock stood still meanwhile."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 @dataclass(slots=True)
 class _Live:
     """A run of the last poll; `before` is what an earlier daemon wrote of it, `written` the end that was."""
@@ -59,6 +64,11 @@ class _Live:
     before: Receipt | None = None
     written: Ending | None = None
     told: frozenset[str] = frozenset()  # outcomes, in the log
+    began_uptime: float = field(init=False)
+    slept: float = field(default_factory=_asleep)  # the machine, since its boot until the run was seen
+
+    def __post_init__(self) -> None:
+        self.began_uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - self.run.lasted
 
 
 class _Absent(NamedTuple):
@@ -223,7 +233,15 @@ class Receipts:
         run = live.run
         user = self._user_name(run.peer.uid)
         known = None if user == str(run.peer.uid) else user
-        return receipt_of(run, self._wall(), boot_id=self._boot_id, user=known, account=account)
+        return receipt_of(
+            run,
+            self._wall(),
+            boot_id=self._boot_id,
+            user=known,
+            account=account,
+            began_uptime=live.began_uptime,
+            slept=_asleep() - live.slept,
+        )
 
     def _bound_absent(self) -> None:
         """Conclude the receipts of runs that report no more where they are too many; processes may live for ever.
@@ -347,7 +365,8 @@ class Receipts:
         self._look_for_absent()
         for run_id in self._absent.keys() & self._live.keys():  # the disk was slower than the run
             absent, live = self._absent.pop(run_id), self._live[run_id]
-            self._resume(_Live(live.run, absent.stem, absent.receipt, live.written, live.told))
+            live.stem, live.before = absent.stem, absent.receipt
+            self._resume(live)
 
     def listing(self) -> bytes:
         """Return all of this as JSON; the same object until something changes."""
