@@ -333,6 +333,12 @@ def case_in_a_job(daemon: Daemon) -> Any:
         del os.environ["RANK"], os.environ["WORLD_SIZE"]
 
 
+def case_other_framework(daemon: Daemon) -> Any:
+    importlib.import_module("jax")
+    train(daemon, {}, on_pressure="stop")
+    return list(sys.modules["jax._src.xla_bridge"]._backends)
+
+
 def case_mirrored(daemon: Daemon) -> Any:
     tf = importlib.import_module("tensorflow")
     path = Path(daemon.path + ".keras")

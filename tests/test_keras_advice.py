@@ -24,6 +24,8 @@ CRITICAL = Advice(1, "pressure", "critical", "GPU-0", "nearly full", "memory")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs Keras")
 
+needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
+
 
 def keras2() -> dict[str, str]:
     """Give the environment in which Keras is tf_keras."""
@@ -174,6 +176,13 @@ def test_in_a_job(case: dict[str, Any]) -> None:
     assert (case["saw"]["calls"], case["saw"]["actions"], case["saw"]["heard"]) == ([], {}, 1)
     (line,) = actions_said(case)
     assert line.startswith("on_pressure does nothing in one of 2 processes of a job")
+
+
+@needs_jax
+@pytest.mark.parametrize("cases", ["tensorflow", "torch", "tf_keras"], indirect=True, scope="module")
+def test_other_framework(case: dict[str, Any]) -> None:
+    """Where another framework computes JAX is not set up, which would take most of a GPU's memory."""
+    assert case["saw"] == []
 
 
 @pytest.mark.parametrize("cases", ["tensorflow", "tf_keras"], indirect=True, scope="module")  # it is TensorFlow's alone

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from gpuwarden.client.frameworks import running
 from gpuwarden.client.job import place
 
 # By name, since TensorFlow is not imported here.
@@ -30,7 +31,7 @@ def reason_to_hold(model: Any) -> str | None:
     strategy = strategy_of(model)
     if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):
         return f"under {strategy}"
-    others = max(place(os.environ).world_size or 1, _counted("jax", "process_count"), _torch_workers())
+    others = max(place(os.environ).world_size or 1, _jax_processes(), _torch_workers())
     return None if others == 1 or strategy in _WORKERS else f"in one of {others} processes of a job"
 
 
@@ -44,6 +45,14 @@ def agree(model: Any, *, wanted: bool) -> bool:
     tf, strategy = sys.modules["tensorflow"], model.distribute_strategy
     votes = strategy.run(lambda: tf.constant(int(wanted)))
     return bool(strategy.reduce(tf.distribute.ReduceOp.SUM, votes, axis=None) > 0)
+
+
+def _jax_processes() -> int:
+    # process_count() makes the devices, with most of the GPUs' memory, and TensorFlow and Keras import JAX to no end.
+    if "jax" in running():
+        return _counted("jax", "process_count")
+    agreed = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)  # by jax.distributed.initialize
+    return int(getattr(agreed, "num_processes", 1))
 
 
 def _torch_workers() -> int:
