@@ -12,6 +12,8 @@ from gpuwarden.client.job import Place, place
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x"}
+
 
 def tf_config(kind: str, index: int, cluster: object = CLUSTER) -> dict[str, str]:
     """Write TF_CONFIG as its user would."""
@@ -27,12 +29,15 @@ def tf_config(kind: str, index: int, cluster: object = CLUSTER) -> dict[str, str
             {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "h", "MASTER_PORT": "29500"},
             Place("h:29500", 1, 2),
         ),
-        ({"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "5", "SLURM_NTASKS": "16"}, Place("77", 5, 16)),
+        # srun in a script of sbatch -n 32
+        (SLURM | {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "16", "SLURM_NTASKS": "16"}, Place("77", 5, 16)),
+        # The script itself
+        (SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "32"}, Place("77")),
         ({"SLURM_JOB_NAME": "bash"}, Place("bash")),
         # torchrun under srun: one task a node, eight workers each
         (
-            {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "9", "WORLD_SIZE": "16"},
-            Place("7", 9, 16),
+            SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "RANK": "9", "WORLD_SIZE": "16"},
+            Place("77", 9, 16),
         ),
         (
             {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-h-1@1"},
@@ -68,8 +73,8 @@ def test_other_cluster() -> None:
 
 def test_cluster_in_slurm() -> None:
     """The scheduler's name for the job goes before a hash, and the cluster's rank before the scheduler's."""
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
-    assert place(slurm | tf_config("worker", 1)) == Place("7", 2, 3)
+    slurm = SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert place(slurm | tf_config("worker", 1)) == Place("77", 2, 3)
 
 
 @given(

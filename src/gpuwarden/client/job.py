@@ -16,12 +16,13 @@ from gpuwarden.protocol import MAX_COUNT, clip
 _TRAINING = ("chief", "master", "worker")
 
 # Rank and world size as launchers name them: torchrun and what imitates it, srun, mpirun of Open MPI and of MPICH. The
-# one that starts the training process itself stands before those that may have started the launcher.
+# one that starts the training process itself stands before those that may have started the launcher. Slurm's count is
+# srun's own: SLURM_PROCID and SLURM_NTASKS stand in a batch script too, which is one process whatever it asked for.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
@@ -60,10 +61,10 @@ def _met(environ: Mapping[str, str]) -> str | None:
 
 def _launched(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
     for rank, world_size in _LAUNCHERS:
-        found = _count(environ.get(rank))
-        if found is not None:
-            size = _count(environ.get(world_size))
-            return found, size if size is not None and size > found else None
+        found, size = _count(environ.get(rank)), _count(environ.get(world_size))
+        if found is None or (rank == "SLURM_PROCID" and size is None):
+            continue
+        return found, size if size is not None and size > found else None
     return None, None
 
 
