@@ -20,6 +20,8 @@ class Pattern(NamedTuple):
 
 # The first that matches holds: what names the host before what names a device, a cause before its symptom.
 PATTERNS = (
+    # Named as memory by the loader, whose room for the threads' own variables in libraries loaded late is fixed.
+    Pattern(r"in static TLS block", "library_mismatch", "glibc's loader, above all on ARM"),
     # The host's memory. An input pipeline computes on the host, whatever its text says of devices.
     Pattern(
         r"passed to \w+(:\d+)? transformation(?s:.*?)(OOM when allocating|Failed to allocate)", "host_oom", "tf.data"
@@ -48,7 +50,9 @@ PATTERNS = (
     # The device's memory.
     Pattern(r"OOM when allocating", "device_oom", "TensorFlow"),
     Pattern(r"OutOfMemoryError", "device_oom", "torch, CuPy"),
-    Pattern(r"(CUDA|HIP|MPS backend|XPU|GPU) (error: )?out of memory|runtime error \(2\)", "device_oom", "torch"),
+    Pattern(r"(CUDA|HIP|MPS backend|XPU|GPU) ((driver )?error: )?out of memory", "device_oom", "torch"),
+    Pattern(r"runtime error \(2\)|Triton Error \[\w+\]: out of memory", "device_oom", "torch, Triton"),
+    Pattern(r"Unable to find a valid cuDNN algorithm", "device_oom", "torch: none had room for its workspace"),
     Pattern(
         r"Out of memory ((while )?trying to allocate|allocating \d)|ran out of memory", "device_oom", "XLA, TensorFlow"
     ),
@@ -93,6 +97,7 @@ PATTERNS = (
     ),
     Pattern(r"VERSION_MISMATCH|SUBLIBRARY_\w+|CUDNN_STATUS_NOT_INITIALIZED", "library_mismatch", "cuDNN"),
     Pattern(r"cuDNN failed to initialize|No algorithm worked", "library_mismatch", "cuDNN"),
+    Pattern(r"unable to find an engine to execute", "library_mismatch", "cuDNN, by torch"),
     Pattern(
         r"could not create cudnn handle", "library_mismatch", "libraries that could not start, often for want of memory"
     ),
@@ -105,7 +110,9 @@ PATTERNS = (
         r"CUBLAS_STATUS_NOT_INITIALIZED", "library_mismatch", "libraries that could not start, often for want of memory"
     ),
     Pattern(r"cublasCreate", "library_mismatch", "libraries that could not start, often for want of memory"),
-    Pattern(r"no BLAS support", "library_mismatch", "libraries that could not start, often for want of memory"),
+    Pattern(
+        r"(no|without) BLAS support", "library_mismatch", "libraries that could not start, often for want of memory"
+    ),
     Pattern(r"libdevice", "library_mismatch", "libraries that are missing or of another version"),
     Pattern(r"cannot open shared object file", "library_mismatch", "libraries that are missing or of another version"),
     Pattern(
@@ -155,7 +162,7 @@ PATTERNS = (
         "all",
     ),
     Pattern(r"(incompatible|mismatch(ed|ing)?) .{0,60}shapes?|shape mismatch", "shape_dtype", "all"),
-    Pattern(r"Matrix size-incompatible", "shape_dtype", "TensorFlow, Keras"),
+    Pattern(r"Matrix size-incompatible|logits and labels must", "shape_dtype", "TensorFlow, Keras"),
     Pattern(
         r"Dimensions? .{0,60}(must be equal|should match|must match|not compatible|out of range|evenly divisible)",
         "shape_dtype",
