@@ -435,6 +435,28 @@ def test_busy(daemon: Receiver) -> None:
         assert (last(peer).steps, run._loop.phase) == (2, "train")
 
 
+def test_interrupted_anywhere(daemon: Receiver) -> None:
+    """A Ctrl-C that comes as the loop looks, at whatever moment, does not keep this process from looking ever after."""
+    script = """
+import signal
+from gpuwarden import watch
+from gpuwarden.client import loop
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for count in range(500):
+    try:
+        with watch() as run:
+            signal.setitimer(signal.ITIMER_REAL, 0.0003 + count % 97 * 1e-6)
+            while True:
+                run.pressure
+    except KeyboardInterrupt:
+        pass
+    assert not loop._looking.locked(), count
+print(count)
+"""
+    done = python(script)
+    assert done.stdout == "499\n", done.stderr
+
+
 def test_forked_child(daemon: Receiver) -> None:
     """A forked child's copy says nothing, even from a fork at which the lock was held; its own watch is its own run."""
     with watch("parent") as run:

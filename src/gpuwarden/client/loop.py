@@ -35,6 +35,7 @@ MAX_ADVICE = 8  # different sentences in the log
 _open: set[Loop] = set()
 _joined: weakref.WeakSet[Run] = weakref.WeakSet()
 _looking = threading.Lock()  # never waited for
+_take = partial(_looking.acquire, False)  # noqa: FBT003 - by position it is quicker
 
 
 @dataclass(slots=True)
@@ -254,8 +255,10 @@ class Loop:
 
     def _only_one(self, act: Callable[[], None]) -> None:
         """Do what only one thread may do at a time; not at all while another does."""
-        lock = _looking
-        while lock.acquire(blocking=False):
+        lock, take = _looking, _take
+        # A loop, not a call of acquire(): CPython lets signals in as a call returns, and a Ctrl-C there would leave the
+        # lock held for ever. It lets none in as a loop takes its next item, nor before what `finally` calls.
+        for _ in iter(take, False):  # noqa: FBT003 - what it gives while another has it
             try:
                 act()
             finally:
@@ -354,8 +357,9 @@ def _count_rest(reference: weakref.ref[Run]) -> None:
 
 
 def _forget_in_child() -> None:
-    global _looking  # noqa: PLW0603 - the lock may be held, by a thread that the child does not have
+    global _looking, _take  # noqa: PLW0603 - the lock may be held, by a thread that the child does not have
     _looking = threading.Lock()
+    _take = partial(_looking.acquire, False)  # noqa: FBT003 - as above
     for each in tuple(_open):
         each.forget()
     _open.clear()
