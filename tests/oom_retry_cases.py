@@ -8,6 +8,7 @@ of 2048 and not of 4096.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -400,6 +401,45 @@ def case_cut(_: Path) -> Any:
 
 def case_several_steps(_: Path) -> Any:
     return find_batch_size(model(steps_per_execution=4), batch, smallest=16, largest=32)
+
+
+def case_own_functions(_: Path) -> Any:
+    """Search with a layer that calls a function of the program's own, and differentiate that afterwards."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator] # TensorFlow ships no types
+    def threefold(x: Any) -> Any:
+        return 2.0 * x, lambda gradient: 3.0 * gradient
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def helper(x: Any) -> Any:
+        return tf.nn.silu(x) + tf.cond(tf.reduce_sum(x) > 0.0, lambda: threefold(x), lambda: x)
+
+    class Calls(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+        def call(self, x: Any) -> Any:
+            return helper(tf.nn.silu(x))
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    def gradient() -> Any:
+        of = tf.ones((16, 3))
+        with tf.GradientTape() as tape:
+            tape.watch(of)
+            told = tf.reduce_sum(helper(of))
+        return tape.gradient(told, of)[0, 0]
+
+    registry = importlib.import_module("tensorflow.python.framework.ops").gradient_registry
+    before = set(registry.list())
+    searched = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3), Calls()])
+    searched.compile("adam", "mse")
+    find_batch_size(searched, lambda size: (X[:size], X[:size]), smallest=8, largest=16)
+    left = [each for each in set(registry.list()) - before if each.startswith("CustomGradient-")]
+    return {
+        "eager": float(gradient()),
+        "traced": float(tf.function(gradient)()),
+        "traces": helper.experimental_get_tracing_count(),
+        "left": len(left),
+    }
 
 
 def case_search_fails(_: Path) -> Any:

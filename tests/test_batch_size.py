@@ -10,7 +10,7 @@ from test_oom_retry import play
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 
-CASES = ("found", "cut", "several_steps", "search_fails", "search_arguments")
+CASES = ("found", "cut", "several_steps", "own_functions", "search_fails", "search_arguments")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,13 @@ def test_cut(saw: Any) -> None:
 def test_several_steps(saw: Any) -> None:
     """It works with several steps an execution."""
     assert saw == 32
+
+
+def test_own_functions(saw: Any) -> None:
+    """A tf.function of the program's own that the search traced keeps its gradients; what nobody has is let go."""
+    expected = pytest.approx(3 + 0.927671, rel=1e-5)  # its own gradient, and the sigmoid linear unit's at 1
+    assert (saw["eager"], saw["traced"]) == (expected, expected)
+    assert saw["left"] == 2 * saw["traces"]  # each trace has two gradients of its own
 
 
 def test_search_fails(saw: Any) -> None:

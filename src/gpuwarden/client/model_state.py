@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import random
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,11 +89,12 @@ def seeds_kept() -> Iterator[None]:
 
 
 class Traces:
-    """The traces of TensorFlow functions that are made while this is open; they are let go afterwards.
+    """The traces of TensorFlow functions that are made while this is open; those that nobody has are let go afterwards.
 
     TensorFlow keeps, for good, the gradient function of each all-reduce that it traces, and every step of a Keras
     optimizer has one. That holds the graph, and the graph all variables and constants that it uses: their memory would
-    stay taken when nobody has the function any more (seen on TensorFlow 2.21). Nobody has those that were traced here.
+    stay taken when nobody has the function any more (seen on TensorFlow 2.21). A function of the program's own that was
+    traced here, as one that a layer calls, lives on with its graph, and needs its gradient functions.
     """
 
     def __enter__(self) -> None:
@@ -99,10 +102,46 @@ class Traces:
 
     def __exit__(self, *_: object) -> None:
         functions = _gradient_functions()
-        for name in set(functions) - self._before:
-            if name.startswith("CustomGradient-"):
-                functions.pop(name, None)
+        made = [each for each in functions if each.startswith("CustomGradient-") and each not in self._before]
+        left = {name: _leave_to_graph(functions[name]) for name in made}
         gc.collect()  # graphs and their functions stand in cycles
+        for name, reference in left.items():
+            if reference is None:
+                continue
+            if (function := reference()) is None:
+                functions.pop(name, None)
+            else:
+                functions[name]["type"] = function
+
+
+def _leave_to_graph(entry: dict[str, Any]) -> Any:
+    """Have only its graph hold a gradient function, the registry a weak reference; give that, None without a graph."""
+    function = entry["type"]
+    graphs = _graphs(function)
+    if not graphs:
+        return None
+    for graph in graphs:
+        graph._gpuwarden_gradients = [*getattr(graph, "_gpuwarden_gradients", ()), function]  # noqa: SLF001 - ours
+    reference: Any = weakref.ref(function)
+
+    def of_graph(*given: Any) -> Any:
+        return reference()(*given)  # who asks has the graph
+
+    entry["type"] = of_graph
+    return reference
+
+
+def _graphs(function: Any) -> list[Any]:
+    """Find the graph that a gradient function is of, and those that it is in: of a branch, the function's."""
+    found = []
+    with contextlib.suppress(Exception):  # it is TensorFlow's, which may write it otherwise
+        of_tape = inspect.getclosurevars(function).nonlocals["tape_grad_fn"]
+        result = inspect.getclosurevars(of_tape).nonlocals["result"]
+        graph = next(each.graph for each in keras.tree.flatten(result) if hasattr(each, "graph"))
+        while graph.building_function:
+            found.append(graph)
+            graph = graph.outer_graph
+    return found
 
 
 def _gradient_functions() -> dict[str, Any]:
