@@ -323,6 +323,113 @@ def case_other_errors(_: Path) -> Any:
     }
 
 
+class Runs(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Runs out of memory once, in one hook of an epoch: in TensorFlow's words, without the 10 s that it waits first."""
+
+    def __init__(self, epoch: int, hook: str) -> None:
+        super().__init__()
+        self._epoch, self._hook = epoch, hook
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self._now = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        if batch == 1:
+            self._out("batch")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self._out("epoch")
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: D102, ARG002
+        self._out("train")
+
+    def _out(self, hook: str) -> None:
+        if (self._now, self._hook) == (self._epoch, hook):
+            self._hook = ""
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]")
+
+
+class Pair(keras.Model):  # type: ignore[misc] # Keras ships no types
+    """Trains two layers, each with an optimizer of its own; the second is built by its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (keras.layers.Dense(1, kernel_initializer="ones") for _ in range(2))
+        self.build((None, 3))
+
+    def build(self, shape: Any) -> None:  # noqa: D102 - Keras's
+        self.first.build(shape)
+        self.second.build(shape)
+        self.built = True
+
+    def compile(self, first: Any, second: Any) -> None:  # noqa: D102 - Keras's
+        super().compile(optimizer=first)
+        self.other = second
+
+    def train_step(self, data: Any) -> Any:  # noqa: D102 - Keras's
+        x, y = data
+        for layer, optimizer in ((self.first, self.optimizer), (self.second, self.other)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((layer(x) - y) ** 2)
+            weights = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def pair() -> Any:
+    made = Pair()
+    made.compile("adam", keras.optimizers.Adagrad(0.1))  # whose variables do not begin with zeros
+    return made
+
+
+def case_second_optimizer(_: Path) -> Any:
+    """Run out of memory in the first epoch, whose begin saw the second optimizer without its variables, and later."""
+    outcomes = {}
+    for epoch, sizes in ((0, [512, 512]), (1, [1024, 512])):
+        trained, plain = pair(), pair()
+        history = fit_with_oom_retry(trained, dataset, 1024, epochs=2, verbose=0, callbacks=[Runs(epoch, "batch")])
+        for begun, size in enumerate(sizes):
+            plain.fit(dataset(size), initial_epoch=begun, epochs=begun + 1, verbose=0)
+        one, other = ([np.asarray(each) for each in of.other.variables] for of in (trained, plain))
+        outcomes[str(epoch)] = {
+            "sizes": list(history.batch_sizes.values()),
+            "weights": all(map(np.allclose, trained.get_weights(), plain.get_weights())),
+            "second": len(one) == len(other) > 2 and all(map(np.allclose, one, other)),
+        }
+    return outcomes
+
+
+class Unreadable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
+    """Cannot be read back."""
+
+    def load_own_variables(self, store: Any) -> None:  # noqa: ARG002, D102
+        raise LookupError("nothing there")
+
+
+def case_unreadable(_: Path) -> Any:
+    made = keras.Sequential([keras.layers.Input((3,)), Unreadable(1)])
+    made.compile("adam", "mse")
+    return raised(lambda: fit_with_oom_retry(made, dataset, 1024, verbose=0, callbacks=[Runs(0, "batch")]))
+
+
+def case_of_a_callback(_: Path) -> Any:
+    outcomes = {}
+    for hook in ("epoch", "train"):
+        counts = Counts()
+        seen = raised(
+            lambda: fit_with_oom_retry(
+                model(),
+                dataset,
+                1024,
+                epochs=2,
+                verbose=0,
+                callbacks=[counts, Runs(1, hook)],  # noqa: B023 - called here
+            )
+        )
+        outcomes[hook] = {**seen, "hooks": counts.hooks}
+    return outcomes
+
+
 def case_arguments(_: Path) -> Any:
     def wrong(**changed: Any) -> dict[str, Any]:
         given: dict[str, Any] = {"model": model(), "make_dataset": dataset, "batch_size": 8, "verbose": 0, **changed}

@@ -27,6 +27,9 @@ CASES = (
     "without_y",
     "exhausted",
     "other_errors",
+    "second_optimizer",
+    "unreadable",
+    "of_a_callback",
     "arguments",
 )
 
@@ -171,6 +174,33 @@ def test_other_errors(case: Any) -> None:
     wants = "make_dataset: want a dataset, or arrays as a tuple (x, y, sample_weight), not"
     assert (saw["list"]["type"], saw["list"]["text"]) == ("TypeError", f"{wants} a list of 2")
     assert (saw["nothing"]["type"], saw["nothing"]["text"]) == ("TypeError", f"{wants} None")
+
+
+def test_second_optimizer(case: Any) -> None:
+    """An optimizer that was not built at the epoch's begin is as it was then, too."""
+    assert case["saw"] == {
+        "0": {"sizes": [512, 512], "weights": True, "second": True},
+        "1": {"sizes": [1024, 512], "weights": True, "second": True},
+    }
+
+
+def test_unreadable(case: Any) -> None:
+    """Whatever fails as the model is put back, it is the out-of-memory that is raised, and the log says why."""
+    saw = case["saw"]
+    assert (saw["type"], "OOM when allocating tensor" in saw["text"]) == ("ResourceExhaustedError", True)
+    said = [each for each in case["said"] if each.startswith("fit_with_oom_retry")]
+    assert ["could not be put back" in each and "nothing there" in each for each in said] == [True]
+    assert saw["notes"] == said * (sys.version_info >= (3, 11))
+
+
+def test_of_a_callback(case: Any) -> None:
+    """Once the epoch's batches are done, an out-of-memory is a callback's own: no callback has an epoch twice."""
+    for hook, begun in (("epoch", ["epoch 0", "epoch 1"]), ("train", ["epoch 0", "epoch 1", "end"])):
+        saw = case["saw"][hook]
+        assert saw["type"] == "ResourceExhaustedError"
+        assert saw["hooks"] == ["begin", *begun]
+    assert len(case["said"]) == 2
+    assert all("out of memory in a callback" in each for each in case["said"])
 
 
 def test_arguments(case: Any) -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
+from gpuwarden.client.optimizers import inner
 from gpuwarden.client.trainable import scope
 
 
 def accumulation(model: Any) -> int:
     """Say how many batches the model's optimizer sums up for an update."""
-    return getattr(_inner(model), "gradient_accumulation_steps", None) or 1
+    return getattr(inner(model.optimizer), "gradient_accumulation_steps", None) or 1
 
 
 def check_accumulation(model: Any) -> None:
     """Raise ValueError where accumulating would change more than the batch size."""
     if type(getattr(model, "distribute_strategy", None)).__name__ == "MirroredStrategy":
         raise ValueError("keep_effective_batch: Keras does not accumulate gradients under MirroredStrategy")
-    optimizer = _inner(model)
+    optimizer = inner(model.optimizer)
     if not hasattr(optimizer, "gradient_accumulation_steps") or not hasattr(optimizer, "_iterations"):
         raise ValueError(
             f"keep_effective_batch: {type(optimizer).__name__} of Keras {keras.__version__} accumulates no gradients"
@@ -37,7 +38,7 @@ def check_accumulation(model: Any) -> None:
 
 def accumulate(model: Any, steps: int) -> None:
     """Have the model's optimizer sum up `steps` batches for an update, from an update on; the model is traced anew."""
-    optimizer = _inner(model)
+    optimizer = inner(model.optimizer)
     updates = int(keras.ops.convert_to_numpy(optimizer._iterations)) // accumulation(model)  # noqa: SLF001 - `iterations` is these divided
     optimizer.gradient_accumulation_steps = steps
     if optimizer.built and not hasattr(optimizer, "_accumulated_gradients"):
@@ -51,8 +52,3 @@ def accumulate(model: Any, steps: int) -> None:
         each.assign(keras.ops.zeros(each.shape, dtype=each.dtype))
     optimizer._iterations.assign(updates * steps)  # noqa: SLF001 - Keras updates where their number is a multiple
     model.train_function = None
-
-
-def _inner(model: Any) -> Any:
-    """Give the optimizer that updates; one that scales the loss hands all to it."""
-    return getattr(model.optimizer, "inner_optimizer", model.optimizer)

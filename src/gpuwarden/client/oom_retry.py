@@ -17,6 +17,7 @@ from gpuwarden.client.answer import save
 from gpuwarden.client.device_oom import is_device_oom
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
+from gpuwarden.client.optimizers import begin_anew, optimizers
 from gpuwarden.client.run import retried
 from gpuwarden.client.trainable import check_built, check_model, scope, whole
 
@@ -106,13 +107,12 @@ class _Training:
         for attempt in range(1, self._limits.tries + 1):
             self._checkpoint.size = size
             smaller = _smaller(size, effective, self._limits.smallest)
-            if self._try(size, attempt, smaller):
+            error = self._try(size, attempt, smaller)
+            if error is None:
                 break
             assert smaller is not None  # else the error was raised
-            gc.collect()  # what the error held stands in cycles of frames
-            self._checkpoint.restore(self._model)
-            if effective is not None:
-                accumulate(self._model, effective // smaller)
+            _let_go(error)
+            self._go_back(error, None if effective is None else effective // smaller)
             log.warning(
                 "out of memory with batch size=%d in epoch=%d: going on from the epoch's begin with batch size=%d, "
                 "try=%d of %d",
@@ -123,8 +123,8 @@ class _Training:
         self._history.batch_sizes, self._history.oom_retries = self._checkpoint.sizes, attempt - 1
         return self._history
 
-    def _try(self, size: int, attempt: int, smaller: int | None) -> bool:
-        """Fit once; False where it ran out of memory and a smaller batch may help."""
+    def _try(self, size: int, attempt: int, smaller: int | None) -> Exception | None:
+        """Fit once; give the out-of-memory where there was one and a smaller batch may help."""
         data = _data(self._make_dataset(size), size)
         kwargs = self._of_size(size, self._limits.batch_size if "batch_size" in data else _KERAS_BATCH_SIZE)
         try:
@@ -141,13 +141,32 @@ class _Training:
             if why := self._hopeless(size, attempt, smaller):
                 _note(error, f"fit_with_oom_retry: {why}")
                 raise
-            return False
-        return True
+            return error
+        return None
+
+    def _go_back(self, error: Exception, steps: int | None) -> None:
+        """Put the model back, and have it accumulate `steps` batches; if that fails, raise the out-of-memory."""
+        try:
+            self._checkpoint.restore(self._model)
+            if steps is not None:
+                accumulate(self._model, steps)
+        except Exception as failure:
+            _note(
+                error,
+                "fit_with_oom_retry: out of memory, and the model could not be put back to the epoch's begin, so that "
+                f"its state is of no use ({type(failure).__name__}: {failure})",
+            )
+            raise error from failure
 
     def _hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
         """Say why no further try is made; empty where there is one."""
         if not self._checkpoint.written:  # nor is there anything to go back to, but perhaps a file of another training
             return "out of memory before the first epoch had begun, which no smaller batch changes"
+        if self._checkpoint.ended:
+            return (
+                "out of memory in a callback, in on_epoch_end or on_train_end, which no smaller batch of training "
+                "changes: have the callback take less"
+            )
         validation = self._kwargs.get("validation_data")
         if self._checkpoint.validating and _batched(validation):
             return (
@@ -188,27 +207,30 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
         self.sizes: dict[int, int] = {}  # of the epochs that are done
         self.size = 0
         self.validating = False
+        self.ended = False  # the epoch, but for what other callbacks do then
         self.written = False
         self._path = path
-        self._seeds: list[tuple[Any, Any]] = []  # of layers such as Dropout: Keras saves them nowhere
+        self._values: list[tuple[Any, Any]] = []  # of what is not in the file: Keras saves layers' seeds nowhere
+        self._unbuilt: list[Any] = []  # optimizers, of which nobody knows yet what they will train
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
         """Write it; before an optimizer has trained it is built, so that the checkpoint holds all of it."""
-        self.epoch, self.validating = epoch, False
+        self.epoch, self.validating, self.ended = epoch, False, False
         model = self.model
         if not model.optimizer.built:
             with scope(model):
                 model.optimizer.build(model.trainable_variables)
         save(model, self._path)
         self.written = True
+        self._unbuilt = [each for each in optimizers(model) if not each.built]
         saved = {id(each) for each in model.weights}
-        self._seeds = [
-            (each, keras.ops.convert_to_numpy(each).copy()) for each in model.variables if id(each) not in saved
-        ]
+        apart = [each for each in model.variables if id(each) not in saved]
+        apart += [each for optimizer in self._unbuilt for each in optimizer.variables]
+        self._values = [(each, keras.ops.convert_to_numpy(each).copy()) for each in apart]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
         """Note the epoch."""
-        self.sizes[epoch] = self.size
+        self.sizes[epoch], self.ended = self.size, True
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
         """Note that an error from here on is one of the validation."""
@@ -222,11 +244,26 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
         """Put the model back to the begin of the epoch under way. Raises ValueError rather than leave out a part."""
         if hasattr(model, "_jax_state"):
             model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - else it comes after what is read
-        with warnings.catch_warnings():
+        anew = [each for each in self._unbuilt if each.built]
+        with _unread(anew), warnings.catch_warnings():
             warnings.filterwarnings("error", message="Skipping variable loading")
             model.load_weights(self._path)
-        for seed, value in self._seeds:
-            seed.assign(value)
+        for each in anew:
+            begin_anew(model, each)
+        for variable, value in self._values:
+            variable.assign(value)
+
+
+@contextlib.contextmanager
+def _unread(unbuilt: Sequence[Any]) -> Iterator[None]:
+    """Have Keras read nothing for these: they were not built when it wrote the file."""
+    for each in unbuilt:
+        vars(each)["load_own_variables"] = _nothing
+    try:
+        yield
+    finally:
+        for each in unbuilt:
+            vars(each).pop("load_own_variables")
 
 
 @contextlib.contextmanager
@@ -287,6 +324,12 @@ def _check_size(data: Any, size: int) -> None:
         known = shape[0] if shape is not None and shape.rank else None
         if known is not None and known != size:
             raise ValueError(f"make_dataset: asked for batches of {size}, got a dataset with batches of {known}")
+
+
+def _let_go(error: BaseException) -> None:
+    """Keep of an error what it says: its frames, and those of the errors behind it, hold tensors."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    gc.collect()  # some stand in cycles
 
 
 def _note(error: BaseException, text: str) -> None:

@@ -1,0 +1,42 @@
+"""The optimizers of a model: the one that it was compiled with, and others that it has, as a GAN has a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpuwarden.client.keras_import import keras
+from gpuwarden.client.trainable import scope
+
+
+def optimizers(model: Any) -> list[Any]:
+    """Give each once: the model's own, those in attributes of it and its layers, and in lists and dicts there."""
+    found = [model.optimizer, *(each for _, _, value in attributes(model) for each in _inside(value))]
+    return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
+
+
+def attributes(model: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Give each attribute of the model and its layers: whose, its name, its value."""
+    for layer in model._flatten_layers():  # noqa: SLF001 - `layers` leaves out the inner ones
+        for name, value in list(vars(layer).items()):
+            yield layer, name, value
+
+
+def inner(optimizer: Any) -> Any:
+    """Give the optimizer that updates; one that scales the loss hands all to it."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def begin_anew(model: Any, optimizer: Any) -> None:
+    """Give all variables of a built optimizer the values that they were made with; takes as much memory meanwhile."""
+    with scope(model):
+        new = type(optimizer).from_config(optimizer.get_config())
+        new.build(inner(optimizer)._trainable_variables)  # noqa: SLF001 - those it was built for
+    for variable, value in zip(optimizer.variables, new.variables, strict=True):
+        variable.assign(value)
+
+
+def _inside(value: Any) -> list[Any]:
+    return (
+        list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple) else [value]
+    )
