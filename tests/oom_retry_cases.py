@@ -376,9 +376,9 @@ class Pair(keras.Model):  # type: ignore[misc] # Keras ships no types
         return {"loss": loss}
 
 
-def pair() -> Any:
+def pair(second: Any = None) -> Any:
     made = Pair()
-    made.compile("adam", keras.optimizers.Adagrad(0.1))  # whose variables do not begin with zeros
+    made.compile("adam", second or keras.optimizers.Adagrad(0.1))  # whose variables do not begin with zeros
     return made
 
 
@@ -457,7 +457,9 @@ def case_arguments(_: Path) -> Any:
         "model": wrong(model="a model"),
         "uncompiled": wrong(model=uncompiled),
         "unbuilt": wrong(model=unbuilt),
-        "schedule": wrong(model=model(keras.optimizers.Adam(schedule)), keep_effective_batch=True),
+        "schedule": wrong(model=model(keras.optimizers.Adam(schedule))),
+        "second_schedule": wrong(model=pair(keras.optimizers.SGD(schedule))),
+        "scaled_schedule": wrong(model=model(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(schedule)))),
         "average": wrong(model=model(keras.optimizers.Adam(use_ema=True)), keep_effective_batch=True),
     }
 

@@ -211,7 +211,9 @@ def test_arguments(case: Any) -> None:
         "smallest": "batch_size: want 16 or more",
         "uncompiled": "model: compile it first",
         "unbuilt": "model: build it first",
-        "schedule": "keep_effective_batch: the optimizer has a LearningRateSchedule",
+        "schedule": "model: its optimizer Adam has a LearningRateSchedule",
+        "second_schedule": "model: its optimizer SGD has a LearningRateSchedule",
+        "scaled_schedule": "model: its optimizer Adam has a LearningRateSchedule",
         "average": "keep_effective_batch: the optimizer's moving average",
         "callbacks": "callbacks: BackupAndRestore does not go with",
     }

@@ -27,11 +27,6 @@ def check_accumulation(model: Any) -> None:
         raise ValueError(
             f"keep_effective_batch: {type(optimizer).__name__} of Keras {keras.__version__} accumulates no gradients"
         )
-    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
-        raise ValueError(  # noqa: TRY004 - the argument that does not go with it is of the right type
-            "keep_effective_batch: the optimizer has a LearningRateSchedule, which counts batches and not updates, and "
-            "would run ahead; use the callback LearningRateScheduler"
-        )
     if getattr(optimizer, "use_ema", False):
         raise ValueError("keep_effective_batch: the optimizer's moving average (use_ema) counts batches, not updates")
 

@@ -17,7 +17,7 @@ from gpuwarden.client.answer import save
 from gpuwarden.client.device_oom import is_device_oom
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.optimizers import begin_anew, optimizers
+from gpuwarden.client.optimizers import begin_anew, inner, optimizers
 from gpuwarden.client.run import retried
 from gpuwarden.client.trainable import check_built, check_model, scope, whole
 
@@ -60,6 +60,7 @@ def fit_with_oom_retry(
     """
     check_model(model, "fit_with_oom_retry")
     check_built(model)
+    _check_rates(model)
     _check_arguments(make_dataset, fit_kwargs)
     limits = _limits(batch_size, smallest, tries)
     given = _checked_path(checkpoint)
@@ -354,6 +355,19 @@ def _check_arguments(make_dataset: Any, fit_kwargs: dict[str, Any]) -> None:
     for each in _listed(callbacks):
         if why := next((why for cls in type(each).__mro__ if (why := _BESIDE.get(cls.__name__))), None):
             raise ValueError(f"callbacks: {type(each).__name__} does not go with fit_with_oom_retry: {why}")
+
+
+def _check_rates(model: Any) -> None:
+    """Raise ValueError where a learning rate goes by the number of batches: of smaller ones an epoch has more."""
+    for each in optimizers(model):
+        optimizer = inner(each)
+        if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+            raise ValueError(  # noqa: TRY004 - the model that does not go with it is of the right type
+                f"model: its optimizer {type(optimizer).__name__} has a LearningRateSchedule, which counts "
+                "batches: with half the batch size an epoch has twice as many, and the schedule would run out before "
+                "the training is done; give the optimizer a number, and fit the callback LearningRateScheduler, which "
+                "counts epochs"
+            )
 
 
 def _limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
