@@ -341,7 +341,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(proc, "stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
-        receipts = Receipts(Accounts(1.0), tmp_path, 10)
+        receipts = Receipts(Accounts(1.0), tmp_path, 10, most_runs=9)
         await receipts.open()
         found = json.loads(receipts.listing())
         receipts.take_up([there])
