@@ -134,7 +134,7 @@ def test_receipts_of_nobody_give_way_to_those_of_others(tmp_path: Path, monkeypa
 
 def test_runs_that_report_no_more_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their processes may live for ever: beyond so many the user with most loses the oldest; none that reports does."""
-    monkeypatch.setattr("gpuwarden.runs.receipts.proc.stat", lambda _pid: [b"99"] * 22)  # all are alive
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)  # all are alive
 
     async def scenario() -> None:
         first = Keeper(tmp_path / "receipts", most_runs=4)
@@ -179,7 +179,7 @@ def test_stop_soon_after_a_failed_start(tmp_path: Path) -> None:
 
 def test_clock_set_back_and_two_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of a run keeps its name, and its totals go on in it."""
-    monkeypatch.setattr("gpuwarden.runs.receipts.proc.stat", lambda _pid: [b"99"] * 22)  # it is alive
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)  # it is alive
 
     async def restart(run: Run) -> dict[str, Any]:
         keeper = Keeper(tmp_path)
