@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from gpuwarden.client.guard import by_signal
 from gpuwarden.client.peek import gone, question
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode_advice, encode
 
@@ -82,7 +83,9 @@ class Connection:
                 break
             try:
                 data = self._socket.recv(MAX_MESSAGE_BYTES + 1) if length else b""
-            except OSError:  # another thread has taken it
+            except OSError as error:  # another thread has taken it
+                if by_signal(error):
+                    raise
                 break
             if not data:  # the daemon is gone
                 self._lose()
@@ -118,6 +121,9 @@ class Connection:
             self._file = os.fstat(self._socket.fileno())
             self._socket.connect(self.path)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+            if by_signal(error):
+                self._lose()
+                raise
             self._tell_once(error)
             if isinstance(error, BlockingIOError):  # there is a daemon, and too many others come at this moment
                 self._delay = FIRST_RETRY
@@ -146,6 +152,8 @@ class Connection:
             self.dropped += 1
             return False
         except OSError as error:
+            if by_signal(error):
+                raise
             if error.errno == errno.EMSGSIZE:
                 self.dropped += 1
                 return False

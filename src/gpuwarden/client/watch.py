@@ -37,7 +37,7 @@ def watch(
     stands for, where the daemon cannot know: `{"GPU:0": "GPU-..."}`. `socket` is the daemon's, by default
     GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `framework`, "torch",
     "jax" or "tensorflow", says which one computes where the process uses several. `disabled`, or GPUWARDEN_DISABLED=1,
-    switches it off. Raises ValueError or TypeError for a wrong argument, and nothing ever after.
+    switches it off. Raises ValueError or TypeError for a wrong argument, and nothing of its own ever after.
     """
     settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
     if framework not in (None, *NAMES):
