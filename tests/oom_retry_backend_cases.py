@@ -62,6 +62,21 @@ def searched() -> Any:
     return told
 
 
+def wrapped() -> Any:
+    """Search with a torch module that has buffers, in a model within the model, and with dropout of torch's own."""
+    torch = sys.modules["torch"]
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    part = keras.Sequential([keras.layers.Input((3,)), keras.layers.TorchModuleWrapper(module, output_shape=(None, 3))])
+    of = keras.Sequential([keras.layers.Input((3,)), part, keras.layers.Dense(1)])
+    of.compile("adam", "mse")
+    of.fit(X, Y, batch_size=4, verbose=0)
+    before, seed = {name: each.clone() for name, each in module.state_dict().items()}, torch.get_rng_state()
+    size = find_batch_size(of, (X, Y), smallest=8)
+    after = module.state_dict()
+    same = {name: bool(torch.equal(each, after[name])) for name, each in before.items()}
+    return [size, same, bool(torch.equal(seed, torch.get_rng_state()))]
+
+
 def retried(*, effective: bool) -> Any:
     """Retry, and compare with a plain fit of the batch size that fits."""
     of, plain = model(), model()
@@ -90,6 +105,8 @@ if __name__ == "__main__":
         "retried": outcome(lambda: retried(effective=False)),
         "effective": outcome(lambda: retried(effective=True)),
     }
+    if keras.backend.backend() == "torch":
+        cases["wrapped"] = outcome(wrapped)
     print(json.dumps(cases))  # noqa: T201 - the result
     sys.stdout.flush()
     os._exit(0)

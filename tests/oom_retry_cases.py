@@ -551,6 +551,52 @@ def case_own_functions(_: Path) -> Any:
     }
 
 
+class Noise(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
+    """Draws from Keras' generator of all that have no seed."""
+
+    def call(self, x: Any) -> Any:  # noqa: D102 - Keras's
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+def noisy() -> Any:
+    made = keras.Sequential([keras.layers.Input((3,)), Noise(), keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile("sgd", "mse")
+    return made
+
+
+def case_seeds(_: Path) -> Any:
+    """Train after a search, which comes before anything is drawn and again later, as without it."""
+
+    def losses(*, search: bool) -> list[float]:
+        keras.utils.set_random_seed(5)
+        trained, told = noisy(), []
+        for _ in range(2):
+            if search:
+                find_batch_size(trained, batch, smallest=8, largest=16)
+            told += trained.fit(X, Y, batch_size=1024, shuffle=False, verbose=0).history["loss"]
+        return told
+
+    return [losses(search=True), losses(search=False)]
+
+
+def case_two_optimizers(_: Path) -> Any:
+    """Search with a second optimizer that is not built, and with one that has trained."""
+    outcomes = {}
+    for name in ("new", "trained"):
+        searched = pair()
+        if name == "trained":
+            searched.fit(X, Y, verbose=0, batch_size=1024)
+        second = searched.other
+        before = [np.asarray(each).tolist() for each in second.variables]
+        find_batch_size(searched, batch, smallest=8, largest=16)
+        outcomes[name] = {
+            "same": searched.other is second,
+            "built": second.built,
+            "values": before == [np.asarray(each).tolist() for each in second.variables],
+        }
+    return outcomes
+
+
 def case_search_fails(_: Path) -> Any:
     class Fails(keras.layers.Layer):  # type: ignore[misc] # Keras ships no types
         def call(self, x: Any) -> Any:

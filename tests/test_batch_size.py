@@ -10,7 +10,16 @@ from test_oom_retry import play
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 
-CASES = ("found", "cut", "several_steps", "own_functions", "search_fails", "search_arguments")
+CASES = (
+    "found",
+    "cut",
+    "several_steps",
+    "own_functions",
+    "seeds",
+    "two_optimizers",
+    "search_fails",
+    "search_arguments",
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +89,17 @@ def test_own_functions(saw: Any) -> None:
     expected = pytest.approx(3 + 0.927671, rel=1e-5)  # its own gradient, and the sigmoid linear unit's at 1
     assert (saw["eager"], saw["traced"]) == (expected, expected)
     assert saw["left"] == 2 * saw["traces"]  # each trace has two gradients of its own
+
+
+def test_seeds(saw: Any) -> None:
+    """What has no seed of its own draws as if there had been no search."""
+    assert saw[0] == saw[1]
+    assert len(set(saw[0])) == 2
+
+
+def test_two_optimizers(saw: Any) -> None:
+    """An optimizer beside the one that the model was compiled with is as before."""
+    assert saw == {name: {"same": True, "built": name == "trained", "values": True} for name in ("new", "trained")}
 
 
 def test_search_fails(saw: Any) -> None:

@@ -230,6 +230,8 @@ def test_backends(backend: str, tmp_path: Path) -> None:
     environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     saw = play(tmp_path, script="oom_retry_backend_cases.py", **environment)
     if backend == "torch":
+        size, same, seed = saw.pop("wrapped")
+        assert (size, len(same), all(same.values()), seed) == (32, 7, True, True)
         assert all(each.startswith("RuntimeError") for each in saw.values()), saw
         return
     assert saw["searched"] == [[8, True, True, True]] * 2

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gc
 import importlib
 import inspect
 import random
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
+from gpuwarden.client.optimizers import attributes, optimizers
 from gpuwarden.client.trainable import scope
 
 # What fit sets on a model, by backend; JAX's state is a copy that would be written over the variables later.
@@ -21,11 +24,15 @@ _ABSENT = object()
 
 
 class ModelState:
-    """The state of a built model whose optimizer is built, as of the making of this."""
+    """The state of a built model whose optimizer is built, as of the making of this.
+
+    Of another optimizer that is not built the variables that its first step makes are unknown: see Substitutes.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._variables = [(each, keras.ops.convert_to_numpy(each).copy()) for each in _variables(model)]
+        self._buffers = _buffers(model)
         self._attributes = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
 
     def restore(self) -> None:
@@ -38,54 +45,95 @@ class ModelState:
                 delattr(self._model, name)
 
     def restore_values(self) -> None:
-        """Put back the values of the variables alone."""
+        """Put back the values of the variables, and of torch modules' buffers, alone."""
         model = self._model
         if hasattr(model, "_jax_state"):
             model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - else it comes after these values
         model.reset_metrics()  # those that training has made
         for variable, value in self._variables:
             variable.assign(value)
+        for module, buffers in self._buffers:
+            module.load_state_dict(buffers, strict=False)
         if keras.backend.backend() == "torch":
             model.zero_grad()  # gradients hold as much memory as weights
 
 
-class Substitute:
-    """An optimizer like the model's own, which is in its place from now on and stays as it is: not yet built.
+class Substitutes:
+    """Optimizers like those of the model that are not built, in their places from now on; those stay as they are.
 
-    For a model whose optimizer is built it does nothing: what that one holds can be put back.
+    What one that is built holds can be put back.
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._own = own = model.optimizer
-        if own.built:
-            return
-        try:
+        self._own = [
+            (holder, name, value)
+            for holder, name, value in attributes(model)
+            if isinstance(value, keras.optimizers.Optimizer) and not value.built
+        ]
+        made = {id(own): _like(model, own) for _, _, own in self._own}
+        for holder, name, own in self._own:
+            setattr(holder, name, made[id(own)])
+        if not model.optimizer.built:
             with scope(model):
-                model.optimizer = type(own).from_config(own.get_config())
-        except Exception as error:
-            raise ValueError(
-                f"model: its optimizer {type(own).__name__} is not built and cannot be made anew from its config "
-                f"({type(error).__name__}: {error}); build it first: model.optimizer.build(model.trainable_variables)"
-            ) from error
-        with scope(model):
-            model.optimizer.build(model.trainable_variables)
+                model.optimizer.build(model.trainable_variables)
 
     def leave(self) -> None:
-        """Put the model's own optimizer back."""
-        self._model.optimizer = self._own
+        """Put the model's own optimizers back."""
+        for holder, name, own in self._own:
+            setattr(holder, name, own)
+
+
+def _like(model: Any, own: Any) -> Any:
+    try:
+        with scope(model):
+            return type(own).from_config(own.get_config())
+    except Exception as error:
+        raise ValueError(
+            f"model: its optimizer {type(own).__name__} is not built and cannot be made anew from its config "
+            f"({type(error).__name__}: {error}); build it first: model.optimizer.build(model.trainable_variables)"
+        ) from error
 
 
 @contextlib.contextmanager
 def seeds_kept() -> Iterator[None]:
-    """Put the seeds of Python's and NumPy's own generators back at the end, after all else: letting go draws some."""
+    """Put the seeds of all generators back at the end, after all else: letting go draws some."""
     numpy = sys.modules["numpy"]  # Keras has imported it
-    own, of_numpy = random.getstate(), numpy.random.get_state()
+    put_back: list[Callable[[], object]] = [
+        functools.partial(random.setstate, random.getstate()),
+        functools.partial(numpy.random.set_state, numpy.random.get_state()),
+        *_seeds_of_torch(),
+        *_seeds_of_keras(),
+    ]
     try:
         yield
     finally:
-        random.setstate(own)
-        numpy.random.set_state(of_numpy)
+        for each in put_back:
+            each()
+
+
+def _seeds_of_torch() -> Iterator[Callable[[], object]]:
+    if keras.backend.backend() == "torch":
+        torch = sys.modules["torch"]
+        yield functools.partial(torch.set_rng_state, torch.get_rng_state())
+        if torch.cuda.is_initialized():
+            yield functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+
+
+def _seeds_of_keras() -> Iterator[Callable[[], object]]:
+    """Give what puts back the generator of random functions without a seed; Keras makes it when one is first called."""
+    try:
+        module: Any = importlib.import_module("keras.src.random.seed_generator")
+        generator = functools.partial(module.global_state.get_global_attribute, module.GLOBAL_SEED_GENERATOR)
+    except (ImportError, AttributeError):  # this version keeps it elsewhere
+        return
+    there = generator()
+    state = [module.make_default_seed(), 0] if there is None else keras.ops.convert_to_numpy(there.state).copy()
+
+    def put_back() -> None:
+        if (now := generator()) is not None:  # functions that were traced may have it: it has to stay
+            now.state.assign(state)
+
+    yield put_back
 
 
 class Traces:
@@ -155,5 +203,27 @@ def _gradient_functions() -> dict[str, Any]:
 
 
 def _variables(model: Any) -> list[Any]:
-    found = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    of_optimizers = [variable for each in optimizers(model) for variable in each.variables]
+    found = [*model.variables, *of_optimizers, *model.metrics_variables]
     return list({id(each): each for each in found}.values())
+
+
+def _buffers(model: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Give torch modules with what they hold beside parameters, which are Keras's variables: a batch norm's means."""
+    if keras.backend.backend() != "torch":
+        return []
+    modules = [
+        each.module
+        for each in model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
+        if isinstance(each, keras.layers.TorchModuleWrapper)
+    ]
+    return [(each, _copied(each)) for each in modules]
+
+
+def _copied(module: Any) -> dict[str, Any]:
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return {
+        name: value.detach().cpu().clone() if hasattr(value, "detach") else copy.deepcopy(value)
+        for name, value in module.state_dict().items()
+        if name not in parameters
+    }
