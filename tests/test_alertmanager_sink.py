@@ -25,6 +25,8 @@ from gpuwarden.alerts.alertmanager import AlertmanagerSink, Letterhead
 from gpuwarden.alerts.outbox import MOST_ENDED, Post
 from gpuwarden.alerts.readiness import missing, warnings
 from gpuwarden.config import Config, ConfigError, parse
+from gpuwarden.state import State
+from snapshots import snapshot
 
 NEAR = Alert(
     "RunNearOutOfMemory",
@@ -34,6 +36,9 @@ NEAR = Alert(
     "user alice",
 )
 STALLED = Alert("RunStalled", {"run_id": "7-1", "run_name": ""}, "It hangs.", 1.0e9)
+
+
+NOTHING = State("nvml", 1.0, snapshot(), ())
 
 
 @contextmanager
@@ -50,7 +55,7 @@ def telling(*urls: str, options: str = "") -> Iterator[AlertmanagerSink]:
 
 def see(sink: AlertmanagerSink, firing: list[Alert], ended: list[Alert] | None = None) -> None:
     """Let a poll be."""
-    sink.see(firing, ended or [], time.time())
+    sink.see(firing, ended or [], NOTHING)
 
 
 @dataclass

@@ -31,6 +31,9 @@ NOW = 10_000.0  # Unix time of the polls
 ALICE = Owners(holders={7: Holder("alice", slurm_job="12")})
 
 
+LOST = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
+
+
 def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> Run:
     """Make a run with GiB in use and left on one device."""
     memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
@@ -154,6 +157,7 @@ def test_xids_by_their_severity(code: int, name: str) -> None:
     found, labels, text, _owner = only(poll(met))
     assert (found, labels) == (name, {**OF_GPU, "xid": str(code)})
     assert text.startswith(f"GPU 0 (H100) (GPU-0) had XID {code} 1m00s ago: ")
+    assert [each.last for each in holding(poll(met))] == [NOW - 60]
     assert holding(poll(replace(gpu(0), xids={code: XidCount(2, NOW - XID_SECONDS)}))) == []
 
 
@@ -224,65 +228,6 @@ def test_alert_waits_as_its_rule_does() -> None:
     stage.count = 1
     assert stage.see(31) == stage.see(60) == ([], [])
     assert [each.since for each in stage.see(61)[0]] == [NOW + 31]
-
-
-LOST = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
-KEPT = 120.0  # seconds that GpuDown fires on for
-
-
-def down() -> tuple[Firing, Alert]:
-    """Follow a GPU that is down until that fires, at 30 s."""
-    firing = Firing(LIMITS)
-    firing.see(poll(LOST), 0)
-    (alert,), _ended = firing.see(poll(LOST), 30)
-    return firing, alert
-
-
-@pytest.mark.parametrize(
-    "unknown",
-    [
-        {"fault": "driver_not_loaded"},
-        {"asked": False, "gpus": (replace(LOST, asked=False, fault=None),)},
-        {"gpus": (), "enumerated": 1},
-    ],
-    ids=["driver silent", "paused", "not identified"],
-)
-def test_gpu_that_nobody_can_ask_is_not_well(unknown: dict[str, object]) -> None:
-    """While nobody knows how a GPU is that was down, the alert fires on; it ends when the GPU answers."""
-    firing, alert = down()
-    lost = poll(LOST)
-    state = replace(lost, snapshot=replace(lost.snapshot, **unknown))  # type: ignore[arg-type] # by name
-    for at in (31.0, 200.0, 5000.0):
-        fires, ended = firing.see(state, at)
-        assert alert in fires
-        assert ended == []
-    _fires, ended = firing.see(poll(gpu(0)), 5001)
-    assert ended == [alert]
-
-
-def test_gpu_that_the_driver_lists_no_more() -> None:
-    """A GPU that is gone from the driver's list ends, and that nobody saw it well is said."""
-    firing, alert = down()
-    assert firing.see(poll(gpu(1)), 31) == ([alert], [])
-    ended = alert._replace(ending="not seen to be well: the driver lists it no more")
-    assert firing.see(poll(gpu(1)), 30 + KEPT) == ([], [ended])
-
-
-def test_daemon_that_starts_anew_goes_on() -> None:
-    """What an earlier daemon told fires on: for as long as an event is told, or until it is seen to be over."""
-    _firing, alert = down()
-    met = Alert("GpuXidCritical", {**OF_GPU, "xid": "79"}, "", NOW - 600)
-    other = Alert("RunInputBound", {}, "", NOW)
-    firing = Firing(LIMITS)
-    firing.resume([alert, met, other], 0, NOW)
-    assert firing.see(poll(gpu(0)), 0) == ([alert, met], [])
-    assert firing.see(poll(gpu(0)), KEPT) == ([met], [alert])
-    assert firing.see(poll(gpu(0)), XID_SECONDS - 601) == ([met], [])
-    assert firing.see(poll(gpu(0)), XID_SECONDS - 600) == ([], [met])
-    again = Firing(LIMITS)
-    again.see(poll(LOST), 0)
-    again.resume([alert._replace(since=NOW - 50)], 1, NOW + 1)
-    assert [each.since for each in again.see(poll(LOST), 1)[0]] == [NOW - 50]  # at once, and since the first of them
 
 
 def test_alerts_are_bounded() -> None:

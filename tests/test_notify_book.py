@@ -183,13 +183,28 @@ def test_restart_with_ends_at_once() -> None:
     assert tell(book, 60) == []
 
 
+def test_what_lingers_is_neither_over_nor_told_again() -> None:
+    """Of what fires no more, and may not be over, nothing is said until it fires again or is over."""
+    book = Book(SETTINGS, "info")
+    book.see([gpu_down()], 0)
+    tell(book, 3)
+    book.see([], 10, [gpu_down().key])
+    assert tell(book, 5000) == []
+    assert book.due()[0] == math.inf
+    book.see([gpu_down()], 5001)
+    assert tell(book, 5001) == [Told(gpu_down(), again=True)]
+    book.see([], 5002, [gpu_down().key])
+    book.see([], 5010)
+    assert tell(book, 5110) == [Told(gpu_down(), over=WALL + 5010)]
+
+
 def test_how_it_ended_is_told() -> None:
     """The end of what nobody saw to be over says so."""
     book = Book(SETTINGS, "info")
     book.see([gpu_down()], 0)
     tell(book, 3)
     ended = gpu_down()._replace(ending="gone")
-    book.see([], 10, [ended])
+    book.see([], 10, (), [ended])
     assert tell(book, 110) == [Told(ended, over=WALL + 10)]
 
 

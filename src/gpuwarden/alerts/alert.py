@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.state import State
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -16,8 +17,8 @@ class Alert(NamedTuple):
 
     `name` is that of its rule; `labels` are those of the rule's result, without `job`, `instance` and `severity`.
     `description` has its numbers, in one sentence for people; `owner` says who holds the memory or runs the run, in
-    words, empty where nobody knows. `since` is Unix time. `ending` says how it ended, where nobody has seen it to be
-    over.
+    words, empty where nobody knows. `since` is Unix time, and so is `last`: of an event, when it
+    happened last. `ending` says how it ended, where nobody has seen it to be over.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Alert(NamedTuple):
     description: str
     since: float
     owner: str = ""
+    last: float = 0.0
     ending: str = ""
 
     @property
@@ -41,8 +43,8 @@ class Alert(NamedTuple):
 class Sink(Protocol):
     """Whom alerts are told: called by the event loop at each poll, and never blocks."""
 
-    def see(self, firing: Sequence[Alert], ended: Sequence[Alert], now: float) -> None:
-        """Take all that fire now, and those that fired at the last poll and do no more; `now` is Unix time."""
+    def see(self, firing: Sequence[Alert], ended: Sequence[Alert], state: State) -> None:
+        """Take all that fire in a poll, and those that fired at the last one and do no more."""
 
     async def stop(self) -> None:
         """Tell what is still to be told, for a short time, and end."""

@@ -26,7 +26,7 @@ from gpuwarden.alerts.outbox import Outbox, Post
 from gpuwarden.alerts.rules import Choices, annotated
 from gpuwarden.config import Alertmanager, Config
 from gpuwarden.quantities import lasting
-from gpuwarden.state import Posted
+from gpuwarden.state import Posted, State
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +112,9 @@ class AlertmanagerSink:
         head = Letterhead.of(config)
         self._receivers = [Receiver(url, chosen, head) for url in dict.fromkeys(chosen.url)]
 
-    def see(self, firing: Sequence[Alert], ended: Sequence[Alert], now: float) -> None:
+    def see(self, firing: Sequence[Alert], ended: Sequence[Alert], state: State) -> None:
         """See Sink."""
-        del now  # of each message it is its own
+        del state  # the alerts say all that is told
         for each in self._receivers:
             each.outbox.see(firing, ended)
 

@@ -17,6 +17,7 @@ from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.protocol import ErrorKind
 from gpuwarden.quantities import amount, lasting, ratio
+from gpuwarden.runs import proc
 from gpuwarden.runs.ending import Outcome
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
@@ -72,6 +73,7 @@ def _run_out_of_memory(state: State, _limits: Limits) -> Iterator[Alert]:
                 + (f" {told.verdict.evidence} {told.verdict.next_step}" if told and told.verdict else ""),
                 at,
                 owner.of_run(state, run),
+                last=at,
             )
 
 
@@ -100,6 +102,7 @@ def _runs_ended(name: str) -> Condition:
                 f"{_named(run)} ended as {ending.outcome} {_ago(state, ending.at)}: {ending.evidence}.",
                 ending.at,
                 owner.of_run(state, run),
+                last=ending.at,
             )
 
     return holds
@@ -122,23 +125,29 @@ def _gpu_down(state: State, _limits: Limits) -> Iterator[Alert]:
             yield _gpu_alert(state, "GpuDown", gpu, text)
 
 
-def end_is_known(alert: Alert, snapshot: Snapshot) -> bool:
+def end_is_known(alert: Alert, state: State) -> bool:
     """Say whether this poll can tell that an alert is over whose condition does not hold.
 
     A GPU that is down is well once it answers: not while the driver as a whole is silent, or let go of, and not while
-    it may be one of those that the driver counts and that have not said yet who they are.
+    it may be one of those that the driver counts and that have not said yet who they are. A run that hangs says
+    nothing to a daemon that was started anew: it goes on once it reports, and is over with its process.
     """
-    if alert.name != "GpuDown":
-        return True
-    gpu = snapshot.gpu(alert.labels["uuid"])
-    if gpu is not None:
-        return gpu.up
-    return snapshot.asked and snapshot.fault is None and _unidentified(snapshot) == 0
+    snapshot = state.snapshot
+    if alert.name == "GpuDown":
+        gpu = snapshot.gpu(alert.labels["uuid"])
+        if gpu is not None:
+            return gpu.up
+        return snapshot.asked and snapshot.fault is None and _unidentified(snapshot) <= 0
+    if alert.name == "RunStalled":
+        run_id = alert.labels["run_id"]
+        pid, _, start = run_id.partition("-")
+        return any(run.peer.run_id == run_id for run in state.runs) or not proc.lives(int(pid), start)
+    return True
 
 
-def ending_of(alert: Alert, snapshot: Snapshot) -> str:
+def ending_of(alert: Alert, state: State) -> str:
     """Say how an alert ended, where that is not that it was seen to be over."""
-    if alert.name == "GpuDown" and snapshot.gpu(alert.labels["uuid"]) is None:
+    if alert.name == "GpuDown" and state.snapshot.gpu(alert.labels["uuid"]) is None:
         return "not seen to be well: the driver lists it no more"
     return ""
 
@@ -181,7 +190,8 @@ def _gpu_xids(name: str, severity: Severity) -> Condition:
                     f"{_gpu_named(gpu)} ({gpu.identity.uuid}) had XID {code} {_ago(state, seen.last)}: {xid.meaning} "
                     f"{xid.action.value}"
                 )
-                yield _gpu_alert(state, name, gpu, text, since=seen.last, xid=str(code))
+                alert = _gpu_alert(state, name, gpu, text, xid=str(code))
+                yield alert._replace(since=seen.last, last=seen.last)
 
     return holds
 
@@ -214,9 +224,9 @@ OF_EVENTS: Mapping[str, float] = {
 }
 
 
-def _gpu_alert(state: State, name: str, gpu: Gpu, description: str, since: float | None = None, **labels: str) -> Alert:
-    began = state.snapshot.time if since is None else since
-    return Alert(name, {**_of_device(gpu.identity.uuid, gpu), **labels}, description, began, owner.of_gpu(state, gpu))
+def _gpu_alert(state: State, name: str, gpu: Gpu, description: str, **labels: str) -> Alert:
+    named = {**_of_device(gpu.identity.uuid, gpu), **labels}
+    return Alert(name, named, description, state.snapshot.time, owner.of_gpu(state, gpu))
 
 
 def _devices(snapshot: Snapshot) -> Iterator[tuple[str, Gpu]]:

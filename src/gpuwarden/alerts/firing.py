@@ -6,18 +6,16 @@ Pure, and used by one event loop. An alert that is over for a moment only goes o
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuwarden.alerts.alert import Alert, Key
-from gpuwarden.alerts.conditions import CONDITIONS, OF_EVENTS, TOLD_ON, Condition, end_is_known, ending_of
+from gpuwarden.alerts.conditions import CONDITIONS, TOLD_ON, Condition
 from gpuwarden.alerts.rule import filled
 from gpuwarden.alerts.rules import ALERTS, Choices
 from gpuwarden.config import Pressure as Limits
 from gpuwarden.config_values import DURATION
-from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.state import State
 
 log = logging.getLogger(__name__)
@@ -36,7 +34,6 @@ class _Episode:
     began: float
     held: float
     fires: bool = False
-    least: float = -math.inf  # until when it fires in any case
 
 
 class Firing:
@@ -54,20 +51,6 @@ class Firing:
         self._episodes: dict[Key, _Episode] = {}
         self._left_out: set[Key] = set()
         self._faulty: set[str] = set()  # conditions whose own fault is in the log
-
-    def resume(self, alerts: Iterable[Alert], now: float, wall: float) -> None:
-        """Go on with what an earlier daemon has told; `wall` is the same time as Unix time.
-
-        Until it is seen to be over; what was an event, that nobody may know of any more, for as long as it is told.
-        """
-        for alert in alerts:
-            if alert.name not in self._conditions:
-                continue
-            event = OF_EVENTS.get(alert.name, 0.0)
-            lasts = max(self._keeps[alert.name], min(event - (wall - alert.since), event))
-            episode = self._episodes.setdefault(alert.key, _Episode(alert, now, now))
-            episode.alert = episode.alert._replace(since=min(episode.alert.since, alert.since))
-            episode.fires, episode.least = True, now + lasts
 
     def see(self, state: State, now: float) -> tuple[list[Alert], list[Alert]]:
         """Take a poll; return what fires now, and what has fired until the last poll and does no more."""
@@ -87,11 +70,7 @@ class Firing:
             log.warning("over %d alerts of a severity at once: nobody is told of further ones", MOST_FIRING)
         self.dropped += len(left_out - self._left_out)
         self._left_out = left_out
-        ended = [
-            each.alert._replace(ending=ending_of(each.alert, state.snapshot))
-            for each in self._forgotten(now, state.snapshot)
-            if each.fires
-        ]
+        ended = [each.alert for each in self._forgotten(now) if each.fires]
         return list(self._firing(now)), ended
 
     def _holding(self, state: State) -> Iterator[Alert]:
@@ -106,15 +85,12 @@ class Firing:
                     log.exception("the alert %s meets an error of gpuwarden's own, please report it", name)
             yield from found
 
-    def _forgotten(self, now: float, snapshot: Snapshot) -> Iterator[_Episode]:
+    def _forgotten(self, now: float) -> Iterator[_Episode]:
         """Forget and give what holds no more: at once where it has not fired yet, as Prometheus does."""
         for key, episode in list(self._episodes.items()):
-            if episode.held < now and (not episode.fires or self._is_over(episode, now, snapshot)):
+            lasts = self._keeps[episode.alert.name] if episode.fires else 0.0
+            if episode.held < now and now - episode.held >= lasts:
                 yield self._episodes.pop(key)
-
-    def _is_over(self, episode: _Episode, now: float, snapshot: Snapshot) -> bool:
-        end = max(episode.held + self._keeps[episode.alert.name], episode.least)
-        return now >= end and end_is_known(episode.alert, snapshot)
 
     def _firing(self, now: float) -> Iterator[Alert]:
         for episode in self._episodes.values():

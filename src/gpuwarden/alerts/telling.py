@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -36,12 +35,10 @@ class Telling:
 
     def see(self, state: State, now: float) -> None:
         """Take a poll; `now` is monotonic. A sink that meets a fault costs itself alone."""
-        if self._notifier is not None:
-            self._firing.resume(self._notifier.recalled(), now, time.time())
         firing, ended = self._firing.see(state, now)
         for number, sink in enumerate(self._sinks):
             try:
-                sink.see(firing, ended, time.time())
+                sink.see(firing, ended, state)
             except Exception:
                 if number not in self._faulty:
                     self._faulty.add(number)

@@ -180,8 +180,11 @@ class Receipts:
             live.stem = live.stem or stem_of(self._receipt(live, run.account))
             self._follow(live)
         present = {run.peer.run_id for run in runs}
-        for run_id in [run_id for run_id in self._live if run_id not in present]:
+        parted = [run_id for run_id in self._live if run_id not in present]
+        for run_id in parted:
             self._part(self._live.pop(run_id))
+        if parted:
+            self._look_for_absent()
         self._bound_absent()
         if now >= self._due:
             self._due = now + WRITE_SECONDS
@@ -216,7 +219,6 @@ class Receipts:
         receipt = self._receipt(live, live.run.account)
         self._absent[receipt.run_id] = _Absent(live.stem, receipt, _LOST)
         self._write(live.stem, receipt)
-        self._look_for_absent()
 
     def _receipt(self, live: _Live, account: Account) -> Receipt:
         """Make a run's receipt with its story; some 100 µs a device."""

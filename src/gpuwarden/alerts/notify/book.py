@@ -21,12 +21,13 @@ _NEARLY = 0.5  # of the time to a repetition: one that is that old goes along wi
 
 @dataclass(slots=True)
 class Entry:
-    """One alert: since when it is known, when it was told, and since when it is gone."""
+    """One alert: since when it is known, when it was told, and since when it is gone; whether it only lingers."""
 
     alert: Alert
     began: float
     told: float | None = None
     gone: float | None = None
+    lingers: bool = False
 
 
 class Book:
@@ -53,11 +54,13 @@ class Book:
             kept = alert if known is None else known.alert
             self._entries[alert.key] = Entry(kept, now, told=now - seconds, gone=gone)
 
-    def see(self, firing: Sequence[Alert], now: float, ended: Sequence[Alert] = ()) -> None:
-        """Take all that fires now, and what has ended, with how it did."""
+    def see(
+        self, firing: Sequence[Alert], now: float, lingering: Collection[Key] = (), over: Iterable[Alert] = ()
+    ) -> None:
+        """Take all that fires now, what does no more and may not be over, and what is over, with how it ended."""
         current = {alert.key: alert for alert in firing if self._concerns(alert)}
         says_less = hidden(current.values())
-        self._note_gone(current, ended, now)
+        self._note_gone(current, lingering, over, now)
         left_out: set[Key] = set()
         count = Counter(entry.alert.rule.severity for entry in self._entries.values())
         for key, alert in current.items():
@@ -79,11 +82,16 @@ class Book:
             if self._is_over(entry, now) and entry.told is not None and not self._settings.resolved:
                 del self._entries[key]
 
-    def _note_gone(self, current: Collection[Key], ended: Iterable[Alert], now: float) -> None:
+    def _note_gone(
+        self, current: Collection[Key], lingering: Collection[Key], over: Iterable[Alert], now: float
+    ) -> None:
         for key, entry in self._entries.items():
-            if key not in current and entry.gone is None:
+            entry.lingers = key in lingering
+            if entry.lingers:
+                entry.gone = None
+            elif key not in current and entry.gone is None:
                 entry.gone = now
-        for alert in ended:
+        for alert in over:
             if alert.key in self._entries:
                 self._entries[alert.key].alert = alert
 
@@ -119,7 +127,7 @@ class Book:
             since = wall - (now - entry.gone) if entry.gone is not None and self._is_over(entry, now) else None
             if entry.told is None or since is not None:
                 found.append(Told(entry.alert, over=since))
-            elif entry.gone is None and now - entry.told >= _NEARLY * self._settings.repeat:
+            elif entry.gone is None and not entry.lingers and now - entry.told >= _NEARLY * self._settings.repeat:
                 found.append(Told(entry.alert, again=True))
         return tuple(found)
 
@@ -154,5 +162,5 @@ class Book:
         if entry.told is None:
             return entry.began + self._settings.group_wait
         if entry.gone is None:
-            return entry.told + self._settings.repeat
+            return math.inf if entry.lingers else entry.told + self._settings.repeat
         return entry.gone + self._settings.resolve_after if self._settings.resolved else math.inf

@@ -10,9 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gpuwarden.alerts.alert import Alert
+from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.notify.book import Book
 from gpuwarden.alerts.notify.kept import Kept
 from gpuwarden.alerts.notify.message import Told
@@ -75,10 +75,10 @@ class Channel:
             recalled, self._recalled = self._recalled, []
         return recalled
 
-    def see(self, firing: Sequence[Alert], ended: Sequence[Alert] = ()) -> None:
-        """Take all that fires now, and what has ended, with how it did."""
+    def see(self, firing: Sequence[Alert], lingering: Collection[Key] = (), over: Sequence[Alert] = ()) -> None:
+        """Take all that fires now, what does no more and may not be over, and what is over, with how it ended."""
         with self._turn:
-            self._book.see(firing, time.monotonic(), ended)
+            self._book.see(firing, time.monotonic(), lingering, over)
             if self._at() < self._wakes:
                 self._turn.notify()
             self._note_if_stuck(time.monotonic())
@@ -104,8 +104,7 @@ class Channel:
     def _work(self) -> None:
         known = self._kept.read(time.time())
         with self._turn:
-            if not self._kept.of_another:
-                self._book.remember(known, time.monotonic())
+            self._book.remember(known, time.monotonic())
             self._recalled = [alert for alert, _seconds in known]
         while True:
             with self._turn:

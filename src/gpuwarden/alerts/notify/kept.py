@@ -27,12 +27,11 @@ _LONGEST = 400  # characters of a text that is kept
 class Kept:
     """The file of one target; none where there is no folder.
 
-    `whom` gives a digest of the address that the target reaches, None where that is not known. It may block. What was
-    read may be `of_another` address: it fires, and this one has not been told.
+    `whom` gives a digest of the address that the target reaches, None where that is not known: what another address was
+    told is no news that this one has. It may block.
     """
 
     def __init__(self, folder: Path | None, name: str, whom: Callable[[], str | None] = lambda: None) -> None:
-        self.of_another = False
         self._whom = whom
         self._file = folder / f"{name}.json" if folder else None
         self._faulty = False
@@ -53,10 +52,10 @@ class Kept:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read, so that alerts may be told again: %s", self._file, error)
             return []
-        self.of_another = None not in (to, self._to) and to != self._to
-        if self.of_another:
-            log.info("%s says what another address was told, so that what fires is told to the new one", self._file)
-        return known
+        if to is None or self._to is None or to == self._to:
+            return known
+        log.info("%s says what another address was told, so that what fires is told to the new one", self._file)
+        return []
 
     def write(self, told: Iterable[tuple[Alert, float]], wall: float) -> None:
         """Keep them; a fault is logged once."""
@@ -70,6 +69,7 @@ class Kept:
                 "labels": dict(alert.labels),
                 "description": clean(alert.description, _LONGEST),
                 "since": alert.since,
+                "last": alert.last,
                 "owner": clean(alert.owner, _LONGEST),
                 "told": wall - seconds,
             }
@@ -94,5 +94,5 @@ def _alerts(content: Any, wall: float) -> Iterator[tuple[Alert, float]]:
         if row["name"] not in ALERTS:
             continue  # an alert of another version
         labels = {str(name): str(value) for name, value in row["labels"].items()}
-        texts = str(row["description"]), float(row["since"]), str(row["owner"])
+        texts = str(row["description"]), float(row["since"]), str(row["owner"]), float(row.get("last", 0.0))
         yield Alert(row["name"], labels, *texts), max(wall - float(row["told"]), 0.0)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpuwarden.alerts.alert import Alert
+from gpuwarden.alerts.lingering import Lingering
 from gpuwarden.alerts.notify.channel import Channel
 from gpuwarden.alerts.notify.kept import Kept
 from gpuwarden.alerts.notify.message import LONGEST_NAME, Message, Told, clean
 from gpuwarden.alerts.notify.target import Target
 from gpuwarden.alerts.notify.targets import targets
 from gpuwarden.config import Notify
-from gpuwarden.state import Notified
+from gpuwarden.state import Notified, State
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class Notifier:
     def __init__(self, settings: Notify, folder: Path | None, to: Iterable[Target] | None = None) -> None:
         self._host = host_name()
         self._docs = settings.docs
+        self._lingering = Lingering()
         chosen = targets(settings, self._host) if to is None else to
         self._channels = [
             Channel(target, settings, self._say, Kept(folder, target.name, target.whom)) for target in chosen
@@ -39,14 +42,14 @@ class Notifier:
             channel.start()
             log.info("alerts of severity %s go to %s", severities(channel.target.least), channel.target.place)
 
-    def recalled(self) -> list[Alert]:
-        """Give, once, what targets were told by an earlier daemon to fire."""
-        return [alert for channel in self._channels for alert in channel.recalled()]
-
-    def see(self, firing: Sequence[Alert], ended: Sequence[Alert], now: float) -> None:  # noqa: ARG002 - of the protocol
-        """Take all that fires now, and how what has ended did."""
+    def see(self, firing: Sequence[Alert], ended: Sequence[Alert], state: State) -> None:
+        """Take a poll: what fires, and what does no more."""
+        now = time.monotonic()
         for channel in self._channels:
-            channel.see(firing, ended)
+            self._lingering.recall(channel.recalled(), now, time.time())
+        lingering, over = self._lingering.see(firing, ended, state, now)
+        for channel in self._channels:
+            channel.see(firing, lingering, over)
 
     async def stop(self) -> None:
         """Tell what is new, and end; what hangs is left behind."""

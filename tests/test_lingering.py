@@ -1,0 +1,101 @@
+"""Alerts that fire no more, and that nobody can call over yet: a GPU that nobody can ask, a restart of the daemon."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_firing import LOST, NOW, OF_GPU, poll, run
+
+from gpuwarden.alerts.alert import Alert, Key
+from gpuwarden.alerts.lingering import RECALLED_SECONDS, Lingering
+from gpuwarden.runs import proc
+from gpuwarden.state import State
+from gpuwarden.thresholds import DIED_SECONDS, XID_SECONDS
+from snapshots import gpu
+
+DOWN = Alert("GpuDown", OF_GPU, "GPU 0 does not answer.", NOW - 50)
+WELL = poll(gpu(0))
+
+
+def changed(state: State, **fields: Any) -> State:
+    """Return a poll with another snapshot."""
+    return replace(state, snapshot=replace(state.snapshot, **fields))
+
+
+def seen(
+    lingering: Lingering, firing: list[Alert], ended: list[Alert], state: State, now: float
+) -> tuple[set[Key], list[Alert]]:
+    """Let a poll be; return what lingers and what is over."""
+    lingers, over = lingering.see(firing, ended, state, now)
+    return set(lingers), over
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        changed(poll(LOST), fault="driver_not_loaded"),
+        changed(poll(LOST), asked=False, gpus=(replace(LOST, asked=False, fault=None),)),
+        changed(poll(LOST), gpus=(), enumerated=1),
+    ],
+    ids=["driver silent", "paused", "not identified"],
+)
+def test_gpu_that_nobody_can_ask_is_not_well(unknown: State) -> None:
+    """While nobody knows how a GPU is that was down, that is not over; it is when the GPU answers."""
+    lingering = Lingering()
+    assert seen(lingering, [DOWN], [], poll(LOST), 0) == (set(), [])
+    assert seen(lingering, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
+    assert seen(lingering, [], [], unknown, 5000) == ({DOWN.key}, [])
+    assert seen(lingering, [], [], WELL, 5001) == (set(), [DOWN])
+
+
+def test_end_that_is_known() -> None:
+    """What is seen to be over is so at once, and of what fires again nothing lingers."""
+    lingering = Lingering()
+    assert seen(lingering, [], [DOWN], WELL, 0) == (set(), [DOWN])
+    silent = changed(poll(LOST), fault="driver_not_loaded")
+    assert seen(lingering, [], [DOWN], silent, 1) == ({DOWN.key}, [])
+    assert seen(lingering, [DOWN], [], poll(LOST), 2) == (set(), [])
+    assert seen(lingering, [], [], WELL, 3) == (set(), [])
+
+
+def test_gpu_that_the_driver_lists_no_more() -> None:
+    """Of a GPU that is gone from the driver's list it is said that nobody saw it well."""
+    ended = DOWN._replace(ending="not seen to be well: the driver lists it no more")
+    assert seen(Lingering(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
+
+
+def test_what_an_earlier_daemon_told() -> None:
+    """It lingers until it can fire again: some minutes, or what is left of the time that an event is told for."""
+    often = Alert("GpuXidCritical", {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
+    died = Alert("RunDied", {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
+    past = Alert("RunDied", {"run_id": "8-1"}, "", NOW - 86400)
+    lingering = Lingering()
+    lingering.recall([DOWN, often, died, past], 0, NOW)
+    assert seen(lingering, [], [], WELL, 0) == ({DOWN.key, often.key, died.key}, [past])
+    assert seen(lingering, [], [], WELL, DIED_SECONDS - 290) == ({DOWN.key, often.key}, [died])
+    assert seen(lingering, [], [], WELL, RECALLED_SECONDS) == ({often.key}, [DOWN])
+    assert seen(lingering, [], [], WELL, XID_SECONDS - 601) == ({often.key}, [])
+    assert seen(lingering, [], [], WELL, XID_SECONDS - 600) == (set(), [often])
+
+
+def test_clock_that_went_back_keeps_no_event_for_longer() -> None:
+    """One that is yet to come, by a clock that was set back, lingers for as long as any."""
+    died = Alert("RunDied", {"run_id": "7-1"}, "", NOW + 86400)
+    lingering = Lingering()
+    lingering.recall([died], 0, NOW)
+    assert seen(lingering, [], [], WELL, DIED_SECONDS) == (set(), [died])
+
+
+def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
+    """It hangs until it reports or its process is gone."""
+    start = int((proc.stat(os.getpid()) or [])[19])
+    stalled = Alert("RunStalled", {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW)
+    gone = stalled._replace(labels={"run_id": f"{os.getpid()}-{start + 1}", "run_name": "unet"})
+    known = stalled._replace(labels={"run_id": run().peer.run_id, "run_name": "unet"})
+    lingering = Lingering()
+    lingering.recall([stalled, gone, known], 0, NOW)
+    state = poll(gpu(0), runs=(run(left=20),))
+    assert seen(lingering, [], [], state, RECALLED_SECONDS) == ({stalled.key}, [gone, known])
