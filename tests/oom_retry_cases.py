@@ -376,8 +376,8 @@ class Pair(keras.Model):  # type: ignore[misc] # Keras ships no types
         return {"loss": loss}
 
 
-def pair(second: Any = None) -> Any:
-    made = Pair()
+def pair(second: Any = None, of: Callable[[], Any] = Pair) -> Any:
+    made = of()
     made.compile("adam", second or keras.optimizers.Adagrad(0.1))  # whose variables do not begin with zeros
     return made
 
@@ -579,22 +579,37 @@ def case_seeds(_: Path) -> Any:
     return [losses(search=True), losses(search=False)]
 
 
+class TracedPair(Pair):
+    """Has a step that is a function of TensorFlow's itself: what was traced in a search is used for good."""
+
+    train_step = tf.function(Pair.train_step)
+
+
 def case_two_optimizers(_: Path) -> Any:
-    """Search with a second optimizer that is not built, and with one that has trained."""
+    """Search with a second optimizer that is not built, has trained, or trains in a traced step."""
     outcomes = {}
-    for name in ("new", "trained"):
-        searched = pair()
-        if name == "trained":
-            searched.fit(X, Y, verbose=0, batch_size=1024)
+    for name in ("new", "trained", "traced"):
+        searched, plain = (pair(of=TracedPair if name == "traced" else Pair) for _ in range(2))
         second = searched.other
-        before = [np.asarray(each).tolist() for each in second.variables]
+        for each in (searched, plain):
+            if name == "trained":
+                each.fit(X, Y, verbose=0, batch_size=1024, shuffle=False)
+            if name == "traced":
+                each.optimizer.build(each.first.trainable_variables)
         find_batch_size(searched, batch, smallest=8, largest=16)
-        outcomes[name] = {
-            "same": searched.other is second,
-            "built": second.built,
-            "values": before == [np.asarray(each).tolist() for each in second.variables],
-        }
+        outcomes[name] = searched.other is second
+        for each in (searched, plain):
+            each.fit(X, Y, verbose=0, batch_size=1024, shuffle=False)
+        one, other = ([*of.get_weights(), *map(np.asarray, of.other.variables)] for of in (searched, plain))
+        outcomes[name] &= len(one) == len(other) > 6 and all(map(np.allclose, one, other))
     return outcomes
+
+
+class Unbuildable(keras.optimizers.SGD):  # type: ignore[misc] # Keras ships no types
+    """Finds no room for its variables, in TensorFlow's words."""
+
+    def build(self, variables: Any) -> None:  # noqa: ARG002, D102 - Keras's
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]")
 
 
 def case_search_fails(_: Path) -> Any:
@@ -609,12 +624,17 @@ def case_search_fails(_: Path) -> Any:
     before = state(broken)
     error = raised(lambda: find_batch_size(broken, batch, smallest=8))
     restored = [one == other for one, other in zip(before, state(broken), strict=True)]
+    own = Unbuildable()
+    searched = model(own)
+    no_room = raised(lambda: find_batch_size(searched, batch, smallest=8))
+    no_room["restored"] = searched.optimizer is own
     searched = model()
     whole = state(searched)
     too_big = raised(lambda: find_batch_size(searched, batch, smallest=8192))
     return {
         "error": error,
         "restored": restored,
+        "no_room": no_room,
         "too_big": too_big,
         "restored_too": whole == state(searched),
     }

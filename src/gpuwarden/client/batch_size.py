@@ -12,7 +12,7 @@ from gpuwarden.client import peaks
 from gpuwarden.client.device_oom import is_device_oom
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.model_state import ModelState, Substitutes, Traces, seeds_kept
+from gpuwarden.client.model_state import ModelState, Substitute, Traces, seeds_kept
 from gpuwarden.client.trainable import check_built, check_model, whole
 
 STEPS = 3  # of a trial: the optimizer's variables exist and the peak is seen
@@ -81,7 +81,7 @@ class _Trials:
 
     def find(self, smallest: int, largest: int, most: int) -> int:
         """Find the size; of `most` examples there is a batch at most."""
-        substitutes = Substitutes(self._model)
+        substitute = Substitute(self._model)
         try:
             self._state = ModelState(self._model)
             try:
@@ -92,7 +92,7 @@ class _Trials:
             finally:
                 self._state.restore()
         finally:
-            substitutes.leave()
+            substitute.leave()
             peaks.forget()
         if found is None or found < smallest:
             raise MemoryError(

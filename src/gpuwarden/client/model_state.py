@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.optimizers import attributes, optimizers
+from gpuwarden.client.optimizers import begin_anew, optimizers
 from gpuwarden.client.trainable import scope
 
 # What fit sets on a model, by backend; JAX's state is a copy that would be written over the variables later.
@@ -26,13 +26,14 @@ _ABSENT = object()
 class ModelState:
     """The state of a built model whose optimizer is built, as of the making of this.
 
-    Of another optimizer that is not built the variables that its first step makes are unknown: see Substitutes.
+    Of another optimizer that is not built the variables that its first step makes are unknown: those begin anew.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._variables = [(each, keras.ops.convert_to_numpy(each).copy()) for each in _variables(model)]
         self._buffers = _buffers(model)
+        self._unbuilt = [each for each in optimizers(model) if not each.built]
         self._attributes = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
 
     def restore(self) -> None:
@@ -43,6 +44,10 @@ class ModelState:
                 setattr(self._model, name, value)
             elif hasattr(self._model, name):
                 delattr(self._model, name)
+        if built := [each for each in self._unbuilt if each.built]:
+            for each in built:
+                begin_anew(self._model, each)
+            self.restore_values()  # their count of steps, which need not be 0
 
     def restore_values(self) -> None:
         """Put back the values of the variables, and of torch modules' buffers, alone."""
@@ -58,29 +63,27 @@ class ModelState:
             model.zero_grad()  # gradients hold as much memory as weights
 
 
-class Substitutes:
-    """Optimizers like those of the model that are not built, in their places from now on; those stay as they are.
+class Substitute:
+    """An optimizer like the model's own, which is in its place from now on and stays as it is: not yet built.
 
-    What one that is built holds can be put back.
+    For a model whose optimizer is built it does nothing: what that one holds can be put back. The other optimizers stay
+    in their places: a function of the program's own that is traced meanwhile has their variables for good.
     """
 
     def __init__(self, model: Any) -> None:
-        self._own = [
-            (holder, name, value)
-            for holder, name, value in attributes(model)
-            if isinstance(value, keras.optimizers.Optimizer) and not value.built
-        ]
-        made = {id(own): _like(model, own) for _, _, own in self._own}
-        for holder, name, own in self._own:
-            setattr(holder, name, made[id(own)])
-        if not model.optimizer.built:
-            with scope(model):
-                model.optimizer.build(model.trainable_variables)
+        self._model = model
+        self._own = own = model.optimizer
+        for each in optimizers(model):
+            if not each.built:
+                new = _like(model, each)  # of others too: those that cannot begin anew are refused before they train
+                if each is own:
+                    with scope(model):
+                        new.build(model.trainable_variables)
+                    model.optimizer = new  # only now, as memory may run out before
 
     def leave(self) -> None:
-        """Put the model's own optimizers back."""
-        for holder, name, own in self._own:
-            setattr(holder, name, own)
+        """Put the model's own optimizer back."""
+        self._model.optimizer = self._own
 
 
 def _like(model: Any, own: Any) -> Any:
@@ -90,7 +93,7 @@ def _like(model: Any, own: Any) -> Any:
     except Exception as error:
         raise ValueError(
             f"model: its optimizer {type(own).__name__} is not built and cannot be made anew from its config "
-            f"({type(error).__name__}: {error}); build it first: model.optimizer.build(model.trainable_variables)"
+            f"({type(error).__name__}: {error}); build it first: optimizer.build(model.trainable_variables)"
         ) from error
 
 
