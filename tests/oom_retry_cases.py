@@ -382,16 +382,24 @@ def pair(second: Any = None, of: Callable[[], Any] = Pair) -> Any:
     return made
 
 
+def scaled() -> Any:
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adagrad(0.1))
+
+
 def case_second_optimizer(_: Path) -> Any:
     """Run out of memory in the first epoch, whose begin saw the second optimizer without its variables, and later."""
     outcomes = {}
-    for epoch, sizes in ((0, [512, 512]), (1, [1024, 512])):
-        trained, plain = pair(), pair()
+    for name, epoch, sizes in (
+        ("first epoch", 0, [512, 512]),
+        ("later", 1, [1024, 512]),
+        ("scales the loss", 0, [512, 512]),
+    ):
+        trained, plain = (pair(scaled() if name == "scales the loss" else None) for _ in range(2))
         history = fit_with_oom_retry(trained, dataset, 1024, epochs=2, verbose=0, callbacks=[Runs(epoch, "batch")])
         for begun, size in enumerate(sizes):
             plain.fit(dataset(size), initial_epoch=begun, epochs=begun + 1, verbose=0)
         one, other = ([np.asarray(each) for each in of.other.variables] for of in (trained, plain))
-        outcomes[str(epoch)] = {
+        outcomes[name] = {
             "sizes": list(history.batch_sizes.values()),
             "weights": all(map(np.allclose, trained.get_weights(), plain.get_weights())),
             "second": len(one) == len(other) > 2 and all(map(np.allclose, one, other)),
@@ -428,6 +436,26 @@ def case_of_a_callback(_: Path) -> Any:
         )
         outcomes[hook] = {**seen, "hooks": counts.hooks}
     return outcomes
+
+
+class Unsavable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
+    """Runs out of memory as it is saved a second time."""
+
+    saved = 0
+
+    def save_own_variables(self, store: Any) -> None:  # noqa: D102
+        self.saved += 1
+        if self.saved == 2:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]")
+        super().save_own_variables(store)
+
+
+def case_of_the_checkpoint(_: Path) -> Any:
+    made = keras.Sequential([keras.layers.Input((3,)), Unsavable(1)])
+    made.compile("adam", "mse")
+    counts = Counts()
+    seen = raised(lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, verbose=0, callbacks=[counts]))
+    return {**seen, "hooks": counts.hooks}
 
 
 def case_arguments(_: Path) -> Any:

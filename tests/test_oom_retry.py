@@ -30,6 +30,7 @@ CASES = (
     "second_optimizer",
     "unreadable",
     "of_a_callback",
+    "of_the_checkpoint",
     "arguments",
 )
 
@@ -179,8 +180,9 @@ def test_other_errors(case: Any) -> None:
 def test_second_optimizer(case: Any) -> None:
     """An optimizer that was not built at the epoch's begin is as it was then, too."""
     assert case["saw"] == {
-        "0": {"sizes": [512, 512], "weights": True, "second": True},
-        "1": {"sizes": [1024, 512], "weights": True, "second": True},
+        "first epoch": {"sizes": [512, 512], "weights": True, "second": True},
+        "later": {"sizes": [1024, 512], "weights": True, "second": True},
+        "scales the loss": {"sizes": [512, 512], "weights": True, "second": True},
     }
 
 
@@ -201,6 +203,13 @@ def test_of_a_callback(case: Any) -> None:
         assert saw["hooks"] == ["begin", *begun]
     assert len(case["said"]) == 2
     assert all("out of memory in a callback" in each for each in case["said"])
+
+
+def test_of_the_checkpoint(case: Any) -> None:
+    """One as a later checkpoint is written is raised: an epoch would be lost, or be had twice by callbacks."""
+    saw = case["saw"]
+    assert (saw["type"], saw["hooks"]) == ("ResourceExhaustedError", ["begin", "epoch 0"])
+    assert ["checkpoint was written" in each for each in case["said"]] == [True]
 
 
 def test_arguments(case: Any) -> None:

@@ -165,8 +165,8 @@ class _Training:
             return "out of memory before the first epoch had begun, which no smaller batch changes"
         if self._checkpoint.ended:
             return (
-                "out of memory in a callback, in on_epoch_end or on_train_end, which no smaller batch of training "
-                "changes: have the callback take less"
+                "out of memory in a callback, in on_epoch_end or on_train_end, or as the next epoch's checkpoint was "
+                "written, which no smaller batch of training changes: have callbacks take less"
             )
         validation = self._kwargs.get("validation_data")
         if self._checkpoint.validating and _batched(validation):
@@ -216,18 +216,19 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
         """Write it; before an optimizer has trained it is built, so that the checkpoint holds all of it."""
-        self.epoch, self.validating, self.ended = epoch, False, False
         model = self.model
         if not model.optimizer.built:
             with scope(model):
                 model.optimizer.build(model.trainable_variables)
-        save(model, self._path)
-        self.written = True
-        self._unbuilt = [each for each in optimizers(model) if not each.built]
+        unbuilt = [each for each in optimizers(model) if not each.built]
         saved = {id(each) for each in model.weights}
         apart = [each for each in model.variables if id(each) not in saved]
-        apart += [each for optimizer in self._unbuilt for each in optimizer.variables]
-        self._values = [(each, keras.ops.convert_to_numpy(each).copy()) for each in apart]
+        apart += [each for optimizer in unbuilt for each in optimizer.variables]
+        values = [(each, keras.ops.convert_to_numpy(each).copy()) for each in apart]
+        save(model, self._path)
+        # Only now: where memory runs out before, what there is to go back to is the epoch before.
+        self._unbuilt, self._values, self.written = unbuilt, values, True
+        self.epoch, self.validating, self.ended = epoch, False, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
         """Note the epoch."""
@@ -258,12 +259,13 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
 @contextlib.contextmanager
 def _unread(unbuilt: Sequence[Any]) -> Iterator[None]:
     """Have Keras read nothing for these: they were not built when it wrote the file."""
-    for each in unbuilt:
+    read = {id(each): each for optimizer in unbuilt for each in (optimizer, inner(optimizer))}.values()
+    for each in read:
         vars(each)["load_own_variables"] = _nothing
     try:
         yield
     finally:
-        for each in unbuilt:
+        for each in read:
             vars(each).pop("load_own_variables")
 
 
