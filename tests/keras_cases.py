@@ -36,8 +36,9 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 from receiver import Receiver
 
 from gpuwarden import keras as keras_callback
-from gpuwarden.client import steps
+from gpuwarden.client import keras_model, steps
 from gpuwarden.client.frameworks.tensorflow import physical_devices
+from gpuwarden.client.guard import MAX_ERRORS
 from gpuwarden.client.run import Run, join
 from gpuwarden.client.wrapped import unwrap
 from gpuwarden.keras import GpuWarden, keras
@@ -680,6 +681,27 @@ def case_internal_errors_in_steps(daemon: Daemon) -> Any:
     made = model()
     made.fit(*data(20), batch_size=2, verbose=0, callbacks=[callback, Breaks()])
     return daemon.heard()
+
+
+def case_internal_errors_within_another(daemon: Daemon) -> Any:
+    """Fail for the last time as one of two fits is taken up that an exception had ended."""
+    asked: list[Any] = []
+
+    def bounded(keras: Any) -> int:
+        asked.append(keras)
+        if len(asked) > 9:
+            raise RuntimeError("asked for ever")
+        return 0
+
+    callback = daemon.callback()
+    callback._guard._errors = MAX_ERRORS - 1
+    callback._around = {0: {}, 1: {"_steps": "of one", "_functions": "without watch"}}
+    before, keras_model.hooks_around = keras_model.hooks_around, bounded
+    try:
+        callback._take_up_abandoned()
+    finally:
+        keras_model.hooks_around = before
+    return {"off": callback._guard.off, "asked": len(asked)}
 
 
 def case_disabled(daemon: Daemon) -> Any:

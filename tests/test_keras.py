@@ -399,6 +399,11 @@ def test_internal_errors_in_steps(saw: Any) -> None:
     assert (last["phase"], last["stepping"]) == ("idle", False)
 
 
+def test_internal_errors_within_another(saw: Any) -> None:
+    """A callback that switches itself off as it goes on with a fit around another does not go on for ever."""
+    assert saw == {"off": True, "asked": 1}
+
+
 @pytest.mark.parametrize("saw", ["disabled"], indirect=True)
 def test_disabled(saw: bool) -> None:  # noqa: FBT001 - what the case saw
     """A disabled callback, by argument or environment, never connects."""

@@ -127,7 +127,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def _take_up_abandoned(self) -> None:
         """Go on with the fit whose hook this is, where another's exception ended what came within, and was caught."""
-        while self._around and max(self._around) >= keras_model.hooks_around(keras):
+        # Once it is off `_take_up` takes nothing any more.
+        while not self._guard.off and self._around and max(self._around) >= keras_model.hooks_around(keras):
             self._take_up()
 
     @guarded
