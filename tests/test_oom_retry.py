@@ -29,6 +29,7 @@ CASES = (
     "other_errors",
     "second_optimizer",
     "unreadable",
+    "interrupted",
     "of_a_callback",
     "of_the_checkpoint",
     "arguments",
@@ -193,6 +194,11 @@ def test_unreadable(case: Any) -> None:
     said = [each for each in case["said"] if each.startswith("fit_with_oom_retry")]
     assert ["could not be put back" in each and "nothing there" in each for each in said] == [True]
     assert saw["notes"] == said * (sys.version_info >= (3, 11))
+
+
+def test_interrupted(case: Any) -> None:
+    """What a signal handler raises as the model is put back is raised as it is."""
+    assert case["saw"] == {"type": "TimeoutError", "text": "over time", "notes": []}
 
 
 def test_of_a_callback(case: Any) -> None:

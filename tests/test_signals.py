@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from receiver import Receiver
 
 from gpuwarden import watch
-from gpuwarden.client import connection, loop
+from gpuwarden.client import connection, disk_room, loop
 from gpuwarden.client.answer import Wish, fulfil
 from gpuwarden.client.frameworks import Framework
 from gpuwarden.client.guard import by_signal
@@ -115,7 +116,9 @@ def test_no_signal(raising: Callable[..., None], given: tuple[object, ...]) -> N
     assert not by_signal(raised.value)
 
 
-@pytest.mark.parametrize("place", [(loop, "monotonic"), (connection, "encode")], ids=["step", "message"])
+@pytest.mark.parametrize(
+    "place", [(loop, "monotonic"), (connection, "encode"), (os, "fstat")], ids=["step", "message", "socket"]
+)
 def test_watch(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, place: tuple[object, str]) -> None:
     """A loop gets what the handler raised, and its watch goes on."""
     with watch(interval=0) as run:
@@ -181,6 +184,14 @@ def test_allocator() -> None:
         memory.watch(framework, ["GPU:0"])
     with pytest.raises(OverTimeError):
         memory.sample()
+
+
+def test_disk_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit that comes as room for a checkpoint is made is not taken for a disk without any."""
+    monkeypatch.setattr(disk_room, "sizes_of", lambda _model: [1])
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with pytest.raises(OverTimeError):
+        disk_room.check_room(None, tmp_path / "a.h5")
 
 
 def test_wish() -> None:

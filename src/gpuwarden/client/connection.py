@@ -187,7 +187,9 @@ class Connection:
         assert self._socket is not None
         try:
             found = os.fstat(self._socket.fileno())
-        except OSError:
+        except OSError as error:
+            if by_signal(error):
+                raise
             return False
         return self._file is not None and os.path.samestat(found, self._file)
 
