@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
@@ -11,15 +10,10 @@ from gpuwarden.client.trainable import scope
 
 def optimizers(model: Any) -> list[Any]:
     """Give each once: the model's own, those in attributes of it and its layers, and in lists and dicts there."""
-    found = [model.optimizer, *(each for _, _, value in attributes(model) for each in _inside(value))]
+    layers = model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
+    values = [value for layer in layers for value in vars(layer).values()]
+    found = [model.optimizer, *(each for value in values for each in _inside(value))]
     return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
-
-
-def attributes(model: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Give each attribute of the model and its layers: whose, its name, its value."""
-    for layer in model._flatten_layers():  # noqa: SLF001 - `layers` leaves out the inner ones
-        for name, value in list(vars(layer).items()):
-            yield layer, name, value
 
 
 def inner(optimizer: Any) -> Any:
