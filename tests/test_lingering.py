@@ -99,3 +99,13 @@ def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
     lingering.recall([stalled, gone, known], 0, NOW)
     state = poll(gpu(0), runs=(run(left=20),))
     assert seen(lingering, [], [], state, RECALLED_SECONDS) == ({stalled.key}, [gone, known])
+
+
+@pytest.mark.parametrize("labels", [{}, {"run_id": "train.py", "uuid": ""}, {"run_id": "9" * 30 + "-1"}])
+@pytest.mark.parametrize("name", ["GpuDown", "RunStalled"])
+def test_alert_that_was_kept_and_changed_by_hand(name: str, labels: dict[str, str]) -> None:
+    """Of one whose labels name nothing no poll fails: it is over."""
+    lingering = Lingering()
+    lingering.recall([Alert(name, labels, "", NOW)], 0, NOW)
+    lingers, over = seen(lingering, [], [], WELL, RECALLED_SECONDS)
+    assert (lingers, [each.labels for each in over]) == (set(), [labels])

@@ -134,20 +134,22 @@ def end_is_known(alert: Alert, state: State) -> bool:
     """
     snapshot = state.snapshot
     if alert.name == "GpuDown":
-        gpu = snapshot.gpu(alert.labels["uuid"])
+        gpu = snapshot.gpu(alert.labels.get("uuid", ""))
         if gpu is not None:
             return gpu.up
         return snapshot.asked and snapshot.fault is None and _unidentified(snapshot) <= 0
     if alert.name == "RunStalled":
-        run_id = alert.labels["run_id"]
+        run_id = alert.labels.get("run_id", "")
         pid, _, start = run_id.partition("-")
+        if not pid.isdecimal():
+            return True  # nobody's: what was kept of it has been changed by hand
         return any(run.peer.run_id == run_id for run in state.runs) or not proc.lives(int(pid), start)
     return True
 
 
 def ending_of(alert: Alert, state: State) -> str:
     """Say how an alert ended, where that is not that it was seen to be over."""
-    if alert.name == "GpuDown" and state.snapshot.gpu(alert.labels["uuid"]) is None:
+    if alert.name == "GpuDown" and state.snapshot.gpu(alert.labels.get("uuid", "")) is None:
         return "not seen to be well: the driver lists it no more"
     return ""
 
