@@ -131,6 +131,7 @@ class MailReceiver:
     port: int = 0
     refused: set[str] = field(default_factory=set)
     passwords: dict[str, str] = field(default_factory=dict)
+    refusal: str = "550 5.1.1 no such user here"
     goodbye: str = "221 Bye"
     secure: list[bool] = field(default_factory=list)  # of each mail, whether it came over TLS
     to: list[list[str]] = field(default_factory=list)
@@ -150,7 +151,7 @@ class MailReceiver:
     ) -> str:
         """Take or refuse an address."""
         if address in self.refused:
-            return "550 5.1.1 no such user here"
+            return self.refusal
         envelope.rcpt_tos.append(address)
         return "250 OK"
 

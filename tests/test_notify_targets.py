@@ -234,6 +234,23 @@ def test_mail_over_starttls_with_password(tmp_path: Path) -> None:
         assert error.refused
 
 
+def test_mail_server_that_repeats_the_password(tmp_path: Path) -> None:
+    """Of a password that a server's answer bears nothing is told, not its begin either where the answer is cut."""
+    made = certificate(tmp_path)
+    with mail_receiver(starttls=made, passwords={"alerts": "s3cret-password"}) as server:
+        server.refused = {"ml@example.com", "ops@example.com"}
+        server.refusal = f"550 {'so sorry ' * 21}s3cret-password"
+        settings = replace(
+            mail_settings(server.port),
+            mail_security="starttls",
+            mail_user="alerts",
+            mail_password=Secret(text="s3cret-password"),
+            ca_file=OptionalPath(made.file),
+        )
+        assert "so sorry" in str(refusal(settings))
+        assert "s3" not in str(refusal(settings))
+
+
 @pytest.mark.parametrize(("user", "password"), [("alerts", "Schlüssel-4711"), ("größe", "s3cret-password")])
 def test_mail_user_outside_ascii(tmp_path: Path, user: str, password: str) -> None:
     """A user or a password that a login cannot hold is told by where it stands, and not by what it is."""

@@ -10,6 +10,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate, make_msgid
 
+from gpuwarden.alerts.notify.echo import shown
 from gpuwarden.alerts.notify.message import Message, clean
 from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError, digest
 from gpuwarden.alerts.tls import context
@@ -50,10 +51,9 @@ class Mail:
         except SecretError as error:
             raise DeliveryError(str(error)) from None
         except (OSError, smtplib.SMTPException) as error:  # SMTPException is an OSError, but need not stay one
-            reason = hidden(_failed(error, settings.timeout), secret)
-            raise DeliveryError(reason, refused=_is_final(error)) from None
+            raise DeliveryError(_failed(error, settings.timeout, secret), refused=_is_final(error)) from None
         if refused:
-            raise SentInPartError(f"sent, but not to {_refusals(refused)}")
+            raise SentInPartError(f"sent, but not to {_refusals(refused, secret)}")
 
     def _connected(self) -> smtplib.SMTP:
         settings = self._settings
@@ -102,13 +102,13 @@ def _check_user(user: str) -> None:
         raise DeliveryError(f"notify.mail_user {NOT_ASCII}")
 
 
-def _refusals(refused: dict[str, tuple[int, bytes]]) -> str:
-    return "; ".join(f"{who}: {_said(status, text)}" for who, (status, text) in sorted(refused.items()))
+def _refusals(refused: dict[str, tuple[int, bytes]], secret: str) -> str:
+    return "; ".join(f"{who}: {_said(status, text, secret)}" for who, (status, text) in sorted(refused.items()))
 
 
-def _said(status: int, text: bytes | str) -> str:
+def _said(status: int, text: bytes | str, secret: str) -> str:
     words = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return f"{status} {clean(words, LONGEST_REASON)}"
+    return f"{status} {shown(words, LONGEST_REASON, [secret])}"
 
 
 def _is_final(error: Exception) -> bool:
@@ -117,14 +117,14 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, smtplib.SMTPResponseException) and error.smtp_code >= _PERMANENT
 
 
-def _failed(error: Exception, timeout: float) -> str:
+def _failed(error: Exception, timeout: float, secret: str) -> str:
     if isinstance(error, smtplib.SMTPAuthenticationError):
-        return f"the server refuses the user or the password: {_said(error.smtp_code, error.smtp_error)}"
+        return f"the server refuses the user or the password: {_said(error.smtp_code, error.smtp_error, secret)}"
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        return f"the server refuses {_refusals(error.recipients)}"
+        return f"the server refuses {_refusals(error.recipients, secret)}"
     if isinstance(error, smtplib.SMTPResponseException):
-        return f"the server answers {_said(error.smtp_code, error.smtp_error)}"
+        return f"the server answers {_said(error.smtp_code, error.smtp_error, secret)}"
     if isinstance(error, smtplib.SMTPNotSupportedError):
-        return f"{clean(str(error), LONGEST_REASON)} see notify.mail_security and notify.mail_user"
+        return f"{shown(str(error), LONGEST_REASON, [secret])} see notify.mail_security and notify.mail_user"
     # smtplib makes a lost connection of a server that says nothing while it is greeted.
-    return why(TimeoutError() if str(error).endswith("timed out") else error, timeout)
+    return hidden(why(TimeoutError() if str(error).endswith("timed out") else error, timeout), secret)
