@@ -1,0 +1,75 @@
+"""Both ends of the run socket for tests of the training process's: pytest fixtures, and what goes over it.
+
+PYTEST_DONT_REWRITE: nothing here asserts, and pytest would warn where a test has imported this before it is named in
+`pytest_plugins`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from receiver import PATIENCE, Receiver
+
+from gpuwarden.client.connection import Connection
+from gpuwarden.protocol import End, Hello
+
+HELLO = Hello(name="train.py", framework="tensorflow 2.21.0", devices={"GPU:0": None})
+END = End("exit")
+
+
+class Clock:
+    """A monotonic clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Give the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that the test moves."""
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Give a path for the daemon's socket; nothing listens there yet."""
+    return tmp_path / "run.sock"
+
+
+@pytest.fixture
+def daemon(path: Path) -> Iterator[Receiver]:
+    """Listen at `path`."""
+    receiver = Receiver(path)
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def connection(path: Path, clock: Clock) -> Iterator[Connection]:
+    """Make a connection to `path`, whether or not a daemon is there."""
+    connection = Connection(str(path), HELLO, clock)
+    yield connection
+    connection.close()
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `script` in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def fill(connection: Connection) -> int:
+    """Send until the queue is full; return how many messages went."""
+    sent = 0
+    while connection.send(END):
+        sent += 1
+    return sent

@@ -1,0 +1,37 @@
+"""Percentiles of the times of steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwarden.client.durations import Durations
+
+
+def test_percentiles() -> None:
+    """Percentiles are right to some per cent, and there are none without a step."""
+    durations = Durations()
+    assert durations.percentiles(0.5, 0.95) == (None, None)
+    for milliseconds in range(1, 101):
+        durations.add(milliseconds / 1000, 1)
+    median, p95 = durations.percentiles(0.5, 0.95)
+    assert median == pytest.approx(0.05, rel=0.03)
+    assert p95 == pytest.approx(0.095, rel=0.03)
+
+
+def test_percentiles_of_one() -> None:
+    """A single step is all percentiles, an impossible duration of 0 included."""
+    durations = Durations()
+    durations.add(0.0, 1)
+    median, p95 = durations.percentiles(0.5, 0.95)
+    assert median == p95
+    assert median is not None
+    assert median < 1e-8
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.0503, 0.007])
+def test_percentiles_of_equal_steps(seconds: float) -> None:
+    """Where all steps took the same, that is what they took, not the middle of its class."""
+    durations = Durations()
+    durations.extend([seconds] * 10, 1)
+    durations.add(4 * seconds, 4)
+    assert durations.percentiles(0.5, 0.95) == (seconds, seconds)

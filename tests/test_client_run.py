@@ -1,0 +1,262 @@
+"""A run against a real socket: what it reports, how it ends, and which errors it tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from client_ends import END, HELLO, fill, python
+from receiver import Receiver
+
+from gpuwarden.client.connection import Connection
+from gpuwarden.client.run import MAX_TOLD, Run, default_name, join
+from gpuwarden.protocol import STEP_BUCKETS, End, Error, ErrorKind, Report
+
+
+def test_report(daemon: Receiver, connection: Connection) -> None:
+    """A report carries the totals since the run began."""
+    run = Run(connection)
+    run.phase, run.epoch, run.batch = "train", 2, 7
+    run.count(1, 0.00390625)
+    run.count(4, 0.5)
+    run.count(1, None)
+    run.report(0)
+    report = daemon.accept().waiting()[1]
+    buckets = [0] * (len(STEP_BUCKETS) + 1)
+    buckets[STEP_BUCKETS.index(0.005)] = 1
+    buckets[STEP_BUCKETS.index(0.25)] = 4
+    assert isinstance(report, Report)
+    assert report.step_median == pytest.approx(0.125, rel=0.03)
+    assert report == Report(
+        "train", 6, 0.50390625, tuple(buckets), {}, 2, 7, step_median=report.step_median, step_p95=report.step_p95
+    )
+
+
+@pytest.mark.parametrize(("seconds", "bucket"), [(0.001, 0), (0.0011, 1), (60.0, 14), (61.0, 15)])
+def test_bucket_bounds(connection: Connection, seconds: float, bucket: int) -> None:
+    """A bucket includes its bound, as Prometheus's do."""
+    run = Run(connection)
+    run.count(1, seconds)
+    assert run.durations.buckets.index(1) == bucket
+
+
+def test_interval(daemon: Receiver, connection: Connection) -> None:
+    """Between two reports lies the interval, however often one is asked for."""
+    run = Run(connection)
+    for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
+        run.count(1, None)
+        run.observe(now)
+    assert [each.steps for each in daemon.accept().waiting()[1:] if isinstance(each, Report)] == [1, 4, 6]
+
+
+def test_dropped_is_reported(daemon: Receiver, connection: Connection) -> None:
+    """The first report that goes after a full queue says how many did not, with nothing lost from the totals."""
+    run = Run(connection)
+    while not connection.dropped:
+        run.count(1, None)
+        run.report(0)
+    peer = daemon.accept()
+    peer.waiting()
+    run.report(0)
+    report = peer.waiting()[0]
+    assert isinstance(report, Report)
+    assert (report.steps, report.dropped) == (run.steps, 1)
+
+
+def test_end(daemon: Receiver, connection: Connection) -> None:
+    """A run ends with its last totals, idle, then the goodbye and the end of the connection."""
+    run = Run(connection)
+    run.phase = "train"
+    run.report(0)
+    run.end()
+    peer = daemon.accept()
+    last = peer.waiting()[-2:]
+    assert isinstance(last[0], Report)
+    assert last[0].phase == "idle"
+    assert last[1] == END
+    assert peer.receive() is None
+
+
+def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: Connection) -> None:
+    """A run ends although the daemon never reads."""
+    sent = fill(connection)
+    Run(connection).end()
+    assert daemon.accept().waiting() == [HELLO] + [END] * sent
+
+
+def test_one_run_a_socket(tmp_path: Path) -> None:
+    """Whoever joins in one process at one socket shares the run."""
+    first, again = join(str(tmp_path / "a"), HELLO), join(str(tmp_path / "a"), HELLO)
+    other = join(str(tmp_path / "b"), HELLO)
+    assert first is again
+    assert first is not other
+
+
+def test_socket_from_environment(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUWARDEN_SOCKET names the socket where the caller does not."""
+    monkeypatch.setenv("GPUWARDEN_SOCKET", daemon.path)
+    assert join(None, HELLO) is join(daemon.path, HELLO)
+
+
+def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
+    """A forked child that trains reports under its own process id, from zero."""
+    parent = join(daemon.path, HELLO)
+    parent.count(5, None)
+    parent.report(0)
+    assert daemon.accept().pid() == os.getpid()
+    child = os.fork()
+    if child == 0:
+        join(daemon.path, HELLO).report(0)
+        os._exit(0)
+    peer = daemon.accept()
+    assert peer.pid() == child
+    assert peer.receive() == HELLO
+    report = peer.receive()
+    assert isinstance(report, Report)
+    assert report.steps == 0
+    os.waitpid(child, 0)
+    parent.end()
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "end"),
+    [("", 0, END), ("raise MemoryError", 1, End("uncaught MemoryError", "failed")), ("sys.exit(3)", 3, END)],
+)
+def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
+    """However the interpreter exits by itself, the run says goodbye, and whether an exception ended it."""
+    script = "import sys\nfrom gpuwarden.client.run import join\nfrom gpuwarden.protocol import Hello\n"
+    script += f"join(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
+    assert python(script, daemon.path).returncode == status
+    assert daemon.accept().waiting()[-1] == end
+
+
+def test_killed(daemon: Receiver) -> None:
+    """A killed run says nothing: its connection ends without a goodbye."""
+    script = "import os, signal, sys\nfrom gpuwarden.client.run import join\nfrom gpuwarden.protocol import Hello\n"
+    script += "join(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
+    assert python(script, daemon.path).returncode == -signal.SIGKILL
+    peer = daemon.accept()
+    assert isinstance(peer.waiting()[-1], Report)
+    assert peer.receive() is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["/home/u/train.py", "-x"], "train.py"),
+        (["-c"], "python"),
+        ([""], "python"),
+        ([], "python"),
+        (["/usr/lib/python3/ipykernel_launcher.py"], "notebook"),
+    ],
+)
+def test_default_name(monkeypatch: pytest.MonkeyPatch, argv: list[str], name: str) -> None:
+    """A run is called by its script."""
+    monkeypatch.setattr(sys, "argv", argv)
+    assert default_name() == name
+
+
+def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook is called by its file where Jupyter's server says which it is."""
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/python3/ipykernel_launcher.py"])
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/u/vit.ipynb")
+    assert default_name() == "vit.ipynb"
+
+
+UNCAUGHT = """
+import sys
+from gpuwarden.client.errors import describe
+from gpuwarden.client.run import join
+from gpuwarden.protocol import Hello
+run = join(sys.argv[1], Hello("a", "b", {}))
+run.phase = "train"
+run.count(3, None)
+run.report(0)
+def told(error):
+    run.fail(describe(error, "train", 3))
+    raise error
+%s
+"""
+OOM = 'RuntimeError("CUDA error: out of memory")'
+CAUGHT = f"try:\n    told({OOM})\nexcept RuntimeError as error:\n    "
+
+
+@pytest.mark.parametrize(
+    ("ending", "kinds"),
+    [
+        (f"raise {OOM}", ["device_oom"]),
+        (f"told({OOM})", ["device_oom"]),  # and not once more
+        (CAUGHT + "raise KeyError('fit') from error", ["device_oom"]),
+        (CAUGHT + "raise ValueError('Incompatible shapes')", ["device_oom", "shape_dtype"]),
+        (CAUGHT + "pass\nraise KeyError('later')", ["device_oom", "other"]),
+        ("raise KeyboardInterrupt", []),
+        ("sys.exit(3)", []),
+    ],
+    ids=["untold", "told", "wrapped", "another in its place", "another later", "interrupt", "exit"],
+)
+def test_error_that_nobody_told(daemon: Receiver, ending: str, kinds: list[str]) -> None:
+    """What ends the process is told before its goodbye, unless it was told where it was raised."""
+    assert python(UNCAUGHT % ending, daemon.path).returncode != 0
+    messages = daemon.accept().waiting()
+    errors = [each for each in messages if isinstance(each, Error)]
+    assert [each.kind for each in errors] == kinds
+    assert all((each.phase, each.steps) == ("train", 3) for each in errors)
+    *_, report, end = messages
+    assert isinstance(end, End)
+    assert isinstance(report, Report)
+    assert report.errors == dict.fromkeys(kinds, 1)
+
+
+PROMPT = """
+import code, sys
+from gpuwarden.client.run import join
+from gpuwarden.protocol import Hello
+join(sys.argv[1], Hello("a", "b", {})).report(0)
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    "survived",
+    [
+        "sys.ps1 = '>>> '\ntry:\n    1 / 0\nexcept Exception:\n    sys.last_type, sys.last_value, _ = sys.exc_info()",
+        "code.InteractiveInterpreter().runsource('1 / 0')",
+    ],
+    ids=["prompt", "console"],
+)
+def test_exception_that_was_survived(daemon: Receiver, survived: str) -> None:
+    """An exception that a prompt or a console has printed did not end the run."""
+    assert python(PROMPT % survived, daemon.path).returncode == 0
+    messages = daemon.accept().waiting()
+    assert messages[-1] == END
+    assert not any(isinstance(each, Error) for each in messages)
+
+
+def failure(kind: ErrorKind = "device_oom") -> Error:
+    """Give an error of this kind."""
+    return Error(kind, "ResourceExhaustedError", "OOM when allocating tensor", "train", 3)
+
+
+def test_errors_are_told_and_counted(daemon: Receiver, connection: Connection) -> None:
+    """An error is told at once, and the report behind it counts it by its kind."""
+    run = Run(connection)
+    run.fail(failure())
+    messages = daemon.accept().waiting()
+    assert messages[:2] == [HELLO, failure()]
+    assert isinstance(messages[2], Report)
+    assert messages[2].errors == {"device_oom": 1}
+
+
+def test_of_many_errors_only_some_are_told(daemon: Receiver, connection: Connection) -> None:
+    """A loop that catches errors without end sends their number, and the first of them in words."""
+    run = Run(connection)
+    for _ in range(3 * MAX_TOLD):
+        run.fail(failure("other"))
+    messages = daemon.accept().waiting()
+    assert sum(isinstance(each, Error) for each in messages) == MAX_TOLD
+    last = messages[-1]
+    assert isinstance(last, Report)
+    assert last.errors == {"other": 3 * MAX_TOLD}
