@@ -6,7 +6,7 @@ training passes, or, where it is too big, fails all the same (`python bench/situ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Label = Literal[
@@ -17,6 +17,9 @@ LABELS: tuple[Label, ...] = (
 )  # fmt: skip
 
 
+LONGER = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """One training process on a device of `size` MiB.
@@ -25,6 +28,7 @@ class Situation:
     is the allocator's own, in MiB, `host_limit` the container's. `neighbour` are the pieces, MEBIBYTES:SECONDS, that
     another process takes, after the training process has begun or, `early`, before. `pace` is the daemon's and the
     callback's. A situation that `dies` ends without Python's own end, which its broken allocator would not survive.
+    One that is `longer` has as many times the steps.
     """
 
     program: Literal["ooms", "leaks", "healthy", "more_ooms", "paced_leaks"]
@@ -39,6 +43,7 @@ class Situation:
     early: bool = False
     pace: Literal["fast", "default"] = "fast"
     dies: bool = False
+    longer: int = 1
     function: str | None = None  # of the program, where it is not the name
 
 
@@ -187,5 +192,24 @@ PACED = (
     _paced("paced_host", "arrays that a loader remembers, in a container", label=None, grows="host", host_limit=1100),
 )  # fmt: skip
 
-SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE, "paced": PACED}
+
+def _longer(paced: Situation, *, fixed: int = 0, process: int = 350) -> Situation:
+    """Have the same leak fill eight times the room.
+
+    Of it `fixed` MiB are what else the training needs, and `process` those of TensorFlow itself in a container.
+    """
+    return replace(
+        paced,
+        name=paced.name.replace("paced", "long"),
+        function=paced.name,
+        size=(paced.size - fixed) * LONGER + fixed,
+        limit=paced.limit and paced.limit * LONGER,
+        host_limit=paced.host_limit and (paced.host_limit - process) * LONGER + process,
+        longer=LONGER,
+    )
+
+
+LONG = tuple(_longer(each, fixed=100 if each.name == "paced_sawtooth" else 0) for each in PACED)
+
+SETS = {"ooms": OOMS, "leaks": LEAKS, "healthy": HEALTHY, "more": MORE, "paced": PACED, "long": LONG}
 SITUATIONS = {each.name: each for each in sum(SETS.values(), ())}

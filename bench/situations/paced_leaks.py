@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gpuwarden.keras import keras
 from shared_device import MIB
-from training import FEATURES, Each, Pace, dense, fit, play, preallocate, reserve, say, steady, stream, watched
+from training import FEATURES, LONGER, Each, Pace, dense, fit, play, preallocate, reserve, say, steady, stream, watched
 
 layers = keras.layers
 
@@ -84,7 +84,12 @@ def paced_step(*, cause: bool) -> None:
             embeddings.clear()
         embeddings.append(embed(signals))  # 1 MiB
 
-    fit(model, repeated(46, tf.ones((64, FEATURES)), tf.zeros((64, 1))), Each(on_train_batch_end=collect), epochs=4)
+    fit(
+        model,
+        repeated(46, tf.ones((64, FEATURES)), tf.zeros((64, 1))),
+        Each(on_train_batch_end=collect),
+        epochs=4 * LONGER,
+    )
 
 
 def paced_losses(*, cause: bool) -> None:
@@ -95,7 +100,7 @@ def paced_losses(*, cause: bool) -> None:
     second = tf.Variable(random.normal(0, 0.1, (512, 1)).astype("float32"))
     pace, losses = Pace(0.2), []
     with watched("paced_losses") as run:
-        for _ in range(225):
+        for _ in range(225 * LONGER):
             workspace()
             batch = tf.constant(random.normal(0, 1, (384, FEATURES)).astype("float32"))
             with tf.GradientTape(persistent=True) as tape:
@@ -130,7 +135,7 @@ def paced_activations(*, cause: bool) -> None:
             history.append(looked_into(sentences))  # 3.9 MiB
 
     data = repeated(42, tf.ones((32, 24), tf.int32), tf.zeros((32, 1)))
-    fit(model, data, Each(on_train_batch_end=look_into), epochs=4)
+    fit(model, data, Each(on_train_batch_end=look_into), epochs=4 * LONGER)
 
 
 def paced_predictions(*, cause: bool) -> None:
@@ -149,7 +154,7 @@ def paced_predictions(*, cause: bool) -> None:
 
     data, few = (repeated(steps, tf.ones((64, FEATURES)), tf.zeros((64, 320))) for steps in (5, 2))
     hooks = Each(on_train_batch_end=lambda _: pace.wait(), on_test_end=compare)
-    fit(model, data, hooks, epochs=25, validation_data=few)
+    fit(model, data, hooks, epochs=25 * LONGER, validation_data=few)
 
 
 def paced_weights(*, cause: bool) -> None:
@@ -169,7 +174,7 @@ def paced_weights(*, cause: bool) -> None:
             copies.append([tf.raw_ops.DeepCopy(x=each.value) for each in state])
 
     hooks = Each(on_train_batch_end=lambda _: pace.wait(), on_epoch_end=copy)
-    fit(model, repeated(5, tf.ones((16, 256)), tf.zeros((16, 1))), hooks, epochs=47)
+    fit(model, repeated(5, tf.ones((16, 256)), tf.zeros((16, 1))), hooks, epochs=47 * LONGER)
 
 
 def paced_cache(*, cause: bool) -> None:
@@ -189,7 +194,7 @@ def paced_cache(*, cause: bool) -> None:
 
     pace = Pace(0.22)
     with watched("paced_cache") as run:
-        for _ in range(185):
+        for _ in range(185 * LONGER):
             workspace(10)
             rows, columns = (int(size) for size in random.integers(400, 721, 2))
             bias = between((rows, columns))[:64, :64]
@@ -209,7 +214,7 @@ def paced_queue(*, cause: bool) -> None:
     encoder = tf.ones((FEATURES, 648)) / FEATURES
     target, pace = tf.zeros((512, 1)), Pace(0.3)
     with watched("paced_queue") as run:
-        for _ in range(172):
+        for _ in range(172 * LONGER):
             workspace(8)
             for _ in range(2):
                 queue.enqueue(tf.ones((512, FEATURES)) @ encoder)  # 1.27 MiB
@@ -226,7 +231,7 @@ def paced_variables(*, cause: bool) -> None:
     heads: list[Any] = []
     pace = Pace(0.25)
     with watched("paced_variables") as run:
-        for step in range(165):
+        for step in range(165 * LONGER):
             workspace()
             if step % 2 == 0:
                 if not cause:
@@ -264,7 +269,7 @@ def paced_sawtooth(*, cause: bool) -> None:
             kept.append(tf.fill((460, 512), 0.5))  # 0.9 MiB
 
     hooks = Each(on_train_batch_end=note, on_epoch_end=lambda _: report.clear())
-    fit(model, repeated(11, tf.ones((32, 24), tf.int32), tf.zeros((32, 1))), hooks, epochs=24)
+    fit(model, repeated(11, tf.ones((32, 24), tf.int32), tf.zeros((32, 1))), hooks, epochs=24 * LONGER)
 
 
 def paced_late(*, cause: bool) -> None:
@@ -292,7 +297,7 @@ def paced_late(*, cause: bool) -> None:
             hard.append(tf.concat([images, tf.reverse(images, [2])], 0))  # 1.17 MiB
 
     hooks = Each(on_epoch_begin=epochs.append, on_train_batch_end=collect)
-    fit(model, repeated(6, images, tf.zeros((128, 1))), hooks, epochs=37)
+    fit(model, repeated(6, images, tf.zeros((128, 1))), hooks, epochs=37 * LONGER)
 
 
 def paced_batches(*, cause: bool) -> None:
@@ -311,7 +316,7 @@ def paced_batches(*, cause: bool) -> None:
             del counts[:-1]
 
     data = untuned(stream(lambda: iter(random.integers(32, 513, 42)), pause=0.0))
-    fit(dense(1536), data, Each(on_train_batch_end=count), epochs=4)
+    fit(dense(1536), data, Each(on_train_batch_end=count), epochs=4 * LONGER)
 
 
 def paced_host(*, cause: bool) -> None:
@@ -331,7 +336,7 @@ def paced_host(*, cause: bool) -> None:
 
     fit(dense(256), untuned(steady(96, 2)))
     growing()
-    fit(dense(384, depth=2), untuned(stream(sizes, pause=0.0)), epochs=16)
+    fit(dense(384, depth=2), untuned(stream(sizes, pause=0.0)), epochs=16 * LONGER)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from shared_device import MIB, UUID, SharedDevice
 
 CPU = {"CPU:0": UUID}
 INTERVAL = float(os.environ.get("SITUATION_INTERVAL", "0.25"))
+LONGER = int(os.environ.get("SITUATION_LONGER", "1"))  # as many times the steps, for as much more room
 DEVICE = SharedDevice(Path(os.environ["SHARED_DEVICE"]))
 FEATURES = 64
 SAMPLE_SECONDS = 0.05
