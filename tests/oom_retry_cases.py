@@ -558,6 +558,34 @@ def case_cut(_: Path) -> Any:
     return find_batch_size(model(), (X[:48], Y[:48]), smallest=16)
 
 
+def case_structures(_: Path) -> Any:
+    """Search with the parts of a batch in all the ways that fit takes them."""
+    names = {"a": keras.layers.Input((3,), name="a"), "b": keras.layers.Input((3,), name="b")}
+    joined = keras.layers.Concatenate()(list(names.values()))
+    outputs = {name: keras.layers.Dense(1, name=name)(joined) for name in ("c", "d")}
+    two = keras.Model(list(names.values()), list(outputs.values()))
+    two.compile("adam", ["mse", "mse"])
+    named = keras.Model(names, outputs)
+    named.compile("adam", dict.fromkeys(outputs, "mse"))
+    weights = np.ones(len(X), "float32")
+
+    def found(made: Any, *data: Any) -> list[int]:
+        def cut(size: int) -> Any:
+            return keras.tree.map_structure(lambda each: None if each is None else each[:size], data)
+
+        return [find_batch_size(made, each, largest=3) for each in (data, cut)]
+
+    return {
+        "no_weights": found(model(), X, Y, None),
+        "lists": found(two, [X, X], [Y, Y]),
+        "lists_no_weights": found(two, [X, X], [Y, Y], None),
+        "tuples": found(two, (X, X), (Y, Y)),
+        "weights": found(two, [X, X], [Y, Y], [weights, weights]),
+        "one_weight": found(two, [X, X], [Y, Y], [weights, None]),
+        "dicts": found(named, {"a": X, "b": X}, {"c": Y, "d": Y}),
+    }
+
+
 def case_several_steps(_: Path) -> Any:
     return find_batch_size(model(steps_per_execution=4), batch, smallest=16, largest=32)
 
@@ -701,6 +729,10 @@ def case_search_arguments(_: Path) -> Any:
         "batched": wrong(lambda _: batch(32)),
         "lengths": wrong((X, Y[:9])),
         "no_batch": wrong(lambda _: X),
+        "no_parts": wrong((None,)),
+        "four_parts": wrong(lambda size: (X[:size],) * 4),
+        "numbers": wrong((X.tolist(), Y.tolist())),
+        "a_batch_of_numbers": wrong(lambda size: (X[:size].tolist(), Y[:size])),
         "margin": wrong(margin=1),
         "largest": wrong(smallest=8, largest=4),
         "unbuilt": wrong(of=unbuilt),

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, 
 CASES = (
     "found",
     "cut",
+    "structures",
     "several_steps",
     "own_functions",
     "seeds",
@@ -79,6 +80,11 @@ def test_cut(saw: Any) -> None:
     assert saw == 48
 
 
+def test_structures(saw: Any) -> None:
+    """The parts of a batch may be lists, tuples and dicts of arrays, and a last None is none, as with fit."""
+    assert list(saw.values()) == [[3, 3]] * 7
+
+
 def test_several_steps(saw: Any) -> None:
     """It works with several steps an execution."""
     assert saw == 32
@@ -121,3 +127,5 @@ def test_search_arguments(saw: Any) -> None:
         assert each["type"] in ("ValueError", "TypeError"), name
         assert each["text"].startswith(begins.get(name, "data: ")), name
     assert saw["batched"]["text"] == "data: asked for a batch of 1, got one with shape (32, 3)"
+    for name in ("numbers", "a_batch_of_numbers"):
+        assert saw[name]["text"].startswith("data: want arrays, or lists and dicts of them, not float")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import sys
@@ -32,10 +33,10 @@ def find_batch_size(
     """Find the largest batch size that fits the device with a margin, by some real training steps for each size tried.
 
     `data` gives a batch for a size, `lambda size: (x, y)` or `(x, y, sample_weight)`, or is arrays `(x, y)` to cut one
-    from. Between `smallest` and `largest` sizes are doubled, then halved in to within a sixteenth: each is trained for
-    3 steps, or one execution where that has more. `margin` is the share of the allocator's limit that stays free at the
-    peak; where that is not known (JAX, TensorFlow on a GPU without a limit), the share by which the batch is smaller
-    than one that fits.
+    from. Each part is an array, or a list, tuple or dict of them, as `fit` takes it. Between `smallest` and `largest`
+    sizes are doubled, then halved in to within a sixteenth: each is trained for 3 steps, or one execution where that
+    has more. `margin` is the share of the allocator's limit that stays free at the peak; where that is not known (JAX,
+    TensorFlow on a GPU without a limit), the share by which the batch is smaller than one that fits.
 
     The model is as before afterwards, with all that training changes: weights, optimizer, metrics, seeds, compiled
     functions. Only an out-of-memory of the device counts as "does not fit"; any other error is raised as it is. Blocks
@@ -150,10 +151,11 @@ def _endless(batch: Batch) -> Iterator[Batch]:
 def _source(data: Any) -> tuple[Callable[[int], Batch], int]:
     """Give what makes a batch of a size, and the largest size there is."""
     if isinstance(data, tuple | list):
-        lengths = {len(each) for each in keras.tree.flatten(tuple(data))}
+        whole_batch = _as_fit_has_it(data)
+        lengths = {shape[0] if shape else 0 for shape in _shapes(whole_batch)}
         if len(lengths) != 1 or not min(lengths):
             raise ValueError(f"data: want arrays of one length, not of {sorted(lengths)}")
-        return lambda size: keras.tree.map_structure(lambda each: each[:size], tuple(data)), lengths.pop()
+        return lambda size: keras.tree.map_structure(functools.partial(_cut, size), whole_batch), lengths.pop()
     if callable(data):
         return data, sys.maxsize
     raise TypeError(
@@ -162,12 +164,47 @@ def _source(data: Any) -> tuple[Callable[[int], Batch], int]:
     )
 
 
+def _cut(size: int, array: Any) -> Any:
+    return None if array is None else array[:size]
+
+
 def _checked(batch: Any, size: int) -> Batch:
     """Check that a batch has the size that was asked for: a dataset that is batched already does not care."""
-    if not isinstance(batch, tuple | list) or not 1 <= len(batch) <= 3:  # noqa: PLR2004 - as fit takes them
+    if not isinstance(batch, tuple | list):
         raise TypeError(f"data: want a batch (x, y) or (x, y, sample_weight), not {type(batch).__name__}")
-    for each in keras.tree.flatten(tuple(batch)):
-        shape = getattr(each, "shape", None)
+    checked = _as_fit_has_it(batch)
+    for shape in _shapes(checked):
         if not shape or shape[0] != size:
             raise ValueError(f"data: asked for a batch of {size}, got one with shape {shape}")
-    return tuple(batch)
+    return checked
+
+
+def _as_fit_has_it(batch: tuple[Any, ...] | list[Any]) -> Batch:
+    """Give a batch as `fit` makes it of its arguments: without a last None, and with tuples for lists of arrays.
+
+    A generator's batch goes to TensorFlow as it is, which knows no lists of tensors.
+    """
+    parts = tuple(batch)
+    while parts and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= 3:  # noqa: PLR2004 - as fit takes them
+        raise TypeError(f"data: want a batch (x, y) or (x, y, sample_weight), not one of {len(parts)} parts")
+    return tuple(map(_in_tuples, parts))
+
+
+def _in_tuples(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: _in_tuples(each) for name, each in part.items()}
+    return tuple(map(_in_tuples, part)) if type(part) in (list, tuple) else part
+
+
+def _shapes(batch: Batch) -> list[Any]:
+    """Give the shapes of a batch's arrays; a None among them, as for an output without weights, has none."""
+    arrays = [each for each in keras.tree.flatten(batch) if each is not None]
+    for each in arrays:
+        if not hasattr(each, "shape"):
+            raise TypeError(
+                f"data: want arrays, or lists and dicts of them, not {type(each).__name__}: "
+                "numpy.array(...) makes one of numbers"
+            )
+    return [each.shape for each in arrays]
