@@ -718,12 +718,26 @@ def case_search_fails(_: Path) -> Any:
     }
 
 
+class Layered(keras.Model):  # type: ignore[misc] # Keras ships no types
+    """A model without a build of its own, which Keras marks as built when it is told to build it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = keras.layers.Dense(1, name="only")
+
+    def call(self, x: Any) -> Any:  # noqa: D102
+        return self.only(x)
+
+
 def case_search_arguments(_: Path) -> Any:
     def wrong(data: Any = batch, of: Any = None, **settings: Any) -> dict[str, Any]:
         return raised(lambda: find_batch_size(of or model(), data, **settings))
 
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
+    marked = Layered()
+    marked.build((None, 3))
+    marked.compile("sgd", "mse")
     return {
         "dataset": wrong(dataset(8)),
         "batched": wrong(lambda _: batch(32)),
@@ -736,6 +750,7 @@ def case_search_arguments(_: Path) -> Any:
         "margin": wrong(margin=1),
         "largest": wrong(smallest=8, largest=4),
         "unbuilt": wrong(of=unbuilt),
+        "marked": wrong(of=marked),
     }
 
 

@@ -33,6 +33,14 @@ def check_built(model: Any) -> None:
     """Raise ValueError where the model has no weights yet: they could not be taken away again."""
     if not model.built:
         raise ValueError("model: build it first: call it on a batch of data, or model.build(shape)")
+    # Keras's own `build` only marks a subclass of Model as built, where that has none of its own.
+    called = getattr(model, "_called", True)
+    if not called and type(model).build is keras.Model.build:
+        layers = model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
+        if unbuilt := [each.name for each in layers if not each.built]:
+            raise ValueError(
+                f"model: call it on a batch of data first: model.build(shape) has not built its layer {unbuilt[0]!r}"
+            )
 
 
 def scope(model: Any) -> AbstractContextManager[Any]:
