@@ -56,6 +56,15 @@ HEALTHY = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("drift", [0, MIB // 2, -MIB // 2])
+def test_only_the_first_tooth_of_a_high_saw_is_told(drift: int) -> None:
+    """What has been given back once is not told as growth when it comes again, whether or not to the same byte."""
+    saw = Training(kept=lambda at: 250 * MIB * (at % 50) / 50 + drift * (at // 50), base=154 * MIB, seconds=400)
+    seen = watched(saw)
+    assert seen.ended is None
+    assert [at for at, _ in seen.grows if at > 60] == []
+
+
 @pytest.mark.parametrize("training", HEALTHY.values(), ids=HEALTHY)
 def test_healthy(training: Training) -> None:
     """None of these is ever told to grow."""

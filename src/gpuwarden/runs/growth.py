@@ -110,11 +110,13 @@ def _last_sure(points: Sequence[Point], floor: Sequence[int], now: float) -> tup
     last = len(points) - 1
     if most < LEAST_BYTES / 4:
         return last, 0.0
-    levels = dict.fromkeys(floor[number] for number, fall in enumerate(falls) if fall >= most / 2)
-    troughs = [bisect_left(floor, level) for level in levels]
-    troughs = [
-        next(number for number in range(each, last + 1) if points[number].low == floor[each]) for each in troughs
-    ]
+    troughs, high = [], False
+    for number, fall in enumerate(falls):
+        if fall >= most / 2:
+            high = True
+        elif high and not fall:  # what follows is no lower, but may be as low again
+            troughs.append(number)
+            high = False
     times = [points[0].at, *(points[each].at for each in troughs)]
     cycles = sorted(map(sub, times[1:], times))
     trough = troughs[-1]
