@@ -471,6 +471,26 @@ def case_retry(daemon: Daemon) -> Any:
     return {"raised": raised, "held": held, "left": left, "failed": failed, "again": daemon.more()}
 
 
+def case_let_go(daemon: Daemon) -> Any:
+    def prune(*_: Any) -> NoReturn:
+        raise LookupError
+
+    def trained(*, pruned: bool) -> list[weakref.ref[Any]]:
+        own, callback = model(), daemon.callback()
+        others = [keras.callbacks.LambdaCallback(on_epoch_end=prune)] if pruned else []
+        with contextlib.suppress(LookupError):
+            fit(own, callback, *others)
+        return [weakref.ref(own), weakref.ref(callback)]
+
+    held = []
+    for pruned in (False, True):
+        references = trained(pruned=pruned)
+        keras.backend.clear_session()
+        gc.collect()
+        held.append([each() is not None for each in references])
+    return held
+
+
 def case_interrupted(daemon: Daemon) -> Any:
     trained = Raising(None, KeyboardInterrupt())
     trained.compile("sgd", "mse", run_eagerly=True)

@@ -308,6 +308,11 @@ def test_retry(saw: Any) -> None:
     assert reports(saw["again"])[-1]["steps"] == 5
 
 
+def test_let_go(saw: list[list[bool]]) -> None:
+    """After a fit, also one that another callback's exception ended, neither its model nor the callback is held."""
+    assert saw == [[False, False], [False, False]]
+
+
 def test_interrupted(saw: list[MESSAGE]) -> None:
     """An interrupt ends the fit and is no error."""
     assert errors(saw) == []

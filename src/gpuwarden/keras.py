@@ -11,9 +11,9 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuwarden.client import company, keras_model, unbegun
 from gpuwarden.client.answer import OnPressure, PressureLevel, Responder, Wish, checked_wish, fulfil
@@ -39,7 +39,9 @@ from gpuwarden.protocol import Advice, Phase
 
 __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 
-_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_feed", "_functions", "_watched", "_model", "model"}
+T = TypeVar("T")
+
+_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_traces", "_feed", "_functions", "_watched", "_model", "model"}
 _OF_ONE_CALL = _OF_ONE_FIT | {"params", "_batch", "_in_vain", "_standalone"}
 
 
@@ -90,6 +92,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._in_vain = False  # that begin: it found the data at its end
         self._metric: LossMetric | None = None
         self._batches: Batches | None = None
+        self._traces: keras_model.Traces | None = None  # which the steps hold weakly
         self._feed: Feed | None = None  # what it is fed, where that tells something
         self._around: dict[int, dict[str, Any]] = {}  # the fits around what goes on, by depth
         GpuWarden._latest = weakref.ref(self)
@@ -147,14 +150,15 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._metric = LossMetric(run, model, keras, loss=self._loss)
         self._batches = Batches(run, None if in_epoch is None else int(in_epoch))
         self._feed = _feed(run.input, per_execution)
+        self._traces, reference = keras_model.Traces(model), weakref.ref(model)
         self._steps = Steps(
             run,
             per_execution,
             None if in_epoch is None else int(in_epoch),
-            updates=lambda: keras_model.updates(model),
-            traces=keras_model.Traces(model),
-            looks=[self._look, *([self._feed.look] if self._feed is not None else [])],
-            answers=self._answer,
+            updates=lambda: keras_model.updates(reference()),
+            traces=_weakly(self._traces.__call__),
+            looks=[_weakly(self._look), *([self._feed.look] if self._feed is not None else [])],
+            answers=_weakly(self._answer),
         )
         if self._responder is not None:
             self._responder.look_around(model)
@@ -384,6 +388,17 @@ def _tell_late() -> None:
 
 
 unbegun.watch(_tell_late)
+
+
+def _weakly(method: Callable[[], T]) -> Callable[[], T | None]:
+    """Call a method as long as its object is there: the run keeps the last fit's steps, and must not keep its model."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> T | None:
+        found = reference()
+        return None if found is None else found()
+
+    return call
 
 
 def _feed(wait: InputWait, per_execution: int) -> Feed | None:
