@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,20 @@ def test_reader_that_stands_still(daemon: Receiver, connection: Connection) -> N
     assert not connection.send(END)
     assert connection.dropped == 2
     assert daemon.accept().waiting() == [HELLO] + [END] * sent
+
+
+def test_hello_that_found_no_room(daemon: Receiver, connection: Connection) -> None:
+    """A hello that changed while the daemon stood still is said before anything else once it reads again."""
+    sent = fill(connection)
+    changed = replace(HELLO, devices={"GPU:0": None, "GPU:1": None})
+    connection.introduce(changed)
+    assert not connection.send(END)
+    assert connection.dropped == 3
+    peer = daemon.accept()
+    assert peer.waiting() == [HELLO] + [END] * sent
+    assert connection.send(END)
+    assert connection.send(END)
+    assert peer.waiting() == [changed, END, END]
 
 
 def test_room_again(daemon: Receiver, connection: Connection) -> None:

@@ -49,6 +49,7 @@ class Connection:
         self._delay = FIRST_RETRY
         self._pid = os.getpid()
         self._told = False
+        self._owing = False  # the hello: a full queue did not take it, and no other message tells what it does
         _connections.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -59,11 +60,17 @@ class Connection:
         if hello != self._hello:
             self._hello = hello
             if self._socket is not None:
-                self.send(hello)
+                self._owing = not self.send(hello)
 
     def send(self, message: Message) -> bool:
         """Hand one message to the daemon; False when it did not go."""
-        return self._connect() and self._put(message)
+        if not self._connect():
+            return False
+        if self._owing and message is not self._hello:
+            self._owing = not self._put(self._hello)
+            if self._owing:
+                return False
+        return self._put(message)
 
     def connected(self) -> bool:
         """Say whether there is a connection, as far as the last message or question showed."""
@@ -131,7 +138,7 @@ class Connection:
             return
         self.peek = question(self._socket.fileno())
         self._connected_at = self._clock()
-        self._put(self._hello)
+        self._owing = not self._put(self._hello)
 
     def _tell_once(self, error: Exception) -> None:
         """Leave a trace for who wonders why no run appears; at a level that training scripts do not show by default."""
