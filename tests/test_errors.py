@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
 from typing import Any
 
 import pytest
@@ -150,6 +152,17 @@ def test_own_kind_first() -> None:
     error = ResourceExhaustedError(oom("GPU:0"))
     error.__cause__ = ValueError("Incompatible shapes: [2] vs. [3]")
     assert told(error).kind == "device_oom"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups")
+def test_group() -> None:
+    """Of a group, as asyncio's tasks raise it, that one is told which says what went wrong, else the first."""
+    group = getattr(builtins, "ExceptionGroup")  # noqa: B009 - mypy checks for Python 3.10
+    oom_within = group("a task", [KeyError("a follower"), ResourceExhaustedError(oom("GPU:0"))])
+    error = told(group("tasks", [ValueError("another"), oom_within]))
+    assert (error.kind, error.exception) == ("device_oom", "ResourceExhaustedError")
+    first = told(group("tasks", [group("a task", [KeyError("first")]), ValueError("second")]))
+    assert (first.kind, first.exception, first.text) == ("other", "KeyError", "'first'")
 
 
 def test_endless_chain() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gpuwarden.client.error_patterns import ALLOCATIONS, PATTERNS
 from gpuwarden.client.stage import stage_of
@@ -29,7 +29,7 @@ from gpuwarden.protocol import (
     encode,
 )
 
-_MAX_CHAIN = 8  # exceptions that are looked at: an error, its cause, that one's cause and so on
+_MAX_CHAIN = 8  # exceptions that are looked at: an error or those of a group, its cause, that one's cause and so on
 _CUT = " ... "
 _MAX_SEARCHED = 1 << 16  # characters: XLA's may come with a listing of every buffer
 
@@ -100,17 +100,28 @@ def _tell(exception: BaseException) -> _Reading:
         if reading.kind != "other":
             return reading
         first = first or reading
-    assert first is not None  # the exception itself
-    return first
+    return first or _read(type(exception), _text(exception))  # groups in groups alone
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:
-    each: BaseException | None = exception
+    """Give it and what stands behind it; for a group, as asyncio's TaskGroup raises, what it holds in its place."""
+    waiting = [exception]
     for _ in range(_MAX_CHAIN):
-        if each is None:
+        if not waiting:
             return
-        yield each
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        each = waiting.pop(0)
+        held = _held(each)
+        if not held:
+            yield each
+        behind = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        waiting = [*held, *waiting, *([] if behind is None else [behind])]
+
+
+def _held(exception: BaseException) -> Sequence[BaseException]:
+    # By name: Python 3.10 has none of its own.
+    if all(each.__name__ != "BaseExceptionGroup" for each in type(exception).__mro__):
+        return ()
+    return cast("Sequence[BaseException]", getattr(exception, "exceptions", ()))
 
 
 def _text(exception: BaseException) -> str:
