@@ -174,8 +174,9 @@ def play_traced(run: Run, clock: Clock, traces: list[object], durations: list[fl
         ([0, 1, 1, 2, 2], 150.0, 2),
         ([0, 1, 2, 2, 2], 100.0, 3),
         ([None] * 5, None, 3),
+        ([0, None, None, None, None], 100.0, 3),
     ],
-    ids=["first", "compiled by an earlier fit", "retraced", "retraced at no cost", "unknown"],
+    ids=["first", "compiled by an earlier fit", "retraced", "retraced at no cost", "unknown", "who told is gone"],
 )
 def test_compiling(
     connection: Connection, clock: Clock, traces: list[object], compiled: float | None, timed: int

@@ -222,7 +222,7 @@ class Steps:
         self._executions += len(seconds)
         kept: list[float | None] = [*seconds]
         traced, first, interrupted = self._traces(), self._first, self._interrupted
-        if interrupted or (first and traced is None):
+        if interrupted or (first and traced is None and self._traced is None):  # else who counted traces is gone
             kept[0] = None
         elif traced != self._traced:
             compiled = 0 if first else self._compiled(seconds)
