@@ -4,7 +4,8 @@ Own time is taken around the hook of each step, in fits of a real model, so with
 leaves them: its mean is the median of the fits' means, its maximum the longest of all steps. Both are there by the
 clock, which counts what else the machine did meanwhile, and by the thread's CPU time, from fits of their own. The row
 "nothing" is of a hook that does nothing: what it shows is the measurement itself, and is in every other row too, but
-for the columns that leave its mean out.
+for the columns that leave its mean out. "Of it" is what is left then as a share of the steps of those very fits: on a
+machine that is slow for an hour both take longer.
 
 Training time comes from pairs of whole fits with and without the callback, one right after the other and each first
 in every other pair, so that whatever else the machine does falls on both alike. The row "nothing" there is of pairs
@@ -98,17 +99,26 @@ def step_time(trained: Any, *callbacks: Any, steps: int = STEPS) -> tuple[float,
     return (perf_counter() - begin) / steps * 1e6, (process_time() - busy) / steps * 1e6
 
 
-def own(trained: Any, callback: Any, steps: int, fits: int, clock: Callable[[], int]) -> tuple[float, list[float]]:
-    """Return the median of the fits' mean own times and all own times, rising; in µs."""
+class Own(NamedTuple):
+    """A callback's own time in some fits, in µs: the median of the fits' means, all of them, rising, and a step's."""
+
+    mean: float
+    every: list[float]
+    step: float
+
+
+def own(trained: Any, callback: Any, steps: int, fits: int, clock: Callable[[], int]) -> Own:
+    """Measure it by that clock; the step's time is by the wall's."""
     means: list[float] = []
     every: list[float] = []
+    lasted: list[float] = []
     callback.clock = clock
     for _ in range(fits):
         callback.took.clear()
-        step_time(trained, callback, steps=steps)
+        lasted.append(step_time(trained, callback, steps=steps)[0])
         means.append(mean(callback.took) / 1000)
         every += [each / 1000 for each in callback.took]
-    return median(means), sorted(every)
+    return Own(median(means), sorted(every), median(lasted))
 
 
 def own_rows(step: str, name: str, trained: Any, callback: Any, measured: Mapping[int, Means]) -> dict[int, Means]:
@@ -128,18 +138,20 @@ def own_rows(step: str, name: str, trained: Any, callback: Any, measured: Mappin
 def own_row(step: str, name: str, trained: Any, callback: Any, length: tuple[int, int, Means]) -> tuple[str, Means]:
     """Measure a callback's own time in so many fits of so many steps; give its row of the table, and its means."""
     steps, fits, measurement = length
-    average, every = own(trained, callback, steps, fits, perf_counter_ns)
-    working, busy = own(trained, callback, steps, fits // 3, thread_time_ns)
-    less = average - measurement.clock, working - measurement.cpu
-    longest = every[-1], busy[-1]
-    figures = (average, *less, every[len(every) // 2], every[len(every) * 99 // 100])
+    timed = own(trained, callback, steps, fits, perf_counter_ns)
+    busy = own(trained, callback, steps, fits // 3, thread_time_ns)
+    every = timed.every
+    less = timed.mean - measurement.clock, busy.mean - measurement.cpu
+    longest = every[-1], busy.every[-1]
+    figures = (timed.mean, *less, every[len(every) // 2], every[len(every) * 99 // 100])
     met = (mean <= MEAN_BAR and most <= MAX_BAR for mean, most in zip(less, longest, strict=True))
     row = (
-        f"| {step} | {name} | {' | '.join(f'{each:.2f}' for each in figures)} "
+        f"| {step} | {name} | {timed.step:.0f} | {less[0] / timed.step:.2%} "
+        f"| {' | '.join(f'{each:.2f}' for each in figures)} "
         f"| {' | '.join(f'{each:.0f}' for each in longest)} | {sum(each > MAX_BAR for each in every)} of {len(every)} "
         f"| {' | '.join('yes' if each else '**no**' for each in met)} |"
     )
-    return row, Means(average, working)
+    return row, Means(timed.mean, busy.mean)
 
 
 def pairs_row(step: str, name: str, trained: Any, *callbacks: Any) -> str:
@@ -166,10 +178,11 @@ def main() -> None:
         f"Own time of the hook; the bars are {MEAN_BAR:g} µs in the mean, less nothing's, and {MAX_BAR:g} µs at most.\n"
     )
     print(
-        "| step | steps a fit | callback | mean µs | less nothing's | of CPU time, less nothing's | p50 µs | p99 µs "
-        "| max µs | max CPU µs | over 1 ms | met by the clock | met by CPU time |"
+        "| step | steps a fit | callback | a step took µs | of it | mean µs | less nothing's "
+        "| of CPU time, less nothing's | p50 µs | p99 µs | max µs | max CPU µs | over 1 ms "
+        "| met by the clock | met by CPU time |"
     )
-    print("| --- | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: | --- | --- |")
+    print("| --- | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- | --- |")
     pairs: list[str] = []
     for step, width in WIDTHS.items():
         trained = model(width)
