@@ -241,8 +241,9 @@ class TestBox:
         box, paces = Box(), {False: set[float](), True: set[float]()}
         steps, seconds = 0, 0.0
         for box.clock.now in range(900):
+            pid = box.read(HOT).processes[0].pid
             for peer, message in box.simulation.reports():
-                if isinstance(message, Report) and peer.pid == box.read(HOT).processes[0].pid and message.steps > steps:
+                if isinstance(message, Report) and peer.pid == pid and message.steps > steps:
                     hot = bool(box.value(HOT, "clock_event_active", "sw_thermal_slowdown"))
                     paces[hot].add(round((message.step_seconds - seconds) / (message.steps - steps), 3))
                     steps, seconds = message.steps, message.step_seconds
