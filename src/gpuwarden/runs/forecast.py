@@ -9,7 +9,7 @@ from math import ceil
 from operator import sub
 from typing import Literal, NamedTuple
 
-from gpuwarden.runs.ladder import Point
+from gpuwarden.runs.stretch import Stretch
 from gpuwarden.runs.trend import Trend, median
 
 Pattern = Literal["steady", "staircase", "by epoch"]
@@ -79,49 +79,51 @@ class TimeLeft(NamedTuple):
         return TimeLeft(max(self.seconds - seconds, 0.0), max(self.lower - seconds, 0.0), upper)
 
 
-def steps_of(points: Sequence[Point], floor: Sequence[int], grown: int) -> list[Step]:
+def steps_of(stretch: Stretch) -> list[Step]:
     """Return the rises of the floor that matter; those of neighbouring points are one where others have pauses."""
+    times, floor, epochs = stretch.times, stretch.floor, stretch.epochs
     steps: list[Step] = []
-    last, level, joins = points[0].at, floor[0], False
-    least = max(SMALLEST_RISE * grown, 1)
-    for number in range(1, len(points)):
-        size = floor[number] - level
+    last, level, before = times[0], floor[0], -1  # when and how far it rose last, and to which point
+    least = max(ceil(SMALLEST_RISE * stretch.grown), 1)
+    for number, held in enumerate(floor):
+        size = held - level
         if size < least:
-            joins = False
             continue
-        at, spacing = points[number - 1].at, points[number].at - points[number - 1].at
-        pause = max(at - last - spacing, 0.0)
-        at_once = floor[number] - floor[number - 1] > size / 2
-        before = steps[-1] if steps else None
-        if joins and before is not None and before.sharp and pause < before.pause / 4:
-            steps[-1] = before._replace(at=at, size=before.size + size, epochs=points[number].epochs)
+        at = times[number - 1]
+        spacing = times[number] - at
+        pause = at - last - spacing
+        if pause < 0:
+            pause = 0.0
+        if before == number - 1 and steps[-1].sharp and pause < steps[-1].pause / 4:
+            steps[-1] = steps[-1]._replace(at=at, size=steps[-1].size + size, epochs=epochs[number])
         else:
-            steps.append(Step(at, size, pause, points[number].epochs, sharp=at_once and pause > spacing))
-        last, level, joins = at, floor[number], True
+            sharp = pause > spacing and held - floor[number - 1] > size / 2
+            steps.append(Step(at, size, pause, epochs[number], sharp))
+        last, level, before = at, held, number
     return steps
 
 
-def rhythm_of(steps: Sequence[Step], points: Sequence[Point], floor: Sequence[int]) -> Rhythm | None:
+def rhythm_of(steps: Sequence[Step], stretch: Stretch) -> Rhythm | None:
     """Return how the last steps went, where they can be told apart and nothing is given back between them.
 
     The last one may be under way, and is left out then.
     """
-    found = _rhythm(steps, points, floor, floor[-1])
+    found = _rhythm(steps, stretch, stretch.floor[-1])
     if (found is None or not found.regular) and len(steps) > LEAST_STEPS:
-        before = _rhythm(steps[:-1], points, floor, floor[-1] - steps[-1].size)
-        if before is not None and before.regular and points[-1].at < before.last + PUNCTUAL * before.pause:
+        before = _rhythm(steps[:-1], stretch, stretch.floor[-1] - steps[-1].size)
+        if before is not None and before.regular and stretch.times[-1] < before.last + PUNCTUAL * before.pause:
             return before
     return found
 
 
-def _rhythm(steps: Sequence[Step], points: Sequence[Point], floor: Sequence[int], level: float) -> Rhythm | None:
+def _rhythm(steps: Sequence[Step], stretch: Stretch, level: float) -> Rhythm | None:
     sharp = list(takewhile(lambda step: step.sharp, reversed(steps)))[:MOST_STEPS][::-1]
     if len(sharp) < LEAST_STEPS:
         return None
     sizes = [step.size for step in sharp]
     size = median(sizes)
-    first = bisect_left(points, (sharp[0].at,))
-    if median(map(sub, (point.low for point in points[first:]), floor[first:])) > size * MOST_NOISE:
+    first = bisect_left(stretch.times, sharp[0].at)
+    if median(map(sub, stretch.lows[first:], stretch.floor[first:])) > size * MOST_NOISE:
         return None
     pauses = [after.at - before.at for before, after in pairwise(sharp)]
     pause = median(pauses)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import sub
+from operator import mul, sub
 from typing import NamedTuple
 
 from gpuwarden.protocol import Phase
 from gpuwarden.runs.forecast import Pattern, Rhythm, Step, TimeLeft, Transient, level_of, rhythm_of, steps_of, time_left
 from gpuwarden.runs.ladder import Ladder, Point
+from gpuwarden.runs.stretch import Stretch, floor_of
 from gpuwarden.runs.trend import MOST_POINTS, Trend, trend
 
 LEAST_BYTES = 4 << 20
@@ -80,34 +80,35 @@ def find(points: Sequence[Point], now: float, *, known: bool = False, beside: Ph
     """
     if len(points) < LEAST_POINTS:
         return None
-    floor = list(accumulate((point.low for point in reversed(points)), min))[::-1]
-    end, cycle = _last_sure(points, floor, now)
+    whole = Stretch.of(points)
+    times, floor = whole.times, whole.floor
+    end, cycle = _last_sure(whole, now)
     hold = HELD_ON if known else 1.0
-    cap = points[-1].cap
+    cap = whole.caps[-1]
     least = max(LEAST_BYTES, LEAST_SHARE * cap) if cap is not None else LEAST_UNBOUNDED
-    span = points[end].at - points[0].at
+    span = times[end] - times[0]
     while span >= LEAST_SECONDS * hold:
-        first = bisect_left(points, (points[end].at - span,))
-        grown = points[end].low - floor[first]
+        first = bisect_left(times, times[end] - span)
+        grown = whole.lows[end] - floor[first]
         if grown < least * hold or end - first + 1 < LEAST_POINTS:
             return None  # nor in any shorter stretch
-        middle = floor[bisect_left(points, (points[end].at - span / 2,), first, end)] - floor[first]
+        middle = floor[bisect_left(times, times[end] - span / 2, first, end)] - floor[first]
         if LEAST_HALF <= middle / grown <= 1 - LEAST_HALF:
-            shape = _shape(points[first : end + 1], floor[first : end + 1], now, cycle)
+            shape = _shape(whole.part(first, end + 1), now, cycle)
             if shape is not None:  # a shorter stretch has not gone further
                 return _weigh(shape, now, cap, hold, beside)
         span /= SHORTER
     return None
 
 
-def _last_sure(points: Sequence[Point], floor: Sequence[int], now: float) -> tuple[int, float]:
+def _last_sure(whole: Stretch, now: float) -> tuple[int, float]:
     """Return the last point to look at, and seconds in which memory usually is taken and given back, 0 for none.
 
     What rises since it was last given back may be given back as well, unless it is more, or stays for longer.
     """
-    falls = list(map(sub, (point.low for point in points), floor))
+    falls = list(map(sub, whole.lows, whole.floor))
     most = max(falls)
-    last = len(points) - 1
+    last = len(falls) - 1
     if most < LEAST_BYTES / 4:
         return last, 0.0
     troughs, high = [], False
@@ -117,26 +118,21 @@ def _last_sure(points: Sequence[Point], floor: Sequence[int], now: float) -> tup
         elif high and not fall:  # what follows is no lower, but may be as low again
             troughs.append(number)
             high = False
-    times = [points[0].at, *(points[each].at for each in troughs)]
+    times = [whole.times[0], *(whole.times[each] for each in troughs)]
     cycles = sorted(map(sub, times[1:], times))
     trough = troughs[-1]
-    repeats = points[last].low - points[trough].low <= AGAIN * most and now - times[-1] <= AGAIN_LONGER * cycles[-1]
+    repeats = whole.lows[last] - whole.lows[trough] <= AGAIN * most and now - times[-1] <= AGAIN_LONGER * cycles[-1]
     return (trough if repeats else last), cycles[len(cycles) // 2]
 
 
 class _Shape(NamedTuple):
-    """Even growth over a stretch of points, with the floor at each and the least of equal parts of its time."""
+    """Even growth over a stretch, with the least of equal parts of its time."""
 
-    points: Sequence[Point]
-    floor: Sequence[int]
+    stretch: Stretch
     lows: Sequence[tuple[float, float]]
     rises: float
     trend: Trend
     rhythm: Rhythm | None
-
-    @property
-    def grown(self) -> int:
-        return self.points[-1].low - self.floor[0]
 
     @property
     def regular(self) -> bool:
@@ -149,62 +145,64 @@ class _Shape(NamedTuple):
         return "by epoch" if self.rhythm.by_epoch else "staircase"
 
     def phase(self, beside: Phase) -> Phase | None:
-        share = (self.points[-1].beside - self.points[0].beside) / self.grown
+        stretch = self.stretch
+        share = (stretch.beside[-1] - stretch.beside[0]) / stretch.grown
         return beside if share >= NEARLY_ALL else "train" if share <= 1 - NEARLY_ALL else None
 
 
-def _shape(points: Sequence[Point], floor: Sequence[int], now: float, cycle: float) -> _Shape | None:
+def _shape(stretch: Stretch, now: float, cycle: float) -> _Shape | None:
     """Return the growth over a stretch if it is even and goes on."""
-    bins = min(MOST_BINS, int((points[-1].at - points[0].at) / cycle)) if cycle else MOST_BINS
-    lows = _lows(points, max(bins, LEAST_POINTS - 1))
+    bins = min(MOST_BINS, int(stretch.seconds / cycle)) if cycle else MOST_BINS
+    lows = _lows(stretch, max(bins, LEAST_POINTS - 1))
     even = _Evenness.of(lows)
     if even is None or even.rises < LEAST_REGULAR or even.deviation > MOST_DEVIATION + 1 / even.rises:
         return None
-    steps = steps_of(points, floor, points[-1].low - floor[0])
-    if not steps or _over(steps, points, now, cycle):
+    steps = steps_of(stretch)
+    if not steps or _over(steps, stretch, now, cycle):
         return None
     found = trend(lows)
     if found is None or found.rising < LEAST_RISING or found.slope <= 0:
         return None
     if even.rises > MANY_RISES:
         found = _recent(lows, found)
-    shape = _Shape(points, floor, lows, even.rises, found, rhythm_of(steps, points, floor))
+    shape = _Shape(stretch, lows, even.rises, found, rhythm_of(steps, stretch))
     return shape if even.rises >= LEAST_RISES or shape.regular else None
 
 
 def _weigh(shape: _Shape, now: float, cap: float | None, hold: float, beside: Phase) -> Growth | None:
     """Return the growth if it is enough for how long it has lasted."""
-    points, lows, found = shape.points, shape.lows, shape.trend
+    stretch, lows, found = shape.stretch, shape.lows, shape.trend
     left = None
     if cap is None:
-        if points[-1].at - points[0].at < hold * LASTING_SECONDS:
+        if stretch.seconds < hold * LASTING_SECONDS:
             return None
     else:
-        cap_slope = _cap_slope(points)
+        cap_slope = _cap_slope(stretch)
         if cap_slope > found.slope / 2:
             return None  # what it grows by is not lost: pages of a mapped file, or others give way
         transient = _transient(shape)
-        room = max(cap - points[-1].low - transient.sure, 0)
-        if shape.grown < hold * _way(shape) * (shape.grown + room):
+        room = max(cap - stretch.lows[-1] - transient.sure, 0)
+        if stretch.grown < hold * _way(shape) * (stretch.grown + room):
             return None
         left = time_left(lows, found, shape.rhythm, transient=transient, cap=cap, cap_slope=cap_slope, now=now)
     return Growth(
         bytes_per_second=found.slope,
         lower=max(found.lower, 0.0),
         upper=found.upper,
-        since=points[0].at,
+        since=stretch.times[0],
         at=now,
-        grown=shape.grown,
+        grown=stretch.grown,
         pattern=shape.pattern,
         phase=shape.phase(beside),
         left=left,
     )
 
 
-def _cap_slope(points: Sequence[Point]) -> float:
+def _cap_slope(stretch: Stretch) -> float:
     """Return the bytes a second by which what there can be rises, or, as others take it, falls; 0 where it varies."""
-    some = points[:: max(len(points) // 8, 1)]
-    found = trend([(point.at, point.cap) for point in some if point.cap is not None][-MOST_POINTS:])
+    every = max(len(stretch.caps) // 8, 1)
+    some = zip(stretch.times[::every], stretch.caps[::every], strict=True)
+    found = trend([(at, cap) for at, cap in some if cap is not None][-MOST_POINTS:])
     return found.slope if found is not None and not 1 - LEAST_RISING < found.rising < LEAST_RISING else 0.0
 
 
@@ -221,35 +219,37 @@ class _Evenness(NamedTuple):
     def of(cls, lows: Sequence[tuple[float, float]]) -> _Evenness | None:
         if len(lows) < LEAST_POINTS - 1:
             return None
-        floor = list(accumulate((low for _, low in reversed(lows)), min))[::-1]
+        floor = floor_of([low for _, low in lows])
         grown = floor[-1] - floor[0]
         if grown <= 0:
             return None
-        squares = sum(rise * rise for rise in map(sub, floor[1:], floor))
-        begin, seconds = lows[0][0], lows[-1][0] - lows[0][0]
-        line = ((at - begin) / seconds for at, _ in lows)
-        deviation = max(abs((low - floor[0]) / grown - share) for low, share in zip(floor, line, strict=True))
-        return cls(grown * grown / squares, deviation)
+        rises = list(map(sub, floor[1:], floor))
+        begin, seconds, first = lows[0][0], lows[-1][0] - lows[0][0], floor[0]
+        off = [(low - first) / grown - (at - begin) / seconds for low, (at, _) in zip(floor, lows, strict=True)]
+        return cls(grown * grown / sum(map(mul, rises, rises)), max(map(abs, off)))
 
 
-def _lows(points: Sequence[Point], bins: int) -> list[tuple[float, float]]:
+def _lows(stretch: Stretch, bins: int) -> list[tuple[float, float]]:
     """Return the least of each of so many equal parts of the time, with when it was."""
-    begin = points[0].at
-    width = (points[-1].at - begin) * (1 + 1e-9) / bins
-    least: dict[int, tuple[float, float]] = {}
-    for point in points:
-        part = int((point.at - begin) / width)
-        known = least.get(part)
-        if known is None or point.low <= known[1]:
-            least[part] = point.at, point.low
-    return list(least.values())
+    begin = stretch.times[0]
+    width = stretch.seconds * (1 + 1e-9) / bins
+    least: list[tuple[float, float]] = []
+    last = -1
+    for at, low in zip(stretch.times, stretch.lows, strict=True):
+        part = int((at - begin) / width)
+        if part != last:
+            least.append((at, low))
+            last = part
+        elif low <= least[-1][1]:
+            least[-1] = at, low
+    return least
 
 
-def _over(steps: Sequence[Step], points: Sequence[Point], now: float, cycle: float) -> bool:
+def _over(steps: Sequence[Step], stretch: Stretch, now: float, cycle: float) -> bool:
     """Tell whether it has not risen for longer than it had not before."""
     pause = max(step.pause for step in steps)
-    recent = points[-1].at - points[-min(len(points), 4)].at
-    patience = max(LEAST_PATIENCE, PATIENCE_SHARE * (points[-1].at - points[0].at), recent)
+    recent = stretch.times[-1] - stretch.times[-min(len(stretch.times), 4)]
+    patience = max(LEAST_PATIENCE, PATIENCE_SHARE * stretch.seconds, recent)
     return now - steps[-1].at > PATIENCE * pause + patience + AGAIN_LONGER * cycle
 
 
@@ -266,13 +266,14 @@ def _transient(shape: _Shape) -> Transient:
 
     Where it has not, the mark is an old one, and steps take anything from nothing to what was left to it.
     """
-    points, slope = shape.points, shape.trend.slope
+    stretch, slope = shape.stretch, shape.trend.slope
     base = level_of(shape.lows, slope, 0.0)
-    half = len(points) // 2
-    over = [point.peak - slope * point.at - base for point in points[half:]]
-    above = sorted(map(sub, (point.peak for point in points[half:]), shape.floor[half:]))
+    half = len(stretch.peaks) // 2
+    peaks = stretch.peaks[half:]
+    over = [peak - slope * at - base for peak, at in zip(peaks, stretch.times[half:], strict=True)]
+    above = sorted(map(sub, peaks, stretch.floor[half:]))
     above_floor = max(above[len(above) * 3 // 4], 0)
-    if points[-1].peak - points[0].peak < shape.grown / 2:
+    if peaks[-1] - stretch.peaks[0] < stretch.grown / 2:
         most = max(over[-1], 0.0)
         return Transient(0, most / 2, most, above_floor / 2)
     over.sort()
@@ -287,13 +288,13 @@ def _way(shape: _Shape) -> float:
     """
     if shape.rises < MANY_RISES and not shape.regular:
         return SHAKY_WAY
-    points = shape.points
-    seconds, epochs = points[-1].at - points[0].at, points[-1].epochs - points[0].epochs
+    had, seconds = shape.stretch.epochs, shape.stretch.seconds
+    epochs = had[-1] - had[0]
     in_epochs = min(epochs / LASTING_EPOCHS, seconds / LASTING_EPOCHS_SECONDS)
     lasted = min(max(in_epochs, seconds / LASTING_SECONDS), shape.rises / LASTING_RISES, 1.0)
     if lasted > 1 / 2:
         return BRIEF_WAY + (LASTING_WAY - BRIEF_WAY) * (2 * lasted - 1)
-    return SHAKY_WAY if shape.rises < LEAST_RISES or (points[-1].epochs and epochs < OUTLASTED_EPOCHS) else BRIEF_WAY
+    return SHAKY_WAY if shape.rises < LEAST_RISES or (had[-1] and epochs < OUTLASTED_EPOCHS) else BRIEF_WAY
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@ Statistical Association 63, 1968); the share of pairs that rise is what Mann's a
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from math import sqrt
 from typing import NamedTuple
 
@@ -21,7 +23,10 @@ def median(values: Iterable[float]) -> float:
 
     The statistics module has it too, but takes 0.7 MiB of memory, as it loads random and decimal.
     """
-    ordered = sorted(values)
+    return _middle(sorted(values))
+
+
+def _middle(ordered: Sequence[float]) -> float:
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
@@ -47,15 +52,12 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
         raise ValueError(f"at most {MOST_POINTS} points")
     if len(points) < FEWEST_POINTS:
         return None
-    slopes = sorted(
-        (value - before) / (at - then)
-        for number, (then, before) in enumerate(points)
-        for at, value in points[number + 1 :]
-    )
-    rising, falling = sum(slope > 0 for slope in slopes), sum(slope < 0 for slope in slopes)
+    slopes = [(value - before) / (at - then) for (then, before), (at, value) in combinations(points, 2)]
+    slopes.sort()
+    falling, rising = bisect_left(slopes, 0), len(slopes) - bisect_right(slopes, 0)
     lower, upper = _interval(len(points), len(slopes))
     return Trend(
-        slope=median(slopes),
+        slope=_middle(slopes),
         lower=slopes[lower],
         upper=slopes[upper],
         rising=rising / (rising + falling) if rising + falling else 0.5,
