@@ -606,6 +606,20 @@ def case_own_step(daemon: Daemon) -> Any:
     return daemon.heard()
 
 
+def case_own_loop(daemon: Daemon) -> Any:
+    trained, (x, y) = model(), data()
+    hooks = keras.callbacks.CallbackList([daemon.callback(loss=True)], model=trained)  # and no params
+    hooks.on_train_begin()
+    for epoch in range(2):
+        hooks.on_epoch_begin(epoch)
+        for batch in range(BATCHES):
+            hooks.on_train_batch_begin(batch)
+            hooks.on_train_batch_end(batch, {"loss": trained.train_on_batch(x, y)})
+        hooks.on_epoch_end(epoch)
+    hooks.on_train_end()
+    return daemon.heard()
+
+
 def case_forked_workers(daemon: Daemon) -> Any:
     callback, children = daemon.callback(), []
 

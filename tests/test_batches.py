@@ -22,13 +22,7 @@ def run(tmp_path: Path) -> Run:
 
 def fit(run: Run, in_epoch: int | None, **declared: Any) -> Batches:
     """Make one as a hook of Keras 3's fit does."""
-    epoch_iterator = SimpleNamespace(data_adapter=SimpleNamespace(**declared))  # noqa: F841 - found by its name
-    return hook(run, in_epoch)
-
-
-def hook(run: Run, in_epoch: int | None) -> Batches:
-    """Stand between fit and it."""
-    return Batches(run, in_epoch)
+    return Batches(run, in_epoch, SimpleNamespace(data_adapter=SimpleNamespace(**declared)))
 
 
 @pytest.mark.parametrize(

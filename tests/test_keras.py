@@ -258,6 +258,13 @@ def test_own_step(saw: list[MESSAGE]) -> None:
     assert (last["steps"], last["examples"], last["loss"]) == (8, None, None)
 
 
+def test_own_loop(saw: list[MESSAGE]) -> None:
+    """A loop that calls the hooks itself counts its steps; the loss metric is not fit's there, and nobody reads it."""
+    last = reports(saw)[-1]
+    assert (last["steps"], last["examples"], last["loss"], last["batch_size"]) == (8, None, None, None)
+    assert phases(saw) == ["train", "idle"]
+
+
 def test_other_callback_raises(saw: Any) -> None:
     """Another callback's exception leaves fit as it is, and an evaluation after it ends idle."""
     assert saw["raised"] == "from another callback"

@@ -145,10 +145,11 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def on_train_begin(self, logs: Any = None) -> None:
         run, model = self._join(), self._watched
         self._standalone = False
-        in_epoch = self.params.get("steps")
+        # A loop of one's own that calls the hooks through Keras's CallbackList may have told it nothing.
+        in_epoch, feeder = (self.params or {}).get("steps"), keras_model.feeder()
         per_execution = keras_model.steps_per_execution(model)
-        self._metric = LossMetric(run, model, keras, loss=self._loss)
-        self._batches = Batches(run, None if in_epoch is None else int(in_epoch))
+        self._metric = LossMetric(run, model, keras, loss=self._loss, fits=feeder is not None)
+        self._batches = Batches(run, None if in_epoch is None else int(in_epoch), feeder)
         self._feed = _feed(run.input, per_execution)
         self._traces, reference = keras_model.Traces(model), weakref.ref(model)
         self._steps = Steps(

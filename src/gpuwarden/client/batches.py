@@ -6,13 +6,9 @@ examples: between two looks it shows their sum over some steps.
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any, NamedTuple
 
 from gpuwarden.client.run import Run
-
-_FRAMES = 12  # between a callback's hook and fit, at most
 
 
 class _Declared(NamedTuple):
@@ -23,12 +19,12 @@ class _Declared(NamedTuple):
 
 
 class Batches:
-    """Tells the run how many examples the steps of one fit have; to be made in a hook of it."""
+    """Tells the run how many examples the steps of one fit have, which takes its data from `feeder`."""
 
-    def __init__(self, run: Run, in_epoch: int | None) -> None:
+    def __init__(self, run: Run, in_epoch: int | None, feeder: Any) -> None:
         self._run = run
         self._in_epoch = in_epoch  # steps
-        self._declared = _declared(in_epoch)
+        self._declared = _declared(feeder, in_epoch)
         self._likely: int | None = None
         self.begin_epoch()
 
@@ -70,19 +66,9 @@ class Batches:
         return self._declared.last if last else self._declared.size
 
 
-def _declared(in_epoch: int | None) -> _Declared | None:
-    """Ask the source of fit's data, which fit keeps among its variables alone; where it is not found, nothing is known.
-
-    Keras 3 calls it `epoch_iterator.data_adapter`, Keras 2 has another name and methods for properties.
-    """
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - documented, and what the inspect module calls
-    for _ in range(_FRAMES):
-        if frame is None or frame.f_code.co_name == "fit":
-            break
-        frame = frame.f_back
-    names = {} if frame is None else frame.f_locals
-    source = getattr(names.get("epoch_iterator"), "data_adapter", None)
-    source = source or getattr(names.get("data_handler"), "_adapter", None)
+def _declared(feeder: Any, in_epoch: int | None) -> _Declared | None:
+    """Ask the source of fit's data: Keras 2 has another name for it, and methods for properties."""
+    source = getattr(feeder, "data_adapter", None) or getattr(feeder, "_adapter", None)
     size = _said(source, "batch_size")
     if type(size) is not int or size <= 0:
         return None

@@ -9,6 +9,8 @@ from typing import Any
 
 from gpuwarden.client.wrapped import unwrap
 
+_FRAMES = 14  # between a callback's hook and fit, at most
+
 
 def steps_per_execution(model: Any) -> int:
     """Read the model's steps_per_execution: a number in Keras 3, a variable under another name in Keras 2."""
@@ -36,6 +38,23 @@ def hooks_around(keras: Any) -> int:
         found += frame.f_code in codes
         frame = frame.f_back
     return found
+
+
+def feeder() -> Any | None:
+    """Give what the fit of Keras that calls this takes its data from; None where none does, but a loop of one's own.
+
+    It is among fit's variables alone: `epoch_iterator` in Keras 3, `data_handler` in Keras 2.
+    """
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "fit":
+            found = frame.f_locals.get("epoch_iterator") or frame.f_locals.get("data_handler")
+            if found is not None:
+                return found
+        frame = frame.f_back
+    return None
 
 
 class Traces:

@@ -20,9 +20,12 @@ _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
 
 
 class LossMetric:
-    """Adds the examples of one fit to its run, and tells it the mean loss of the epoch so far if `loss` is set."""
+    """Adds the examples of one fit to its run, and tells it the mean loss of the epoch so far if `loss` is set.
 
-    def __init__(self, run: Run, model: Any, keras: Any, *, loss: bool) -> None:
+    `fits`: it is Keras's own fit that trains. In a loop of one's own the metric is set back at any time, or never used.
+    """
+
+    def __init__(self, run: Run, model: Any, keras: Any, *, loss: bool, fits: bool) -> None:
         self._run = run
         self._model = model
         self._loss = loss
@@ -32,7 +35,7 @@ class LossMetric:
         since = _REPLICAS if not alone else _SEVERAL_STEPS if steps_per_execution(model) > 1 else _WEIGHED
         own = getattr(type(model), "train_step", None) is keras.Model.train_step  # who knows what another counts
         # With several workers nothing is read: that makes them all add up, and would hang one alone.
-        self._readable = own and strategy in IN_ONE_PROCESS and (version < (3,) or version >= since)
+        self._readable = fits and own and strategy in IN_ONE_PROCESS and (version < (3,) or version >= since)
         # Between steps Keras 3 has read this metric anyway, and the device has done all before; Keras 2 does not wait.
         self._in_epoch = self._readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it with the first step
