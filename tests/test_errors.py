@@ -178,6 +178,13 @@ def test_type_alone() -> None:
     assert told(MemoryError()).kind == "host_oom"
 
 
+def test_words_alone() -> None:
+    """Whose memory it was must be said: a program's own words may be of anything that is short of it."""
+    assert told(RuntimeError("the tokenizer's worker ran out of memory")).kind == "other"
+    assert told(RuntimeError("Ran out of memory in memory space hbm. Used 2.00G of 1.00G hbm.")).kind == "device_oom"
+    assert told(RuntimeError("Allocator (GPU_0_bfc) ran out of memory trying to allocate 1GiB")).kind == "device_oom"
+
+
 def test_subclass() -> None:
     """A type is known by the types it is derived from."""
 

@@ -53,9 +53,8 @@ PATTERNS = (
     Pattern(r"(CUDA|HIP|MPS backend|XPU|GPU) ((driver )?error: )?out of memory", "device_oom", "torch"),
     Pattern(r"runtime error \(2\)|Triton Error \[\w+\]: out of memory", "device_oom", "torch, Triton"),
     Pattern(r"Unable to find a valid cuDNN algorithm", "device_oom", "torch: none had room for its workspace"),
-    Pattern(
-        r"Out of memory ((while )?trying to allocate|allocating \d)|ran out of memory", "device_oom", "XLA, TensorFlow"
-    ),
+    Pattern(r"Out of memory ((while )?trying to allocate|allocating \d)", "device_oom", "XLA, TensorFlow"),
+    Pattern(r"ran out of memory (in memory space|(while )?trying to)", "device_oom", "XLA, TensorFlow"),
     Pattern(r"Failed to allocate (request for|memory)", "device_oom", "XLA, TensorFlow"),
     Pattern(r"would exceed allowed memory", "device_oom", "torch, with an allocator that is CUDA's"),
     Pattern(r"would exceed memory", "device_oom", "XLA on a TPU"),
