@@ -654,7 +654,10 @@ def test_odd_values(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-@pytest.mark.parametrize(("loss", "expected"), [(2, 2.0), (float("nan"), None), (float("inf"), None), (1e30, None)])
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [(2, 2.0), (float("nan"), None), (float("inf"), None), (1e30, None), pytest.param(10**400, None, id="huge")],
+)
 def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
     """The last loss is told; one that is no number of a message leaves none, and no report is lost by it."""
     with watch() as run:

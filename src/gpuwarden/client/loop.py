@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from numbers import Integral, Real
 from time import monotonic
 from typing import Any
@@ -333,7 +334,10 @@ class Loop:
     def _number(self, value: Any) -> float | None:
         # Not float() of anything: a tensor would wait for its device.
         if isinstance(value, Real):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:  # a whole number past a float's greatest
+                return inf
         self._advise(f"loss: want a number such as loss.item(), not {type(value).__name__}; left out")
         return None
 
