@@ -189,6 +189,32 @@ def test_pages_that_the_kernel_can_drop_are_no_growth() -> None:
     assert find(ladder.points(), 500.0) is None
 
 
+@pytest.mark.parametrize(("before", "since"), [(600, 800), (800, 600), (600, 1000)])
+def test_others_that_come_or_leave_once_make_no_trend(before: int, since: int) -> None:
+    """What others took or gave back at one moment counts as what there is since, and takes no growth away."""
+    ladder = Ladder()
+    for number in range(220):
+        at = number / 4
+        ladder.hear(at, int((100 + 5 * at) * MIB), int((150 + 5 * at) * MIB), cap=(before if at < 45 else since) * MIB)
+    growth = find(ladder.points(), 55.0, known=True)
+    assert growth is not None
+    assert growth.left is not None
+    assert growth.left.seconds == pytest.approx((since - 150) / 5 - 55, rel=0.05)
+
+
+def test_a_moment_without_a_limit_ends_no_growth() -> None:
+    """Where nobody knows for some seconds what it can have, it has no time to its end then, and goes on."""
+    ladder, watch = Ladder(), GrowthWatch()
+    found = {}
+    for at in range(60):
+        ladder.hear(at, (100 + 5 * at) * MIB, (150 + 5 * at) * MIB, cap=None if 40 <= at < 45 else 600 * MIB)
+        found[at] = watch.look(ladder, at)
+    assert [at for at in range(40, 60) if found[at] is None] == []
+    without = [at for at, growth in found.items() if growth is not None and growth.left is None]
+    assert without
+    assert set(without) <= set(range(40, 48))
+
+
 def test_without_a_limit_growth_has_no_end() -> None:
     """Where nobody knows what it can have, growth has to last for long, and has no time to its end."""
     ladder = Ladder()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import mul, sub
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ def find(points: Sequence[Point], now: float, *, known: bool = False, beside: Ph
         if LEAST_HALF <= middle / grown <= 1 - LEAST_HALF:
             shape = _shape(whole.part(first, end + 1), now, cycle)
             if shape is not None:  # a shorter stretch has not gone further
-                return _weigh(shape, now, cap, hold, beside)
+                return _weigh(shape, now, cap, beside, known=known)
         span /= SHORTER
     return None
 
@@ -169,12 +170,12 @@ def _shape(stretch: Stretch, now: float, cycle: float) -> _Shape | None:
     return shape if even.rises >= LEAST_RISES or shape.regular else None
 
 
-def _weigh(shape: _Shape, now: float, cap: float | None, hold: float, beside: Phase) -> Growth | None:
-    """Return the growth if it is enough for how long it has lasted."""
+def _weigh(shape: _Shape, now: float, cap: float | None, beside: Phase, *, known: bool) -> Growth | None:
+    """Return the growth if it is enough for how long it has lasted; of what is known that it goes on is enough."""
     stretch, lows, found = shape.stretch, shape.lows, shape.trend
     left = None
     if cap is None:
-        if stretch.seconds < hold * LASTING_SECONDS:
+        if not known and stretch.seconds < LASTING_SECONDS:
             return None
     else:
         cap_slope = _cap_slope(stretch)
@@ -182,7 +183,7 @@ def _weigh(shape: _Shape, now: float, cap: float | None, hold: float, beside: Ph
             return None  # what it grows by is not lost: pages of a mapped file, or others give way
         transient = _transient(shape)
         room = max(cap - stretch.lows[-1] - transient.sure, 0)
-        if stretch.grown < hold * _way(shape) * (stretch.grown + room):
+        if stretch.grown < (HELD_ON if known else 1.0) * _way(shape) * (stretch.grown + room):
             return None
         left = time_left(lows, found, shape.rhythm, transient=transient, cap=cap, cap_slope=cap_slope, now=now)
     return Growth(
@@ -199,10 +200,18 @@ def _weigh(shape: _Shape, now: float, cap: float | None, hold: float, beside: Ph
 
 
 def _cap_slope(stretch: Stretch) -> float:
-    """Return the bytes a second by which what there can be rises, or, as others take it, falls; 0 where it varies."""
+    """Return the bytes a second by which what there can be rises, or, as others take it, falls; 0 where it varies.
+
+    Who takes something once, or gives it back, makes no trend: what counts is since then.
+    """
     every = max(len(stretch.caps) // 8, 1)
-    some = zip(stretch.times[::every], stretch.caps[::every], strict=True)
-    found = trend([(at, cap) for at, cap in some if cap is not None][-MOST_POINTS:])
+    pairs = zip(stretch.times[::every], stretch.caps[::every], strict=True)
+    some = [(at, cap) for at, cap in pairs if cap is not None][-MOST_POINTS:]
+    changes = [abs(after - before) for (_, before), (_, after) in pairwise(some)]
+    while changes and (most := max(changes)) > sum(changes) / 2:
+        last = changes.index(most) + 1
+        some, changes = some[last:], changes[last:]
+    found = trend(some)
     return found.slope if found is not None and not 1 - LEAST_RISING < found.rising < LEAST_RISING else 0.0
 
 
