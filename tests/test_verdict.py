@@ -414,6 +414,8 @@ HOLDER = Taken(4711, "python process 4711 of bob", 190 * MIB, 190 * MIB, 4000.0)
 FIRST_STEP = replace(case("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), holders=(HOLDER,))
 FIRST_STEP = replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB))  # no limit of its own
 ATTENTION = case("2,1,10000,10000", 763, after=(0.6, 4.6), room=240, error={"like_weight": False})
+NOTHING = DeviceMemory(0, 0)
+UNSAID = replace(FIRST_STEP, asked=None, room=4.05 * MIB, size=240.0 * MIB)  # as of a library below the framework
 EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
 
 
@@ -422,6 +424,13 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
     [
         pytest.param(FIRST_STEP, "neighbour", id="held since before the run"),
         pytest.param(replace(FIRST_STEP, holders=()), "batch_too_large", id="nobody else is there"),
+        pytest.param(UNSAID, "neighbour", id="no size, others have most of the device"),
+        pytest.param(replace(UNSAID, after=NOTHING, before=NOTHING), "neighbour", id="no size, and nothing in use"),
+        pytest.param(replace(UNSAID, room=100.0 * MIB), "unknown", id="no size, and room was left"),
+        pytest.param(replace(UNSAID, holders=()), "too_big", id="no size, nobody else is there"),
+        pytest.param(
+            replace(UNSAID, holders=(HOLDER._replace(holds=2 * MIB),)), "too_big", id="no size, a small neighbour"
+        ),
         pytest.param(
             replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, holders=(HOLDER,)),
             "neighbour",

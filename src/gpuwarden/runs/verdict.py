@@ -152,22 +152,40 @@ def _crowded(case: Case) -> Finding | None:
     """Find others that have held what was missing since before the run needed it, where it would fit without them."""
     need, base, room = _need(case), case.base, case.room
     limit = case.after.limit if case.after else None
-    if case.error.kind != "device_oom" or need is None or base is None or room is None or not case.holders:
+    if case.error.kind != "device_oom" or base is None or room is None or not case.holders:
+        return None
+    if limit is not None and limit <= room:
         return None
     held = sum(each.holds for each in case.holders)
-    if (limit is not None and limit <= room) or base + need > room + held:
-        return None
-    # A step that failed half-way needed more than is known of it, and one larger than the others might be bounded: then
-    # others are to blame where they have most of the device.
-    if held < base + need - room or (held < room and (base + need <= room or _outgrown(case))):
+    if not (_left_no_room(case, base, room, held) if need is None else _fits_without(case, base + need, room, held)):
         return None
     worst = max(case.holders, key=lambda each: each.holds)
     more = f", and {len(case.holders) - 1} more" if len(case.holders) > 1 else ""
+    said = "not even what libraries take for themselves fits" if need is None else f"{_asked(case)} would fit"
     return Finding(
         f"The run could have {amount(room)}, as {worst.who}{more} has held {amount(held)} of the device for "
-        f"{lasting(worst.seconds)}: without that {_asked(case)} would fit beside {amount(base)}.",
+        f"{lasting(worst.seconds)}: {'with' if need is None else 'without'} that {said} beside {amount(base)}.",
         f"Use a GPU that is free, or agree with {worst.who} on who has this one; else lower the batch size.",
     )
+
+
+def _fits_without(case: Case, wanted: float, room: float, held: float) -> bool:
+    """Tell whether the run would have had what it wanted if others did not hold so much, and whether that is too much.
+
+    A step that failed half-way needed more than is known of it, and one larger than the others might be bounded: then
+    others are to blame where they have most of the device.
+    """
+    if wanted > room + held or held < wanted - room:
+        return False
+    return held >= room or not (wanted <= room or _outgrown(case))
+
+
+def _left_no_room(case: Case, base: float, room: float, held: float) -> bool:
+    """Tell whether others, who have most of the device, left the run next to nothing beside what it had.
+
+    For messages that do not say how much was asked for, as those of the libraries below a framework.
+    """
+    return held >= room and (base >= FULL * room or (case.size is not None and room < SLACK * case.size))
 
 
 def _leak(case: Case) -> Finding | None:
@@ -538,7 +556,8 @@ RULES = (
         "neighbour",
         "Other processes have held what was missing since before the run needed it, or most of the device, as they "
         "have to where the step was larger than all before it; alone the run would have had room for what failed, and "
-        "no limit of its own came first.",
+        "no limit of its own came first. Where the message has no size, they have most of the device and left the run "
+        "next to nothing.",
         "The run could have 2.20 GiB, as python process 4711 of bob has held 21.0 GiB of the device for 2h 10min: "
         "without that 9.50 GiB would fit beside 1.10 GiB.",
         _crowded,
