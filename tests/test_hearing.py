@@ -345,6 +345,18 @@ def test_next_episode() -> None:
     assert made.unanswered("a", "critical", 1.0) == [pressure("critical")]
 
 
+def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
+    """What the next daemon has nothing to say of holds no episode open: another device's has an end, and a next one."""
+    made = told(pressure("critical"))
+    episodes = [len(made.unanswered("a", "critical", 0.0))]
+    made.lose(1.0)
+    for at in (2.0, RETURN + 2, RETURN + 4, 9 * RETURN):
+        made.take(pressure("critical", OTHER), at)
+        episodes.append(len(made.unanswered("a", "critical", at)))
+        made.take(pressure("none", OTHER), at + 1)
+    assert episodes == [1, 0, 1, 1, 1]
+
+
 def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
     """An event that comes again and again is one episode, until it has not come for long."""
     made = Told()

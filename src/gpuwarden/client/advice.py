@@ -84,8 +84,7 @@ class Told:
             self._levels.pop(device, None)
             if self._by_device.pop(device, None) is not None:
                 self._write(logging.INFO, advice, now)
-            if not any(other == subject for _, other in self._by_device):
-                self._by_subject.pop(subject, None)
+            self._relieve(subject, now)
             return
         if pressed:
             self._levels[device] = advice.level
@@ -95,6 +94,19 @@ class Told:
         if before is not None:
             self._raised += 1
             self._alarms.append(_Alarm(self._raised, before, advice))
+
+    def _relieve(self, subject: str, now: float) -> None:
+        """End the episode as far as devices go of which nothing is the matter any more.
+
+        Of some a daemon may have told that is no more: those are part of it for RETURN, and for ever if that were not
+        looked at, as the next daemon has nothing to say of them.
+        """
+        on_others = [each.until for (_, other), each in self._by_device.items() if other == subject]
+        until = max((each for each in on_others if each >= now), default=None)
+        if until is None:
+            self._by_subject.pop(subject, None)
+        elif subject in self._by_subject:
+            self._by_subject[subject].until = until
 
     def lose(self, now: float) -> None:
         """Take note that no daemon is there: nobody says any more that there is pressure."""
