@@ -313,7 +313,15 @@ def case_other_errors(_: Path) -> Any:
     def broken(_: int) -> Any:
         raise LookupError("no such data")
 
+    handling = KeyError("of a handler")
+    handling.__context__ = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9,9]")
+    keras.config.disable_traceback_filtering()  # which would cut it off
+    try:
+        handled = fails(handling)
+    finally:
+        keras.config.enable_traceback_filtering()
     return {
+        "handling": handled,
         "error": fails(ValueError("from a callback")),
         "interrupt": fails(KeyboardInterrupt()),
         "host": fails(MemoryError("of the host")),
@@ -555,7 +563,7 @@ def case_found(_: Path) -> Any:
 
 def case_cut(_: Path) -> Any:
     """Arrays bound the size by their length."""
-    return find_batch_size(model(), (X[:48], Y[:48]), smallest=16)
+    return find_batch_size(model(), (X[:48], Y[:48]), smallest=16, margin=np.float32(0.1))
 
 
 def case_structures(_: Path) -> Any:
@@ -748,6 +756,7 @@ def case_search_arguments(_: Path) -> Any:
         "numbers": wrong((X.tolist(), Y.tolist())),
         "a_batch_of_numbers": wrong(lambda size: (X[:size].tolist(), Y[:size])),
         "margin": wrong(margin=1),
+        "margin_of_numpy": wrong(margin=np.float32(1)),
         "largest": wrong(smallest=8, largest=4),
         "unbuilt": wrong(of=unbuilt),
         "marked": wrong(of=marked),

@@ -122,7 +122,13 @@ def test_search_fails(saw: Any) -> None:
 
 def test_search_arguments(saw: Any) -> None:
     """What it cannot work with is refused by the argument's name."""
-    begins = {"unbuilt": "model: ", "marked": "model: call it on a batch", "margin": "margin: ", "largest": "largest: "}
+    begins = {
+        "unbuilt": "model: ",
+        "marked": "model: call it on a batch",
+        "margin": "margin: ",
+        "margin_of_numpy": "margin: ",
+        "largest": "largest: ",
+    }
     for name, each in saw.items():
         assert each["type"] in ("ValueError", "TypeError"), name
         assert each["text"].startswith(begins.get(name, "data: ")), name

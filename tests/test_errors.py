@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client.errors import describe
+from gpuwarden.client.errors import describe, told_by_itself
 from gpuwarden.protocol import (
     ERROR_KINDS,
     MAX_ALLOCATIONS,
@@ -183,6 +183,19 @@ def test_words_alone() -> None:
     assert told(RuntimeError("the tokenizer's worker ran out of memory")).kind == "other"
     assert told(RuntimeError("Ran out of memory in memory space hbm. Used 2.00G of 1.00G hbm.")).kind == "device_oom"
     assert told(RuntimeError("Allocator (GPU_0_bfc) ran out of memory trying to allocate 1GiB")).kind == "device_oom"
+
+
+def test_told_by_itself() -> None:
+    """What was only being handled as an error was raised is not what that error is."""
+    oom, follower = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), KeyError("cleaning up")
+    assert told_by_itself(oom)
+    follower.__context__ = oom
+    assert not told_by_itself(follower)
+    follower.__cause__ = oom
+    assert told_by_itself(follower)
+    oom.__cause__ = follower
+    assert told_by_itself(oom)
+    assert not told_by_itself(KeyError("alone"))
 
 
 def test_subclass() -> None:

@@ -169,7 +169,8 @@ def test_other_errors(case: Any) -> None:
     assert case["said"] == []
     assert (saw["error"]["type"], saw["error"]["text"]) == ("ValueError", "from a callback")
     assert (saw["host"]["type"], saw["interrupt"]["type"]) == ("MemoryError", "KeyboardInterrupt")
-    for name in ("error", "host", "interrupt"):
+    assert saw["handling"]["type"] == "KeyError"
+    for name in ("error", "handling", "host", "interrupt"):
         assert saw[name]["hooks"] == ["begin", "epoch 0"]
     assert (saw["dataset"]["type"], saw["dataset"]["text"]) == ("LookupError", "no such data")
     assert saw["fixed"]["text"] == "make_dataset: asked for batches of 64, got a dataset with batches of 32"

@@ -7,6 +7,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterator
+from numbers import Real
 from typing import Any
 
 from gpuwarden.client import peaks
@@ -50,7 +51,7 @@ def find_batch_size(
     largest = min(most, LARGEST if largest is None else whole(largest, "largest"))
     if largest < smallest:
         raise ValueError(f"largest: want {smallest} or more, which is the smallest, not {largest}")
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < 1:
+    if isinstance(margin, bool) or not isinstance(margin, Real) or not 0 <= float(margin) < 1:
         raise ValueError(f"margin: want a share from 0 to 1, such as 0.1, not {margin!r}")
     with seeds_kept(), Traces():
         return _Trials(model, make_batch, float(margin)).find(smallest, largest, most)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 
-from gpuwarden.client.errors import describe
+from gpuwarden.client.errors import describe, told_by_itself
 from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.keras_import import keras
 from gpuwarden.protocol import DeviceMemory
 
 
 def is_device_oom(error: BaseException) -> bool:
-    """Tell it by the error's words (errors.py); takes some ms, and keeps nothing of the error."""
-    return describe(error, "train", 0, memory()).kind == "device_oom"
+    """Tell it by the error's words (errors.py); takes some ms, and keeps nothing of the error.
+
+    An error that was raised while an out-of-memory was handled is another one.
+    """
+    return told_by_itself(error) and describe(error, "train", 0, memory()).kind == "device_oom"
 
 
 def memory() -> dict[str, DeviceMemory]:

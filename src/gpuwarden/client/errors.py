@@ -92,6 +92,21 @@ def describe(
     return _fitted(told, error)
 
 
+def told_by_itself(exception: BaseException) -> bool:
+    """Say whether an exception, or what it says it was raised from, is of a known kind.
+
+    Not where that stands only behind it: then it was raised while another was handled, and is an error of its own.
+    """
+    each: BaseException | None = exception
+    for _ in range(_MAX_CHAIN):
+        if each is None:
+            break
+        if _held(each) or _read(type(each), _text(each)).kind != "other":
+            return True
+        each = each.__cause__
+    return False
+
+
 def _tell(exception: BaseException) -> _Reading:
     """Read the exception that shows what went wrong: it, or else the nearest one behind it; never a mere follower."""
     first: _Reading | None = None
