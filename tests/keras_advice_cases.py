@@ -364,6 +364,12 @@ def yields(_advice: Any, _model: Any) -> Any:
 async def waits(_advice: Any, _model: Any) -> None: ...
 
 
+class Waits:
+    """Is called as a function, and waits."""
+
+    async def __call__(self, _advice: Any, _model: Any) -> None: ...  # noqa: D102
+
+
 def case_bad_arguments(daemon: Daemon) -> Any:
     refused = []
     for settings in (
@@ -372,6 +378,7 @@ def case_bad_arguments(daemon: Daemon) -> Any:
         {"on_pressure": lambda: None},
         {"on_pressure": yields},
         {"on_pressure": waits},
+        {"on_pressure": Waits()},
         {"on_pressure": "stop", "pressure_level": "none"},
         {"on_pressure": "stop", "checkpoint_path": "a.keras"},
         {"on_pressure": "checkpoint", "checkpoint_path": 7},

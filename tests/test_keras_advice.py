@@ -195,7 +195,7 @@ def test_mirrored(case: dict[str, Any]) -> None:
 
 def test_bad_arguments(case: dict[str, Any]) -> None:
     """A wrong argument is refused where the callback is made, with its name."""
-    assert case["saw"] == ["on_pressure"] * 5 + ["pressure_level"] + ["checkpoint_path"] * 3
+    assert case["saw"] == ["on_pressure"] * 6 + ["pressure_level"] + ["checkpoint_path"] * 3
 
 
 def test_workers(tmp_path: Path) -> None:

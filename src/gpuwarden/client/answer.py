@@ -119,7 +119,9 @@ def _who(do: Callable[..., object]) -> Hashable:
 
 def _check_function(do: Callable[..., object]) -> None:
     """Raise TypeError where it could not be called with the advice and the model: else that would show in the need."""
-    if inspect.iscoroutinefunction(do) or inspect.isgeneratorfunction(do) or inspect.isasyncgenfunction(do):
+    called = (do, getattr(type(do), "__call__", None))  # noqa: B004 - of an object, what a call of it runs
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(kind(each) for kind in kinds for each in called):
         raise TypeError(
             "on_pressure: want a plain function, not one that is async or yields, which a call does not run"
         )
