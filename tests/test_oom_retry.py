@@ -8,31 +8,17 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 TRAINING_TIME = 600  # seconds: TensorFlow waits 10 s for memory before it gives up
-AT_ONCE = 3
-CASES = (
-    "two_retries",
-    "later",
-    "effective",
-    "validation",
-    "before_the_first_epoch",
-    "half_written",
-    "validated",
-    "without_y",
-    "exhausted",
-    "other_errors",
-    "second_optimizer",
-    "unreadable",
-    "interrupted",
-    "of_a_callback",
-    "of_the_checkpoint",
-    "arguments",
+AT_ONCE = (  # each line in a process of its own, none of which waits for memory much longer than the others
+    ("two_retries", "validation", "other_errors", "interrupted"),
+    ("before_the_first_epoch", "later", "second_optimizer", "of_a_callback"),
+    ("half_written", "without_y", "validated", "of_the_checkpoint"),
+    ("effective", "exhausted", "unreadable", "arguments"),
 )
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
@@ -56,9 +42,9 @@ def play(folder: Path, *cases: str, script: str = "oom_retry_cases.py", **enviro
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Play all cases, some of them at once: most of their time they wait for memory."""
-    folders = [tmp_path_factory.mktemp("retries") for _ in range(AT_ONCE)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        played = pool.map(lambda number, folder: play(folder, *CASES[number::AT_ONCE]), count(), folders)
+    folders = [tmp_path_factory.mktemp("retries") for _ in AT_ONCE]
+    with ThreadPoolExecutor(len(AT_ONCE)) as pool:
+        played = pool.map(lambda folder, names: play(folder, *names), folders, AT_ONCE)
         return {name: case for some in played for name, case in some.items()}
 
 
