@@ -87,6 +87,34 @@ def hear_events(daemon: Daemon) -> None:
     until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "an ear for the driver's events")
 
 
+@pytest.fixture(scope="module")
+def boxes(
+    tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path
+) -> Iterator[tuple[Alertmanager, Prometheus, list[Daemon]]]:
+    """Start daemons on boxes whose driver is silent, has no GPU, and has one that cannot be identified."""
+    folder = tmp_path_factory.mktemp("boxes")
+    with ExitStack() as stack:
+        told = Alertmanager(folder / "told")
+        stack.enter_context(ending(told))
+        daemons = []
+        for name, gpus in (("silent", 1), ("empty", 0), ("strange", 2)):
+            (folder / name).mkdir()
+            mock = MockNvml(mock_nvml_library, folder / name)
+            if name == "silent":
+                mock.error("*", "nvmlDeviceGetCount_v2", "UNKNOWN")
+            if name == "strange":
+                mock.error(1, "nvmlDeviceGetUUID", "UNKNOWN")
+            config = configured(folder / name, told.address)
+            daemon = Daemon(folder / name, "--config", str(config), env=mock.env(gpus=gpus), port=free_port())
+            stack.enter_context(ending(daemon))
+            daemons.append(daemon)
+        first, *others = (f"127.0.0.1:{daemon.port}" for daemon in daemons)
+        prometheus = Prometheus(folder / "prometheus", first, more=others)
+        stack.enter_context(ending(prometheus))
+        yield told, prometheus, daemons
+
+
+@pytest.mark.usefixtures("boxes")  # the minute for which their alerts wait passes meanwhile
 def test_each_alert_is_the_rules_own(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """What the daemon tells has the labels of what Prometheus tells: an Alertmanager of both has each alert once."""
     mock_nvml.mig(2, "1g.10gb")
@@ -138,26 +166,10 @@ def test_each_alert_is_the_rules_own(tmp_path: Path, mock_nvml: MockNvml) -> Non
             assert near(both) == {("RunNearOutOfMemory", "2")}
 
 
-def test_alerts_of_boxes_are_the_rules_own(tmp_path: Path, mock_nvml_library: Path) -> None:
+def test_alerts_of_boxes_are_the_rules_own(boxes: tuple[Alertmanager, Prometheus, list[Daemon]]) -> None:
     """Boxes whose driver is silent, has no GPU, and has one that cannot be identified, are told as the rules do."""
-    told = Alertmanager(tmp_path / "told")
-    with ExitStack() as stack:
-        stack.enter_context(ending(told))
-        ports = []
-        for name, gpus in (("silent", 1), ("empty", 0), ("strange", 2)):
-            (tmp_path / name).mkdir()
-            mock = MockNvml(mock_nvml_library, tmp_path / name)
-            if name == "silent":
-                mock.error("*", "nvmlDeviceGetCount_v2", "UNKNOWN")
-            if name == "strange":
-                mock.error(1, "nvmlDeviceGetUUID", "UNKNOWN")
-            config = configured(tmp_path / name, told.address)
-            daemon = Daemon(tmp_path / name, "--config", str(config), env=mock.env(gpus=gpus), port=free_port())
-            stack.enter_context(ending(daemon))
-            ports.append(daemon.port)
-        first, *others = (f"127.0.0.1:{port}" for port in ports)
-        prometheus = Prometheus(tmp_path / "prometheus", first, more=others)
-        stack.enter_context(ending(prometheus))
+    told, prometheus, daemons = boxes
+    with ending(told, prometheus, *daemons):
         until(lambda: summaries(told) == OF_BOXES, "all from the daemons", 150)
         until(lambda: rules_alerts(prometheus) == labels(told.alerts()), "the same from Prometheus", 150)
 
