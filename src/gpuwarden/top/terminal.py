@@ -28,6 +28,7 @@ class Terminal:
         self._stdin: int | None = None
         self._modes: list[Any] = []
         self._signals: set[int] = set()
+        self._gone = False  # the terminal is
 
     def wake(self) -> None:
         """Have `wait` return. Any thread may."""
@@ -44,11 +45,16 @@ class Terminal:
         self._take_keys()
         try:
             yield
+        except OSError:  # writing to it
+            self._gone = True
+            raise
         finally:
             self._give_back()
             signal.set_wakeup_fd(woken)
             for each, handler in before.items():
-                signal.signal(each, handler)
+                # A terminal that is closed shows its end before the kernel sends SIGHUP: that may come after this.
+                ignored = self._gone and each == signal.SIGHUP
+                signal.signal(each, signal.SIG_IGN if ignored else handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._signals.add(number)
@@ -87,8 +93,9 @@ class Terminal:
         try:
             keys = os.read(self._stdin, _KEY_BYTES)
         except OSError:
-            return None
-        return keys.decode(errors="replace") or None  # the end of a file: the terminal is closed
+            keys = b""
+        self._gone = not keys  # the end of a file: the terminal is closed
+        return keys.decode(errors="replace") or None
 
     def told_to_stop(self) -> bool:
         """Tell, once, whether Ctrl-Z was pressed."""
