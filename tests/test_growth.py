@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import ne
 from statistics import median
 
 import pytest
@@ -200,6 +202,22 @@ def test_others_that_come_or_leave_once_make_no_trend(before: int, since: int) -
     assert growth is not None
     assert growth.left is not None
     assert growth.left.seconds == pytest.approx((since - 150) / 5 - 55, rel=0.05)
+
+
+@pytest.mark.parametrize("begin", [4.9, 5.8, 5.9])
+def test_growth_at_an_uneven_pace_holds_on(begin: float) -> None:
+    """Epochs of a busy machine, as they once lasted: what each leaves is told once, and not given up between."""
+    kept = (2.5, 2.5, 1.6, 2.3, 2.9, 3.6, 3.6)  # seconds of epochs, which give back what they keep
+    leaking = (1.3, 2.1, 5.6, 2.5, 1.8, 4.7, 3.4, 2.9, 1.3, 2.5, 1.5, 1.5, 2.5, 1.3, 1.3, 1.3, 1.2, 1.2, 1.3, 1.4)
+    ends = list(accumulate(kept + leaking, initial=begin))
+    ladder, watch, told = Ladder(), GrowthWatch(), []
+    for number in range(int(ends[-1] * 4)):
+        at = number / 4
+        ended = bisect_right(ends, at)
+        current = (26 if ended < len(kept) else 9 + 5 * (ended - len(kept))) * MIB
+        ladder.hear(at, current, max(current, 27 * MIB), epochs=ended, cap=128 * MIB)
+        told.append(watch.look(ladder, at) is not None)
+    assert sum(map(ne, told[1:], told)) == 1
 
 
 def test_a_moment_without_a_limit_ends_no_growth() -> None:

@@ -95,7 +95,7 @@ def find(points: Sequence[Point], now: float, *, known: bool = False, beside: Ph
             return None  # nor in any shorter stretch
         middle = floor[bisect_left(times, times[end] - span / 2, first, end)] - floor[first]
         if LEAST_HALF <= middle / grown <= 1 - LEAST_HALF:
-            shape = _shape(whole.part(first, end + 1), now, cycle)
+            shape = _shape(whole.part(first, end + 1), now, cycle, known=known)
             if shape is not None:  # a shorter stretch has not gone further
                 return _weigh(shape, now, cap, beside, known=known)
         span /= SHORTER
@@ -151,8 +151,8 @@ class _Shape(NamedTuple):
         return beside if share >= NEARLY_ALL else "train" if share <= 1 - NEARLY_ALL else None
 
 
-def _shape(stretch: Stretch, now: float, cycle: float) -> _Shape | None:
-    """Return the growth over a stretch if it is even and goes on."""
+def _shape(stretch: Stretch, now: float, cycle: float, *, known: bool) -> _Shape | None:
+    """Return the growth over a stretch if it is even and goes on; what is known need not have as many rises for it."""
     bins = min(MOST_BINS, int(stretch.seconds / cycle)) if cycle else MOST_BINS
     lows = _lows(stretch, max(bins, LEAST_POINTS - 1))
     even = _Evenness.of(lows)
@@ -167,7 +167,7 @@ def _shape(stretch: Stretch, now: float, cycle: float) -> _Shape | None:
     if even.rises > MANY_RISES:
         found = _recent(lows, found)
     shape = _Shape(stretch, lows, even.rises, found, rhythm_of(steps, stretch))
-    return shape if even.rises >= LEAST_RISES or shape.regular else None
+    return shape if known or even.rises >= LEAST_RISES or shape.regular else None
 
 
 def _weigh(shape: _Shape, now: float, cap: float | None, beside: Phase, *, known: bool) -> Growth | None:
