@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from gpuwarden.runs.history import Window
+from gpuwarden.runs.stretch import floor_of
 
 LEAST_RISES = 2.5  # as many equal ones would be: a step up that comes once may be seen half-way, as two
 
@@ -26,7 +27,7 @@ def rise(windows: Sequence[Window], last: int) -> Rise | None:
     """
     stepping = [each for each in windows if each.steps]
     lows = [*(each.lowest for each in stepping), last]
-    floors = list(accumulate(reversed(lows), min))[::-1]
+    floors = floor_of(lows)
     grown = floors[-1] - floors[0]
     squares = sum((after - before) ** 2 for before, after in pairwise(floors))
     if not grown or grown**2 < LEAST_RISES * squares:
