@@ -157,35 +157,39 @@ def _crowded(case: Case) -> Finding | None:
     if limit is not None and limit <= room:
         return None
     held = sum(each.holds for each in case.holders)
-    if not (_left_no_room(case, base, room, held) if need is None else _fits_without(case, base + need, room, held)):
+    why = _left_no_room(case, base, room, held) if need is None else _fits_without(case, base + need, room, held)
+    if why is None:
         return None
     worst = max(case.holders, key=lambda each: each.holds)
     more = f", and {len(case.holders) - 1} more" if len(case.holders) > 1 else ""
-    said = "not even what libraries take for themselves fits" if need is None else f"{_asked(case)} would fit"
     return Finding(
         f"The run could have {amount(room)}, as {worst.who}{more} has held {amount(held)} of the device for "
-        f"{lasting(worst.seconds)}: {'with' if need is None else 'without'} that {said} beside {amount(base)}.",
+        f"{lasting(worst.seconds)}: {why} beside {amount(base)}.",
         f"Use a GPU that is free, or agree with {worst.who} on who has this one; else lower the batch size.",
     )
 
 
-def _fits_without(case: Case, wanted: float, room: float, held: float) -> bool:
-    """Tell whether the run would have had what it wanted if others did not hold so much, and whether that is too much.
+def _fits_without(case: Case, wanted: float, room: float, held: float) -> str | None:
+    """Say that the run would have had what it wanted without what others hold, where that is too much; else None.
 
     A step that failed half-way needed more than is known of it, and one larger than the others might be bounded: then
     others are to blame where they have most of the device.
     """
     if wanted > room + held or held < wanted - room:
-        return False
-    return held >= room or not (wanted <= room or _outgrown(case))
+        return None
+    if held < room and (wanted <= room or _outgrown(case)):
+        return None
+    return f"without that {_asked(case)} would fit"
 
 
-def _left_no_room(case: Case, base: float, room: float, held: float) -> bool:
-    """Tell whether others, who have most of the device, left the run next to nothing beside what it had.
+def _left_no_room(case: Case, base: float, room: float, held: float) -> str | None:
+    """Say that others, who have most of the device, left the run next to nothing beside what it had; else None.
 
     For messages that do not say how much was asked for, as those of the libraries below a framework.
     """
-    return held >= room and (base >= FULL * room or (case.size is not None and room < SLACK * case.size))
+    if held < room or (base < FULL * room and (case.size is None or room >= SLACK * case.size)):
+        return None
+    return "with that not even what libraries take for themselves fits"
 
 
 def _leak(case: Case) -> Finding | None:
