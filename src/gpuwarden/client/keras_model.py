@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuwarden.client.wrapped import unwrap
 
+_FEEDERS = ("epoch_iterator", "data_handler")  # in Keras 3 and 2
 _FRAMES = 14  # between a callback's hook and fit, at most
 
 
@@ -43,16 +44,16 @@ def hooks_around(keras: Any) -> int:
 def feeder() -> Any | None:
     """Give what the fit of Keras that calls this takes its data from; None where none does, but a loop of one's own.
 
-    It is among fit's variables alone: `epoch_iterator` in Keras 3, `data_handler` in Keras 2.
+    It is among fit's variables alone.
     """
     frame = inspect.currentframe()
     for _ in range(_FRAMES):
         if frame is None:
             break
         if frame.f_code.co_name == "fit":
-            found = frame.f_locals.get("epoch_iterator") or frame.f_locals.get("data_handler")
-            if found is not None:
-                return found
+            for name in _FEEDERS:
+                if (found := frame.f_locals.get(name)) is not None:  # not by its truth: it may have a length
+                    return found
         frame = frame.f_back
     return None
 
