@@ -32,7 +32,7 @@ os.environ |= {  # before TensorFlow is imported: the allocator of a GPU, put in
 
 import numpy as np
 
-from daemons import DAEMONS
+from daemons import DAEMONS, present
 from gpuwarden.keras import GpuWarden, keras
 from programs import conditions
 
@@ -55,24 +55,38 @@ class Means(NamedTuple):
 
 
 class Nothing(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """A callback that does nothing."""
+    """A callback whose hook does nothing; Keras's own calls another one."""
 
     def __init__(self, **_settings: Any) -> None:
         super().__init__()
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Do nothing."""
+
 
 class Timed:
-    """What notes, in front of a callback, how long its hook takes, in ns of `clock`."""
+    """What notes, in front of what Keras would call, how long a callback's hook takes, in ns of `clock`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.took: list[int] = []
         self.clock: Callable[[], int] = perf_counter_ns
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: D102 - Keras's hook
-        begin = self.clock()
-        super().on_train_batch_begin(batch, logs)  # type: ignore[misc] # of the callback behind
-        self.took.append(self.clock() - begin)
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin a fit, and stand before the hook that is there from here on."""
+        self.__dict__.pop("on_train_batch_begin", None)  # of the last fit
+        super().on_train_begin(logs)  # type: ignore[misc] # of the callback behind
+        self.__dict__["on_train_batch_begin"] = self._timed(self.on_train_batch_begin)  # type: ignore[attr-defined]
+
+    def _timed(self, hook: Callable[..., None]) -> Callable[..., None]:
+        clock, note = self.clock, self.took.append
+
+        def timed(batch: int, logs: Any = None) -> None:
+            begin = clock()
+            hook(batch, logs)
+            note(clock() - begin)
+
+        return timed
 
 
 class TimedNothing(Timed, Nothing):
@@ -191,8 +205,10 @@ def main() -> None:
         for daemon in DAEMONS:
             with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder, daemon(Path(folder)):
                 name, path, devices = f"daemon {daemon.__name__}", f"{folder}/run.sock", {"CPU:0": GPU}
-                callback = TimedGpuWarden(socket=path, devices=devices)
-                own_rows(step, name, trained, callback, measured)
+                own_rows(step, name, trained, TimedGpuWarden(socket=path, devices=devices), measured)
+                if daemon is present:
+                    acts = TimedGpuWarden(socket=path, devices=devices, on_pressure=print)
+                    own_rows(step, f"{name}, on_pressure", trained, acts, measured)
                 pairs.append(pairs_row(step, name, trained, GpuWarden(socket=path, devices=devices)))
     print(f"\nTraining time, {STEPS} steps a fit: medians of pairs, and the middle half of the pairs' ratios.\n")
     print("| step | callback | pairs | alone µs | with it µs | ratio | middle half | of CPU time | middle half |")

@@ -18,8 +18,8 @@ def main() -> None:
         time.sleep(0.05)
         run.count(1, 0.05)
         now = time.monotonic()
-        if now >= run.due:
-            run.attend(now)
+        if now >= run.look_due:
+            run.observe(now)
         sys.stdout.write(f"{run.steps}\n")
         sys.stdout.flush()
 

@@ -662,6 +662,58 @@ def case_copies(daemon: Daemon) -> Any:
     return daemon.heard()
 
 
+def case_copies_within_a_fit(daemon: Daemon) -> Any:
+    class Copies(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if batch == 1:
+                twins.extend([copy.copy(callback), pickle.loads(pickle.dumps(callback))])  # noqa: S301 - our own
+
+    callback, twins = daemon.callback(), list[Any]()
+    fit(model(), callback, Copies())
+    for twin in twins:
+        twin.on_train_batch_begin(0)
+    fit(model(), twins[0])
+    return daemon.heard()
+
+
+def case_hook_of_a_subclass(daemon: Daemon) -> Any:
+    class Own(GpuWarden):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            begun.append(batch)
+            super().on_train_batch_begin(batch, logs)
+
+    begun = list[int]()
+    fit(model(), Own(socket=daemon.path))
+    return {"begun": begun, "heard": daemon.heard()}
+
+
+def case_hook_of_another(daemon: Daemon) -> Any:
+    """Put a hook there before all fits, after one, and during another, that call what was there before."""
+
+    def wrap() -> None:
+        hook = callback.on_train_batch_begin
+
+        def noted(batch: int, logs: Any = None) -> None:
+            begun.append(batch)
+            hook(batch, logs)
+
+        callback.on_train_batch_begin = noted  # type: ignore[method-assign] # as somebody may
+
+    class Wraps(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if epoch == 1:
+                wrap()
+
+    callback, begun = daemon.callback(), list[int]()
+    for _ in range(2):
+        wrap()
+        fit(model(), callback)
+        del callback.on_train_batch_begin
+        fit(model(), callback)
+    fit(model(), callback, Wraps())
+    return {"begun": begun, "heard": daemon.heard()}
+
+
 def case_bad_arguments(daemon: Daemon) -> Any:
     refused = []
     for settings in (
@@ -703,13 +755,13 @@ def case_internal_errors(daemon: Daemon) -> Any:
 
 
 def case_internal_errors_in_steps(daemon: Daemon) -> Any:
-    def fail(_now: float) -> NoReturn:
+    def fail() -> NoReturn:
         raise RuntimeError("a fault of the callback's own")
 
     class Breaks(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
             if batch == 2:
-                callback._steps._note = fail  # type: ignore[union-attr] # it is there
+                callback._run.settle = fail  # type: ignore[union-attr] # it is there
 
     callback = daemon.callback(interval=0)
     made = model("adam")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gpuwarden.client.batches import Batches
 from gpuwarden.client.connection import Connection
+from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.run import Run
 from gpuwarden.protocol import Hello
 
@@ -20,9 +21,24 @@ def run(tmp_path: Path) -> Run:
     return Run(Connection(str(tmp_path / "none"), Hello("a run", "none", {})))
 
 
-def fit(run: Run, in_epoch: int | None, **declared: Any) -> Batches:
-    """Make one as a hook of Keras 3's fit does."""
-    return Batches(run, in_epoch, SimpleNamespace(data_adapter=SimpleNamespace(**declared)))
+class Metric:
+    """A loss metric that shows these sums, one a look."""
+
+    def __init__(self, *sums: int | None, wanted: bool = False) -> None:
+        self.wanted = wanted
+        self.sums = list(sums)
+
+    def look(self) -> int | None:
+        """Give the next."""
+        return self.sums.pop(0)
+
+    look_at_end = look
+
+
+def fit(run: Run, in_epoch: int | None, *sums: int | None, wanted: bool = False, **declared: Any) -> Batches:
+    """Make one as a hook of Keras 3's fit does, of a source that declares this and a metric that shows these sums."""
+    feeder = SimpleNamespace(data_adapter=SimpleNamespace(**declared))
+    return Batches(run, cast(LossMetric, Metric(*sums, wanted=wanted)), in_epoch, feeder, workers=False)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +56,13 @@ def fit(run: Run, in_epoch: int | None, **declared: Any) -> Batches:
 )
 def test_inferred(run: Run, looks: list[tuple[int, int | None]], told: int | None) -> None:
     """One step's size is exact; a mean of several is told once it is whole and was the same before."""
-    batches = fit(run, None)
-    for steps, examples in looks:
-        batches.look(steps, examples)
-    batches.look_at_end()
+    last = looks[-1][1]
+    batches = fit(run, None, *[examples for _, examples in looks], last)
+    for steps, _ in looks:
+        batches.look(steps)
+    batches.look_at_end(looks[-1][0])
     assert (run.batch_size, run.largest_batch_size) == (told, told)
+    assert run.examples == (last or None)
     assert batches.of_failed() is None
 
 
@@ -54,23 +72,76 @@ def test_inferred(run: Run, looks: list[tuple[int, int | None]], told: int | Non
 )
 def test_declared(run: Run, in_epoch: int | None, batch: int, failed: int) -> None:
     """An epoch's last step has what is left over; it alone where the epoch has no other."""
-    batches = fit(run, in_epoch, batch_size=32, has_partial_batch=True, partial_batch_size=5)
+    batches = fit(run, in_epoch, None, batch_size=32, has_partial_batch=True, partial_batch_size=5)
     run.batch = batch
-    batches.look(1, None)
+    batches.look(1)
     assert run.batch_size == (5 if in_epoch == 1 else 32)
     assert batches.of_failed() == failed
 
 
+@pytest.mark.parametrize(("last", "epoch"), [(None, 128), (5, 101)])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_declared_sum(run: Run, last: int | None, epoch: int, *, wanted: bool) -> None:
+    """Where a source declares all batches of an epoch, the metric is read for the loss alone, and counts nothing."""
+    batches = fit(
+        run,
+        4,
+        *[7, 8, 9, 10] * wanted,
+        wanted=wanted,
+        batch_size=32,
+        num_batches=4,
+        has_partial_batch=last is not None,
+        partial_batch_size=last,
+    )
+    told = []
+    for steps in (0, 3):
+        batches.look(steps)
+        told.append(run.examples)
+    batches.look_at_end(4)
+    told.append(run.examples)
+    batches.begin_epoch()
+    batches.look_at_end(2)  # the fit was asked to stop
+    assert [*told, run.examples] == [None, 96, epoch, epoch + 64]
+
+
+@pytest.mark.parametrize("batches_in_all", [3, 5, None])
+def test_declared_sum_unknown(run: Run, batches_in_all: int | None) -> None:
+    """Where an epoch takes fewer batches than there are, the short one may be any of its steps: the metric counts."""
+    declared = SimpleNamespace(batch_size=32, has_partial_batch=True, partial_batch_size=5, num_batches=batches_in_all)
+    batches = fit(run, 4, 69, 101, wanted=False, **vars(declared))
+    batches.look(3)
+    assert (run.examples, run.batch_size) == (69, 32)
+    batches.look_at_end(4)
+    assert run.examples == 101
+
+
+def test_workers(run: Run) -> None:
+    """Of a batch that several workers share nobody knows how much is this one's."""
+    feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=32, num_batches=4))
+    batches = Batches(run, cast(LossMetric, Metric(None)), 4, feeder, workers=True)
+    batches.look_at_end(4)
+    assert run.examples is None
+
+
+def test_metric_set_back(run: Run) -> None:
+    """A metric that was set back within the epoch counts on from there."""
+    batches = fit(run, None, 80, 16, 24)
+    for steps in (10, 12):
+        batches.look(steps)
+    batches.look_at_end(13)
+    assert run.examples == 104
+
+
 def test_methods(run: Run) -> None:
     """Keras 2 has methods for what Keras 3 has properties."""
-    batches = fit(run, 4, batch_size=lambda: 32, has_partial_batch=lambda: False)
-    batches.look_at_end()
+    batches = fit(run, 4, None, batch_size=lambda: 32, has_partial_batch=lambda: False)
+    batches.look_at_end(4)
     assert (run.batch_size, batches.of_failed()) == (32, 32)
 
 
 @pytest.mark.parametrize("size", [None, 0, -1, 2.0, "32"])
 def test_nonsense(run: Run, size: Any) -> None:
     """What is no batch size is none."""
-    batches = fit(run, 4, batch_size=size)
-    batches.look_at_end()
-    assert run.batch_size is None
+    batches = fit(run, 4, None, batch_size=size, num_batches=4)
+    batches.look_at_end(4)
+    assert run.batch_size is run.examples is None

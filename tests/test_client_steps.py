@@ -40,8 +40,8 @@ def run(connection: Connection, clock: Clock) -> Run:
 def play(steps: Steps, clock: Clock, begins: int, *, in_vain: bool = False) -> None:
     """Play an epoch of `begins` begins, each of an execution that takes 2 s."""
     steps.begin_epoch()
-    for _ in range(begins):
-        steps.begin()
+    for number in range(begins):
+        steps.begin(number)
         clock.now += 2
     steps.end_epoch(in_vain=in_vain)
     clock.now += 100  # validation
@@ -107,8 +107,8 @@ def test_never_more_than_made(run: Run, clock: Clock) -> None:
     steps = Steps(run, 3, None, updates=lambda: 0, clock=clock)
     steps.begin_epoch()
     counted = []
-    for _ in range(4):
-        steps.begin()
+    for number in range(4):
+        steps.begin(number)
         steps.settle()
         counted.append(run.steps)
     assert counted == [0, 0, 3, 6]
@@ -118,9 +118,9 @@ def test_failed_fit(run: Run, clock: Clock) -> None:
     """The steps of a fit that ended by an exception count, all but the one that failed."""
     failed = Steps(run, 1, 10, clock=clock)
     failed.begin_epoch()
-    run.look_at(clock.now + 1000)
-    for _ in range(4):
-        failed.begin()
+    run.look_due = clock.now + 1000
+    for number in range(4):
+        failed.begin(number)
     assert run.steps == 0
     Steps(run, 1, 10, clock=clock)
     assert run.steps == 3
@@ -131,8 +131,8 @@ def test_step_that_failed(run: Run, clock: Clock) -> None:
     """Of an execution that raised no step counts, and none is under way."""
     steps = Steps(run, 1, 10, clock=clock)
     steps.begin_epoch()
-    for _ in range(4):
-        steps.begin()
+    for number in range(4):
+        steps.begin(number)
         clock.now += 2
     assert run.stepping
     steps.fail()
@@ -146,7 +146,7 @@ def test_stepping_is_told_at_once(daemon: Receiver, connection: Connection, cloc
     steps = Steps(run, 1, 10, clock=clock)
     steps.begin_epoch()
     clock.now += 0.001
-    steps.begin()
+    steps.begin(0)
     last = daemon.accept().waiting()[-1]
     assert isinstance(last, Report)
     assert (last.stepping, last.batch) == (True, 0)
@@ -159,9 +159,8 @@ def play_traced(run: Run, clock: Clock, traces: list[object], durations: list[fl
     told = iter(traces)
     steps = Steps(run, 1, len(durations), traces=lambda: next(told), clock=clock)
     steps.begin_epoch()
-    for seconds in durations:
-        run.hasten()  # looks after each
-        steps.begin()
+    for number, seconds in enumerate(durations):
+        steps.begin(number)
         clock.now += seconds
     steps.end_epoch(in_vain=False)
 
@@ -193,8 +192,8 @@ def test_looks_are_seldom(connection: Connection, clock: Clock) -> None:
     looked: list[float] = []
     steps = Steps(run, 1, None, looks=[lambda: looked.append(clock.now)], clock=clock)
     steps.begin_epoch()
-    for _ in range(50):
-        steps.begin()
+    for number in range(50):
+        steps.begin(number)
         clock.now += 0.125
     assert [round(after - before) for before, after in pairwise(looked)] == [1, 1, 1, 1, 1]
 
@@ -218,8 +217,8 @@ def done_at_each(connection: Connection, clock: Clock, seconds: float, interval:
     steps = Steps(run, 1, None, looks=[lambda: done.add("loss"), lambda: done.add("input")], clock=clock)
     steps.begin_epoch()
     each: list[set[str]] = []
-    for _ in range(round(max(2, 5 * seconds) / seconds)):
-        steps.begin()
+    for number in range(round(max(2, 5 * seconds) / seconds)):
+        steps.begin(number)
         each.append(set(done))
         done.clear()
         clock.now += seconds
@@ -254,10 +253,10 @@ def test_slow_reports_are_rarer(connection: Connection, clock: Clock, cost: floa
     run.memory.sample = lambda: setattr(clock, "now", clock.now + cost)  # type: ignore[method-assign] # takes that long
     steps = Steps(run, 1, None, clock=clock)
     steps.begin_epoch()
-    steps.begin()
+    steps.begin(0)
     begun = clock.now
-    steps.begin()
-    assert run.due - begun == pytest.approx(pause, rel=0.02)
+    steps.begin(1)
+    assert run.look_due - begun == pytest.approx(pause, rel=0.02)
 
 
 @pytest.mark.parametrize("looked", [True, False])
@@ -266,12 +265,12 @@ def test_nested_fit(run: Run, clock: Clock, *, looked: bool) -> None:
     outer = Steps(run, 1, 10, clock=clock)
     outer.begin_epoch()
     for number in range(7):
-        outer.begin()
+        outer.begin(number)
         clock.now += 2
         if number == 3:
             play(Steps(run, 1, 4, clock=clock), clock, 4)
             run.phase = "idle"
-            run.look_at(clock.now if looked else inf)
+            run.look_due = clock.now if looked else inf
     assert (run.phase, run.stepping) == (("train", True) if looked else ("idle", False))
     outer.end_epoch(in_vain=False)
     assert run.steps == 11
@@ -282,12 +281,12 @@ def test_nested_fit_ends_by_an_exception(run: Run, clock: Clock) -> None:
     """What a fit inside a fit has begun counts as ever, and then the outer one goes on."""
     outer = Steps(run, 1, 10, clock=clock)
     outer.begin_epoch()
-    outer.begin()
+    outer.begin(0)
     inner = Steps(run, 1, 2, clock=clock)
     inner.begin_epoch()
-    for steps in (inner, inner, outer, outer):
+    for steps, number in ((inner, 0), (inner, 1), (outer, 1), (outer, 2)):
         clock.now += 2
-        steps.begin()
+        steps.begin(number)
     clock.now += 2
     outer.end_epoch(in_vain=False)
     assert run.steps == 4
@@ -297,13 +296,13 @@ def test_fit_in_another_thread(run: Run, clock: Clock) -> None:
     """A fit that goes on beside a fit takes over the counting; the other one keeps nothing of its epoch's rest."""
     one = Steps(run, 1, 10, clock=clock)
     one.begin_epoch()
-    one.begin()
+    one.begin(0)
     beside = threading.Thread(target=lambda: play(Steps(run, 1, 2, clock=clock), clock, 2))
     beside.start()
     beside.join()
     run.hasten()
-    for _ in range(5):
-        one.begin()
+    for number in range(1, 6):
+        one.begin(number)
     assert len(one._begins) <= 1
     assert run.steps == 2
 
@@ -313,3 +312,42 @@ def test_empty_epoch(run: Run, clock: Clock) -> None:
     play(Steps(run, 3, None, updates=lambda: 0, clock=clock), clock, 1, in_vain=True)
     play(Steps(run, 1, None, clock=clock), clock, 0)
     assert run.steps == 0
+
+
+def test_number_told_twice(run: Run, clock: Clock) -> None:
+    """A callback that is in the list twice notes each step once, an epoch of one step after another too."""
+    steps = Steps(run, 1, 1, clock=clock)
+    for _ in range(3):
+        steps.begin_epoch()
+        steps.begin(0)
+        steps.begin(0, None)
+        clock.now += 2
+        steps.end_epoch(in_vain=False)
+    assert run.steps == 3
+
+
+def test_failing(run: Run, clock: Clock) -> None:
+    """What fails as a step begins is told and not raised, and tried again when it is due again."""
+    failures: list[Exception] = []
+    steps = Steps(run, 1, None, failed=failures.append, clock=clock)
+    steps.begin_epoch()
+    run.memory.sample = lambda: 1 / 0  # type: ignore[assignment] # fails
+    for number in range(3):
+        steps.begin(number)
+        clock.now += 0.15
+    assert [type(each) for each in failures] == [ZeroDivisionError, ZeroDivisionError]
+
+
+def test_under_way(run: Run, clock: Clock) -> None:
+    """The execution under way is known by when it began, until it has ended."""
+    steps = Steps(run, 1, None, clock=clock)
+    steps.begin_epoch()
+    told = [steps.under_way]
+    for number in range(2):
+        steps.begin(number)
+        told.append(steps.under_way)
+        clock.now += 2
+    made = steps.end_epoch(in_vain=True), steps.end_epoch(in_vain=True)
+    assert told[0] is steps.under_way is None
+    assert told[2] == clock.now - 2 > (told[1] or 0)
+    assert made == (1, None)

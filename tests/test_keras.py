@@ -253,9 +253,9 @@ def test_loss_is_asked_for(saw: list[MESSAGE]) -> None:
 
 
 def test_own_step(saw: list[MESSAGE]) -> None:
-    """Of a step that the user wrote nobody knows what it counts: no examples and no loss."""
+    """Of a step that the user wrote nobody knows what it counts: no loss, and the examples that fit's data declare."""
     last = reports(saw)[-1]
-    assert (last["steps"], last["examples"], last["loss"]) == (8, None, None)
+    assert (last["steps"], last["examples"], last["loss"]) == (8, 16, None)
 
 
 def test_own_loop(saw: list[MESSAGE]) -> None:
@@ -389,6 +389,23 @@ def test_copies(saw: list[MESSAGE]) -> None:
     """Deep-copied and pickled callbacks report like their original."""
     assert {each["name"] for each in saw if each["type"] == "Hello"} == {"original"}
     assert reports(saw)[-1]["steps"] == 24
+
+
+def test_copies_within_a_fit(saw: list[MESSAGE]) -> None:
+    """A copy that is made while a fit goes on has no part in it: not its steps, nor what notes them."""
+    assert reports(saw)[-1]["steps"] == 16
+
+
+def test_hook_of_a_subclass(saw: Any) -> None:
+    """A subclass's own hook is called in each step, and the step counts."""
+    assert saw["begun"] == [0, 1, 2, 3] * 2
+    assert reports(saw["heard"])[-1]["steps"] == 8
+
+
+def test_hook_of_another(saw: Any) -> None:
+    """So is a hook that somebody put in place of the callback's own, whenever that was; it may call what it found."""
+    assert saw["begun"] == [0, 1, 2, 3] * 5
+    assert reports(saw["heard"])[-1]["steps"] == 40
 
 
 def test_unchanged(saw: Any) -> None:

@@ -73,6 +73,7 @@ def test_validation(saw: list[MESSAGE], backend: str) -> None:
     last = reports(saw)[-1]
     assert (last["steps"], sum(last["step_buckets"]), last["epoch"], last["memory"]) == (8, 7, 1, {})
     assert (last["batch_size"], last["largest_batch_size"]) == (2, 2)
+    assert (last["examples"], last["loss"]) == (16, None)
 
 
 @pytest.mark.parametrize(("saw", "steps"), [("unknown_length", 7), ("eager", 8), ("repeated", 16)], indirect=["saw"])

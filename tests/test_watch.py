@@ -411,7 +411,7 @@ def test_slow_thread(daemon: Receiver) -> None:
     slow, fast = watch(interval=0), watch(interval=0)
     peer = daemon.accept()
     for each in (slow, fast):
-        each._loop.run.look_at(float("inf"))
+        each._loop.run.look_due = float("inf")
         each.step()
     fast._loop.run.hasten()
     fast.step()

@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -41,8 +42,9 @@ __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 
 T = TypeVar("T")
 
-_OF_ONE_FIT = {"_run", "_steps", "_metric", "_batches", "_traces", "_feed", "_functions", "_watched", "_model", "model"}
-_OF_ONE_CALL = _OF_ONE_FIT | {"params", "_batch", "_in_vain", "_standalone"}
+_OF_ONE_FIT = {"_run", "_steps", "_batches", "_traces", "_feed", "_functions", "_watched", "_model", "model"}
+_OF_ONE_CALL = _OF_ONE_FIT | {"params", "_in_vain", "_standalone"}
+_HOOK = "on_train_batch_begin"
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -88,9 +90,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._functions: Functions | None = None
         self._run: Run | None = None
         self._steps: Steps | None = None  # of the fit under way
-        self._batch: int | None = None  # whose begin was the last, in the epoch under way
-        self._in_vain = False  # that begin: it found the data at its end
-        self._metric: LossMetric | None = None
+        self._hook: Callable[..., None] | None = None  # that stands before the method of each step
+        self._in_vain: float | None = None  # the begin that found the data at its end
         self._batches: Batches | None = None
         self._traces: keras_model.Traces | None = None  # which the steps hold weakly
         self._feed: Feed | None = None  # what it is fed, where that tells something
@@ -99,7 +100,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one fit of this process."""
-        return {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys()), "_around": {}}
+        state = {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys()), "_around": {}, "_hook": None}
+        if state.get(_HOOK) is self._hook:
+            state.pop(_HOOK, None)
+        return state
 
     def set_model(self, model: Any) -> None:
         """Take note that fit, evaluate or predict has been called: the only sign that a fit before it has failed."""
@@ -125,6 +129,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         """Go on with the fit around what is over."""
         if self._around:
             self.__dict__.update(self._around.pop(max(self._around)))
+            self._count_with(self._steps)
             if self._steps is not None and self._functions is not None:
                 self._functions.watch("train", self, self._feed)  # of the same model, perhaps
 
@@ -148,19 +153,22 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         # A loop of one's own that calls the hooks through Keras's CallbackList may have told it nothing.
         in_epoch, feeder = (self.params or {}).get("steps"), keras_model.feeder()
         per_execution = keras_model.steps_per_execution(model)
-        self._metric = LossMetric(run, model, keras, loss=self._loss, fits=feeder is not None)
-        self._batches = Batches(run, None if in_epoch is None else int(in_epoch), feeder)
+        in_epoch = None if in_epoch is None else int(in_epoch)
+        metric = LossMetric(run, model, keras, wanted=self._loss, fits=feeder is not None)
+        self._batches = Batches(run, metric, in_epoch, feeder, workers=not company.in_one_process(model))
         self._feed = _feed(run.input, per_execution)
         self._traces, reference = keras_model.Traces(model), weakref.ref(model)
-        self._steps = Steps(
+        steps = Steps(
             run,
             per_execution,
-            None if in_epoch is None else int(in_epoch),
+            in_epoch,
             updates=lambda: keras_model.updates(reference()),
             traces=_weakly(self._traces.__call__),
             looks=[_weakly(self._look), *([self._feed.look] if self._feed is not None else [])],
-            answers=_weakly(self._answer),
+            answers=None if self._responder is None else _weakly(self._answer),
+            failed=partial(self._guard.failed, give_up=_weakly(self._give_up)),
         )
+        self._count_with(steps)
         if self._responder is not None:
             self._responder.look_around(model)
         self._enter("train")
@@ -177,20 +185,18 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             return
         assert self._run is not None
         if self._steps.displaced():
-            self._steps = None  # one of them counts
+            self._count_with(None)  # one of them counts
             return
         if self._steps.superseded():
             self._steps.resume()
-        assert self._metric is not None
         assert self._batches is not None
         assert self._functions is not None
         self._standalone = False
         self._functions.watch("train", self, self._feed)
         self._functions.watch_test_early(self)
-        self._metric.begin_epoch()
         self._batches.begin_epoch()
         self._steps.begin_epoch(int(epoch))  # and its first step reports
-        self._batch, self._in_vain = None, False
+        self._in_vain = None
         self._run.phase, self._run.batch = "train", 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -207,12 +213,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._report()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        try:  # not guarded: this is done each step
-            if self._steps is not None and batch != self._batch:  # the same again where this is in the list twice
-                self._batch, self._in_vain = batch, False
-                self._steps.begin()
-        except Exception as error:  # noqa: BLE001 - as there
-            self._guard.failed(error, self._give_up)
+        if self._steps is not None:
+            self._steps.begin(batch)  # what Keras mostly finds in place of this method
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:
@@ -260,6 +262,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     @guarded
     def _fail(self, exception: BaseException) -> None:
         self._leave()
+        self._put_before(None)
         if self._feed is not None:
             self._feed.pause()
         run, steps = self._run, self._steps
@@ -276,7 +279,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def ended(self) -> None:
         """Note that a step found no data, where Keras does not know when an epoch is over, or was told wrongly."""
-        self._in_vain = True
+        self._in_vain = self._steps.under_way if self._steps is not None else None
 
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
@@ -305,6 +308,25 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         atexit.unregister(run.end)
         run.end()
 
+    def _count_with(self, steps: Steps | None) -> None:
+        """Count steps with these from now on, or none."""
+        self._steps = steps
+        self._put_before(None if steps is None else steps.begin)
+
+    def _put_before(self, hook: Callable[..., None] | None) -> None:
+        """Have Keras find `hook` in place of the method for each step, or the method again.
+
+        Half of what a step costs would be the way through that method. A hook of a subclass stays, and one that
+        somebody else has put there: those call the method, as far as they like.
+        """
+        if type(self).on_train_batch_begin is not GpuWarden.on_train_batch_begin:
+            return
+        if self.__dict__.get(_HOOK, self._hook) is self._hook:
+            self.__dict__.pop(_HOOK, None)
+            self._hook = hook
+            if hook is not None:
+                self.__dict__[_HOOK] = hook
+
     def _watch(self, kind: Kind) -> None:
         assert self._functions is not None
         self._functions.watch(kind, self)
@@ -321,6 +343,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def _end(self) -> None:
         try:
             self._leave()
+            self._put_before(None)
             self._enter("idle")
         finally:
             self._take_up()
@@ -332,17 +355,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def _observe(self) -> None:
         assert self._run is not None
         now = monotonic()
-        if now >= self._run.due:
-            self._run.attend(now)
+        if now >= self._run.look_due:
+            self._run.observe(now)
 
     def _look(self) -> None:
         self._take_up_abandoned()
         if self._functions is not None:
             self._functions.stay("train", self, self._feed)
-        if self._metric is not None and self._batches is not None and self._run is not None:
-            self._metric.look()
+        if self._batches is not None and self._run is not None:
             self._run.settle()  # so that examples and steps are of the same moment
-            self._batches.look(self._run.batch or 0, self._metric.examples_in_epoch)
+            self._batches.look(self._run.batch or 0)
 
     def _answer(self) -> None:
         """Act between two steps, where nobody else has to be asked; meanwhile no step is under way."""
@@ -368,16 +390,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._run.actions[wish.action] += 1
 
     def _end_steps(self) -> None:
-        if self._steps is not None and self._steps.end_epoch(in_vain=self._in_vain):
-            assert self._metric is not None
+        steps = self._steps
+        made = None if steps is None else steps.end_epoch(in_vain=steps.under_way == self._in_vain)
+        if made is not None:
             assert self._batches is not None
-            self._metric.look_at_end()
-            self._batches.look_at_end()
+            self._batches.look_at_end(made)
         if self._feed is not None:
             self._feed.pause()
 
     def _give_up(self) -> None:
-        self._steps = None  # so the hook of each step, which asks no guard, does nothing any more
+        self._count_with(None)  # so the hook of each step, which asks no guard, does nothing any more
         if self._run is not None:
             self._run.give_up()
 

@@ -21,6 +21,11 @@ def strategy_of(model: Any) -> str:
     return type(getattr(model, "distribute_strategy", None)).__name__
 
 
+def in_one_process(model: Any) -> bool:
+    """Say whether no other process takes part in each step of the model, as far as its strategy tells."""
+    return strategy_of(model) in (*IN_ONE_PROCESS, "NoneType")
+
+
 def has_workers(model: Any) -> bool:
     """Say whether the model is trained by several workers that can be asked whether they agree."""
     return strategy_of(model) in _WORKERS

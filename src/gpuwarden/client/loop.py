@@ -110,17 +110,12 @@ class Loop:
                     self._largest = max(self._largest, size)
                 if loss is not None:
                     self._loss = loss if type(loss) is float else self._number(loss)
-            if now >= self.run.due:
-                self._attend(now)
+            if now >= self.run.look_due:
+                self._tell(self.run.observe)
             if self.phase == "train":
                 self._begun = monotonic()  # what this took is no part of a step
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
             guard.failed(error, self._give_up)
-
-    def _attend(self, now: float) -> None:
-        self._only_one(partial(self.run.listen, now))
-        if now >= self.run.look_due:
-            self._tell(self.run.observe)
 
     def _set_off(self, now: float) -> None:
         """Note the first step after a rest; the very first may compile."""

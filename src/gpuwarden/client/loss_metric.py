@@ -20,15 +20,15 @@ _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
 
 
 class LossMetric:
-    """Adds the examples of one fit to its run, and tells it the mean loss of the epoch so far if `loss` is set.
+    """Reads the examples of the epoch so far, and tells the run their mean loss if `wanted`.
 
     `fits`: it is Keras's own fit that trains. In a loop of one's own the metric is set back at any time, or never used.
     """
 
-    def __init__(self, run: Run, model: Any, keras: Any, *, loss: bool, fits: bool) -> None:
+    def __init__(self, run: Run, model: Any, keras: Any, *, wanted: bool, fits: bool) -> None:
+        self.wanted = wanted
         self._run = run
         self._model = model
-        self._loss = loss
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
         strategy = strategy_of(model)
         alone = strategy in ONE_DEVICE
@@ -39,37 +39,23 @@ class LossMetric:
         # Between steps Keras 3 has read this metric anyway, and the device has done all before; Keras 2 does not wait.
         self._in_epoch = self._readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it with the first step
-        self._counted = 0
 
-    @property
-    def examples_in_epoch(self) -> int | None:
-        """Those that the last look has counted in this epoch; None where none is possible between steps."""
-        return self._counted if self._in_epoch and self._counted else None
+    def look(self) -> int | None:
+        """Read it between two steps, where that makes nobody wait for the device: in training some 200 µs."""
+        return self.look_at_end() if self._in_epoch else None
 
-    def begin_epoch(self) -> None:
-        """Take note that Keras has set the metric back."""
-        self._counted = 0
-
-    def look(self) -> None:
-        """Read it between two steps, some 50 µs, where that makes nobody wait for the device."""
-        if self._in_epoch:
-            self.look_at_end()
-
-    def look_at_end(self) -> None:
-        """Read it when the epoch's steps are done."""
+    def look_at_end(self) -> int | None:
+        """Read it when the epoch's steps are done; None where it does not tell."""
         self._metric = self._metric or (_metric(self._model) if self._readable else None)
         if self._metric is None:
-            return
+            return None
         count = float(self._metric.count.numpy())
         if not 0 < count < _EXACT:
-            return
-        examples = int(count)
-        # Below what was counted, the user has set the metric back meanwhile.
-        self._run.examples = (self._run.examples or 0) + examples - (self._counted if examples >= self._counted else 0)
-        self._counted = examples
-        if self._loss:
+            return None
+        if self.wanted:
             mean = float(self._metric.total.numpy()) / count
             self._run.loss = mean if math.isfinite(mean) else None
+        return int(count)
 
 
 def _metric(model: Any) -> Any:

@@ -27,8 +27,8 @@ END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last m
 REPORT_INTERVAL = 0.25  # seconds
 PERCENTILES_INTERVAL = 1.0  # seconds
 LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
-# Seconds between two questions whether there is advice. One took 1 µs in a loop that does nothing else, and 20 µs where
-# training has the processor's caches, when it went through six functions of Python; now it is one call of C.
+# Seconds between two questions whether there is advice, where somebody acts on it: one takes 1 µs in a loop that does
+# nothing else, and 20 to 30 µs where training has the processor's caches.
 LISTEN_INTERVAL = 0.05
 HEARD_INTERVAL = 0.2  # after some came: it might be a flood
 
@@ -38,9 +38,9 @@ _runs: dict[tuple[int, str], Run] = {}
 class Run:
     """The totals of this process since it first reported; one a process and socket, whoever counts into it.
 
-    Whoever makes steps calls `attend` once `due` has come, or what it consists of; whoever changes `phase`, `epoch`
-    or `stepping` calls `report`. `told` is what the daemon said, `actions` counts what was done on it.
-    `input` is how long steps waited for their input, where somebody can tell.
+    Whoever makes steps calls `observe` once `look_due` has come, and `listen` at `listen_due` where it acts on what the
+    daemon says. Whoever changes `phase`, `epoch` or `stepping` calls `report`. `told` is what the daemon said,
+    `actions` counts what was done on it. `input` is how long steps waited for their input, where somebody can tell.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -51,7 +51,6 @@ class Run:
         self.memory = Memory()
         self.interval = REPORT_INTERVAL
         self.look_due = self.listen_due = 0.0  # monotonic
-        self.due = 0.0  # the earlier of both: each step looks at it alone
         self.told = Told()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
@@ -94,12 +93,7 @@ class Run:
 
     def hasten(self) -> None:
         """Have the next step look and listen, whenever it comes."""
-        self.due = self.look_due = self.listen_due = 0.0
-
-    def look_at(self, when: float) -> None:
-        """Have the first step look from then on; `when` is monotonic."""
-        self.look_due = when
-        self.due = min(when, self.listen_due)
+        self.look_due = self.listen_due = 0.0
 
     def listen(self, now: float) -> None:
         """Take what the daemon has said, where it is time to ask and without waiting for it; `now` is monotonic.
@@ -112,7 +106,6 @@ class Run:
                 self.listen_due = now + LISTEN_INTERVAL
             else:
                 self._hear(now)
-        self.due = min(self.look_due, self.listen_due)
 
     def _hear(self, now: float) -> None:
         connection = self._connection
@@ -126,15 +119,10 @@ class Run:
             self.told.lose(now)
             self.listen_due = inf  # until there is one
 
-    def attend(self, now: float) -> None:
-        """Listen, and observe where that is due; to be called once `due` has come."""
-        self.listen(now)
-        if now >= self.look_due:
-            self.observe(now)
-
     def observe(self, now: float) -> None:
-        """Look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
-        self.look_at(now + min(LOOK_INTERVAL, self.interval))
+        """Listen, look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
+        self.look_due = now + min(LOOK_INTERVAL, self.interval)
+        self.listen(now)
         self.settle()
         self.memory.sample()
         if now >= self._report_due:
@@ -142,7 +130,7 @@ class Run:
 
     def report(self, now: float) -> None:
         """Look and report at once; where the report does not go the next carries the same totals."""
-        self.look_at(now + min(LOOK_INTERVAL, self.interval))
+        self.look_due = now + min(LOOK_INTERVAL, self.interval)
         self.settle()
         self.memory.sample()
         self._send(now)
@@ -193,7 +181,7 @@ class Run:
         if not self._connection.connected():
             self.told.lose(now)  # at once: before anybody listens another daemon may be there
         elif self.listen_due == inf:
-            self.due = self.listen_due = now
+            self.listen_due = now
 
     def give_up(self) -> None:
         """Report that no step is under way: nobody tells of steps any more. Neither counts nor looks: that may fail."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from operator import sub
+from typing import Any, NoReturn
 
 from gpuwarden.client.run import Run
 
@@ -17,21 +18,26 @@ MOST_OF_THE_TIME = 0.0005  # that goes into looks and reports, unless
 MOST_INTERVALS = 4  # would pass without one
 
 
+def _raised(error: Exception) -> NoReturn:
+    raise error
+
+
 class Steps:
     """Counts the steps of one fit into its run.
 
     An execution is one call of Keras's train function: `per_execution` steps, the last of an epoch perhaps fewer. It
-    ends where the next begins. `in_epoch` is how many steps an epoch has, None where Keras does not know: then the last
-    begin of an epoch may only find the data at its end, and `updates`, the optimizer's own count, tells how many steps
-    the execution before it made. Where there is one step an execution that count is not asked: TensorFlow raises it
-    even in the call that finds no data.
+    begins with a call of `begin`, and ends where the next begins. `in_epoch` is how many steps an epoch has, None where
+    Keras does not know: then the last begin of an epoch may only find the data at its end, and `updates`, the
+    optimizer's own count, tells how many steps the execution before it made. Where there is one step an execution that
+    count is not asked: TensorFlow raises it even in the call that finds no data.
 
     `traces` changes whenever a function was traced; None where nobody can tell. An execution that traced counts, and
     its time goes to what compiling took: the first, and a later one that is much longer than usual. Where nobody can
     tell, the first of a fit is taken to compile. Each of `looks` is called about once a second between two steps. Steps
     are counted when the run looks. What there is to do is shared out over several begins where those come faster than
-    reports are asked for: no step waits for all of it. `answers` is called between two steps once the daemon has said
-    something, and may take its time.
+    reports are asked for: no step waits for all of it. `answers`, where somebody acts on what the daemon says, is
+    called between two steps once it has said something, and may take its time. `failed` is given what `begin` would
+    raise.
     """
 
     def __init__(
@@ -43,7 +49,8 @@ class Steps:
         updates: Callable[[], int | None] = lambda: None,
         traces: Callable[[], object | None] = lambda: None,
         looks: Sequence[Callable[[], None]] = (),
-        answers: Callable[[], None] = lambda: None,
+        answers: Callable[[], None] | None = None,
+        failed: Callable[[Exception], None] = _raised,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
@@ -67,10 +74,11 @@ class Steps:
         self._first = True  # the execution under way, or the next, is the fit's first
         # Where a begin may follow a short execution, an execution is known to be full only once the next has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
-        # When the execution under way and those since the last settling began. One list for good, so that noting a
-        # begin is one bound call.
+        # When the execution under way and those since the last settling began; one list for good, as `begin` has it.
         self._begins: list[float] = []
-        self._note = self._begins.append
+        # Called with an execution's number it notes that it begins, and does what is due: each step's hook, as Keras
+        # calls it. The same number again comes of a callback that is in Keras's list twice.
+        self.begin, self._restart = _made_to_begin(clock, self._begins.append, self._attend, failed)
         self._reset()
 
     def _reset(self) -> None:
@@ -80,6 +88,11 @@ class Steps:
         self._counted = 0
         self._interrupted = False  # the first execution that ends from here on held a fit within this one
         self._run.stepping = False
+
+    @property
+    def under_way(self) -> float | None:
+        """When the execution under way began; None where there is none."""
+        return self._begins[-1] if self._begins else None
 
     def superseded(self) -> bool:
         """Say whether another fit, or another callback of the same one, has begun to count into the run since."""
@@ -122,19 +135,18 @@ class Steps:
         self._run.epoch = self._epoch = number
         self._updates_before = self._asks()
         self._run.hasten()
+        self._restart()
 
-    def begin(self) -> None:
-        """Note that an execution begins and attend to the run where that is due; no more: this is done each step.
+    def _attend(self, now: float) -> float:
+        """Do what is due as an execution begins; say when there is more to do.
 
-        The execution's clock starts at the end where that takes long: what it takes is no part of a step.
+        The execution's clock starts at the end of it: what it takes is no part of a step.
         """
-        now = self._clock()
-        self._note(now)
-        if now >= self._run.due:
-            self._attend(now)
-
-    def _attend(self, now: float) -> None:
         run = self._run
+        if self._answers is None:
+            if now >= run.look_due:
+                self._observe(now)
+            return run.look_due
         run.listen(now)
         if run.told.count != self._answered and not self.superseded():
             self._answered = run.told.count
@@ -142,6 +154,7 @@ class Steps:
             now = self._begins[-1] = self._clock()
         if now >= run.look_due:
             self._observe(now)
+        return min(run.look_due, run.listen_due)
 
     def _observe(self, now: float) -> None:
         if not self._goes_on():
@@ -154,7 +167,7 @@ class Steps:
         if all_done:
             # Where that takes long the next one waits: half a thousandth of the time is enough for it.
             pause = min(self._spent / MOST_OF_THE_TIME, MOST_INTERVALS * self._run.interval)
-            self._run.look_at(max(self._run.look_due, done + pause))
+            self._run.look_due = max(self._run.look_due, done + pause)
             self._spent = 0.0
 
     def _do_next(self, now: float) -> bool:
@@ -191,8 +204,10 @@ class Steps:
             self._count(self._ended[:sure], self._per_execution)
             del self._ended[:sure]
 
-    def end_epoch(self, *, in_vain: bool) -> bool:
-        """Count what is left when training stops for validation or the epoch's end; tell whether there was anything.
+    def end_epoch(self, *, in_vain: bool) -> int | None:
+        """Count what is left when training stops for validation or the epoch's end; tell how many steps there were.
+
+        None if none had begun since this was called last.
 
         `in_vain`: the last begin only found the data at its end.
         """
@@ -200,15 +215,16 @@ class Steps:
         self._goes_on()
         self.settle()
         if not self._begins:
-            return False
+            return None
         self._end_executions([now - self._begins[0]])
         left = self._total(in_vain=in_vain) - self._counted
         full, short = divmod(max(left, 0), self._per_execution)
         self._count(self._ended[:full], self._per_execution)
         if short:
             self._count(self._ended[full : full + 1], short)
+        made = self._counted
         self._reset()
-        return True
+        return made
 
     def fail(self) -> None:
         """Count what is left when the execution under way has failed."""
@@ -240,8 +256,9 @@ class Steps:
         return seconds.index(longest) if far else None
 
     def _count(self, executions: list[float | None], steps: int) -> None:
-        self._run.execute([each for each in executions if each is not None], steps)
-        self._run.count(sum(each is None for each in executions) * steps, None)
+        timed = [each for each in executions if each is not None]
+        self._run.execute(timed, steps)
+        self._run.count((len(executions) - len(timed)) * steps, None)
         self._counted += len(executions) * steps
 
     def _total(self, *, in_vain: bool) -> int:
@@ -254,3 +271,35 @@ class Steps:
             return most
         # An optimizer may skip updates or make several a step; the executions bound what it can mean.
         return min(max(after - before, most - self._per_execution + 1), most)
+
+
+def _made_to_begin(
+    clock: Callable[[], float],
+    note: Callable[[float], None],
+    attend: Callable[[float], float],
+    failed: Callable[[Exception], None],
+) -> tuple[Callable[..., None], Callable[[], None]]:
+    """Make what is called as each execution begins, and what has it attend to the next one, whatever its number.
+
+    `attend` is called once it is due, and says when it is next. All that each step needs is in cells of one function:
+    as training has the processor's caches, each object on the way to it would cost a tenth of a µs.
+    """
+    due, last = 0.0, None
+
+    def begin(batch: int, logs: Any = None) -> None:  # noqa: ARG001 - Keras fixes the hooks' arguments
+        nonlocal due, last
+        try:
+            if batch != last:
+                last = batch
+                now = clock()
+                note(now)
+                if now >= due:
+                    due = attend(now)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
+            failed(error)
+
+    def restart() -> None:
+        nonlocal due, last
+        due, last = 0.0, None
+
+    return begin, restart
