@@ -676,6 +676,14 @@ def case_copies_within_a_fit(daemon: Daemon) -> Any:
     return daemon.heard()
 
 
+def case_failed_examples(daemon: Daemon) -> Any:
+    trained = Raising(None, None, ZeroDivisionError("in a step"))
+    trained.compile("sgd", "mse", run_eagerly=True)
+    with contextlib.suppress(ZeroDivisionError):
+        fit(trained, daemon.callback())
+    return daemon.heard()
+
+
 def case_hook_of_a_subclass(daemon: Daemon) -> Any:
     class Own(GpuWarden):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -701,7 +709,7 @@ def case_hook_of_another(daemon: Daemon) -> Any:
 
     class Wraps(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-            if epoch == 1:
+            if epoch == 1 and len(begun) == 16:
                 wrap()
 
     callback, begun = daemon.callback(), list[int]()
@@ -710,7 +718,8 @@ def case_hook_of_another(daemon: Daemon) -> Any:
         fit(model(), callback)
         del callback.on_train_batch_begin
         fit(model(), callback)
-    fit(model(), callback, Wraps())
+    for _ in range(2):  # what is there from the one on is called in the other
+        fit(model(), callback, Wraps())
     return {"begun": begun, "heard": daemon.heard()}
 
 

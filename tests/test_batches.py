@@ -21,6 +21,10 @@ def run(tmp_path: Path) -> Run:
     return Run(Connection(str(tmp_path / "none"), Hello("a run", "none", {})))
 
 
+class ArrayDataAdapter(SimpleNamespace):
+    """A source of data under the name that Keras has for arrays."""
+
+
 class Metric:
     """A loss metric that shows these sums, one a look."""
 
@@ -36,8 +40,8 @@ class Metric:
 
 
 def fit(run: Run, in_epoch: int | None, *sums: int | None, wanted: bool = False, **declared: Any) -> Batches:
-    """Make one as a hook of Keras 3's fit does, of a source that declares this and a metric that shows these sums."""
-    feeder = SimpleNamespace(data_adapter=SimpleNamespace(**declared))
+    """Make one as a hook of Keras 3's fit does, of arrays that declare this and a metric that shows these sums."""
+    feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(**declared))
     return Batches(run, cast(LossMetric, Metric(*sums, wanted=wanted)), in_epoch, feeder, workers=False)
 
 
@@ -82,11 +86,12 @@ def test_declared(run: Run, in_epoch: int | None, batch: int, failed: int) -> No
 @pytest.mark.parametrize(("last", "epoch"), [(None, 128), (5, 101)])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_declared_sum(run: Run, last: int | None, epoch: int, *, wanted: bool) -> None:
-    """Where a source declares all batches of an epoch, the metric is read for the loss alone, and counts nothing."""
+    """Where arrays declare all batches of an epoch, the metric is read for the loss alone until that has ended."""
     batches = fit(
         run,
         4,
-        *[7, 8, 9, 10] * wanted,
+        *[7, 8, 9] * wanted,
+        64,
         wanted=wanted,
         batch_size=32,
         num_batches=4,
@@ -115,9 +120,36 @@ def test_declared_sum_unknown(run: Run, batches_in_all: int | None) -> None:
     assert run.examples == 101
 
 
+def test_evaluated_within(run: Run) -> None:
+    """The steps of an epoch that an evaluation within it has parted are one epoch's."""
+    batches = fit(run, 4, 32, batch_size=32, num_batches=4, has_partial_batch=True, partial_batch_size=5)
+    batches.look_at_end(1)
+    parted = run.examples
+    batches.look(1)
+    went_on = run.examples
+    batches.look_at_end(3)
+    assert (parted, went_on, run.examples) == (32, 64, 101)
+
+
+def test_failed(run: Run) -> None:
+    """Of a step that failed the examples before it are told, and the metric on the device is not asked."""
+    batches = fit(run, 4, batch_size=32, num_batches=4)
+    batches.look(1)
+    batches.fail(2)
+    assert run.examples == 64
+
+
+def test_no_arrays(run: Run) -> None:
+    """A DataLoader knows nothing of what its sampler leaves out: what it declares is no sum."""
+    feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=36, num_batches=1, partial_batch_size=None))
+    batches = Batches(run, cast(LossMetric, Metric(None)), 1, feeder, workers=False)
+    batches.look_at_end(1)
+    assert (run.examples, run.batch_size) == (None, 36)
+
+
 def test_workers(run: Run) -> None:
     """Of a batch that several workers share nobody knows how much is this one's."""
-    feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=32, num_batches=4))
+    feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))
     batches = Batches(run, cast(LossMetric, Metric(None)), 4, feeder, workers=True)
     batches.look_at_end(4)
     assert run.examples is None

@@ -13,6 +13,7 @@ from client_ends import Clock
 from receiver import Receiver
 
 from gpuwarden.client.connection import Connection
+from gpuwarden.client.hook import Hook
 from gpuwarden.client.run import Run
 from gpuwarden.client.steps import MANY, Steps
 from gpuwarden.protocol import STEP_BUCKETS, Report
@@ -329,13 +330,35 @@ def test_number_told_twice(run: Run, clock: Clock) -> None:
 def test_failing(run: Run, clock: Clock) -> None:
     """What fails as a step begins is told and not raised, and tried again when it is due again."""
     failures: list[Exception] = []
-    steps = Steps(run, 1, None, failed=failures.append, clock=clock)
+    steps = Steps(run, 1, None, hook=Hook(failures.append, clock), clock=clock)
     steps.begin_epoch()
     run.memory.sample = lambda: 1 / 0  # type: ignore[assignment] # fails
     for number in range(3):
         steps.begin(number)
         clock.now += 0.15
     assert [type(each) for each in failures] == [ZeroDivisionError, ZeroDivisionError]
+
+
+def test_hook_for_good(run: Run, clock: Clock) -> None:
+    """Who has kept the function of a hook calls it for whoever counts now, and for nobody once the hook rests."""
+    hook = Hook(clock=clock)
+    kept = hook.begin
+    kept(0)
+    outer = Steps(run, 1, 9, hook=hook, clock=clock)
+    outer.begin_epoch()
+    kept(0)
+    inner = Steps(run, 1, 9, hook=hook, clock=clock)
+    inner.begin_epoch()
+    for number in range(3):
+        kept(number)
+    inner.end_epoch(in_vain=False)
+    outer.take_notes()
+    kept(1)
+    outer.end_epoch(in_vain=False)
+    counted = run.steps
+    hook.rest()
+    kept(2)
+    assert (counted, outer.under_way, outer.begin) == (5, None, kept)
 
 
 def test_under_way(run: Run, clock: Clock) -> None:

@@ -403,6 +403,21 @@ def test_run_listens(connection: Connection, peer: Peer) -> None:
     assert (report.advice_heard, report.actions, run.told.pressure) == (1, {"checkpoint": 1}, "critical")
 
 
+def test_short_epochs_listen(connection: Connection, peer: Peer) -> None:
+    """Where an epoch is over before the first look is due, the report of its begin listens."""
+    clock, run = Clock(), Run(connection)
+    steps = Steps(run, 1, 2, clock=clock)
+    steps.begin_epoch()
+    steps.begin(0)
+    peer.advise(pressure("critical"))
+    for _ in range(2):
+        clock.now += 0.1
+        steps.end_epoch(in_vain=False)
+        steps.begin_epoch()
+        steps.begin(0)
+    assert run.told.count == 1
+
+
 def test_costs_nothing_without_a_daemon(tmp_path: Path) -> None:
     """Where nobody can say anything, nobody listens between two looks."""
     run = Run(Connection(str(tmp_path / "none"), HELLO))

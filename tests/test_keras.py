@@ -396,6 +396,12 @@ def test_copies_within_a_fit(saw: list[MESSAGE]) -> None:
     assert reports(saw)[-1]["steps"] == 16
 
 
+def test_failed_examples(saw: list[MESSAGE]) -> None:
+    """Examples of the steps before one that failed are told with it, where arrays declare them."""
+    last = reports(saw)[-1]
+    assert (last["steps"], last["examples"]) == (2, 4)
+
+
 def test_hook_of_a_subclass(saw: Any) -> None:
     """A subclass's own hook is called in each step, and the step counts."""
     assert saw["begun"] == [0, 1, 2, 3] * 2
@@ -404,8 +410,8 @@ def test_hook_of_a_subclass(saw: Any) -> None:
 
 def test_hook_of_another(saw: Any) -> None:
     """So is a hook that somebody put in place of the callback's own, whenever that was; it may call what it found."""
-    assert saw["begun"] == [0, 1, 2, 3] * 5
-    assert reports(saw["heard"])[-1]["steps"] == 40
+    assert saw["begun"] == [0, 1, 2, 3] * 7
+    assert reports(saw["heard"])[-1]["steps"] == 48
 
 
 def test_unchanged(saw: Any) -> None:

@@ -25,6 +25,7 @@ from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.functions import Functions, Kind
 from gpuwarden.client.guard import Guard, guarded
 from gpuwarden.client.hello import introduction
+from gpuwarden.client.hook import Hook
 from gpuwarden.client.input_wait import Feed, InputWait
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.loss_metric import LossMetric
@@ -44,7 +45,6 @@ T = TypeVar("T")
 
 _OF_ONE_FIT = {"_run", "_steps", "_batches", "_traces", "_feed", "_functions", "_watched", "_model", "model"}
 _OF_ONE_CALL = _OF_ONE_FIT | {"params", "_in_vain", "_standalone"}
-_HOOK = "on_train_batch_begin"
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -90,7 +90,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._functions: Functions | None = None
         self._run: Run | None = None
         self._steps: Steps | None = None  # of the fit under way
-        self._hook: Callable[..., None] | None = None  # that stands before the method of each step
+        self._hook: Hook | None = None  # of each step; what somebody took of it in one fit is good in the next
         self._in_vain: float | None = None  # the begin that found the data at its end
         self._batches: Batches | None = None
         self._traces: keras_model.Traces | None = None  # which the steps hold weakly
@@ -101,8 +101,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one fit of this process."""
         state = {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys()), "_around": {}, "_hook": None}
-        if state.get(_HOOK) is self._hook:
-            state.pop(_HOOK, None)
+        if self._hook is not None and state.get(_METHOD.__name__) is self._hook.begin:
+            del state[_METHOD.__name__]
         return state
 
     def set_model(self, model: Any) -> None:
@@ -158,6 +158,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._batches = Batches(run, metric, in_epoch, feeder, workers=not company.in_one_process(model))
         self._feed = _feed(run.input, per_execution)
         self._traces, reference = keras_model.Traces(model), weakref.ref(model)
+        self._hook = self._hook or Hook(partial(self._guard.failed, give_up=_weakly(self._give_up)))
         steps = Steps(
             run,
             per_execution,
@@ -166,7 +167,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             traces=_weakly(self._traces.__call__),
             looks=[_weakly(self._look), *([self._feed.look] if self._feed is not None else [])],
             answers=None if self._responder is None else _weakly(self._answer),
-            failed=partial(self._guard.failed, give_up=_weakly(self._give_up)),
+            hook=self._hook,
         )
         self._count_with(steps)
         if self._responder is not None:
@@ -213,8 +214,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._report()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._steps is not None:
-            self._steps.begin(batch)  # what Keras mostly finds in place of this method
+        if self._hook is not None:
+            self._hook.begin(batch)  # what Keras mostly finds in place of this method
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:
@@ -262,13 +263,15 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     @guarded
     def _fail(self, exception: BaseException) -> None:
         self._leave()
-        self._put_before(None)
+        self._lengthen()
         if self._feed is not None:
             self._feed.pause()
         run, steps = self._run, self._steps
         assert run is not None
         if steps is not None and not steps.superseded():
-            steps.fail()
+            made = steps.fail()
+            if self._batches is not None:
+                self._batches.fail(made)
         phase, run.phase = run.phase, "idle"
         size = self._batches.of_failed() if self._batches is not None and phase == "train" else None
         run.memory.sample()
@@ -311,21 +314,27 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def _count_with(self, steps: Steps | None) -> None:
         """Count steps with these from now on, or none."""
         self._steps = steps
-        self._put_before(None if steps is None else steps.begin)
+        if steps is not None:
+            steps.take_notes()
+            self._shorten()
+        elif self._hook is not None:
+            self._hook.rest()
+            self._lengthen()
 
-    def _put_before(self, hook: Callable[..., None] | None) -> None:
-        """Have Keras find `hook` in place of the method for each step, or the method again.
+    def _shorten(self) -> None:
+        """Have Keras find the hook's function in place of the method for each step.
 
         Half of what a step costs would be the way through that method. A hook of a subclass stays, and one that
-        somebody else has put there: those call the method, as far as they like.
+        somebody else has put there: those call the method or the function, as far as they like.
         """
-        if type(self).on_train_batch_begin is not GpuWarden.on_train_batch_begin:
-            return
-        if self.__dict__.get(_HOOK, self._hook) is self._hook:
-            self.__dict__.pop(_HOOK, None)
-            self._hook = hook
-            if hook is not None:
-                self.__dict__[_HOOK] = hook
+        assert self._hook is not None
+        if type(self).on_train_batch_begin is _METHOD:
+            self.__dict__.setdefault(_METHOD.__name__, self._hook.begin)
+
+    def _lengthen(self) -> None:
+        """Have it find the method again."""
+        if self._hook is not None and self.__dict__.get(_METHOD.__name__) is self._hook.begin:
+            del self.__dict__[_METHOD.__name__]
 
     def _watch(self, kind: Kind) -> None:
         assert self._functions is not None
@@ -343,7 +352,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def _end(self) -> None:
         try:
             self._leave()
-            self._put_before(None)
+            self._lengthen()
             self._enter("idle")
         finally:
             self._take_up()
@@ -402,6 +411,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._count_with(None)  # so the hook of each step, which asks no guard, does nothing any more
         if self._run is not None:
             self._run.give_up()
+
+
+_METHOD = GpuWarden.on_train_batch_begin
 
 
 def _tell_late() -> None:

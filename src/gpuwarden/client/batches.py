@@ -11,20 +11,24 @@ from typing import Any, NamedTuple
 from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.run import Run
 
+# Arrays, in Keras 3 and 2: all leaves have as many rows, and their batches are what is declared. A DataLoader's sampler
+# may leave examples out or repeat them, and the first tensor of a dataset's element may be no batch.
+_ARRAYS = {"ArrayDataAdapter", "TensorLikeDataAdapter"}
+
 
 class _Declared(NamedTuple):
     """What a source of data says of its batches: each has `size` examples, but for an epoch's last that has `last`.
 
-    `whole`: an epoch takes all of them, so that their sum is known.
+    `number` of batches make an epoch; None where what they have together is not known for sure.
     """
 
     size: int
     last: int
-    whole: bool
+    number: int | None
 
-    def sum(self, steps: int, in_epoch: int | None) -> int:
-        """Add up the examples of an epoch's first steps, of as many as it has."""
-        return steps * self.size - (self.size - self.last if steps == in_epoch else 0)
+    def sum(self, steps: int) -> int:
+        """Add up the examples of an epoch's first steps."""
+        return steps * self.size - (self.size - self.last if steps == self.number else 0)
 
 
 class Batches:
@@ -38,32 +42,42 @@ class Batches:
         self._metric = metric
         self._in_epoch = in_epoch  # steps
         self._declared = _declared(feeder, in_epoch)
-        self._adds_up = self._declared is not None and self._declared.whole and not workers
-        self._reads = metric.wanted or not self._adds_up
+        self._adding = None if workers or self._declared is None or not self._declared.number else self._declared
         self._likely: int | None = None
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Take note that an epoch begins, and Keras has set the metric back."""
         self._steps = self._examples = self._told = 0
+        self._before = 0  # steps of this epoch, up to an evaluation within it
 
     def look(self, steps: int) -> None:
-        """Look between two steps at the examples of those that the epoch has made."""
-        counted = self._metric.look() if self._reads else None
+        """Look between two steps at the examples of those that were made since the epoch, or this part of it, began."""
+        counted = self._metric.look() if self._metric.wanted or self._adding is None else None
         if self._declared is None and counted is not None and steps > self._steps:
             self._infer(steps - self._steps, counted - self._examples)
             self._steps, self._examples = steps, counted
-        self._tell(steps, counted)
+        self._tell(counted if self._adding is None else self._adding.sum(self._before + steps))
 
     def look_at_end(self, steps: int) -> None:
-        """Look when the epoch has made its steps; of a size their sum tells nothing, since the last may be shorter."""
-        self._tell(steps, self._metric.look_at_end() if self._reads else None)
+        """Look when the epoch, or a part of it, has made its steps; of a size their sum tells nothing."""
+        self._before += steps
+        adding = self._adding
+        complete = adding is not None and self._before == adding.number
+        counted = self._metric.look_at_end() if self._metric.wanted or not complete else None
+        if adding is not None and (complete or counted is None):
+            counted = adding.sum(self._before)
+        self._tell(counted)
 
-    def _tell(self, steps: int, counted: int | None) -> None:
-        declared = self._declared
-        if declared is not None:
-            self._run.sized(declared.size)
-        examples = counted if declared is None or not self._adds_up else declared.sum(steps, self._in_epoch)
+    def fail(self, steps: int) -> None:
+        """Tell the examples of the steps that were made before one failed, without asking the device."""
+        self._before += steps
+        if self._adding is not None:
+            self._tell(self._adding.sum(self._before))
+
+    def _tell(self, examples: int | None) -> None:
+        if self._declared is not None:
+            self._run.sized(self._declared.size)
         if examples:
             # Below what was told, the user has set the metric back meanwhile.
             self._run.examples = (self._run.examples or 0) + examples - (self._told if examples >= self._told else 0)
@@ -100,9 +114,9 @@ def _declared(feeder: Any, in_epoch: int | None) -> _Declared | None:
     last = _said(source, "partial_batch_size") if _said(source, "has_partial_batch") else size
     if type(last) is not int or last <= 0:
         return None
-    return _Declared(
-        last if in_epoch == 1 else size, last, in_epoch is not None and _said(source, "num_batches") == in_epoch
-    )
+    number = _said(source, "num_batches") or _said(source, "get_size")  # the latter in Keras 2
+    sure = number == in_epoch and any(each.__name__ in _ARRAYS for each in type(source).__mro__)
+    return _Declared(last if in_epoch == 1 else size, last, number if sure else None)
 
 
 def _said(source: Any, name: str) -> Any:

@@ -129,8 +129,9 @@ class Run:
             self._send(now)
 
     def report(self, now: float) -> None:
-        """Look and report at once; where the report does not go the next carries the same totals."""
+        """Listen, look and report at once; where the report does not go the next carries the same totals."""
         self.look_due = now + min(LOOK_INTERVAL, self.interval)
+        self.listen(now)
         self.settle()
         self.memory.sample()
         self._send(now)

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from operator import sub
-from typing import Any, NoReturn
 
+from gpuwarden.client.hook import Hook
 from gpuwarden.client.run import Run
 
 COMPILED = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
@@ -18,26 +18,21 @@ MOST_OF_THE_TIME = 0.0005  # that goes into looks and reports, unless
 MOST_INTERVALS = 4  # would pass without one
 
 
-def _raised(error: Exception) -> NoReturn:
-    raise error
-
-
 class Steps:
     """Counts the steps of one fit into its run.
 
     An execution is one call of Keras's train function: `per_execution` steps, the last of an epoch perhaps fewer. It
-    begins with a call of `begin`, and ends where the next begins. `in_epoch` is how many steps an epoch has, None where
-    Keras does not know: then the last begin of an epoch may only find the data at its end, and `updates`, the
-    optimizer's own count, tells how many steps the execution before it made. Where there is one step an execution that
-    count is not asked: TensorFlow raises it even in the call that finds no data.
+    begins with a call of `begin`, the hook's, and ends where the next begins. `in_epoch` is how many steps an epoch
+    has, None where Keras does not know: then the last begin of an epoch may only find the data at its end, and
+    `updates`, the optimizer's own count, tells how many steps the execution before it made. Where there is one step an
+    execution that count is not asked: TensorFlow raises it even in the call that finds no data.
 
     `traces` changes whenever a function was traced; None where nobody can tell. An execution that traced counts, and
     its time goes to what compiling took: the first, and a later one that is much longer than usual. Where nobody can
     tell, the first of a fit is taken to compile. Each of `looks` is called about once a second between two steps. Steps
     are counted when the run looks. What there is to do is shared out over several begins where those come faster than
     reports are asked for: no step waits for all of it. `answers`, where somebody acts on what the daemon says, is
-    called between two steps once it has said something, and may take its time. `failed` is given what `begin` would
-    raise.
+    called between two steps once it has said something, and may take its time.
     """
 
     def __init__(
@@ -50,7 +45,7 @@ class Steps:
         traces: Callable[[], object | None] = lambda: None,
         looks: Sequence[Callable[[], None]] = (),
         answers: Callable[[], None] | None = None,
-        failed: Callable[[Exception], None] = _raised,
+        hook: Hook | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
@@ -74,11 +69,10 @@ class Steps:
         self._first = True  # the execution under way, or the next, is the fit's first
         # Where a begin may follow a short execution, an execution is known to be full only once the next has ended.
         self._doubtful = 1 if per_execution > 1 and in_epoch is None else 0
-        # When the execution under way and those since the last settling began; one list for good, as `begin` has it.
+        # When the execution under way and those since the last settling began; one list for good, as the hook has it.
         self._begins: list[float] = []
-        # Called with an execution's number it notes that it begins, and does what is due: each step's hook, as Keras
-        # calls it. The same number again comes of a callback that is in Keras's list twice.
-        self.begin, self._restart = _made_to_begin(clock, self._begins.append, self._attend, failed)
+        self._hook = hook or Hook(clock=clock)
+        self.begin = self._hook.begin
         self._reset()
 
     def _reset(self) -> None:
@@ -135,7 +129,11 @@ class Steps:
         self._run.epoch = self._epoch = number
         self._updates_before = self._asks()
         self._run.hasten()
-        self._restart()
+        self.take_notes()
+
+    def take_notes(self) -> None:
+        """Have the hook note for these steps, the next begin at once, where it may have noted for others since."""
+        self._hook.point(self._begins.append, self._attend)
 
     def _attend(self, now: float) -> float:
         """Do what is due as an execution begins; say when there is more to do.
@@ -226,11 +224,13 @@ class Steps:
         self._reset()
         return made
 
-    def fail(self) -> None:
-        """Count what is left when the execution under way has failed."""
+    def fail(self) -> int:
+        """Count what is left when the execution under way has failed; tell how many steps there were."""
         self.settle()
         self._count(self._ended, self._per_execution)
+        made = self._counted
         self._reset()
+        return made
 
     def _end_executions(self, seconds: list[float]) -> None:
         if not seconds:
@@ -271,35 +271,3 @@ class Steps:
             return most
         # An optimizer may skip updates or make several a step; the executions bound what it can mean.
         return min(max(after - before, most - self._per_execution + 1), most)
-
-
-def _made_to_begin(
-    clock: Callable[[], float],
-    note: Callable[[float], None],
-    attend: Callable[[float], float],
-    failed: Callable[[Exception], None],
-) -> tuple[Callable[..., None], Callable[[], None]]:
-    """Make what is called as each execution begins, and what has it attend to the next one, whatever its number.
-
-    `attend` is called once it is due, and says when it is next. All that each step needs is in cells of one function:
-    as training has the processor's caches, each object on the way to it would cost a tenth of a µs.
-    """
-    due, last = 0.0, None
-
-    def begin(batch: int, logs: Any = None) -> None:  # noqa: ARG001 - Keras fixes the hooks' arguments
-        nonlocal due, last
-        try:
-            if batch != last:
-                last = batch
-                now = clock()
-                note(now)
-                if now >= due:
-                    due = attend(now)
-        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
-            failed(error)
-
-    def restart() -> None:
-        nonlocal due, last
-        due, last = 0.0, None
-
-    return begin, restart

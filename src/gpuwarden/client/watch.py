@@ -89,7 +89,7 @@ class Watch:
     def pressure(self) -> Level:
         """Pressure on this process's GPUs now: "none", "some" or "critical"; "none" too where no daemon says otherwise.
 
-        As of the last step, or of now where none was made for 50 ms; it never waits.
+        As of now, or 50 ms before, and 200 ms where the daemon has just said something; it never waits.
         """
         return self._loop.told.pressure
 
