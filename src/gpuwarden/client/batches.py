@@ -1,7 +1,7 @@
 """How many examples a fit has trained on, and how many its steps have, where that can be known; Keras tells nobody.
 
 Two sources. What feeds an epoch declares the size of its batches, for arrays and for a dataset of fixed shape, and
-mostly their number. Else the loss metric counts examples: between two looks it shows their sum over some steps.
+of arrays their number. Else the loss metric counts examples: between two looks it shows their sum over some steps.
 """
 
 from __future__ import annotations
