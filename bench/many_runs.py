@@ -61,7 +61,9 @@ def crowd(count: int, socket: str, uuids: list[str]) -> None:
 
 def report(socket: str, number: int, uuid: str) -> None:
     """Report as a run until standard input ends."""
-    hello = Hello(f"train_{number}.py", "tensorflow 2.21.0 keras 3.15.1", {"GPU:0": uuid}, visible_devices="0")
+    hello = Hello(
+        f"train_{number}.py", "tensorflow 2.21.0 keras 3.15.1", {"GPU:0": uuid}, visible_devices="0", hears=True
+    )
     daemon = Reporting(socket, hello)
     durations = Durations()
     end = select.poll()

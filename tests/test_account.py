@@ -94,7 +94,13 @@ class Box:
         """Join a poll."""
         now = float(self.seconds)
         found = snapshot(self.gpu()) if seen is None else seen
-        return self.accounts.join(self.registry.runs(found, now), found, now)
+        runs = self.registry.runs(found, now)
+        self.accounts.join(runs, found, now)
+        return runs
+
+    def resume(self, before: Account) -> None:
+        """Take up what an earlier daemon has counted of the first run."""
+        self.registry.runs(snapshot(self.gpu()), float(self.seconds))[0].account.resume(before)
 
     def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> Share:
         """Poll for so many seconds and return the first run's share of the GPU."""
@@ -317,7 +323,7 @@ def test_account_is_taken_up() -> None:
     )
     gone = Share("H100", 50.0)
     box.meet(ALICE)
-    box.accounts.resume(ALICE.run_id, Account({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
+    box.resume(Account({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
     (run,) = box.join()
     assert run.account.shares["GPU-0"].seconds == 100
     share = box.poll(10)
@@ -335,7 +341,7 @@ def test_phase_that_was_not_counted_before() -> None:
     """What is taken up may lack the phase that the run is in: its time is counted from here on."""
     box = Box()
     box.meet(ALICE)
-    box.accounts.resume(ALICE.run_id, Account({}, {"predict": 90.0}, None))
+    box.resume(Account({}, {"predict": 90.0}, None))
     box.join()
     box.poll(10)
     (run,) = box.join()
@@ -346,7 +352,7 @@ def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
     """A disk that was slow to tell of the run's past costs nothing of it."""
     before = Share("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
     box.poll(10)
-    box.accounts.resume(ALICE.run_id, Account({"GPU-0": before}))
+    box.resume(Account({"GPU-0": before}))
     share = box.poll(1)
     assert (share.seconds, share.joules, share.memory_peak, share.lowest_headroom) == (111, 23000, 2 * GIB, 4)
     assert share.throttled == {"sw_power_cap": 12}
@@ -355,6 +361,5 @@ def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
 def test_nothing_is_kept_without_runs(box: Box) -> None:
     """A run that is forgotten leaves nothing behind."""
     box.poll(2)
-    assert box.accounts.join((), snapshot(box.gpu()), 3.0) == ()
-    assert not box.accounts._entries
+    box.accounts.join((), snapshot(box.gpu()), 3.0)
     assert not box.accounts._meters

@@ -21,10 +21,12 @@ class Knot:
 @pytest.fixture
 def by_hand() -> Iterator[None]:
     """Have Python collect nothing by itself, and freeze nothing for the tests that follow."""
+    before = gc.get_threshold()
     gc.disable()
     yield
     gc.enable()
     gc.unfreeze()
+    gc.set_threshold(*before)
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -45,3 +47,16 @@ def test_leaves_out_what_there_was() -> None:
     before = len(gc.get_objects())
     Garbage(now=0.0)
     assert len(gc.get_objects()) < before / 10
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_poll_of_many_runs_is_no_garbage() -> None:
+    """What a poll makes before it frees the last one's has Python look through nothing."""
+    Garbage(now=100.0)
+    gc.enable()
+    before = [each["collections"] for each in gc.get_stats()]
+    last = [[number] for number in range(20_000)]
+    for _ in range(5):
+        last = [[number] for number in range(20_000)]
+    assert [each["collections"] for each in gc.get_stats()] == before
+    assert len(last) == 20_000

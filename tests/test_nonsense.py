@@ -147,7 +147,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         return True
 
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), Accounts(10.0)
-    receipts = Receipts(accounts, None, 10, most_runs=9)
+    receipts = Receipts(None, 10, most_runs=9)
     pressure, exposition = PressureWatch(config.pressure), Exposition()
     adviser = Adviser(config.pressure, hears, registry.mark)
     peers = [Peer(pid, 1000, pid, 1e9) for pid in range(1, 4)]
@@ -158,7 +158,8 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         for peer in peers * 2:
             registry.receive(peer, _as_sent(liar.message()), now)
         box = liar.box()
-        runs = accounts.join(registry.runs(box, now), box, now)
+        runs = registry.runs(box, now)
+        accounts.join(runs, box, now)
         receipts.see(runs, now)
         found = pressure.see(box, runs, now)
         adviser.see(box, runs, found, {}, now)

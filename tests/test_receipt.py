@@ -19,7 +19,6 @@ from gpuwarden.quantities import amount, duration, energy, foreseen, lasting, ra
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.run_story import conclusion
 from gpuwarden.runs import proc
-from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
@@ -216,7 +215,7 @@ def test_log_line_of_nothing_known() -> None:
 
 def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A run that ends and goes on without end must not fill the log; one that ends otherwise at last is told of."""
-    receipts = Receipts(Accounts(1.0), None, 10, most_runs=9)
+    receipts = Receipts(None, 10, most_runs=9)
     ending = run().ending
     assert ending is not None
     with caplog.at_level("INFO"):
@@ -341,7 +340,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(proc, "stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
-        receipts = Receipts(Accounts(1.0), tmp_path, 10, most_runs=9)
+        receipts = Receipts(tmp_path, 10, most_runs=9)
         await receipts.open()
         found = json.loads(receipts.listing())
         receipts.take_up([there])

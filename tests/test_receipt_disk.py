@@ -29,13 +29,14 @@ class Keeper:
     def __init__(self, folder: Path, most_runs: int = 99) -> None:
         self.folder = folder
         self.accounts = Accounts(1.0)
-        self.receipts = Receipts(self.accounts, folder, 10, most_runs=most_runs)
+        self.receipts = Receipts(folder, 10, most_runs=most_runs)
 
     def poll(self, *runs: Run, later: float = 0.0) -> None:
         """Have a poll with those runs, as if it came so much later."""
         now = time.monotonic() + later
         self.receipts.take_up(runs)
-        self.receipts.see(self.accounts.join(runs, snapshot(), now), now)
+        self.accounts.join(runs, snapshot(), now)
+        self.receipts.see(runs, now)
 
     async def until(self, what: Callable[[], bool], *runs: Run, later: float = 0.0) -> None:
         """Poll until that is so."""
@@ -108,6 +109,28 @@ def test_stop_soon_after_a_failed_write(tmp_path: Path) -> None:
         keeper.folder.unlink()
         await keeper.receipts.stop()
         assert keeper.files() == [ENDED]
+
+    asyncio.run(scenario())
+
+
+def test_runs_that_begin_together_are_not_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its receipt so far within a minute, and again each minute; no poll has to write more than a few."""
+    written: list[str] = []
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path / "receipts")
+        await keeper.receipts.open()
+        monkeypatch.setattr(keeper.receipts, "_write", lambda stem, _receipt: written.append(stem))
+        runs = [run(pid, ended=False) for pid in range(1, 121)]
+        most = 0
+        for second in range(int(2 * WRITE_SECONDS) + 1):
+            before = len(written)
+            keeper.poll(*runs, later=float(second))
+            most = max(most, len(written) - before)
+            if second == WRITE_SECONDS:
+                assert len(set(written)) == len(runs)
+        assert most <= 4
+        assert min(written.count(stem) for stem in set(written)) >= 2
 
     asyncio.run(scenario())
 

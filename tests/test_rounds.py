@@ -124,6 +124,34 @@ def test_pause_between_rounds(pipes: Pipes) -> None:
     asyncio.run(scenario())
 
 
+def test_busy_ones_are_not_watched_anew(pipes: Pipes) -> None:
+    """While each round finds something the loop is not told to watch; once none does, what comes is read again."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        watched: list[object] = []
+        add_reader = loop.add_reader
+
+        def counted(what: object, callback: Callable[[], object]) -> None:
+            watched.append(what)
+            add_reader(what, callback)  # type: ignore[arg-type] # a descriptor
+
+        with running() as there:
+            number = pipes.add(there, b"x")
+            await pipes.until(lambda: pipes.read)
+            loop.add_reader = counted  # type: ignore[method-assign, assignment]
+            pipes.write(number, b"x" * 10 * BURST)  # for ten rounds
+            await pipes.until_read(1 + 9 * BURST)
+            assert not watched
+            await pipes.until(lambda: watched)
+            assert len(pipes.read) == 1 + 10 * BURST
+            pipes.write(number, b"x")
+            await pipes.until_read(2 + 10 * BURST)
+            assert len(watched) == 1
+
+    asyncio.run(scenario())
+
+
 def test_long_rounds_are_followed_by_long_pauses() -> None:
     """However much there is to do it takes a part of the time only."""
     took: list[float] = []

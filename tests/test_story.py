@@ -17,6 +17,7 @@ from gpuwarden.runs.receipt_content import continued, receipt_of
 from gpuwarden.runs.receipt_files import MAX_FILE_BYTES
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.run import Run
+from gpuwarden.runs.running_account import RunningAccount
 from gpuwarden.runs.share import Share
 from gpuwarden.runs.story import MOST_POINTS, points_each, thinned
 from snapshots import GIB
@@ -41,12 +42,12 @@ def run_on(devices: int, history: MemoryHistory) -> Run:
     uuids = [f"GPU-12345678-1234-1234-1234-{each:012}" for each in range(devices)]
     full = next(iter(ACCOUNT.shares.values()))
     account = replace(ACCOUNT, shares=dict.fromkeys(uuids, full))
-    return replace(run(), account=account, histories=dict.fromkeys(uuids, history))
+    return replace(run(), account=RunningAccount(account), histories=dict.fromkeys(uuids, history))
 
 
 def told(made: Run) -> Receipt:
     """Make its receipt."""
-    bare = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account)
+    bare = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account.now())
     return with_story(bare, made)
 
 
@@ -118,7 +119,7 @@ def test_story_goes_on_after_a_restart() -> None:
     later = replace(
         run_on(1, busy_history(50)), began=BEGAN + 160, marks=merged([Mark(7.0, "pressure", "memory: critical")], [])
     )
-    since = with_story(receipt_of(later, BEGAN + 300, boot_id="b0", user=None, account=later.account), later)
+    since = with_story(receipt_of(later, BEGAN + 300, boot_id="b0", user=None, account=later.account.now()), later)
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
     since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
@@ -140,7 +141,7 @@ def test_story_of_a_run_that_reports_no_more() -> None:
     """A daemon that has heard no memory of it tells what the one before knew."""
     before = told(run_on(1, busy_history(100)))
     silent = replace(run_on(1, MemoryHistory()), histories={}, began=BEGAN + 160)
-    since = with_story(receipt_of(silent, BEGAN + 300, boot_id="b0", user=None, account=silent.account), silent)
+    since = with_story(receipt_of(silent, BEGAN + 300, boot_id="b0", user=None, account=silent.account.now()), silent)
     assert continued(before, continued_story(before, since)).devices[0].story == before.devices[0].story
 
 
@@ -223,7 +224,7 @@ def test_nobody_pushes_out_what_is_kept_of_others(size: tuple[int, int]) -> None
 def test_share_without_history_has_no_story() -> None:
     """A device on which the run told no memory has no story."""
     account = replace(ACCOUNT, shares={"GPU-9": Share(name="H100", seconds=1.0)})
-    made = replace(run(), account=account, histories={"GPU-9": MemoryHistory()})
+    made = replace(run(), account=RunningAccount(account), histories={"GPU-9": MemoryHistory()})
     assert told(made).devices[0].story is None
     assert isinstance(receipt().devices[0].story, MemoryStory)
     assert thinned([]) == []

@@ -125,7 +125,6 @@ class Daemon:
         # What runs report beside GPUs that are not this machine's is for looking at, and not to be kept.
         folder = place(config.receipts) if here else None
         self._receipts = Receipts(
-            self._accounts,
             folder,
             config.receipts.max,
             users.name,
@@ -358,7 +357,7 @@ class Daemon:
         self._registry.neighbours.see(snapshot, owners, now)
         runs = self._registry.runs(snapshot, now, self._usages, available=self._available)
         self._receipts.take_up(runs)
-        runs = self._accounts.join(runs, snapshot, now)
+        self._accounts.join(runs, snapshot, now)
         self._receipts.see(runs, now)
         pressure = self._pressure.see(snapshot, runs, now)
         self._adviser.see(snapshot, runs, pressure, owners.holders, now)

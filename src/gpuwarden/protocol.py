@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from gpuwarden.frozen import frozen
+
 VERSION = 1
 MAX_MESSAGE_BYTES = 8192
 MAX_TEXT = 120  # characters of a name, device or version
@@ -175,7 +177,7 @@ def _by_device(check: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
     return checked
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceMemory:
     """What the framework's allocator says of one device, in bytes.
 
@@ -232,7 +234,7 @@ class Hello:
     hears: bool = _checked(_truth, default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """Where the run stands. Whatever counts, counts since the run began.
 
@@ -339,7 +341,7 @@ def _build(cls: type[Any], value: Any) -> Any:
         raise ValueError("want an object")  # noqa: TRY004 - one error class for every wrong value
     checks, required = _CHECKS[cls]
     try:
-        known = {name: checks[name](said) for name, said in value.items() if name in checks}
+        known = {name: check(said) for name, said in value.items() if (check := checks.get(name))}
     except ValueError:
         raise ValueError(_first_wrong(checks, value)) from None
     if not required <= known.keys():
@@ -416,11 +418,13 @@ def _decode(data: bytes, types: Mapping[str, type[Any]], other: str) -> Any:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError("too_long", f"at most {MAX_MESSAGE_BYTES} bytes")
     try:
-        value = _DECODER.decode(data.decode())  # json.loads would ask of each which encoding it is
+        # json.loads would ask of each which encoding it is, and look for space on either side by two patterns.
+        text = data.decode().strip(" \t\n\r")
+        value, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("not_json", str(error)) from None
-    if not isinstance(value, dict):
-        raise ProtocolError("not_json", "want an object")
+    if not isinstance(value, dict) or end != len(text):
+        raise ProtocolError("not_json", "want an object and nothing else")
     if value.get("v") != VERSION:
         raise ProtocolError(
             "unknown_version",

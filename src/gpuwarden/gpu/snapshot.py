@@ -159,6 +159,12 @@ class Snapshot:
     paused_until: float | None = None
     asleep: Mapping[str, bool] = field(default_factory=dict)
     asleep_count: int | None = None
+    _by_uuid: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)  # and by those of its MIG instances
+
+    def __post_init__(self) -> None:
+        by_uuid = {instance.identity.uuid: gpu for gpu in reversed(self.gpus) for instance in gpu.mig}
+        by_uuid.update((gpu.identity.uuid, gpu) for gpu in reversed(self.gpus))  # of those with none the first
+        object.__setattr__(self, "_by_uuid", by_uuid)
 
     @property
     def hung(self) -> bool:
@@ -172,8 +178,9 @@ class Snapshot:
 
     def gpu(self, uuid: str) -> Gpu | None:
         """Return the GPU of that UUID."""
-        return next((gpu for gpu in self.gpus if gpu.identity.uuid == uuid), None)
+        found = self._by_uuid.get(uuid)
+        return found if found is not None and found.identity.uuid == uuid else None
 
     def gpu_with(self, uuid: str) -> Gpu | None:
         """Return the GPU of that UUID, or the one whose MIG instance has it."""
-        return self.gpu(uuid) or next((gpu for gpu in self.gpus if gpu.instance(uuid)), None)
+        return self._by_uuid.get(uuid)

@@ -7,15 +7,11 @@ nothing without runs, and some 10 µs a run, GPU and poll with them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.protocol import PHASES
 from gpuwarden.runs.meter import Meter
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Account, Share, added
-from gpuwarden.runs.tally import Tally
 
 LONGEST = 3  # intervals between two readings, beyond which something else lay between them
 XID_SECONDS = 2.0  # that an XID may come after its run's end: the driver tells it as it cleans up
@@ -23,41 +19,19 @@ XID_SECONDS = 2.0  # that an XID may come after its run's end: the driver tells 
 _Devices: TypeAlias = "dict[str, tuple[Gpu, bool]]"
 
 
-class _Entry:
-    """The account of one run."""
-
-    def __init__(self) -> None:
-        self.tallies: dict[str, Tally] = {}
-        self.phases: dict[str, float] = {}
-        self.host_memory_peak: int | None = None
-        self.step_seconds = 0.0
-        self.up = True
-        self.kept: dict[str, Share] = {}  # of an earlier daemon, on GPUs not held since
-
-    def settle(self) -> None:
-        for tally in self.tallies.values():
-            tally.settle()
-
-    def account(self) -> Account:
-        shares = {**self.kept, **{uuid: tally.share for uuid, tally in self.tallies.items()}}
-        return Account(shares, dict(self.phases), self.host_memory_peak)
-
-
 class Accounts:
     """The accounts of all runs that a poll has; each ends with its run. Used by one event loop."""
 
     def __init__(self, longest_interval: float) -> None:
         self._longest = LONGEST * longest_interval
-        self._entries: dict[str, _Entry] = {}
         self._meters: dict[str, Meter] = {}
         self._last: float | None = None
 
-    def join(self, runs: Sequence[Run], snapshot: Snapshot, now: float) -> tuple[Run, ...]:
-        """Return the runs of a poll with their accounts; `now` is monotonic."""
+    def join(self, runs: Sequence[Run], snapshot: Snapshot, now: float) -> None:
+        """Count in the accounts of a poll's runs what has come with it; `now` is monotonic."""
         if not runs:
-            self._entries, self._meters, self._last = {}, {}, None
-            return ()
-        self._entries = {run.peer.run_id: self._entries.get(run.peer.run_id) or _Entry() for run in runs}
+            self._meters, self._last = {}, None
+            return
         last, self._last = self._last, now
         elapsed = now - last if last is not None and now - last <= self._longest else 0.0
         devices = _devices(snapshot)
@@ -65,53 +39,33 @@ class Accounts:
         held = [_held(run, listed) & devices.keys() if run.up else set[str]() for run in runs]
         self._read_meters(runs, held, devices)
         for run, uuids in zip(runs, held, strict=True):
-            self._update(self._entries[run.peer.run_id], run, uuids, devices, elapsed)
-        return tuple(replace(run, account=self._entries[run.peer.run_id].account()) for run in runs)
-
-    def resume(self, run_id: str, before: Account) -> None:
-        """Go on from what an earlier daemon has counted of a run that the next poll has."""
-        entry = self._entries.setdefault(run_id, _Entry())
-        for uuid, share in before.shares.items():
-            tally = entry.tallies.get(uuid)
-            if tally is None:
-                entry.kept[uuid] = share
-            else:
-                tally.share = added(share, tally.share)
-        for phase, seconds in before.phases.items():
-            entry.phases[phase] = entry.phases.get(phase, 0.0) + seconds
-        peaks = [each for each in (entry.host_memory_peak, before.host_memory_peak) if each is not None]
-        entry.host_memory_peak = max(peaks, default=None)
-
-    def settled(self, run_id: str) -> Account:
-        """Return the account of a run of the last poll as if it ended now: the daemon does."""
-        entry = self._entries[run_id]
-        entry.settle()
-        return entry.account()
+            self._update(run, uuids, devices, elapsed)
 
     def _read_meters(self, runs: Sequence[Run], held: Iterable[set[str]], devices: _Devices) -> None:
         wanted = {uuid for each in held for uuid in each}
-        wanted.update(uuid for run in runs if run.up for uuid in self._entries[run.peer.run_id].tallies)
+        wanted.update(uuid for run in runs if run.up for uuid in run.account.tallies)
         gpus = {gpu.identity.uuid: gpu for uuid in wanted if uuid in devices for gpu in devices[uuid][:1]}
         self._meters = {uuid: self._meters.get(uuid) or Meter(self._longest) for uuid in gpus}
         for uuid, meter in self._meters.items():
             meter.read(gpus[uuid])
 
-    def _update(self, entry: _Entry, run: Run, held: set[str], devices: _Devices, elapsed: float) -> None:
-        if entry.up and not run.up:
-            entry.settle()
-        entry.up = run.up
-        stepping = _is_stepping(entry, run)
+    def _update(self, run: Run, held: set[str], devices: _Devices, elapsed: float) -> None:
+        account = run.account
+        if account.up and not run.up:
+            account.settle()
+        account.up = run.up
+        stepping = _is_stepping(run)
         if run.up:
-            _pass_phase(entry, run, elapsed)
-            for uuid in held - entry.tallies.keys():
+            if run.report is not None and run.current:
+                account.pass_phase(run.report.phase, elapsed)
+            for uuid in held - account.tallies.keys():
                 gpu, whole = devices[uuid]
-                share = entry.kept.pop(uuid, None) or Share(gpu.identity.name)
-                entry.tallies[uuid] = Tally(gpu, whole=whole, share=share)
+                account.hold(uuid, gpu, whole=whole)
         host_memory = run.usage.present.memory if run.usage and run.usage.present else 0
-        if host_memory > (entry.host_memory_peak or 0):
-            entry.host_memory_peak = host_memory
+        if host_memory > (account.host_memory_peak or 0):
+            account.host_memory_peak = host_memory
         last = float("inf") if run.ending is None else run.ending.at + XID_SECONDS
-        for uuid, tally in entry.tallies.items():
+        for uuid, tally in account.tallies.items():
             if uuid not in devices:
                 continue
             gpu = devices[uuid][0]
@@ -122,21 +76,13 @@ class Accounts:
                 tally.remember(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
 
 
-def _is_stepping(entry: _Entry, run: Run) -> bool:
+def _is_stepping(run: Run) -> bool:
     """Tell whether training steps were under way since the last poll: the run says so, or has finished some."""
     report = run.report
     if report is None or not run.current:
         return False
-    before, entry.step_seconds = entry.step_seconds, report.step_seconds
+    before, run.account.step_seconds = run.account.step_seconds, report.step_seconds
     return report.phase == "train" and (report.stepping or report.step_seconds > before)
-
-
-def _pass_phase(entry: _Entry, run: Run, elapsed: float) -> None:
-    if run.report is not None and run.current:
-        if not entry.phases:
-            entry.phases = dict[str, float].fromkeys(PHASES, 0.0)
-        phase = run.report.phase  # what an earlier daemon has counted may lack it
-        entry.phases[phase] = entry.phases.get(phase, 0.0) + elapsed
 
 
 def _devices(snapshot: Snapshot) -> _Devices:

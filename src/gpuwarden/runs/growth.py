@@ -7,7 +7,7 @@ up to now, and by enough: the shorter that has lasted, the more of the way to th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import mul, sub
@@ -86,7 +86,7 @@ def find(points: Sequence[Point], now: float, *, known: bool = False, beside: Ph
     end, cycle = _last_sure(whole, now)
     hold = HELD_ON if known else 1.0
     cap = whole.caps[-1]
-    least = max(LEAST_BYTES, LEAST_SHARE * cap) if cap is not None else LEAST_UNBOUNDED
+    least = least_growth(cap)
     span = times[end] - times[0]
     while span >= LEAST_SECONDS * hold:
         first = bisect_left(times, times[end] - span)
@@ -100,6 +100,11 @@ def find(points: Sequence[Point], now: float, *, known: bool = False, beside: Ph
                 return _weigh(shape, now, cap, beside, known=known)
         span /= SHORTER
     return None
+
+
+def least_growth(cap: float | None) -> float:
+    """Return the bytes by which a run has to have grown that can have `cap`, or nobody knows how many."""
+    return LEAST_UNBOUNDED if cap is None else max(LEAST_BYTES, LEAST_SHARE * cap)
 
 
 def _last_sure(whole: Stretch, now: float) -> tuple[int, float]:
@@ -317,12 +322,19 @@ class GrowthWatch:
     _closed: int = -1
     _due: float = 0.0
 
-    def look(self, ladder: Ladder, now: float, beside: Phase = "test") -> Growth | None:
-        """Return the growth there is `now`, by the series' own clock."""
+    def look(self, ladder: Ladder, now: float, phase_beside: Callable[[], Phase] = lambda: "test") -> Growth | None:
+        """Return the growth there is `now`, by the series' own clock.
+
+        `phase_beside` says what other phases than training are to be called.
+        """
         if ladder.closed != self._closed and now >= self._due:
-            self._closed, points = ladder.closed, ladder.points()
-            self.growth = find(points, now, known=self.growth is not None, beside=beside)
-            since = self.growth.since if self.growth else points[0].at if points else now
+            self._closed = ladder.closed
+            known = self.growth is not None
+            if ladder.spread < least_growth(ladder.cap) * (HELD_ON if known else 1.0):
+                self.growth = None  # as most runs: what never went up by so much has not grown by it
+            else:
+                self.growth = find(ladder.points(), now, known=known, beside=phase_beside())
+            since = self.growth.since if self.growth else ladder.began if ladder.began is not None else now
             pause = LOOKS_SHARE * (now - since)
             self._due = now + min(pause, MOST_LOOKS_SECONDS)
         elif self.growth is not None:

@@ -17,7 +17,7 @@ MOST_WINDOWS = 128
 ENOUGH_WINDOWS = MOST_WINDOWS * 3 // 4  # that are left when they are joined
 COARSER = 1.5  # times as long as before windows get, where they are too many
 MOST_EPOCHS = 128
-FIRST_SECONDS = 0.5  # that a window lasts at first
+FIRST_SECONDS = 0.6  # that a window lasts at first at most: two reports of a run that makes four a second
 
 
 class Window(NamedTuple):
@@ -91,7 +91,8 @@ class _UnderWay:
             self.lowest = current
         elif current > self.highest:
             self.highest = current
-        self.peak = max(self.peak, memory.peak)
+        if memory.peak > self.peak:  # noqa: PLR1730 - max takes longer than all the rest
+            self.peak = memory.peak
         if batch_size is not None and (self.batch_size is None or batch_size > self.batch_size):
             self.batch_size = batch_size
         self.reports += 1
@@ -148,9 +149,8 @@ class MemoryHistory:
         """All windows, oldest first; the last one still grows."""
         return [*self._closed, self._window.window()] if self._window else self._closed
 
-    @property
-    def beside(self) -> Phase:
-        """The phase other than training in which it has grown most."""
+    def phase_beside(self) -> Phase:
+        """Return the phase other than training in which it has grown most."""
         return max((phase for phase in PHASES if phase != "train"), key=self._grown_in)
 
     def _grown_in(self, phase: Phase) -> int:
@@ -239,18 +239,18 @@ class MemoryHistory:
 def joined(one: Window, other: Window) -> Window:
     """Join a window with the one after it."""
     return Window(
-        began=one.began,
-        ended=other.ended,
-        steps=other.steps,
-        phase=other.phase,
-        epoch=other.epoch,
-        lowest=min(one.lowest, other.lowest),
-        highest=max(one.highest, other.highest),
-        peak=max(one.peak, other.peak),
-        headroom=_least(one.headroom, other.headroom),
-        others=_most(one.others, other.others),
-        batch_size=_largest(one.batch_size, other.batch_size),
-        reports=one.reports + other.reports,
+        one.began,
+        other.ended,
+        other.steps,
+        other.phase,
+        other.epoch,
+        min(one.lowest, other.lowest),
+        max(one.highest, other.highest),
+        max(one.peak, other.peak),
+        _least(one.headroom, other.headroom),
+        _most(one.others, other.others),
+        _largest(one.batch_size, other.batch_size),
+        one.reports + other.reports,
     )
 
 

@@ -121,10 +121,11 @@ class Inquiry:
         if before is None or (before.phase == "idle" and report.phase != "idle"):
             self._stay_began, self._largest_in_stay = report.steps, None
             return
-        grew = (report.largest_batch_size or 0) > (before.largest_batch_size or 0)
-        sizes = [report.batch_size, self._largest_in_stay, report.largest_batch_size if grew else None]
+        largest = report.largest_batch_size or 0
+        if largest <= (before.largest_batch_size or 0):
+            largest = 0
         if report.steps > self._stay_began:
-            self._largest_in_stay = max((each for each in sizes if each), default=None)
+            self._largest_in_stay = max(report.batch_size or 0, self._largest_in_stay or 0, largest) or None
 
     def judge(self, error: Error, known: Known) -> Verdict:
         """Give the verdict by what is known now, and keep it open until the next poll."""

@@ -35,6 +35,9 @@ class Ladder:
     """One series. `closed` counts the points that ever were, for who wants to know whether there are new ones."""
 
     closed: int = 0
+    cap: float | None = None  # as of the last report
+    _least: int | None = None  # that was ever in use at a point
+    _most: int = 0
     _rungs: list[list[Point]] = field(default_factory=list)  # the finest first
     _began: float | None = None  # the point under way
     _at: float = 0.0
@@ -42,7 +45,6 @@ class Ladder:
     _peak: int = 0
     _epochs: int = 0
     _beside: int = 0
-    _cap: float | None = None
 
     def hear(
         self, at: float, current: int, peak: int, *, epochs: int = 0, beside: int = 0, cap: float | None = None
@@ -54,7 +56,21 @@ class Ladder:
             self._began, self._at, self._low, self._peak = at, at, current, peak
         elif current <= self._low:
             self._at, self._low, self._peak = at, current, peak
-        self._epochs, self._beside, self._cap = epochs, beside, cap
+        self._epochs, self._beside, self.cap = epochs, beside, cap
+
+    @property
+    def began(self) -> float | None:
+        """The time of the oldest point."""
+        if self._began is None:
+            return None
+        return self._rungs[-1][0].at if self._rungs else self._at
+
+    @property
+    def spread(self) -> int:
+        """Bytes between the least and the most of all points that ever were: none that are left lie further apart."""
+        if self._least is None:
+            return 0
+        return max(self._most, self._low) - min(self._least, self._low)
 
     def points(self) -> list[Point]:
         """Return all points, the oldest first; the last one is under way."""
@@ -65,10 +81,13 @@ class Ladder:
         return points
 
     def _under_way(self) -> Point:
-        return Point(self._at, self._low, self._peak, self._epochs, self._beside, self._cap)
+        return Point(self._at, self._low, self._peak, self._epochs, self._beside, self.cap)
 
     def _close(self, point: Point) -> None:
         self.closed += 1
+        if self._least is None or point.low < self._least:
+            self._least = point.low
+        self._most = max(self._most, point.low)
         for rung in self._rungs:
             rung.append(point)
             if len(rung) <= MOST_IN_A_RUNG:

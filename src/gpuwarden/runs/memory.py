@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias, get_args
 
+from gpuwarden.frozen import frozen
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import Overhead, Space, headroom
@@ -25,7 +26,7 @@ Unknown: TypeAlias = Literal[
 UNKNOWN: tuple[Unknown, ...] = get_args(Unknown)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Headrooms:
     """Bytes by UUID: the headroom `now`, and `at_peak`, if the run used as much as at its peak; why it is `unknown`."""
 
@@ -69,7 +70,9 @@ class HeadroomWatch:
         held = process.memory if process else None
         # An allocator that says less than it has handed out does not count it.
         reserved = device.reserved if device.reserved and device.reserved >= device.current else None
-        overhead = self._overheads.setdefault(uuid, Overhead(self._guess))
+        overhead = self._overheads.get(uuid)
+        if overhead is None:
+            overhead = self._overheads[uuid] = Overhead(self._guess)
         overhead.see(held, reserved, heard)
         return reserved if held is None else held - overhead.bytes
 

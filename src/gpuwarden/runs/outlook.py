@@ -46,21 +46,27 @@ class Outlook:
             watch = self._watches.get(uuid)
             if watch is None:
                 watch = self._watches[uuid] = GrowthWatch()
-            growth = watch.look(history.ladder, now, history.beside)
+            growth = watch.look(history.ladder, now, history.phase_beside)
             if growth is not None:
                 found[uuid] = growth
             self._tell(uuid, growth, who)
-        for uuid in self._told.keys() - found.keys() - {HOST}:
-            if uuid not in current:  # the run has ended, or is silent: that its memory grows no more is no news
-                del self._told[uuid]
+        if self._told:
+            for uuid in self._told.keys() - found.keys() - {HOST}:
+                if uuid not in current:  # the run has ended, or is silent: that its memory grows no more is no news
+                    del self._told[uuid]
         return found
 
     def on_host(
-        self, usage: Usage | None, available: float | None, epochs: int, who: tuple[str, str], now: float
+        self,
+        usage: Usage | None,
+        available: float | None,
+        histories: Mapping[str, MemoryHistory],
+        who: tuple[str, str],
+        now: float,
     ) -> Growth | None:
         """Return how the processes' memory grows; `available` is what the host has left, in bytes.
 
-        It ends at the cgroup's limit where that has less left.
+        It ends at the cgroup's limit where that has less left. `histories` tell the run's epochs.
         """
         present = usage.present if usage else None
         if present is None:
@@ -69,6 +75,7 @@ class Outlook:
             return None
         if usage is not self._usage:
             self._usage = usage
+            epochs = max((history.begun for history in histories.values()), default=0)
             self._look_at_host(present, _host_cap(present, available), epochs, now)
         growth = self._host.look(self._host_memory, now)
         self._tell(HOST, growth, who)

@@ -394,6 +394,9 @@ PARTS = (
 _NAMES = {part: tuple(each.name for each in fields(part)) for part in PARTS}  # asked for once: a list has many runs
 
 
+_PLAIN = {int, str, type(None)}
+
+
 def to_plain(value: Any) -> Any:
     """Return a receipt as JSON has it, without what is not known."""
     kind = type(value)
@@ -406,6 +409,8 @@ def to_plain(value: Any) -> Any:
         return {name: to_plain(said) for name, said in found if said is not None and said != () and said != {}}  # noqa: PLR1714 - a tuple would ask for a hash
     if isinstance(value, Mapping):
         return {str(key): to_plain(entry) for key, entry in value.items()}
+    if set(map(type, value)) <= _PLAIN:  # a column of a story, as most lists are
+        return list(value)
     return [to_plain(entry) for entry in value]
 
 

@@ -29,7 +29,7 @@ MAX_NAMES = 200_000  # looked at in the folder
 ENDED, PART = ".json", ".part.json"
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json")
-_OWNER_AND_END = re.compile(  # as `_put` writes them
+_OWNER_AND_END = re.compile(  # as `as_lines` writes them
     rb'^ "uid": (\d+),$.*?^ "updated_timestamp_seconds": (\d+(?:\.\d+)?),$', re.MULTILINE | re.DOTALL
 )
 _LEFT_BEHIND = re.compile(r"\.\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json\.tmp")
@@ -47,6 +47,12 @@ class Found:
     ended: Mapping[str, Kept] = field(default_factory=dict)
     open: Mapping[str, Receipt] = field(default_factory=dict)
     strange: tuple[str, ...] = ()
+
+
+def as_lines(receipt: Receipt) -> bytes:
+    """Write a receipt as its file has it, a line for each key: with `indent` Python encodes, not C."""
+    lines = (f" {json.dumps(key)}: {json.dumps(said)}" for key, said in to_plain(receipt).items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def stem_of(receipt: Receipt) -> str:
@@ -202,7 +208,7 @@ class ReceiptFiles:
     def _put(self, name: str, receipt: Receipt) -> None:
         """Put a whole file in place of another: whoever reads it, or a power cut, finds the one or the other."""
         aside = self.folder / f".{name}.tmp"
-        content = json.dumps(to_plain(receipt), indent=1).encode() + b"\n"
+        content = as_lines(receipt)
         file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
         try:
             with open(file, "wb") as writing:  # noqa: PTH123 - a descriptor has no path

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
-from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.fairness import excess
 from gpuwarden.runs.kept import MOST, KeptReceipts, as_json, kept, lesson_of
@@ -30,13 +29,13 @@ from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Account
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 API_VERSION = 1
-WRITE_SECONDS = 60.0  # between two writes of what is so far, and between attempts of a disk that fails
+WRITE_SECONDS = 60.0  # between two writes of what a run is so far, and between attempts of a disk that fails
+GOLDEN = 5**0.5 / 2 - 0.5  # of the golden ratio: each multiple falls into the widest gap that is left
 OPEN_SECONDS = 1.0  # that the start waits for the folder
 STOP_SECONDS = 2.0  # and the end, twice so long at most
 HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
@@ -64,6 +63,7 @@ class _Live:
     before: Receipt | None = None
     written: Ending | None = None
     told: frozenset[str] = frozenset()  # outcomes, in the log
+    due: float | None = None  # monotonic, when what is so far is to be written next
     began_uptime: float = field(init=False)
     slept: float = field(default_factory=_asleep)  # the machine, since its boot until the run was seen
 
@@ -88,7 +88,6 @@ class Receipts:
 
     def __init__(
         self,
-        accounts: Accounts,
         folder: Path | None,
         most: int,
         user_name: Callable[[int], str] = str,
@@ -99,7 +98,6 @@ class Receipts:
     ) -> None:
         self.folder = folder
         self.errors = 0  # attempts to read or write the folder that failed, and receipts that found no place
-        self._accounts = accounts
         self._files = ReceiptFiles(folder, most) if folder else None
         self._most_runs = most_runs
         self._user_name = user_name
@@ -116,7 +114,8 @@ class Receipts:
         self._retry_at = 0.0  # monotonic
         self._is_open = False
         self._trouble = ""  # told, and not over
-        self._due = 0.0  # monotonic
+        self._due = 0.0  # monotonic, for a look for those that are gone
+        self._begun = 0  # runs, in all
         self._listing: bytes | None = None
 
     async def open(self) -> None:
@@ -134,7 +133,8 @@ class Receipts:
             await self._work_until(until)
         for live in self._live.values():
             if live.run.up:
-                self._write(live.stem, self._receipt(live, self._accounts.settled(live.run.peer.run_id)))
+                live.run.account.settle()
+                self._write(live.stem, self._receipt(live))
             elif live.written != live.run.ending:
                 self._end(live)
         if self._is_open:
@@ -161,7 +161,7 @@ class Receipts:
     def _resume(self, live: _Live) -> None:
         assert live.before is not None
         self._live[live.run.peer.run_id] = live
-        self._accounts.resume(live.run.peer.run_id, account_of(live.before))
+        live.run.account.resume(account_of(live.before))
 
     def see(self, runs: Sequence[Run], now: float) -> None:
         """Take the runs of a poll, with their accounts; `now` is monotonic. Does not block."""
@@ -177,7 +177,7 @@ class Receipts:
             if live is None:
                 live = self._live[run.peer.run_id] = _Live(run)
             live.run = run
-            live.stem = live.stem or stem_of(self._receipt(live, run.account))
+            live.stem = live.stem or stem_of(self._receipt(live))
             self._follow(live)
         present = {run.peer.run_id for run in runs}
         parted = [run_id for run_id in self._live if run_id not in present]
@@ -189,7 +189,7 @@ class Receipts:
         if now >= self._due:
             self._due = now + WRITE_SECONDS
             self._look_for_absent()
-            self._write_so_far()
+        self._write_so_far(now)
         self._work(now)
 
     def _follow(self, live: _Live) -> None:
@@ -201,7 +201,7 @@ class Receipts:
             self._end(live)
 
     def _end(self, live: _Live) -> None:
-        receipt = self._receipt(live, live.run.account)
+        receipt = self._receipt(live)
         live.written = live.run.ending
         self._keep(live.stem, receipt)
         self._write(live.stem, receipt)
@@ -216,21 +216,21 @@ class Receipts:
             if live.written != live.run.ending:
                 self._end(live)
             return
-        receipt = self._receipt(live, live.run.account)
+        receipt = self._receipt(live)
         self._absent[receipt.run_id] = _Absent(live.stem, receipt, _LOST)
         self._write(live.stem, receipt)
 
-    def _receipt(self, live: _Live, account: Account) -> Receipt:
+    def _receipt(self, live: _Live) -> Receipt:
         """Make a run's receipt with its story; some 100 µs a device."""
-        receipt = with_story(self._since(live, account), live.run)
+        receipt = with_story(self._since(live), live.run)
         return continued(live.before, continued_story(live.before, receipt)) if live.before else receipt
 
     def _outline(self, live: _Live) -> Receipt:
         """Make the receipt as it is among others: without its story."""
-        receipt = self._since(live, live.run.account)
+        receipt = self._since(live)
         return continued(live.before, receipt) if live.before else receipt
 
-    def _since(self, live: _Live, account: Account) -> Receipt:
+    def _since(self, live: _Live) -> Receipt:
         """Make the receipt of what this daemon has seen."""
         run = live.run
         user = self._user_name(run.peer.uid)
@@ -240,7 +240,7 @@ class Receipts:
             self._wall(),
             boot_id=self._boot_id,
             user=known,
-            account=account,
+            account=run.account.now(),
             began_uptime=live.began_uptime,
             slept=_asleep() - live.slept,
         )
@@ -279,11 +279,16 @@ class Receipts:
             return _UNSEEN
         return "" if proc.lives(receipt.pid, receipt.run_id.removeprefix(f"{receipt.pid}-")) else absent.evidence
 
-    def _write_so_far(self) -> None:
-        if self._is_open:
-            for live in self._live.values():
+    def _write_so_far(self, now: float) -> None:
+        """Write what is so far of the runs whose minute is over; those that begin together do not come due together."""
+        for live in self._live.values():
+            if live.due is None:
+                self._begun += 1
+                live.due = now + WRITE_SECONDS * (self._begun * GOLDEN % 1)
+            if self._is_open and now >= live.due:
+                live.due = now + WRITE_SECONDS
                 if live.run.up:
-                    self._write(live.stem, self._receipt(live, live.run.account))
+                    self._write(live.stem, self._receipt(live))
 
     def _write(self, stem: str, receipt: Receipt) -> None:
         if self._files is None:
@@ -353,7 +358,6 @@ class Receipts:
 
     def _take_found(self, found: Found) -> None:
         self._is_open = True
-        self._due = 0.0  # what is so far has waited for this
         if found.strange:
             shown = "; ".join(found.strange[:SHOWN_STRANGERS])
             more = f"; and {len(found.strange) - SHOWN_STRANGERS} more" if len(found.strange) > SHOWN_STRANGERS else ""
@@ -390,7 +394,7 @@ class Receipts:
         """Return the receipt of a run as JSON, of several boots' the newest; None where none is in memory."""
         live = self._live.get(run_id)
         if live is not None and live.written is None:
-            return as_json(self._receipt(live, live.run.account)) + b"\n"
+            return as_json(self._receipt(live)) + b"\n"
         if run_id in self._absent:
             return as_json(self._absent[run_id].receipt) + b"\n"
         found = self._past.one(run_id)

@@ -32,6 +32,7 @@ from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import Present, Usage, state_of
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
+from gpuwarden.runs.running_account import RunningAccount
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 from gpuwarden.runs.verdict import Verdict
 
@@ -92,6 +93,7 @@ class Record:
     ear: Ear = field(default_factory=Ear)
     marks: Marks = field(default_factory=Marks)
     outlook: Outlook = field(default_factory=Outlook)
+    account: RunningAccount = field(default_factory=RunningAccount)
     headroom: HeadroomWatch = field(init=False)
     batch_sizes: BatchSizeWatch = field(init=False)
 
@@ -194,10 +196,14 @@ class Record:
         self.marks.add(Mark(max(now - self.began_at, 0.0), kind, text, uuid))
 
     def _remember(self, report: Report, now: float) -> None:
-        self.marks.hear(self.report, report, now - self.began_at)
-        self.batch_sizes.hear(report, self.uuids, now - self.began_at)
+        at = now - self.began_at
+        self.marks.hear(self.report, report, at)
+        self.batch_sizes.hear(report, self.uuids, at)
         for uuid, memory in by_gpu(report.memory, self.uuids).items():
-            self.histories.setdefault(uuid, MemoryHistory()).hear(memory, report, now - self.began_at)
+            history = self.histories.get(uuid)
+            if history is None:
+                history = self.histories[uuid] = MemoryHistory()
+            history.hear(memory, report, at)
             if self.ear.alarms and memory.current > self.ear.alarms.get(uuid, math.inf):
                 self.ear.alarms.clear()
                 self.rules.alarm()
@@ -281,7 +287,6 @@ class Record:
         gone = bool(own) and self.inquest is not None and self.inquest.gone is not None
         self._review_verdict(Poll(memory, headroom.now, own, snapshot, uuids, gone=gone), fresh=up)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_at
-        epochs = max((history.begun for history in self.histories.values()), default=0)
         return Run(
             peer=self.peer,
             hello=self.hello,
@@ -309,9 +314,10 @@ class Record:
             ear=self.ear,
             marks=self.marks,
             batch_sizes=self.batch_sizes,
+            account=self.account,
             batch_size_advice=self.batch_sizes.look(self.hello, self.histories, now),
             growth=self.outlook.on_gpus(self.histories, memory, who, age),
-            host_growth=self.outlook.on_host(usage if up else None, available, epochs, who, age),
+            host_growth=self.outlook.on_host(usage if up else None, available, self.histories, who, age),
         )
 
     def _unknown(

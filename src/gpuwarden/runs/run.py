@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.frozen import frozen
 from gpuwarden.protocol import DeviceMemory, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
@@ -17,7 +18,7 @@ from gpuwarden.runs.memory import Unknown
 from gpuwarden.runs.oom import Oom
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Usage
-from gpuwarden.runs.share import NO_ACCOUNT, Account
+from gpuwarden.runs.running_account import RunningAccount
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.verdict import Verdict
 
@@ -39,23 +40,22 @@ class SeenError:
     verdict: Verdict | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """One run as it stands at a poll; what the metric table reads.
 
     `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
     of a GPU or MIG instance and hold only what is current: nothing once the process is gone, or the last report older
     than the expiry. `headroom_unknown` says why a device has none while the run is up; "" stands for those that are no
-    certain GPU. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what
-    its processes use on the host, where that is known. `began` is when it first said hello, in Unix time, and `lasted`
-    the seconds since by a clock that nobody sets, up to its end. `errors` are
-    the last that it told; the report counts them all. `last_errors` is when the last of each kind was heard of, in Unix
-    time; `ooms` are the allocations that failed in the last out-of-memory on GPUs, by UUID. `ending` is there once the
-    run is not up, and may change until it is settled. `stall` is there while a step hangs, which it did `stalls` times
-    so far. `account` says what it has had of the GPUs. `histories` of its memory, by UUID, the `marks` in its story,
-    `ear`, what it has been told, and `batch_sizes` go on after the poll: they are read on the event loop, and kept by
-    nobody. `devices` are the UUIDs of its GPUs and MIG instances, while it lives. `verdict` is that of the last
-    out-of-memory.
+    certain GPU. `unresolved` counts the run's devices that could not be told to be a certain GPU. `usage` is what its
+    processes use on the host, where that is known. `began` is when it first said hello, in Unix time, and `lasted` the
+    seconds since by a clock that nobody sets, up to its end. `errors` are the last that it told; the report counts them
+    all. `last_errors` is when the last of each kind was heard of, in Unix time; `ooms` are the allocations that failed
+    in the last out-of-memory on GPUs, by UUID. `ending` is there once the run is not up, and may change until it is
+    settled. `stall` is there while a step hangs, which it did `stalls` times so far. `account`, what it has had of the
+    GPUs, `histories` of its memory, by UUID, the `marks` in its story, `ear`, what it has been told, and `batch_sizes`
+    go on after the poll: they are read on the event loop, and kept by nobody. `devices` are the UUIDs of its GPUs and
+    MIG instances, while it lives. `verdict` is that of the last out-of-memory.
     """
 
     peer: Peer
@@ -78,7 +78,7 @@ class Run:
     ending: Ending | None = None
     stall: Stall | None = None
     stalls: int = 0
-    account: Account = NO_ACCOUNT
+    account: RunningAccount = field(default_factory=RunningAccount, compare=False)
     growth: Mapping[str, Growth] = field(default_factory=dict)
     host_growth: Growth | None = None
     histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)

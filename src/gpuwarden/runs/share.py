@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from gpuwarden.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Share:
     """What a run has had of one GPU or MIG instance so far; None or empty where that is not known.
 
@@ -30,7 +32,7 @@ class Share:
     xids: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Account:
     """What a run has had so far: shares by UUID of a GPU or MIG instance, seconds by phase, host memory at its most."""
 

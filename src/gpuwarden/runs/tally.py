@@ -11,7 +11,7 @@ from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric
 from gpuwarden.protocol import DeviceMemory
 from gpuwarden.runs.meter import Lapse, Meter, Window, throttled_seconds
-from gpuwarden.runs.share import Share
+from gpuwarden.runs.share import Share, added
 
 
 class Tally:
@@ -22,20 +22,33 @@ class Tally:
     """
 
     def __init__(self, gpu: Gpu, *, whole: bool, share: Share) -> None:
-        self.share = share
         self._whole = whole
         self._xids_before = {code: xid.count for code, xid in gpu.xids.items()}
         self._begin_window()
         if whole and gpu.value(GpuReadings.busy_seconds_total) is not None:
-            self.share = replace(self.share, busy=self.share.busy or 0.0, idle=self.share.idle or 0.0)
+            share = replace(share, busy=share.busy or 0.0, idle=share.idle or 0.0)
         if whole and (_has(gpu, GpuReadings.energy_joules_total) or _has(gpu, GpuReadings.power_usage_watts)):
-            self.share = replace(self.share, joules=self.share.joules or 0.0)
+            share = replace(share, joules=share.joules or 0.0)
         known = dict.fromkeys(throttled_seconds(gpu), 0.0)
-        self.share = replace(
-            self.share,
-            throttled=known | dict(share.throttled),
-            throttled_steps=known | dict(share.throttled_steps),
+        self._take(
+            replace(share, throttled=known | dict(share.throttled), throttled_steps=known | dict(share.throttled_steps))
         )
+
+    def _take(self, share: Share) -> None:
+        self._share = share
+        # These change with each poll, and a share is made of them when it is asked for.
+        self._seconds, self._busy, self._idle = share.seconds, share.busy, share.idle
+
+    @property
+    def share(self) -> Share:
+        """What the run has had so far."""
+        if self._share.seconds != self._seconds:
+            self._share = replace(self._share, seconds=self._seconds, busy=self._busy, idle=self._idle)
+        return self._share
+
+    def resume(self, before: Share) -> None:
+        """Go on from what an earlier daemon has counted."""
+        self._take(added(before, self.share))
 
     def _begin_window(self) -> None:
         self._held = self._stepped = 0.0
@@ -51,12 +64,11 @@ class Tally:
             self._count(window)
 
     def _add(self, lapse: Lapse, *, counts_joules: bool, stepping: bool) -> None:
-        share, seconds = self.share, lapse.seconds
-        changes: dict[str, float] = {"seconds": share.seconds + seconds}
+        seconds = lapse.seconds
+        self._seconds += seconds
         if self._whole and lapse.busy is not None:
-            changes["busy"] = (share.busy or 0.0) + lapse.busy
-            changes["idle"] = (share.idle or 0.0) + seconds - lapse.busy
-        self.share = replace(share, **changes)  # type: ignore[arg-type] # its fields are floats
+            self._busy = (self._busy or 0.0) + lapse.busy
+            self._idle = (self._idle or 0.0) + seconds - lapse.busy
         self._held += seconds
         in_steps = seconds if stepping else 0.0
         self._stepped += in_steps
@@ -87,22 +99,22 @@ class Tally:
         self._begin_window()
 
     def _take_joules(self, joules: float, by_power: float | None = None) -> None:
-        share = self.share
+        share = self._share
         guessed = share.joules_by_power if by_power is None else (share.joules_by_power or 0.0) + by_power
-        self.share = replace(share, joules=(share.joules or 0.0) + joules, joules_by_power=guessed)
+        self._share = replace(share, joules=(share.joules or 0.0) + joules, joules_by_power=guessed)
 
     def _take_throttled(self, seconds: Mapping[str, tuple[float, float]]) -> None:
         if not any(each for each, _ in seconds.values()):
             return
-        throttled, steps = dict(self.share.throttled), dict(self.share.throttled_steps)
+        throttled, steps = dict(self._share.throttled), dict(self._share.throttled_steps)
         for reason, (each, in_steps) in seconds.items():
             throttled[reason] = throttled.get(reason, 0.0) + each
             steps[reason] = steps.get(reason, 0.0) + in_steps
-        self.share = replace(self.share, throttled=throttled, throttled_steps=steps)
+        self._share = replace(self._share, throttled=throttled, throttled_steps=steps)
 
     def remember(self, memory: DeviceMemory | None, left: float | None, at_peak: float | None) -> None:
         """Keep what is known of the run's memory at its most."""
-        share = self.share
+        share = self._share
         if memory is not None and (share.memory_peak is None or memory.peak > share.memory_peak):
             share = replace(share, memory_peak=memory.peak, headroom_at_peak=at_peak)
         elif share.headroom_at_peak is None and at_peak is not None:
@@ -111,7 +123,7 @@ class Tally:
             share = replace(share, memory_limit=memory.limit)
         if left is not None and (share.lowest_headroom is None or left < share.lowest_headroom):
             share = replace(share, lowest_headroom=left)
-        self.share = share
+        self._share = share
 
     def note_xids(self, gpu: Gpu, first: float, last: float) -> None:
         """Count XIDs that are new and came from `first` to `last`, in Unix time."""
@@ -120,8 +132,8 @@ class Tally:
             if new > 0:
                 self._xids_before[code] = xid.count
                 if first <= xid.last <= last:
-                    xids = {**self.share.xids, code: self.share.xids.get(code, 0) + new}
-                    self.share = replace(self.share, xids=xids)
+                    xids = {**self._share.xids, code: self._share.xids.get(code, 0) + new}
+                    self._share = replace(self._share, xids=xids)
 
 
 def _has(gpu: Gpu, row: Metric[Any]) -> bool:

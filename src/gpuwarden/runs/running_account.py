@@ -1,0 +1,65 @@
+"""The account of one run: it goes on from poll to poll, and is added up when somebody asks, which is seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.protocol import PHASES, Phase
+from gpuwarden.runs.share import NO_ACCOUNT, Account, Share
+from gpuwarden.runs.tally import Tally
+
+
+class RunningAccount:
+    """What a run has had so far, after what was counted `before`; reads as an `Account`. Used by one event loop."""
+
+    def __init__(self, before: Account = NO_ACCOUNT) -> None:
+        self.tallies: dict[str, Tally] = {}  # by UUID of a GPU or MIG instance
+        self.host_memory_peak = before.host_memory_peak
+        self.step_seconds = 0.0  # by the last report
+        self.up = True
+        self._phases = dict(before.phases)
+        self._kept = dict(before.shares)  # of an earlier daemon, on GPUs not held since
+
+    @property
+    def shares(self) -> Mapping[str, Share]:
+        """Return its share of each GPU or MIG instance that it has held."""
+        return {**self._kept, **{uuid: tally.share for uuid, tally in self.tallies.items()}}
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Return the seconds that it spent in each phase, as polled."""
+        return dict(self._phases)
+
+    def now(self) -> Account:
+        """Return what it has had up to now."""
+        return Account(self.shares, self.phases, self.host_memory_peak)
+
+    def resume(self, before: Account) -> None:
+        """Go on from what an earlier daemon has counted."""
+        for uuid, share in before.shares.items():
+            tally = self.tallies.get(uuid)
+            if tally is None:
+                self._kept[uuid] = share
+            else:
+                tally.resume(share)
+        for phase, seconds in before.phases.items():
+            self._phases[phase] = self._phases.get(phase, 0.0) + seconds
+        peaks = [each for each in (self.host_memory_peak, before.host_memory_peak) if each is not None]
+        self.host_memory_peak = max(peaks, default=None)
+
+    def hold(self, uuid: str, gpu: Gpu, *, whole: bool) -> None:
+        """Begin to count what it has of a GPU or MIG instance, from this poll on."""
+        share = self._kept.pop(uuid) if uuid in self._kept else Share(gpu.identity.name)
+        self.tallies[uuid] = Tally(gpu, whole=whole, share=share)
+
+    def pass_phase(self, phase: Phase, seconds: float) -> None:
+        """Count time in a phase."""
+        if not self._phases:
+            self._phases = dict[str, float].fromkeys(PHASES, 0.0)
+        self._phases[phase] = self._phases.get(phase, 0.0) + seconds  # what an earlier daemon has counted may lack it
+
+    def settle(self) -> None:
+        """Count all that is known, as nothing more will be: the run has ended, or the daemon does."""
+        for tally in self.tallies.values():
+            tally.settle()
