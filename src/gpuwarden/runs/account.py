@@ -36,7 +36,7 @@ class Accounts:
         elapsed = now - last if last is not None and now - last <= self._longest else 0.0
         devices = _devices(snapshot)
         listed = _listed(snapshot)
-        held = [_held(run, listed) & devices.keys() if run.up else set[str]() for run in runs]
+        held = [_held(run, listed, devices) if run.up else set[str]() for run in runs]
         self._read_meters(runs, held, devices)
         for run, uuids in zip(runs, held, strict=True):
             self._update(run, uuids, devices, elapsed)
@@ -103,7 +103,9 @@ def _listed(snapshot: Snapshot) -> dict[int, set[str]]:
     return found
 
 
-def _held(run: Run, listed: Mapping[int, set[str]]) -> set[str]:
+def _held(run: Run, listed: Mapping[int, set[str]], devices: _Devices) -> set[str]:
     """Return where the run holds memory: the driver lists its process there, or its allocator says so."""
-    reported = {uuid for uuid, memory in run.memory.items() if memory.current}
-    return reported | listed.get(run.peer.pid, set())
+    held = {uuid for uuid, memory in run.memory.items() if memory.current and uuid in devices}
+    if run.peer.pid in listed:
+        held |= listed[run.peer.pid] & devices.keys()
+    return held

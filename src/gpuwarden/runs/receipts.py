@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 API_VERSION = 1
 WRITE_SECONDS = 60.0  # between two writes of what a run is so far, and between attempts of a disk that fails
+MOST_WRITES = 4.0  # a second, of what runs are so far: more than 240 at once take turns
 GOLDEN = 5**0.5 / 2 - 0.5  # of the golden ratio: each multiple falls into the widest gap that is left
 OPEN_SECONDS = 1.0  # that the start waits for the folder
 STOP_SECONDS = 2.0  # and the end, twice so long at most
@@ -281,12 +282,13 @@ class Receipts:
 
     def _write_so_far(self, now: float) -> None:
         """Write what is so far of the runs whose minute is over; those that begin together do not come due together."""
+        pause = max(WRITE_SECONDS, len(self._live) / MOST_WRITES)
         for live in self._live.values():
             if live.due is None:
                 self._begun += 1
-                live.due = now + WRITE_SECONDS * (self._begun * GOLDEN % 1)
+                live.due = now + pause * (self._begun * GOLDEN % 1)
             if self._is_open and now >= live.due:
-                live.due = now + WRITE_SECONDS
+                live.due = now + pause
                 if live.run.up:
                     self._write(live.stem, self._receipt(live))
 

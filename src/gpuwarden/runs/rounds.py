@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 LONGEST_SECONDS = 0.02  # of a round
+BUSY = 20.0  # times as long as a round took is the pause to the next, up to twice the usual one
 REST = 2.5  # times as long as a round took is the least time to the next: all take at most two sevenths of a core
 BURST = 32  # calls for one descriptor in a round
 _BATCH = 32  # the kernel hands out those next that have waited for longest
@@ -21,7 +22,8 @@ class Rounds:
     """Calls for each descriptor that has something to read, on one event loop, for as long as it has.
 
     Between two rounds there is a pause of `pause` seconds or more, for something to gather; what comes after that is
-    called for at once. Rounds that are too short for all go on where the last one ended.
+    called for at once. Where there is much to do it is twice as long: each round has to bring all that it takes into
+    the processor's caches, which others have used meanwhile. Rounds that are too short for all go on where the last one ended.
     """
 
     def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +81,8 @@ class Rounds:
         while self._call(calls) and self._clock() - begin < LONGEST_SECONDS:
             pass
         now = self._clock()
-        self._next = now + max(self._pause, REST * (now - begin))
+        took = now - begin
+        self._next = now + max(self._pause, min(BUSY * took, 2 * self._pause), REST * took)
         return bool(calls)
 
     def _call(self, calls: dict[int, int]) -> bool:
