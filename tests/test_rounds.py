@@ -152,6 +152,55 @@ def test_busy_ones_are_not_watched_anew(pipes: Pipes) -> None:
     asyncio.run(scenario())
 
 
+def test_a_call_that_fails_costs_the_others_nothing(pipes: Pipes) -> None:
+    """An error of our own is told by the loop, and rounds go on."""
+    told: list[dict[str, object]] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        with running() as there:
+            good, bad = pipes.add(there), pipes.add(there)
+            out = pipes.open[2 * bad]
+            there.remove(out)
+
+            def fail() -> None:
+                os.read(out, 1)
+                raise ArithmeticError
+
+            there.add(out, fail)
+            for count in range(1, 6):
+                pipes.write(good, b"x")
+                pipes.write(bad, b"x")
+                await pipes.until_read(count)
+                await pipes.until(lambda count=count: len(told) == count)  # type: ignore[misc]
+        assert all(isinstance(each["exception"], ArithmeticError) for each in told)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("took", "pause"), [(0.001, 0.05), (0.004, 0.08), (0.01, 3 * PAUSE_SECONDS), (0.02, 0.15), (0.08, 0.2)]
+)
+def test_pause_by_what_there_is_to_do(pipes: Pipes, took: float, pause: float) -> None:
+    """It is up to three times as long where rounds take their time, and longer where they would take a third of it."""
+    now = 100.0
+    there = Rounds(PAUSE_SECONDS, lambda: now)
+    number = pipes.add(there)
+    out = pipes.open[2 * number]
+
+    def work() -> None:
+        nonlocal now
+        os.read(out, 1)
+        now += took
+
+    there.remove(out)
+    there.add(out, work)
+    pipes.write(number, b"x")
+    assert there._go_round()
+    assert there._next - now == pytest.approx(pause)
+    there._epoll.close()
+
+
 def test_long_rounds_are_followed_by_long_pauses() -> None:
     """However much there is to do it takes a part of the time only."""
     took: list[float] = []

@@ -64,6 +64,7 @@ EARLY_POLL_SECONDS = 1.0
 # Between two looks at what runs use on the host while one of them is new, so that a short one has some in its receipt.
 # Where one takes memory so fast that it will be gone soon, each poll looks.
 NEW_LOOK_SECONDS = 5.0
+NEW_LOOK_RUNS = 100  # a look takes some 60 µs a run: where there are more, it comes as much less often
 NEW_RUN_SECONDS = 60.0  # age of a run that is not new any more, where poll.slow_interval is longer
 
 PAGE = "/page/"
@@ -324,9 +325,10 @@ class Daemon:
         elif self._registry.is_urgent_on_host() or (
             now >= self._new_due and self._registry.has_begun_since(now - self._new_run_seconds)
         ):
-            self._new_due = now + NEW_LOOK_SECONDS
+            peers = self._registry.peers()
+            self._new_due = now + NEW_LOOK_SECONDS * max(len(peers) / NEW_LOOK_RUNS, 1.0)
             self._available = memory_available()
-            self._usages = self._trees.read(self._registry.peers())
+            self._usages = self._trees.read(peers)
         state = self._join(snapshot, now)
         if self._telling:
             self._telling.see(state, now)

@@ -180,11 +180,17 @@ def _escape(value: str) -> str:
 def _histogram(histogram: Histogram) -> Iterator[tuple[str, Labels, float]]:
     """Return suffix, bucket label and value of each sample."""
     count = 0
-    for bound, more in zip((*histogram.bounds, inf), histogram.counts, strict=True):
+    for bucket, more in zip(_buckets(histogram.bounds), histogram.counts, strict=True):
         count += more
-        yield "_bucket", (number(bound),), count
+        yield "_bucket", bucket, count
     yield "_count", (), count
     yield "_sum", (), histogram.sum
+
+
+@cache
+def _buckets(bounds: tuple[float, ...]) -> tuple[Labels, ...]:
+    """Return the bucket labels of a histogram: all of a row have the same."""
+    return tuple((number(bound),) for bound in (*bounds, inf))
 
 
 def number(value: float) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 LONGEST_SECONDS = 0.02  # of a round
-BUSY = 20.0  # times as long as a round took is the pause to the next, up to twice the usual one
+BUSY = 20.0  # times as long as a round took is the pause to the next, up to three times the usual one
 REST = 2.5  # times as long as a round took is the least time to the next: all take at most two sevenths of a core
 BURST = 32  # calls for one descriptor in a round
 _BATCH = 32  # the kernel hands out those next that have waited for longest
@@ -22,8 +22,9 @@ class Rounds:
     """Calls for each descriptor that has something to read, on one event loop, for as long as it has.
 
     Between two rounds there is a pause of `pause` seconds or more, for something to gather; what comes after that is
-    called for at once. Where there is much to do it is twice as long: each round has to bring all that it takes into
-    the processor's caches, which others have used meanwhile. Rounds that are too short for all go on where the last one ended.
+    called for at once. Where there is much to do it is up to three times as long: each round has to bring all that it
+    takes into the processor's caches, which others have used meanwhile. Rounds that are too short for all go on where
+    the last one ended.
     """
 
     def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,12 +68,15 @@ class Rounds:
         self._timer = loop.call_later(wait, self._wake_again)
 
     def _wake_again(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._go_round():  # to have the loop watch takes the kernel a look at every descriptor: 0.1 ms at 500
-            self._timer = loop.call_later(self._next - self._clock(), self._wake_again)
-        else:
-            self._timer = None
-            loop.add_reader(self._epoll, self._wake)
+        loop, busy = asyncio.get_running_loop(), False
+        try:
+            busy = self._go_round()
+        finally:  # a call that fails must not end the others'
+            if busy:  # to have the loop watch takes the kernel a look at every descriptor: 0.1 ms at 500
+                self._timer = loop.call_later(self._next - self._clock(), self._wake_again)
+            else:
+                self._timer = None
+                loop.add_reader(self._epoll, self._wake)
 
     def _go_round(self) -> bool:
         """Call for all that are ready; tell whether there were any."""
@@ -82,7 +86,7 @@ class Rounds:
             pass
         now = self._clock()
         took = now - begin
-        self._next = now + max(self._pause, min(BUSY * took, 2 * self._pause), REST * took)
+        self._next = now + max(self._pause, min(BUSY * took, 3 * self._pause), REST * took)
         return bool(calls)
 
     def _call(self, calls: dict[int, int]) -> bool:
