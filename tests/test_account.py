@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,8 @@ from gpuwarden.metric import Readings
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
+from gpuwarden.runs.receipts import Receipts
+from gpuwarden.runs.record import Record
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account, Share
@@ -363,3 +366,55 @@ def test_nothing_is_kept_without_runs(box: Box) -> None:
     box.poll(2)
     box.accounts.join((), snapshot(box.gpu()), 3.0)
     assert not box.accounts._meters
+
+
+class WithReceipts:
+    """A box whose polls go on to receipts, as the daemon's do."""
+
+    def __init__(self) -> None:
+        self.box = Box()
+        self.receipts = Receipts(None, 10, most_runs=9)
+
+    def poll(self, seconds: int = 1) -> None:
+        """Poll for so many seconds."""
+        for _ in range(seconds):
+            self.box.pass_second()
+            seen, now = snapshot(self.box.gpu()), float(self.box.seconds)
+            runs = self.box.registry.runs(seen, now)
+            self.receipts.take_up(runs)
+            self.box.accounts.join(runs, seen, now)
+            self.receipts.see(runs, now)
+
+    def gpu_seconds(self) -> float:
+        """Return what the run's receipt says that it held GPUs for."""
+        told = json.loads(self.receipts.one(ALICE.run_id) or b"{}")
+        return float(told["gpu_seconds"])
+
+
+def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of our own that keeps a run out of a poll loses no time of it, and counts none again."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)
+    it = WithReceipts()
+    it.box.meet(ALICE)
+    it.poll(11)
+    assert it.gpu_seconds() == 10
+    for _ in range(3):
+        with monkeypatch.context() as broken:
+            broken.setattr(Record, "run", lambda *_args, **_settings: 1 / 0)
+            it.poll()
+        it.poll()
+    assert 10 <= it.gpu_seconds() <= 16
+
+
+def test_run_that_is_forgotten_and_back_before_a_poll_keeps_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where runs.max is used up, one may give way to another and come back at once."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)
+    it = WithReceipts()
+    it.box.meet(ALICE)
+    it.poll(31)
+    it.box.registry._forget(ALICE.run_id, float(it.box.seconds))
+    it.box.meet(ALICE)
+    it.poll()
+    assert 30 <= it.gpu_seconds() <= 31
+    it.poll(5)
+    assert 35 <= it.gpu_seconds() <= 36

@@ -135,6 +135,25 @@ def test_runs_that_begin_together_are_not_written_together(tmp_path: Path, monke
     asyncio.run(scenario())
 
 
+def test_runs_whose_receipts_are_late_do_not_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two minutes without a poll all are written at once, and from then on each at its own place again."""
+    written: list[str] = []
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path / "receipts")
+        await keeper.receipts.open()
+        monkeypatch.setattr(keeper.receipts, "_write", lambda stem, _receipt: written.append(stem))
+        runs = [run(pid, ended=False) for pid in range(1, 121)]
+        keeper.poll(*runs)
+        for second in range(120, 240):
+            before = len(written)
+            keeper.poll(*runs, later=float(second))
+            assert len(written) - before == 120 if second == 120 else len(written) - before <= 4
+        assert len(written) >= 3 * 119
+
+    asyncio.run(scenario())
+
+
 def test_receipts_of_nobody_give_way_to_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk fails for long, the user with most receipts that wait for it loses their oldest."""
     monkeypatch.setattr("gpuwarden.runs.receipts.MAX_WAITING", 5)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     def frozen(cls: type[T]) -> type[T]:
         """Make a dataclass with slots that is frozen by agreement: nothing enforces it at run time.
 
-        One that enforces it sets each field by a call, and takes 3.4 µs where this takes 1.2, of 24 fields.
+        One that enforces it sets each field by a call, and takes 3.4 µs where this takes 1.4, of 24 fields.
         """
 else:
     frozen = dataclass(slots=True, unsafe_hash=True)

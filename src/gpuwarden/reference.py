@@ -155,9 +155,9 @@ When a training run ends, gpuwarden writes one line about it to its log and one 
 
 - What is not known has no key; a 0 is a measured 0. Units stand in the keys.
 - A run that goes on has a receipt so far, without `outcome`. The daemon writes it once a minute (of more than 240 runs
-  four a second, in turn) and at its own end, as `*.part.json`. A daemon that is started while the run goes on takes it
-  up again, so that the totals go on too; what happened without a daemon is not in those of the GPUs. A run that ended
-  meanwhile gets the outcome `unknown`.
+  four a second, in turn: a daemon that is killed loses as much) and at its own end, as `*.part.json`. A daemon that is
+  started while the run goes on takes it up again, so that the totals go on too; what happened without a daemon is not
+  in those of the GPUs. A run that ended meanwhile gets the outcome `unknown`.
 - What counts for a GPU's seconds, energy and throttling is the time in which the run held memory there, as the
   driver's process lists or the run's own reports say. Programs that share a GPU are not told apart: its energy, its
   idle time and its XIDs count for each run on it.

@@ -17,7 +17,7 @@ MOST_WINDOWS = 128
 ENOUGH_WINDOWS = MOST_WINDOWS * 3 // 4  # that are left when they are joined
 COARSER = 1.5  # times as long as before windows get, where they are too many
 MOST_EPOCHS = 128
-FIRST_SECONDS = 0.6  # that a window lasts at first at most: two reports of a run that makes four a second
+FIRST_SECONDS = 0.5  # that a window lasts at first
 
 
 class Window(NamedTuple):

@@ -29,6 +29,7 @@ from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.run import Run
+from gpuwarden.runs.running_account import RunningAccount
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class _Absent(NamedTuple):
     stem: str
     receipt: Receipt
     evidence: str  # of its end, once that is found
+    account: RunningAccount | None = None  # that the receipt was made of, by this daemon
 
 
 class Receipts:
@@ -152,12 +154,16 @@ class Receipts:
 
     def take_up(self, runs: Iterable[Run]) -> None:
         """Go on with the accounts of runs that an earlier daemon knew, before the poll's are joined."""
-        if not self._absent:
-            return
         for run in runs:
-            absent = self._absent.pop(run.peer.run_id, None)
+            live = self._live.get(run.peer.run_id)
+            if live is not None and live.run.account is not run.account:  # forgotten, and back before a poll saw that
+                run.account.resume(live.run.account.now())
+                live.run = run
+            absent = self._absent.pop(run.peer.run_id, None) if self._absent else None
             if absent is not None:
-                self._resume(_Live(run, absent.stem, absent.receipt))
+                live = self._live[run.peer.run_id] = _Live(run, absent.stem, absent.receipt)
+                if absent.account is not run.account:  # else it was in no poll, but not forgotten
+                    run.account.resume(account_of(absent.receipt))
 
     def _resume(self, live: _Live) -> None:
         assert live.before is not None
@@ -218,7 +224,7 @@ class Receipts:
                 self._end(live)
             return
         receipt = self._receipt(live)
-        self._absent[receipt.run_id] = _Absent(live.stem, receipt, _LOST)
+        self._absent[receipt.run_id] = _Absent(live.stem, receipt, _LOST, live.run.account)
         self._write(live.stem, receipt)
 
     def _receipt(self, live: _Live) -> Receipt:
@@ -288,7 +294,7 @@ class Receipts:
                 self._begun += 1
                 live.due = now + pause * (self._begun * GOLDEN % 1)
             if self._is_open and now >= live.due:
-                live.due = now + pause
+                live.due += pause * ((now - live.due) // pause + 1)  # however late this is, it keeps its place
                 if live.run.up:
                     self._write(live.stem, self._receipt(live))
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 
 LONGEST_SECONDS = 0.02  # of a round
-BUSY = 20.0  # times as long as a round took is the pause to the next, up to three times the usual one
+BUSY = 20.0  # times as long as a round took is the pause to the next, up to
+MOST_PAUSES = 3  # usual ones
 REST = 2.5  # times as long as a round took is the least time to the next: all take at most two sevenths of a core
 BURST = 32  # calls for one descriptor in a round
 _BATCH = 32  # the kernel hands out those next that have waited for longest
@@ -82,12 +83,19 @@ class Rounds:
         """Call for all that are ready; tell whether there were any."""
         begin = self._clock()
         calls: dict[int, int] = {}
-        while self._call(calls) and self._clock() - begin < LONGEST_SECONDS:
-            pass
-        now = self._clock()
-        took = now - begin
-        self._next = now + max(self._pause, min(BUSY * took, 3 * self._pause), REST * took)
+        try:
+            while self._call(calls) and self._clock() - begin < LONGEST_SECONDS:
+                pass
+        finally:
+            now = self._clock()
+            self._next = now + self._rest(now - begin)
         return bool(calls)
+
+    def _rest(self, took: float) -> float:
+        """Return the seconds to the next round; one that was cut short has left somebody waiting."""
+        cut = took >= LONGEST_SECONDS
+        gather = self._pause if cut else max(self._pause, min(BUSY * took, MOST_PAUSES * self._pause))
+        return max(gather, REST * took)
 
     def _call(self, calls: dict[int, int]) -> bool:
         """Call for the next few that are ready; tell whether there were any that have not had their share."""
