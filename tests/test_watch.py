@@ -772,9 +772,9 @@ before = set(sys.modules)
 with gpuwarden.watch() as run: run.step()
 new = set(sys.modules) - before
 print(*{name.partition(".")[0] for name in new} - sys.stdlib_module_names)
-print(*{name for name in new if name.startswith("gpuwarden") and not name.startswith("gpuwarden.client")})
+print(*sorted(name for name in new if name.startswith("gpuwarden") and not name.startswith("gpuwarden.client")))
 """
-    assert python(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", "gpuwarden.protocol"]
+    assert python(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", "gpuwarden.frozen gpuwarden.protocol"]
 
 
 def test_quiet(caplog: pytest.LogCaptureFixture, daemon: Receiver) -> None:
