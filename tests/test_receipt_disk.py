@@ -113,22 +113,30 @@ def test_stop_soon_after_a_failed_write(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+MANY = [run(pid, ended=False) for pid in range(1, 121)]
+
+
+async def many_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Keeper, list[str]]:
+    """Open a folder; return its keeper and the stems of what would be written there, in order."""
+    written: list[str] = []
+    keeper = Keeper(folder)
+    await keeper.receipts.open()
+    monkeypatch.setattr(keeper.receipts, "_write", lambda stem, _receipt: written.append(stem))
+    return keeper, written
+
+
 def test_runs_that_begin_together_are_not_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its receipt so far within a minute, and again each minute; no poll has to write more than a few."""
-    written: list[str] = []
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path / "receipts")
-        await keeper.receipts.open()
-        monkeypatch.setattr(keeper.receipts, "_write", lambda stem, _receipt: written.append(stem))
-        runs = [run(pid, ended=False) for pid in range(1, 121)]
+        keeper, written = await many_written(tmp_path / "receipts", monkeypatch)
         most = 0
         for second in range(int(2 * WRITE_SECONDS) + 1):
             before = len(written)
-            keeper.poll(*runs, later=float(second))
+            keeper.poll(*MANY, later=float(second))
             most = max(most, len(written) - before)
             if second == WRITE_SECONDS:
-                assert len(set(written)) == len(runs)
+                assert len(set(written)) == len(MANY)
         assert most <= 4
         assert min(written.count(stem) for stem in set(written)) >= 2
 
@@ -137,17 +145,13 @@ def test_runs_that_begin_together_are_not_written_together(tmp_path: Path, monke
 
 def test_runs_whose_receipts_are_late_do_not_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After two minutes without a poll all are written at once, and from then on each at its own place again."""
-    written: list[str] = []
 
     async def scenario() -> None:
-        keeper = Keeper(tmp_path / "receipts")
-        await keeper.receipts.open()
-        monkeypatch.setattr(keeper.receipts, "_write", lambda stem, _receipt: written.append(stem))
-        runs = [run(pid, ended=False) for pid in range(1, 121)]
-        keeper.poll(*runs)
+        keeper, written = await many_written(tmp_path / "receipts", monkeypatch)
+        keeper.poll(*MANY)
         for second in range(120, 240):
             before = len(written)
-            keeper.poll(*runs, later=float(second))
+            keeper.poll(*MANY, later=float(second))
             assert len(written) - before == 120 if second == 120 else len(written) - before <= 4
         assert len(written) >= 3 * 119
 

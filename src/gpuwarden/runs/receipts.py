@@ -153,7 +153,7 @@ class Receipts:
             self._take(time.monotonic())
 
     def take_up(self, runs: Iterable[Run]) -> None:
-        """Go on with the accounts of runs that an earlier daemon knew, before the poll's are joined."""
+        """Go on with accounts that an earlier daemon began, or the registry let go of, before the poll's are joined."""
         for run in runs:
             live = self._live.get(run.peer.run_id)
             if live is not None and live.run.account is not run.account:  # forgotten, and back before a poll saw that

@@ -15,11 +15,12 @@ class RunningAccount:
 
     def __init__(self, before: Account = NO_ACCOUNT) -> None:
         self.tallies: dict[str, Tally] = {}  # by UUID of a GPU or MIG instance
-        self.host_memory_peak = before.host_memory_peak
+        self.host_memory_peak: int | None = None
         self.step_seconds = 0.0  # by the last report
         self.up = True
-        self._phases = dict(before.phases)
-        self._kept = dict(before.shares)  # of an earlier daemon, on GPUs not held since
+        self._phases: dict[str, float] = {}
+        self._kept: dict[str, Share] = {}  # of an earlier daemon, on GPUs not held since
+        self.resume(before)
 
     @property
     def shares(self) -> Mapping[str, Share]:
