@@ -36,7 +36,7 @@ def test_collects_once_an_interval() -> None:
     seen = []
     for now in (101.0, 159.0, 160.0, 161.0, 219.0, 221.0):
         knot = weakref.ref(Knot())
-        garbage.collect(now)
+        garbage.collect(now, runs=0)
         seen.append(knot() is None)
     assert seen == [False, False, True, False, False, True]
 
@@ -52,7 +52,7 @@ def test_leaves_out_what_there_was() -> None:
 @pytest.mark.usefixtures("by_hand")
 def test_a_poll_of_many_runs_is_no_garbage() -> None:
     """What a poll makes before it frees the last one's has Python look through nothing."""
-    Garbage(now=100.0)
+    Garbage(now=100.0).collect(now=101.0, runs=500)
     gc.enable()
     before = [each["collections"] for each in gc.get_stats()]
     last = [[number] for number in range(20_000)]
@@ -60,3 +60,15 @@ def test_a_poll_of_many_runs_is_no_garbage() -> None:
         last = [[number] for number in range(20_000)]
     assert [each["collections"] for each in gc.get_stats()] == before
     assert len(last) == 20_000
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_without_many_runs_python_collects_as_often_as_ever() -> None:
+    """What faults leave behind is gone soon: also once there were many runs."""
+    usual = gc.get_threshold()
+    garbage = Garbage(now=100.0)
+    assert gc.get_threshold() == usual
+    garbage.collect(now=101.0, runs=500)
+    assert gc.get_threshold()[0] > 30 * usual[0]
+    garbage.collect(now=102.0, runs=3)
+    assert gc.get_threshold() == usual

@@ -264,7 +264,7 @@ class Daemon:
             await self._sleep(stop, due)
             if not stop.rung:
                 await self._poll_or_show_nothing()
-                garbage.collect(loop.time())
+                garbage.collect(loop.time(), len(self._state.runs) if self._state else 0)
 
     async def _sleep(self, stop: Alarm, due: float) -> None:
         """Sleep until the next poll is due; poll before where something happened that somebody is to be told of."""

@@ -10,15 +10,14 @@ import gc
 
 from gpuwarden import malloc
 
-BURST = 50_000  # objects made and not freed, before Python collects by itself; by default 700
+PER_RUN = 100  # objects that a poll makes and frees only with the next one's, of a run
 
 
 class Garbage:
     """Has Python collect everything once in a while. Used by one thread; a collection takes about half a millisecond.
 
     For that, what there is when this is made counts as needed for good: a collection need not look at every module.
-    A poll of many runs makes thousands of objects before it frees the last poll's: Python took that for garbage, looked
-    through all that is known of the runs, and found nothing; with 500 runs that was a ninth of all CPU time.
+    What Python's own collections, after 700 objects, find sooner it leaves to them: faults of a driver leave much.
     """
 
     interval = 60.0  # seconds
@@ -26,12 +25,17 @@ class Garbage:
     def __init__(self, now: float) -> None:
         gc.collect()
         gc.freeze()
-        gc.set_threshold(BURST)
         malloc.trim()
+        self._usual, *self._older = gc.get_threshold()
         self._due = now + self.interval
 
-    def collect(self, now: float) -> None:
-        """Collect, if it is time; `now` is monotonic."""
+    def collect(self, now: float, runs: int) -> None:
+        """Collect, if it is time; `now` is monotonic, `runs` how many there are.
+
+        Python takes what a poll makes of many runs, before it frees the last one's, for garbage, and looks in vain
+        through all that is known of them: with 500 runs that was a ninth of all CPU time. So it is to wait longer.
+        """
+        gc.set_threshold(max(self._usual, PER_RUN * runs), *self._older)
         if now >= self._due:
             self._due = now + self.interval
             gc.collect()
