@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -72,3 +73,19 @@ def test_without_many_runs_python_collects_as_often_as_ever() -> None:
     assert gc.get_threshold()[0] > 30 * usual[0]
     garbage.collect(now=102.0, runs=3)
     assert gc.get_threshold() == usual
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_the_longer_it_takes_the_later_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is known of hundreds of runs is looked through less often than once a minute."""
+    garbage = Garbage(now=100.0)
+    collections: list[float] = []
+
+    def collect() -> None:
+        collections.append(now)
+        time.sleep(0.05)  # so the next is due in 100 s at the soonest
+
+    monkeypatch.setattr(gc, "collect", collect)
+    for now in (160.0, 221.0, 259.0, 900.0):
+        garbage.collect(now, runs=500)
+    assert collections == [160.0, 900.0]
