@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate
 from math import inf, isinf, isnan
 from typing import Any, NamedTuple, TypeAlias
 
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import HostReadings
-from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table
+from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table, Value
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
 from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, OwnerReadings, PressureReadings, ProcessReadings
@@ -30,8 +31,10 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _GO_DIGITS = 6  # Go's %g leaves the plain form for a longer whole part, client_python follows
+_GO_PLAIN = 10**_GO_DIGITS  # what is less has fewer
 
 _Series: TypeAlias = tuple[str, Labels, Labels]  # suffix of the name, the row's labels, the bucket of a histogram
+_PLAIN: _Series = ("", (), ())
 # Readings of one table: for each subject, the values of the table's key labels and what was read.
 Entries: TypeAlias = "Sequence[tuple[Labels, Readings]]"
 
@@ -56,13 +59,14 @@ class Page:
 
 
 class _Lines(NamedTuple):
-    """The samples of one row about one subject: what was read, and its text."""
+    """The samples of one row about one subject: what was read, its series, and its text."""
 
     reading: Reading
+    series: tuple[_Series, ...]
     text: str
 
 
-_NO_LINES = _Lines(None, "")
+_NO_LINES = _Lines(None, (), "")
 
 
 def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
@@ -118,13 +122,13 @@ def _row(names: Labels, row: Metric[Any], subjects: Entries, old: Mapping[Labels
 
 def _written(names: Labels, key: Labels, row: Metric[Any], reading: Reading, old: _Lines) -> _Lines:
     """Write the lines anew; their names and labels are those of the old ones, where the labels are the same."""
-    samples = list(_samples(reading))
-    if [series for series, _value in samples] == [series for series, _value in _samples(old.reading)]:
+    series, values = _samples(reading)
+    if series == old.series:
         starts = [line.rpartition(" ")[0] for line in old.text.split("\n")]
     else:
-        starts = [_start(row, names, key, series) for series, _value in samples]
-    text = "".join([f"{start} {number(value)}\n" for start, (_series, value) in zip(starts, samples, strict=False)])
-    return _Lines(reading, text)
+        starts = [_start(row, names, key, each) for each in series]
+    text = "".join([f"{start} {number(value)}\n" for start, value in zip(starts, values, strict=False)])
+    return _Lines(reading, series, text)
 
 
 def _start(row: Metric[Any], names: Labels, key: Labels, series: _Series) -> str:
@@ -133,15 +137,26 @@ def _start(row: Metric[Any], names: Labels, key: Labels, series: _Series) -> str
     return f"{row.name}{suffix}{_label_text(names + bucket_name, key + labels + bucket)}"
 
 
-def _samples(reading: Reading) -> Iterator[tuple[_Series, float]]:
-    """Return suffix, the row's labels and bucket label, and the value of each sample."""
-    if reading is None:
-        return
-    for labels, value in reading.items() if isinstance(reading, Mapping) else (((), reading),):
-        if isinstance(value, Histogram):
-            yield from (((suffix, labels, bucket), count) for suffix, bucket, count in _histogram(value))
-        elif value is not None:
-            yield ("", labels, ()), value
+def _samples(reading: Reading) -> tuple[tuple[_Series, ...], Sequence[float]]:
+    """Return the series of a reading and their values."""
+    if not isinstance(reading, Mapping):
+        return _samples_of((), reading)
+    series: list[_Series] = []
+    values: list[float] = []
+    for labels, value in reading.items():
+        more, theirs = _samples_of(labels, value)
+        series += more
+        values += theirs
+    return tuple(series), values
+
+
+def _samples_of(labels: Labels, value: Value | None) -> tuple[tuple[_Series, ...], Sequence[float]]:
+    if value is None:
+        return (), ()
+    if isinstance(value, Histogram):
+        cumulative = list(accumulate(value.counts))
+        return _histogram_series(labels, value.bounds), [*cumulative, cumulative[-1], value.sum]
+    return (_PLAIN,) if labels == () else (("", labels, ()),), (value,)
 
 
 def _bytes(parts: Iterable[str]) -> bytes:
@@ -177,24 +192,16 @@ def _escape(value: str) -> str:
     return _escape_help(value).replace('"', '\\"')
 
 
-def _histogram(histogram: Histogram) -> Iterator[tuple[str, Labels, float]]:
-    """Return suffix, bucket label and value of each sample."""
-    count = 0
-    for bucket, more in zip(_buckets(histogram.bounds), histogram.counts, strict=True):
-        count += more
-        yield "_bucket", bucket, count
-    yield "_count", (), count
-    yield "_sum", (), histogram.sum
-
-
-@cache
-def _buckets(bounds: tuple[float, ...]) -> tuple[Labels, ...]:
-    """Return the bucket labels of a histogram: all of a row have the same."""
-    return tuple((number(bound),) for bound in (*bounds, inf))
+@lru_cache(maxsize=1024)
+def _histogram_series(labels: Labels, bounds: tuple[float, ...]) -> tuple[_Series, ...]:
+    buckets = tuple(("_bucket", labels, (number(bound),)) for bound in (*bounds, inf))
+    return (*buckets, ("_count", labels, ()), ("_sum", labels, ()))
 
 
 def number(value: float) -> str:
     """Write a number as prometheus-client does, which follows Go: whole ones with .0, a million as 1e+06."""
+    if -inf < value < _GO_PLAIN:  # most are
+        return repr(float(value))
     if isnan(value):
         return "NaN"
     if isinf(value):
