@@ -72,7 +72,10 @@ class ProtocolError(ValueError):
 
 
 def _checked(check: Callable[[Any], Any], default: Any = MISSING) -> Any:
-    """Declare a message field: its check turns JSON into the field's value or raises ValueError."""
+    """Declare a message field: its check turns JSON into the field's value or raises ValueError.
+
+    A field that is None unless said may be said to be null.
+    """
     return field(metadata={"check": check}, **({} if default is MISSING else {"default": default}))
 
 
@@ -188,8 +191,8 @@ class DeviceMemory:
 
     current: int = _checked(_count)
     peak: int = _checked(_count)
-    limit: int | None = _checked(_optional(_count), None)
-    reserved: int | None = _checked(_optional(_count), None)
+    limit: int | None = _checked(_count, None)
+    reserved: int | None = _checked(_count, None)
 
 
 def _memory(value: Any) -> DeviceMemory:
@@ -200,12 +203,12 @@ def _memory(value: Any) -> DeviceMemory:
 class Allocation:
     """One allocation that failed, as far as the framework's message tells. `shape` is written "20000,4000"."""
 
-    requested: int | None = _checked(_optional(_count), None)
-    shape: str | None = _checked(_optional(_text), None)
-    dtype: str | None = _checked(_optional(_text), None)
-    op: str | None = _checked(_optional(_text), None)
-    device: str | None = _checked(_optional(_text), None)
-    allocator: str | None = _checked(_optional(_text), None)
+    requested: int | None = _checked(_count, None)
+    shape: str | None = _checked(_text, None)
+    dtype: str | None = _checked(_text, None)
+    op: str | None = _checked(_text, None)
+    device: str | None = _checked(_text, None)
+    allocator: str | None = _checked(_text, None)
 
 
 def _allocations(value: Any) -> tuple[Allocation, ...]:
@@ -227,11 +230,11 @@ class Hello:
     name: str = _checked(_text)
     framework: str = _checked(_text)
     devices: Mapping[str, str | None] = _checked(_by_device(_optional(_text)))
-    visible_devices: str | None = _checked(_optional(_up_to(MAX_LIST)), None)
-    device_order: str | None = _checked(_optional(_text), None)
-    job: str | None = _checked(_optional(_text), None)
-    rank: int | None = _checked(_optional(_count), None)
-    world_size: int | None = _checked(_optional(_count), None)
+    visible_devices: str | None = _checked(_up_to(MAX_LIST), None)
+    device_order: str | None = _checked(_text, None)
+    job: str | None = _checked(_text, None)
+    rank: int | None = _checked(_count, None)
+    world_size: int | None = _checked(_count, None)
     hears: bool = _checked(_truth, default=False)
 
 
@@ -256,22 +259,22 @@ class Report:
     step_seconds: float = _checked(_seconds)
     step_buckets: tuple[int, ...] = _checked(_buckets)
     memory: Mapping[str, DeviceMemory] = _checked(_by_device(_memory))
-    epoch: int | None = _checked(_optional(_count), None)
-    batch: int | None = _checked(_optional(_count), None)
+    epoch: int | None = _checked(_count, None)
+    batch: int | None = _checked(_count, None)
     dropped: int = _checked(_count, 0)
     stepping: bool = _checked(_truth, default=False)
-    examples: int | None = _checked(_optional(_count), None)
-    step_median: float | None = _checked(_optional(_seconds), None)
-    step_p95: float | None = _checked(_optional(_seconds), None)
-    compile_seconds: float | None = _checked(_optional(_seconds), None)
-    input_wait_seconds: float | None = _checked(_optional(_seconds), None)
-    input_observed_seconds: float | None = _checked(_optional(_seconds), None)
-    input_buffered: int | None = _checked(_optional(_count), None)
-    input_buffer_size: int | None = _checked(_optional(_count), None)
-    loss: float | None = _checked(_optional(_number), None)
+    examples: int | None = _checked(_count, None)
+    step_median: float | None = _checked(_seconds, None)
+    step_p95: float | None = _checked(_seconds, None)
+    compile_seconds: float | None = _checked(_seconds, None)
+    input_wait_seconds: float | None = _checked(_seconds, None)
+    input_observed_seconds: float | None = _checked(_seconds, None)
+    input_buffered: int | None = _checked(_count, None)
+    input_buffer_size: int | None = _checked(_count, None)
+    loss: float | None = _checked(_number, None)
     errors: Mapping[str, int] = _checked_mapping(_by_kind)
-    batch_size: int | None = _checked(_optional(_count), None)
-    largest_batch_size: int | None = _checked(_optional(_count), None)
+    batch_size: int | None = _checked(_count, None)
+    largest_batch_size: int | None = _checked(_count, None)
     advice_heard: int = _checked(_count, 0)
     actions: Mapping[str, int] = _checked_mapping(_by_action)
     oom_retries: int = _checked(_count, 0)
@@ -296,12 +299,12 @@ class Error:
     steps: int = _checked(_count)
     allocations: tuple[Allocation, ...] = _checked(_allocations, ())
     memory: Mapping[str, DeviceMemory] = _checked_mapping(_by_device(_memory))
-    at: int | None = _checked(_optional(_count), None)
-    batch_size: int | None = _checked(_optional(_count), None)
-    stage: Stage | None = _checked(_optional(_stage), None)
-    weights: int | None = _checked(_optional(_count), None)
-    trainable: int | None = _checked(_optional(_count), None)
-    like_weight: bool | None = _checked(_optional(_truth), None)
+    at: int | None = _checked(_count, None)
+    batch_size: int | None = _checked(_count, None)
+    stage: Stage | None = _checked(_stage, None)
+    weights: int | None = _checked(_count, None)
+    trainable: int | None = _checked(_count, None)
+    like_weight: bool | None = _checked(_truth, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +329,9 @@ class Advice:
     level: Level = _checked(_one_of(*LEVELS))
     uuid: str = _checked(_text)
     text: str = _checked(_up_to(MAX_ADVICE_TEXT))
-    resource: Resource | None = _checked(_optional(_one_of(*RESOURCES)), None)
-    headroom: int | None = _checked(_optional(_count), None)
-    seconds_to_oom: float | None = _checked(_optional(_seconds), None)
+    resource: Resource | None = _checked(_one_of(*RESOURCES), None)
+    headroom: int | None = _checked(_count, None)
+    seconds_to_oom: float | None = _checked(_seconds, None)
 
 
 Message: TypeAlias = "Hello | Report | Error | End"
@@ -350,7 +353,7 @@ def _wrong(cls: type[Any], value: Mapping[str, Any]) -> str:
     """Say which field is wrong, and how, or which is missing."""
     checks = {each.name: each.metadata["check"] for each in fields(cls)}
     for name, said in value.items():
-        if name in checks:
+        if name in checks and not (said is None and _DEFAULTS[cls][name] is None):
             try:
                 checks[name](said)
             except ValueError as error:
@@ -377,12 +380,15 @@ def _maker(cls: type[Any]) -> Callable[[Mapping[str, Any]], Any]:
     """
     known: dict[str, Any] = {"cls": cls, "absent": MISSING}
     arguments = []
-    for name, default in _DEFAULTS[cls].items():
-        check = next(each.metadata["check"] for each in fields(cls) if each.name == name)
-        known[f"check_{name}"], known[f"default_{name}"] = check, default
-        checked = f"check_{name}(said)"
-        known_or_default = f"default_{name} if (said := get({name!r}, absent)) is absent else {checked}"
-        arguments.append(f"check_{name}(get({name!r}, absent))" if default is MISSING else known_or_default)
+    for each in fields(cls):
+        name, default = each.name, _DEFAULTS[cls][each.name]
+        known[f"check_{name}"], known[f"default_{name}"] = each.metadata["check"], default
+        if default is MISSING:
+            arguments.append(f"check_{name}(get({name!r}, absent))")
+        elif default is None:
+            arguments.append(f"None if (said := get({name!r})) is None else check_{name}(said)")
+        else:
+            arguments.append(f"default_{name} if (said := get({name!r}, absent)) is absent else check_{name}(said)")
     exec(f"def make(value):\n    get = value.get\n    return cls({', '.join(arguments)})", known)  # noqa: S102 - see above
     return cast("Callable[[Mapping[str, Any]], Any]", known["make"])
 
