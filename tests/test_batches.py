@@ -147,6 +147,20 @@ def test_no_arrays(run: Run) -> None:
     assert (run.examples, run.batch_size) == (None, 36)
 
 
+@pytest.mark.parametrize(("drop_last", "last"), [(True, 16), (False, 4)])
+def test_a_loader_that_drops_the_last_batch(run: Run, last: int, *, drop_last: bool) -> None:
+    """Keras declares a last batch that a DataLoader drops; where it is all there is of an epoch, it is no size."""
+    adapters = pytest.importorskip("keras.src.trainers.data_adapters.torch_data_loader_adapter")
+    torch = pytest.importorskip("torch.utils.data")
+    rows = torch.TensorDataset(pytest.importorskip("torch").ones(20, 3))
+    loader = torch.DataLoader(torch.Subset(rows, range(20 if drop_last else 4)), batch_size=16, drop_last=drop_last)
+    feeder = SimpleNamespace(data_adapter=adapters.TorchDataLoaderAdapter(loader))
+    batches = Batches(run, cast(LossMetric, Metric(None)), len(loader), feeder, workers=False)
+    batches.look_at_end(1)
+    assert run.batch_size == last
+    assert batches.of_failed() == last
+
+
 def test_workers(run: Run) -> None:
     """Of a batch that several workers share nobody knows how much is this one's."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))

@@ -111,7 +111,9 @@ def _declared(feeder: Any, in_epoch: int | None) -> _Declared | None:
     size = _said(source, "batch_size")
     if type(size) is not int or size <= 0:
         return None
-    last = _said(source, "partial_batch_size") if _said(source, "has_partial_batch") else size
+    # Keras says of a DataLoader that it has a partial batch, and does not ask whether that is dropped.
+    dropped = getattr(getattr(source, "_dataloader", None), "drop_last", False)
+    last = _said(source, "partial_batch_size") if _said(source, "has_partial_batch") and not dropped else size
     if type(last) is not int or last <= 0:
         return None
     number = _said(source, "num_batches") or _said(source, "get_size")  # the latter in Keras 2
