@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -361,6 +362,19 @@ def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
     assert share.throttled == {"sw_power_cap": 12}
 
 
+def test_late_word_of_gpus_held_no_more_of_phases_and_of_the_host_is_added(box: Box) -> None:
+    """What was counted before, on several occasions, is added up; of two peaks the higher one stays."""
+    gone = Share("A100", 50.0, None, None, None, None, {}, {}, None, None, None, None, {})
+    box.poll(10)
+    box.resume(Account({"GPU-9": gone}, {"train": 90.0}, 123))
+    box.resume(Account({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
+    box.poll(1)
+    (run,) = box.join()
+    assert run.account.shares["GPU-9"].seconds == 100
+    assert run.account.phases == {"train": 106, "test": 1, "predict": 0, "idle": 0}
+    assert run.account.host_memory_peak == 123
+
+
 def test_nothing_is_kept_without_runs(box: Box) -> None:
     """A run that is forgotten leaves nothing behind."""
     box.poll(2)
@@ -385,10 +399,13 @@ class WithReceipts:
             self.box.accounts.join(runs, seen, now)
             self.receipts.see(runs, now)
 
+    def receipt(self) -> dict[str, Any]:
+        """Return the run's receipt."""
+        return dict(json.loads(self.receipts.one(ALICE.run_id) or b"{}"))
+
     def gpu_seconds(self) -> float:
-        """Return what the run's receipt says that it held GPUs for."""
-        told = json.loads(self.receipts.one(ALICE.run_id) or b"{}")
-        return float(told["gpu_seconds"])
+        """Return what it says that the run held GPUs for."""
+        return float(self.receipt()["gpu_seconds"])
 
 
 def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,10 +428,15 @@ def test_run_that_is_forgotten_and_back_before_a_poll_keeps_its_account(monkeypa
     monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)
     it = WithReceipts()
     it.box.meet(ALICE)
-    it.poll(31)
+    it.poll(28)  # the counters were looked at last at 20 s
     it.box.registry._forget(ALICE.run_id, float(it.box.seconds))
+    it.box.xids = {31: XidCount(1, WALL + it.box.seconds + 0.5)}
     it.box.meet(ALICE)
     it.poll()
-    assert 30 <= it.gpu_seconds() <= 31
-    it.poll(5)
-    assert 35 <= it.gpu_seconds() <= 36
+    assert it.gpu_seconds() == 28
+    it.poll(11)
+    receipt = it.receipt()
+    assert receipt["gpu_seconds"] == 39
+    assert receipt["energy_joules"] == 39 * it.box.watts
+    assert receipt["throttled_seconds"] == {"sw_power_cap": 39 * it.box.slowed}
+    assert receipt["xids"] == {"31": 1}

@@ -166,6 +166,42 @@ def test_pages_after_each_other_equal_prometheus_client(pages: list[dict[tuple[s
         compare(list(subjects.items()), page)
 
 
+def test_labels_change_and_their_number_does_not() -> None:
+    """A page does not give one series the name of another."""
+    page = Exposition()
+    for first in ("sm", "memory", "video"):
+        compare([(("one",), {Sample.clock_hertz: {(first, "x"): 1.0, ("b", "y"): 2.0}})], page)
+
+
+def test_histograms_by_label() -> None:
+    """Each combination of a row's labels has its own buckets, whose bounds may change."""
+
+    class Timed(Table[object], prefix="gpuwarden_timed_", key=("uuid",)):
+        seconds = Metric[object]("gpuwarden_timed_seconds", "histogram", "seconds", "By op.", lambda _: None, ("op",))
+
+    page = Exposition()
+    for bounds in ((0.5,), (0.5,), (2.0,)):
+        reading: dict[tuple[str, ...], Histogram | float] = {}
+        reading |= {("read",): Histogram(bounds, (1, 2), 3.5), ("write",): Histogram(bounds, (0, 1), 9.0)}
+        text = page.render([(Timed, [(("one",), {Timed.seconds: reading})])]).text.decode()
+        assert text.splitlines()[2:] == [
+            f'gpuwarden_timed_seconds{part},uuid="one"}} {value}'
+            for op, counts, total in (("read", (1, 3), 3.5), ("write", (0, 1), 9.0))
+            for part, value in (
+                (f'_bucket{{le="{bounds[0]}",op="{op}"', float(counts[0])),
+                (f'_bucket{{le="+Inf",op="{op}"', float(counts[1])),
+                (f'_count{{op="{op}"', float(counts[1])),
+                (f'_sum{{op="{op}"', total),
+            )
+        ]
+
+
+def test_histogram_with_too_few_counts_is_no_page() -> None:
+    """A fault of our own is to show as one, and not as buckets with others' counts."""
+    with pytest.raises(ValueError, match="shorter"):
+        Exposition().render([(Sample, [(("one",), {Sample.step_seconds: Histogram((1.0, 2.0), (3,), 9.5)})])])
+
+
 @given(st.floats())
 def test_number_is_written_as_prometheus_client_does(value: float) -> None:
     """Every float reads the same as in prometheus-client."""

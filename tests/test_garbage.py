@@ -77,15 +77,22 @@ def test_without_many_runs_python_collects_as_often_as_ever() -> None:
 
 @pytest.mark.usefixtures("by_hand")
 def test_the_longer_it_takes_the_later_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is known of hundreds of runs is looked through less often than once a minute."""
+    """All that is known of hundreds of runs is looked through less often than once a minute, and still now and then."""
     garbage = Garbage(now=100.0)
     collections: list[float] = []
+    spent = 0.0
 
     def collect() -> None:
+        nonlocal spent
         collections.append(now)
-        time.sleep(0.05)  # so the next is due in 100 s at the soonest
+        spent += took
 
+    monkeypatch.setattr(time, "thread_time", lambda: spent)
     monkeypatch.setattr(gc, "collect", collect)
-    for now in (160.0, 221.0, 259.0, 900.0):
+    took = 0.05
+    for now in (160.0, 221.0, 259.0, 261.0):
         garbage.collect(now, runs=500)
-    assert collections == [160.0, 900.0]
+    took = 5.0
+    for now in (361.0, 960.0, 961.0):
+        garbage.collect(now, runs=500)
+    assert collections == [160.0, 261.0, 361.0, 961.0]

@@ -1,7 +1,8 @@
 """Messages survive the way there and back, and nothing that is no message gets through."""
 
 import json
-from typing import Any
+from dataclasses import fields
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -165,6 +166,37 @@ def test_seconds_are_bounded(wrong: Any) -> None:
     message |= {"step_buckets": [0] * 16, "memory": {}}
     with pytest.raises(ProtocolError, match="step_seconds"):
         decode(json.dumps(message).encode())
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**63, 1.0, True, "1", None, [0]])
+def test_buckets_are_counts(wrong: Any) -> None:
+    """So is each count of a histogram, one by one."""
+    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "memory": {}}
+    for buckets in ([0] * 15, [0] * 17, [wrong] * 16, [*[0] * 15, wrong], wrong):
+        with pytest.raises(ProtocolError, match="step_buckets"):
+            decode(json.dumps({**message, "step_buckets": buckets}).encode())
+
+
+def test_what_may_be_absent_may_be_null() -> None:
+    """A field that is None unless said; one that has another default, or none, may not."""
+    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "step_buckets": [0] * 16}
+    message["memory"] = {"GPU:0": {"current": 1, "peak": 2}}
+    said = decode(json.dumps(message).encode())
+    none = {each.name: None for each in fields(Report) if each.default is None}
+    assert len(none) > 9
+    message["memory"] = {"GPU:0": {"current": 1, "peak": 2, "limit": None, "reserved": None}}
+    assert decode(json.dumps({**message, **none}).encode()) == said
+    for name in ("dropped", "stepping", "errors"):
+        with pytest.raises(ProtocolError, match=name):
+            decode(json.dumps({**message, name: None}).encode())
+
+
+def test_messages_share_nothing_that_can_be_changed() -> None:
+    """What one does not say is its own: a mistake with one run's must not show with all others'."""
+    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "step_buckets": [0] * 16}
+    one, other = (cast("Report", decode(json.dumps({**message, "memory": {}}).encode())) for _ in range(2))
+    assert one.errors is not other.errors
+    assert one.actions is not other.actions
 
 
 def test_unknown_fields_are_left_alone() -> None:

@@ -20,6 +20,7 @@ from gpuwarden.runs.receipt import to_plain
 from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
 from gpuwarden.runs.receipts import WRITE_SECONDS, Receipts
 from gpuwarden.runs.run import Run
+from gpuwarden.runs.share import NO_ACCOUNT
 from snapshots import snapshot
 
 
@@ -119,7 +120,7 @@ MANY = [run(pid, ended=False) for pid in range(1, 121)]
 async def many_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Keeper, list[str]]:
     """Open a folder; return its keeper and the stems of what would be written there, in order."""
     written: list[str] = []
-    keeper = Keeper(folder)
+    keeper = Keeper(folder, most_runs=500)
     await keeper.receipts.open()
     monkeypatch.setattr(keeper.receipts, "_write", lambda stem, _receipt: written.append(stem))
     return keeper, written
@@ -139,6 +140,29 @@ def test_runs_that_begin_together_are_not_written_together(tmp_path: Path, monke
                 assert len(set(written)) == len(MANY)
         assert most <= 4
         assert min(written.count(stem) for stem in set(written)) >= 2
+
+    asyncio.run(scenario())
+
+
+def test_more_runs_are_written_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hundreds no poll has to write more than with a few; one that is left has its minute again."""
+    crowd = [run(pid, ended=False) for pid in range(1, 481)]
+
+    async def scenario() -> None:
+        keeper, written = await many_written(tmp_path / "receipts", monkeypatch)
+        most = 0
+        for second in range(2 * 120 + 1):
+            before = len(written)
+            keeper.poll(*crowd, later=float(second))
+            most = max(most, len(written) - before)
+        assert most <= 6
+        assert {written.count(stem) for stem in set(written)} <= {2, 3}
+        assert len(set(written)) == 480
+        written.clear()
+        others = [run(pid, ended=True) for pid in range(2, 481)]
+        for second in range(241, 241 + 3 * int(WRITE_SECONDS)):
+            keeper.poll(crowd[0], *others, later=float(second))
+        assert sum("-1-" in stem for stem in written) == 3
 
     asyncio.run(scenario())
 
@@ -241,11 +265,11 @@ def test_clock_set_back_and_two_restarts(tmp_path: Path, monkeypatch: pytest.Mon
         return found
 
     async def scenario() -> None:
-        begun = await restart(run(ended=False))
+        begun = await restart(run(ended=False, account=NO_ACCOUNT))
         totals = to_plain(receipt())
         (tmp_path / PART).write_text(json.dumps({**begun, **{key: totals[key] for key in ("devices", "gpu_seconds")}}))
         for days in (1, 2):
-            later = replace(run(ended=False), began=BEGAN - days * 86400)
+            later = replace(run(ended=False, account=NO_ACCOUNT), began=BEGAN - days * 86400)
             seen = await restart(later)
             assert (seen["began_timestamp_seconds"], seen["gpu_seconds"]) == (BEGAN, 8000)
         assert seen["began_uptime_seconds"] == begun["began_uptime_seconds"]

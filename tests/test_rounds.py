@@ -179,10 +179,11 @@ def test_a_call_that_fails_costs_the_others_nothing(pipes: Pipes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("took", "pause"), [(0.001, 0.05), (0.004, 0.08), (0.01, 3 * PAUSE_SECONDS), (0.021, 0.0525), (0.08, 0.2)]
+    ("took", "pause"),
+    [(0.001, PAUSE_SECONDS), (0.003, 0.06), (0.02, 1.5 * PAUSE_SECONDS), (0.04, 0.1), (0.08, 0.2), (60.0, 0.25)],
 )
 def test_pause_by_what_there_is_to_do(pipes: Pipes, took: float, pause: float) -> None:
-    """It is longer where rounds take their time; where one was cut short only lest they take a third of it."""
+    """It is longer where rounds take their time, lest they take a third of it; not where the daemon was stopped."""
     now = 100.0
     there = Rounds(PAUSE_SECONDS, lambda: now)
     number = pipes.add(there)

@@ -31,7 +31,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _GO_DIGITS = 6  # Go's %g leaves the plain form for a longer whole part, client_python follows
-_GO_PLAIN = 10**_GO_DIGITS  # what is less has fewer
+_GO_PLAIN = 10**_GO_DIGITS  # what is less has no more
 
 _Series: TypeAlias = tuple[str, Labels, Labels]  # suffix of the name, the row's labels, the bucket of a histogram
 _PLAIN: _Series = ("", (), ())
@@ -124,10 +124,10 @@ def _written(names: Labels, key: Labels, row: Metric[Any], reading: Reading, old
     """Write the lines anew; their names and labels are those of the old ones, where the labels are the same."""
     series, values = _samples(reading)
     if series == old.series:
-        starts = [line.rpartition(" ")[0] for line in old.text.split("\n")]
+        starts = [line.rpartition(" ")[0] for line in old.text.split("\n")[:-1]]
     else:
         starts = [_start(row, names, key, each) for each in series]
-    text = "".join([f"{start} {number(value)}\n" for start, value in zip(starts, values, strict=False)])
+    text = "".join([f"{start} {number(value)}\n" for start, value in zip(starts, values, strict=True)])
     return _Lines(reading, series, text)
 
 

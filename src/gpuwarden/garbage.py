@@ -23,7 +23,8 @@ class Garbage:
     """
 
     interval = 60.0  # seconds, or
-    share = 0.0005  # of the time
+    share = 0.0005  # of a core, but
+    longest_interval = 600.0  # at most
 
     def __init__(self, now: float) -> None:
         gc.collect()
@@ -40,7 +41,8 @@ class Garbage:
         """
         gc.set_threshold(max(self._usual, PER_RUN * runs), *self._older)
         if now >= self._due:
-            began = time.perf_counter()
+            began = time.thread_time()
             gc.collect()
             malloc.trim()
-            self._due = now + max(self.interval, (time.perf_counter() - began) / self.share)
+            took = time.thread_time() - began  # and not by the clock: others may have had the processor
+            self._due = now + min(max(self.interval, took / self.share), self.longest_interval)

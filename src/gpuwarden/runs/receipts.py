@@ -58,7 +58,10 @@ def _asleep() -> float:
 
 @dataclass(slots=True)
 class _Live:
-    """A run of the last poll; `before` is what an earlier daemon wrote of it, `written` the end that was."""
+    """A run of the last poll; `before` is what was written of it before it or the daemon was gone for a while.
+
+    `written` is the end that was written.
+    """
 
     run: Run
     stem: str = ""
@@ -157,11 +160,10 @@ class Receipts:
         for run in runs:
             live = self._live.get(run.peer.run_id)
             if live is not None and live.run.account is not run.account:  # forgotten, and back before a poll saw that
-                run.account.resume(live.run.account.now())
-                live.run = run
+                run.account.take_over(live.run.account)
             absent = self._absent.pop(run.peer.run_id, None) if self._absent else None
             if absent is not None:
-                live = self._live[run.peer.run_id] = _Live(run, absent.stem, absent.receipt)
+                self._live[run.peer.run_id] = _Live(run, absent.stem, absent.receipt)
                 if absent.account is not run.account:  # else it was in no poll, but not forgotten
                     run.account.resume(account_of(absent.receipt))
 
@@ -288,11 +290,13 @@ class Receipts:
 
     def _write_so_far(self, now: float) -> None:
         """Write what is so far of the runs whose minute is over; those that begin together do not come due together."""
-        pause = max(WRITE_SECONDS, len(self._live) / MOST_WRITES)
+        pause = max(WRITE_SECONDS, sum(live.run.up for live in self._live.values()) / MOST_WRITES)
         for live in self._live.values():
             if live.due is None:
                 self._begun += 1
                 live.due = now + pause * (self._begun * GOLDEN % 1)
+            elif live.due > now + pause:  # there were more runs
+                live.due -= pause * ((live.due - now) // pause)
             if self._is_open and now >= live.due:
                 live.due += pause * ((now - live.due) // pause + 1)  # however late this is, it keeps its place
                 if live.run.up:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 LONGEST_SECONDS = 0.02  # of a round
 BUSY = 20.0  # times as long as a round took is the pause to the next, up to
-MOST_PAUSES = 3  # usual ones
+MOST_PAUSES = 1.5  # usual ones: with the round itself, less than the tenth of a second in which an end is to be seen
 REST = 2.5  # times as long as a round took is the least time to the next: all take at most two sevenths of a core
+LONGEST_REST = 0.25  # seconds: a round took longer where the daemon was stopped within it, or others had the processor
 BURST = 32  # calls for one descriptor in a round
 _BATCH = 32  # the kernel hands out those next that have waited for longest
 
@@ -23,7 +24,7 @@ class Rounds:
     """Calls for each descriptor that has something to read, on one event loop, for as long as it has.
 
     Between two rounds there is a pause of `pause` seconds or more, for something to gather; what comes after that is
-    called for at once. Where there is much to do it is up to three times as long: each round has to bring all that it
+    called for at once. Where there is much to do it is up to half again as long: each round has to bring all that it
     takes into the processor's caches, which others have used meanwhile. Rounds that are too short for all go on where
     the last one ended.
     """
@@ -92,10 +93,8 @@ class Rounds:
         return bool(calls)
 
     def _rest(self, took: float) -> float:
-        """Return the seconds to the next round; one that was cut short has left somebody waiting."""
-        cut = took >= LONGEST_SECONDS
-        gather = self._pause if cut else max(self._pause, min(BUSY * took, MOST_PAUSES * self._pause))
-        return max(gather, REST * took)
+        """Return the seconds to the next round."""
+        return max(self._pause, min(BUSY * took, MOST_PAUSES * self._pause), min(REST * took, LONGEST_REST))
 
     def _call(self, calls: dict[int, int]) -> bool:
         """Call for the next few that are ready; tell whether there were any that have not had their share."""

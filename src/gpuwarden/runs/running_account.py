@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol import PHASES, Phase
-from gpuwarden.runs.share import NO_ACCOUNT, Account, Share
+from gpuwarden.runs.share import NO_ACCOUNT, Account, Share, added
 from gpuwarden.runs.tally import Tally
 
 
@@ -19,7 +19,7 @@ class RunningAccount:
         self.step_seconds = 0.0  # by the last report
         self.up = True
         self._phases: dict[str, float] = {}
-        self._kept: dict[str, Share] = {}  # of an earlier daemon, on GPUs not held since
+        self._kept: dict[str, Share] = {}  # of before, on GPUs not held since
         self.resume(before)
 
     @property
@@ -37,17 +37,21 @@ class RunningAccount:
         return Account(self.shares, self.phases, self.host_memory_peak)
 
     def resume(self, before: Account) -> None:
-        """Go on from what an earlier daemon has counted."""
+        """Go on from what was counted, by an earlier daemon or this one, before the run was gone for a while."""
         for uuid, share in before.shares.items():
             tally = self.tallies.get(uuid)
-            if tally is None:
-                self._kept[uuid] = share
-            else:
+            if tally is not None:
                 tally.resume(share)
+            else:
+                self._kept[uuid] = added(share, self._kept[uuid]) if uuid in self._kept else share
         for phase, seconds in before.phases.items():
             self._phases[phase] = self._phases.get(phase, 0.0) + seconds
         peaks = [each for each in (self.host_memory_peak, before.host_memory_peak) if each is not None]
         self.host_memory_peak = max(peaks, default=None)
+
+    def take_over(self, other: RunningAccount) -> None:
+        """Be the account that another of the same run was, which nobody keeps any more: what is under way goes on."""
+        vars(self).update(vars(other))
 
     def hold(self, uuid: str, gpu: Gpu, *, whole: bool) -> None:
         """Begin to count what it has of a GPU or MIG instance, from this poll on."""
