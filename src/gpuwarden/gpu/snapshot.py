@@ -108,6 +108,8 @@ class Gpu:
 
     def instance(self, uuid: str) -> MigInstance | None:
         """Return the MIG instance of that UUID."""
+        if not self.mig:  # most, and this is asked several times a poll of each run
+            return None
         return next((instance for instance in self.mig if instance.identity.uuid == uuid), None)
 
     def holds(self, pid: int, uuid: str) -> GpuProcess | None:

@@ -163,16 +163,16 @@ class Adviser:
 
     def _mark_pressure(self, run: Run, uuid: str, gpu: Gpu, poll: _Poll) -> None:
         """Mark that pressure on the run has changed, whether it hears or not."""
-        pressed, name = run.ear.pressed, _short(gpu)
+        pressed = run.ear.pressed
         memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
         if memory is not None and pressed.get((uuid, "memory"), "none") != memory.level:
             pressed[uuid, "memory"] = memory.level
-            self._mark(run.peer, "pressure", _memory(self._limits, memory, name), poll.now, uuid)
+            self._mark(run.peer, "pressure", _memory(self._limits, memory, _short(gpu)), poll.now, uuid)
         whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
         level = poll.pressure.levels.get((whole, "thermal"))
         if level is not None and pressed.get((whole, "thermal"), "none") != level:
             pressed[whole, "thermal"] = level
-            self._mark(run.peer, "pressure", _heat(gpu, level, name), poll.now, uuid)
+            self._mark(run.peer, "pressure", _heat(gpu, level, _short(gpu)), poll.now, uuid)
 
     def _mark_news(self, run: Run, faults: Mapping[Matter, Standing], now: float) -> None:
         """Mark what is new of the faults that hold, and forget those that are over."""
