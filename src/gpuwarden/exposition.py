@@ -34,7 +34,7 @@ _GO_DIGITS = 6  # Go's %g leaves the plain form for a longer whole part, client_
 _GO_PLAIN = 10**_GO_DIGITS  # what is less has no more
 
 _Series: TypeAlias = tuple[str, Labels, Labels]  # suffix of the name, the row's labels, the bucket of a histogram
-_PLAIN: _Series = ("", (), ())
+_PLAIN: tuple[_Series, ...] = (("", (), ()),)  # of one value: most readings share it
 # Readings of one table: for each subject, the values of the table's key labels and what was read.
 Entries: TypeAlias = "Sequence[tuple[Labels, Readings]]"
 
@@ -156,7 +156,7 @@ def _samples_of(labels: Labels, value: Value | None) -> tuple[tuple[_Series, ...
     if isinstance(value, Histogram):
         cumulative = list(accumulate(value.counts))
         return _histogram_series(labels, value.bounds), [*cumulative, cumulative[-1], value.sum]
-    return (_PLAIN,) if labels == () else (("", labels, ()),), (value,)
+    return (("", labels, ()),) if labels else _PLAIN, (value,)
 
 
 def _bytes(parts: Iterable[str]) -> bytes:

@@ -387,10 +387,12 @@ def _maker(cls: type[Any]) -> Callable[[Mapping[str, Any]], Any]:
             arguments.append(f"check_{name}(get({name!r}, absent))")
         elif default is None:
             arguments.append(f"None if (said := get({name!r})) is None else check_{name}(said)")
-        else:  # one that can be changed is made anew for each message
-            known[f"default_{name}"] = default if each.default_factory is MISSING else each.default_factory
-            made = f"default_{name}" if each.default_factory is MISSING else f"default_{name}()"
-            arguments.append(f"{made} if (said := get({name!r}, absent)) is absent else check_{name}(said)")
+        elif each.default_factory is MISSING:
+            known[f"default_{name}"] = default
+            arguments.append(f"default_{name} if (said := get({name!r}, absent)) is absent else check_{name}(said)")
+        else:  # it can be changed, so each message has its own
+            known[f"make_{name}"] = each.default_factory
+            arguments.append(f"make_{name}() if (said := get({name!r}, absent)) is absent else check_{name}(said)")
     exec(f"def make(value):\n    get = value.get\n    return cls({', '.join(arguments)})", known)  # noqa: S102 - see above
     return cast("Callable[[Mapping[str, Any]], Any]", known["make"])
 

@@ -167,11 +167,6 @@ class Receipts:
                 if absent.account is not run.account:  # else it was in no poll, but not forgotten
                     run.account.resume(account_of(absent.receipt))
 
-    def _resume(self, live: _Live) -> None:
-        assert live.before is not None
-        self._live[live.run.peer.run_id] = live
-        live.run.account.resume(account_of(live.before))
-
     def see(self, runs: Sequence[Run], now: float) -> None:
         """Take the runs of a poll, with their accounts; `now` is monotonic. Does not block."""
         self._listing = None
@@ -384,7 +379,7 @@ class Receipts:
         for run_id in self._absent.keys() & self._live.keys():  # the disk was slower than the run
             absent, live = self._absent.pop(run_id), self._live[run_id]
             live.stem, live.before = absent.stem, absent.receipt
-            self._resume(live)
+            live.run.account.resume(account_of(absent.receipt))
 
     def listing(self) -> bytes:
         """Return all of this as JSON; the same object until something changes."""
