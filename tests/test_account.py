@@ -423,6 +423,35 @@ def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatc
     assert 10 <= it.gpu_seconds() <= 16
 
 
+def test_run_that_parts_keeps_what_the_counters_were_not_asked_for_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its energy and its slowed seconds are those of all the time that it held the GPU."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)
+    it = WithReceipts()
+    it.box.meet(ALICE)
+    it.poll(28)  # the counters were looked at last at 20 s
+    it.box.registry._forget(ALICE.run_id, float(it.box.seconds))
+    it.poll()
+    parted = it.receipt()
+    assert (parted["gpu_seconds"], parted["energy_joules"]) == (27, 27 * it.box.watts)
+    it.box.meet(ALICE)
+    it.poll(21)
+    receipt = it.receipt()
+    assert (receipt["gpu_seconds"], receipt["energy_joules"]) == (47, 47 * it.box.watts)
+
+
+def test_late_word_in_the_poll_in_which_a_run_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken up goes to the account that goes on, and not to the one that was let go of."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)
+    it = WithReceipts()
+    it.box.registry.receive(ALICE, Hello("resnet", "test", {"GPU:0": "GPU-0"}), it.box.seconds)
+    it.poll(5)
+    it.box.registry._forget(ALICE.run_id, float(it.box.seconds))
+    it.box.meet(ALICE)
+    (back,) = it.box.registry.runs(snapshot(it.box.gpu()), float(it.box.seconds))
+    it.receipts.take_up([back])
+    assert it.receipts._live[ALICE.run_id].run.account is back.account
+
+
 def test_run_that_is_forgotten_and_back_before_a_poll_keeps_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where runs.max is used up, one may give way to another and come back at once."""
     monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)

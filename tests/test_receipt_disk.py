@@ -145,7 +145,7 @@ def test_runs_that_begin_together_are_not_written_together(tmp_path: Path, monke
 
 
 def test_more_runs_are_written_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With hundreds no poll has to write more than with a few; one that is left has its minute again."""
+    """With hundreds no poll has to write more than with a few; one that is left has its minute again, after two."""
     crowd = [run(pid, ended=False) for pid in range(1, 481)]
 
     async def scenario() -> None:
@@ -160,9 +160,9 @@ def test_more_runs_are_written_less_often(tmp_path: Path, monkeypatch: pytest.Mo
         assert len(set(written)) == 480
         written.clear()
         others = [run(pid, ended=True) for pid in range(2, 481)]
-        for second in range(241, 241 + 3 * int(WRITE_SECONDS)):
+        for second in range(241, 241 + 4 * int(WRITE_SECONDS)):
             keeper.poll(crowd[0], *others, later=float(second))
-        assert sum("-1-" in stem for stem in written) == 3
+        assert 3 <= sum("-1-" in stem for stem in written) <= 4
 
     asyncio.run(scenario())
 

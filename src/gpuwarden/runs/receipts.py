@@ -161,6 +161,7 @@ class Receipts:
             live = self._live.get(run.peer.run_id)
             if live is not None and live.run.account is not run.account:  # forgotten, and back before a poll saw that
                 run.account.take_over(live.run.account)
+                live.run = run
             absent = self._absent.pop(run.peer.run_id, None) if self._absent else None
             if absent is not None:
                 self._live[run.peer.run_id] = _Live(run, absent.stem, absent.receipt)
@@ -220,6 +221,7 @@ class Receipts:
             if live.written != live.run.ending:
                 self._end(live)
             return
+        live.run.account.settle()  # else what the driver's counters were not asked for yet would be lost
         receipt = self._receipt(live)
         self._absent[receipt.run_id] = _Absent(live.stem, receipt, _LOST, live.run.account)
         self._write(live.stem, receipt)
@@ -290,7 +292,7 @@ class Receipts:
             if live.due is None:
                 self._begun += 1
                 live.due = now + pause * (self._begun * GOLDEN % 1)
-            elif live.due > now + pause:  # there were more runs
+            elif live.due > now + 2 * pause:  # there were many more runs; one fewer must not have all written anew
                 live.due -= pause * ((live.due - now) // pause)
             if self._is_open and now >= live.due:
                 live.due += pause * ((now - live.due) // pause + 1)  # however late this is, it keeps its place
