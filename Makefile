@@ -1,13 +1,13 @@
 # The words to learn: run, test, check, fix, docs, demo, bench. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check lint fix docs goldens history pictures bench gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs goldens history pictures bench gpu-check clean
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
 SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"; elif [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
-# Files of tests at once: much of their time is waiting, as TensorFlow does for 10 s before each out-of-memory.
+# Test files that run at the same time: much of their time is waiting.
 AT_ONCE ?= --numprocesses=2 --dist=loadfile
 
 help: ## this list
@@ -22,13 +22,18 @@ demo: ## a real training climbs to its memory limit, and the alert fires
 	@tools/environment.sh demo
 	@exec $(BIN)/gpuwarden demo --listen $(LISTEN)
 
-test: ## all tests; sets up what it needs
+test: ## the quick tests, in minutes; sets up what they need
+	@tools/environment.sh test
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'not frameworks and not system and not slow and not gpu' $(PYTEST_FLAGS)
+	@echo 'Left out: tests with JAX, torch, Keras 2, Prometheus, Alertmanager, Chromium or systemd, and slow ones. All tests: make test-all'
+
+test-all: ## all tests; installs programs from apt as root; 20 minutes
 	@tools/environment.sh test frameworks
 	@tools/system-parts.sh
 	@tools/keras2.sh $(BIN)/python
 	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_FLAGS)
 
-check: lint test ## what CI runs: lint and test
+check: lint test-all ## what CI runs: lint and all tests
 
 lint: ## format, lint and types alone
 	@tools/environment.sh lint test
