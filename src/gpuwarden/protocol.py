@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from gpuwarden.frozen import frozen
-
 VERSION = 1
 MAX_MESSAGE_BYTES = 8192
 MAX_TEXT = 120  # characters of a name, device or version
@@ -181,7 +179,7 @@ def _by_device(check: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
     return checked
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """What the framework's allocator says of one device, in bytes.
 
@@ -238,7 +236,7 @@ class Hello:
     hears: bool = _checked(_truth, default=False)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Report:
     """Where the run stands. Whatever counts, counts since the run began.
 

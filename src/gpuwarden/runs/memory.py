@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from gpuwarden.frozen import frozen
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import Overhead, Space, headroom
@@ -26,7 +25,7 @@ Unknown: TypeAlias = Literal[
 UNKNOWN: tuple[Unknown, ...] = get_args(Unknown)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Headrooms:
     """Bytes by UUID: the headroom `now`, and `at_peak`, if the run used as much as at its peak; why it is `unknown`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuwarden.frozen import frozen
 from gpuwarden.protocol import DeviceMemory, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
@@ -40,7 +39,7 @@ class SeenError:
     verdict: Verdict | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Run:
     """One run as it stands at a poll; what the metric table reads.
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
-
-from gpuwarden.frozen import frozen
+from dataclasses import dataclass, field
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Share:
     """What a run has had of one GPU or MIG instance so far; None or empty where that is not known.
 
@@ -32,7 +30,7 @@ class Share:
     xids: Mapping[int, int] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Account:
     """What a run has had so far: shares by UUID of a GPU or MIG instance, seconds by phase, host memory at its most."""
 
