@@ -4,15 +4,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import cast
-from unittest.mock import Mock, PropertyMock
+from unittest.mock import Mock
 
 import pynvml
 import pytest
 from services import until
 
-from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Handle
+from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, nvml_error
+from gpuwarden.gpu.nvml import Memory as MemoryInfo
 from gpuwarden.gpu.sampler import NEVER, Look, Sampler
+
+
+def memory(used: int) -> MemoryInfo:
+    """Return an answer of the driver's."""
+    return cast("MemoryInfo", SimpleNamespace(used=used))
 
 
 class Memory:
@@ -23,17 +30,15 @@ class Memory:
         self.running = threading.Event()
         self.running.set()
         self.fails = False
-        self.used = 0
         self.look = Look()
-        self.look.meter = self._read, cast("Handle", 1), None, self
+        self.look.read = self._read
 
-    def _read(self, _handle: Handle, _place: None) -> int:
+    def _read(self) -> MemoryInfo:
         self.running.wait()
         if self.fails:
-            return int(pynvml.NVML_ERROR_GPU_IS_LOST)
-        self.used = len(self.looks)
-        self.looks.append(float(self.used))
-        return 0
+            raise nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST)
+        self.looks.append(time.monotonic())
+        return memory(len(self.looks) - 1)
 
     def seen_more(self) -> Callable[[], bool]:
         """Return the question whether it was looked at since."""
@@ -131,24 +136,20 @@ def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
 def test_look_that_raises_is_the_polls_to_tell_too(sampler: Sampler) -> None:
     """Whatever a source that is not the driver raises, the other GPUs are looked at."""
     odd, other = Memory(), Memory()
-    odd.look.meter = Mock(side_effect=ValueError), cast("Handle", 1), None, odd
+    odd.look.read = Mock(side_effect=ValueError)
     sampler.watch([odd.look, other.look])
     until(other.seen_more(), "looks")
     assert odd.look.highest() == 0
 
 
-def test_the_highest_is_told_once(sampler: Sampler) -> None:
+def test_the_highest_is_told_once() -> None:
     """A peak between two readings is told in the second, and not again; what stands for no figure is none."""
-    values = iter([5, 9, 4, NOT_AVAILABLE_LONG])
-    memory = Memory()
-    answer = PropertyMock(side_effect=lambda: next(values, 3))
-    memory.look.meter = Mock(return_value=0), cast("Handle", 1), None, type("Answer", (), {"used": answer})()
-    sampler.watch([memory.look])
-    until(lambda: answer.call_count > 5, "looks")
-    sampler.stop()
-    until(lambda: sampling() == 0, "its end")
-    assert memory.look.highest() == 9
-    assert memory.look.highest() == 0
+    look = Look()
+    look.read = Mock(side_effect=map(memory, [5, 9, 4, NOT_AVAILABLE_LONG]))
+    for _ in range(4):
+        look.sample()
+    assert look.highest() == 9
+    assert look.highest() == 0
 
 
 def test_armed_look_rings_once(sampler: Sampler) -> None:
@@ -177,32 +178,24 @@ def test_what_stands_for_no_figure_does_not_ring() -> None:
     """An answer that is none is beyond every limit, and says nothing."""
     look, rings = Look(), list[int]()
     look.arm(5, lambda: rings.append(1))
-    look.cross(NOT_AVAILABLE_LONG)
+    look.read = Mock(side_effect=map(memory, [NOT_AVAILABLE_LONG, 6]))
+    look.sample()
     assert rings == []
-    look.cross(6)
+    look.sample()
     assert rings == [1]
 
 
-@pytest.mark.parametrize("raises", [False, True])
-def test_gpu_that_ceases_to_answer_rings_once(sampler: Sampler, *, raises: bool) -> None:
+def test_gpu_that_ceases_to_answer_rings_once() -> None:
     """A miss after answers rings; one of a GPU that has not answered since does not, however often it is armed."""
-    memory, rings = Memory(), list[int]()
-    look = memory.look
-
-    def ring() -> None:
-        rings.append(1)
-
-    sampler.watch([look])
-    until(memory.seen_more(), "looks")
+    look, rings = Look(), list[int]()
+    look.read = Mock(side_effect=[memory(1), nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST), *[ValueError] * 5])
+    look.sample()
     look.highest()  # a reading
-    look.arm(NEVER, ring)
-    if raises:
-        look.meter = Mock(side_effect=ValueError), cast("Handle", 1), None, memory
-    memory.fails = True
-    until(lambda: rings, "a ring")
-    look.highest()
+    look.arm(NEVER, lambda: rings.append(1))
+    look.sample()
+    assert rings == [1]
     look.highest()
     for _ in range(5):
-        look.arm(NEVER, ring)
-        time.sleep(0.03)
+        look.arm(NEVER, lambda: rings.append(1))
+        look.sample()
     assert rings == [1]

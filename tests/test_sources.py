@@ -25,7 +25,6 @@ from gpuwarden.sources import open_source
 from gpuwarden.sources.capture import Capture, Frame, save
 from gpuwarden.sources.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
 from gpuwarden.sources.listing import ListedProcess, listing_functions
-from gpuwarden.sources.often_asked import often_asked
 from gpuwarden.sources.recording import record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
@@ -62,9 +61,8 @@ OWN = {  # what is asked otherwise than nvidia-ml-py asks
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetSramEccErrorStatus",
     *listing_functions(pynvml),
-    *often_asked(pynvml),
 }
-DRIVERS = [f"gpuwarden.sources.{module}" for module in ("driver", "listing", "often_asked")]  # what it takes in memory
+DRIVERS = [f"gpuwarden.sources.{module}" for module in ("driver", "listing")]  # what it takes in memory
 
 
 class TestOpening:
@@ -95,7 +93,7 @@ class TestOpening:
         """A service on the driver has neither simulation nor captures in its memory."""
         assert opened("nvml")[0] == [
             "nvml",
-            *(f"gpuwarden.sources.{part}" for part in ("driver", "listing", "often_asked")),
+            *DRIVERS,
         ]
 
     def test_driver_is_not_asked_when_opened(self) -> None:
@@ -354,64 +352,3 @@ class TestListing:
         """A driver without any form lacks the function, by NVML's own word."""
         with pytest.raises(pynvml.NVMLError_FunctionNotFound):
             FakeLibrary(1).listed()
-
-
-OFTEN_ASKED = """
-import json, pynvml
-from gpuwarden.gpu.nvml import CLOCKS, MEMORY_V2, NVMLError, memory_meter
-from gpuwarden.sources import driver
-
-def metered(handle, version):
-    ask, handle, place, answer = memory_meter(nvml, handle, version)
-    return ask(handle, place) or answer.used
-
-def told(of, handle):
-    memory = [of.nvmlDeviceGetMemoryInfo(handle, version) for version in (None, MEMORY_V2)]
-    busy = of.nvmlDeviceGetUtilizationRates(handle)
-    return [
-        [[each.total, each.free, each.used] for each in memory], memory[1].reserved, busy.gpu, busy.memory,
-        of.nvmlDeviceGetTemperature(handle, 0), of.nvmlDeviceGetPowerUsage(handle),
-        of.nvmlDeviceGetCurrentClocksEventReasons(handle),
-        [of.nvmlDeviceGetClockInfo(handle, clock) for clock in CLOCKS.values()],
-    ]
-
-nvml = driver.binding()
-try:
-    nvml.nvmlDeviceGetPowerUsage(None)
-except NVMLError as error:
-    early = error.value
-nvml.nvmlInit()
-one, other = map(nvml.nvmlDeviceGetHandleByIndex, range(2))
-failed = []
-for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"):
-    try:
-        getattr(nvml, name)(other)
-    except NVMLError as error:
-        failed.append(error.value)
-print(json.dumps({
-    "metered": [metered(one, version) for version in (None, MEMORY_V2)], "meter_failed": metered(other, MEMORY_V2),
-    "told": told(nvml, one), "plain": told(pynvml, one), "failed": failed, "early": early,
-}))
-"""
-
-
-def test_what_is_asked_often(mock_nvml: MockNvml) -> None:
-    """Asked without nvidia-ml-py's own code, the driver tells what it tells through it, and fails likewise."""
-    mock_nvml.processes(0, {4242: 3 << 30})
-    mock_nvml.set(0, "throttle", 0x44)
-    for name in ("MemoryInfo", "MemoryInfo_v2", "UtilizationRates", "PowerUsage"):
-        mock_nvml.error(1, f"nvmlDeviceGet{name}", "UNKNOWN")
-    done = subprocess.run(
-        [sys.executable, "-c", OFTEN_ASKED],
-        env={**os.environ, **mock_nvml.env(gpus=2, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    assert found["told"] == found["plain"]
-    assert found["metered"] == [memory[2] for memory in found["told"][0]]
-    assert found["metered"][1] > 3 << 30
-    assert found["failed"] == 3 * [pynvml.NVML_ERROR_UNKNOWN]
-    assert found["meter_failed"] == pynvml.NVML_ERROR_UNKNOWN
-    assert found["early"] == pynvml.NVML_ERROR_UNINITIALIZED

@@ -7,9 +7,8 @@ Every call may block in the driver and is made on a thread of its own (gpu/threa
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any, NewType, Protocol, TypeAlias
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NewType, Protocol, TypeAlias
 
 import pynvml
 
@@ -19,8 +18,6 @@ GpmSample = NewType("GpmSample", object)
 EventSet = NewType("EventSet", object)
 Field: TypeAlias = "tuple[int, int]"  # a field's number, and the scope it is asked of: a link, say; 0 where it has none
 FieldValue: TypeAlias = "tuple[int, float | None]"  # NVML's return code, and the value
-# A question by its parts: `ask(handle, place)` gives NVML's return code, or raises; with 0 `answer.used` are bytes.
-Meter: TypeAlias = "tuple[Callable[[Handle, Any], int], Handle, Any, Any]"
 
 
 class Memory(Protocol):
@@ -419,21 +416,3 @@ def nvml_error(code: int) -> Exception:
 def handle_key(handle: Handle) -> Hashable:
     """Return what is equal for two handles of the same GPU: nvidia-ml-py's, being pointers, are not."""
     return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle  # noqa: SLF001 - the class has no public name
-
-
-def memory_meter(nvml: Nvml, handle: Handle, version: int | None) -> Meter:
-    """Return a question for the bytes of device memory in use, to be asked often and by one thread at a time.
-
-    The driver's binding has one of its own that keeps its buffer.
-    """
-    own: Callable[[Handle, int | None], Meter] | None = getattr(nvml, "memory_meter", None)
-    if own is not None:
-        return own(handle, version)
-    form = () if version is None else (version,)
-
-    def ask(handle: Handle, answer: Any) -> int:
-        answer.used = nvml.nvmlDeviceGetMemoryInfo(handle, *form).used
-        return 0
-
-    answer = SimpleNamespace(used=0)
-    return ask, handle, answer, answer

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 from gpuwarden.gpu.device import Device, NotToldError
@@ -23,7 +24,6 @@ from gpuwarden.gpu.nvml import (
     NVMLError,
     code_of,
     error_name,
-    memory_meter,
 )
 from gpuwarden.gpu.peaks import Peaks
 from gpuwarden.gpu.process_lists import ProcessLists
@@ -198,7 +198,8 @@ class GpuReader:
         old = device.lacks(device.nvml.nvmlDeviceGetMemoryInfo, MEMORY_V2)
         if self._aimed != (device.handle, old):
             self._aimed = device.handle, old
-            self._look.meter = memory_meter(device.nvml, device.handle, None if old else MEMORY_V2)
+            version = () if old else (MEMORY_V2,)
+            self._look.read = partial(device.nvml.nvmlDeviceGetMemoryInfo, device.handle, *version)
 
     @property
     def look(self) -> Look | None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Meter
+from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Memory
 
 NEVER = float("inf")  # bytes in use that no GPU has
 _MOST_SEEN = 1024  # between two readings of a GPU
@@ -15,7 +15,7 @@ _LONGEST_SLEEP = 0.5  # seconds until a thread sees that it is to end
 
 
 class Look:
-    """How one GPU's memory is looked at: nothing before it is aimed at something, with `meter`.
+    """How one GPU's memory is looked at: nothing before it is aimed at something, with `read`.
 
     The thread that looks writes `asked` and `seen`, the one that reads the GPU empties `seen`: neither waits.
 
@@ -23,13 +23,13 @@ class Look:
     event loop to look into, which arms it again.
     """
 
-    __slots__ = ("answers", "asked", "limit", "meter", "ring", "seen")
+    __slots__ = ("answers", "asked", "limit", "read", "ring", "seen")
 
     def __init__(self) -> None:
         self.limit = NEVER
         self.ring: Callable[[], object] | None = None
         self.answers = False
-        self.meter: Meter | None = None  # asked from now on
+        self.read: Callable[[], Memory] | None = None  # blocks; raises what the driver answers with
         self.seen: deque[int] = deque(maxlen=_MOST_SEEN)  # bytes in use
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
 
@@ -57,14 +57,25 @@ class Look:
         """Ring no more. Another thread may be looking."""
         self.ring, self.limit = None, NEVER
 
-    def cross(self, used: int) -> None:
-        """Tell that more than `limit` is in use. To be called by the thread that looks, like `miss`."""
-        if used != NOT_AVAILABLE_LONG:
+    def sample(self) -> None:
+        """Read once. For the thread that looks; blocks as long as the driver does."""
+        if self.read is None:
+            return
+        self.asked = time.monotonic()
+        try:
+            self._take(self.read().used)
+        except Exception:  # noqa: BLE001 - the next poll finds out what is wrong, and reports it
+            self._miss()
+        self.asked = None
+
+    def _take(self, used: int) -> None:
+        self.seen.append(used)
+        if used > self.limit and used != NOT_AVAILABLE_LONG:
             self.limit = NEVER
             self._ring()
 
-    def miss(self) -> None:
-        """Tell that the GPU does not answer, unless it has not since that was told."""
+    def _miss(self) -> None:
+        """Ring, unless the GPU has not answered since the last miss."""
         if self.answers:
             self.answers = False
             self._ring()
@@ -138,29 +149,9 @@ class _Thread(threading.Thread):
         while self._going:
             now = time.monotonic()
             if now < due:
-                time.sleep(min(due - now, _LONGEST_SLEEP))  # half of what waiting for a lock, or for an event, costs
+                time.sleep(min(due - now, _LONGEST_SLEEP))
                 continue
-            self._look(now)
+            for look in self.looks:
+                if self._going:
+                    look.sample()
             due = max(due + self._interval, now)  # after a slow look: no burst to catch up
-
-    def _look(self, now: float) -> None:
-        """Look at each GPU once. Blocks as long as the driver does.
-
-        Ten times a second and with nothing in the caches, a look costs by what it touches: so there is no call but the
-        driver's, and what is seen is kept for the reading to judge, but for one comparison. That halves a wake-up.
-        """
-        for look in self.looks:
-            if look.meter and self._going:
-                ask, handle, place, answer = look.meter
-                look.asked = now
-                try:
-                    if ask(handle, place):
-                        look.miss()
-                    else:
-                        used = answer.used
-                        look.seen.append(used)
-                        if used > look.limit:
-                            look.cross(used)
-                except Exception:  # noqa: BLE001 - the next poll finds out what is wrong, and says so
-                    look.miss()
-                look.asked = None

@@ -14,9 +14,8 @@ from typing import Any, cast
 import pynvml
 
 from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Meter, Nvml, nvml_error
+from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml, nvml_error
 from gpuwarden.sources.listing import listing_functions
-from gpuwarden.sources.often_asked import Memory, MemoryV2, often_asked
 
 LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
 PATIENCE_SECONDS = 10.0
@@ -59,8 +58,6 @@ def binding(module: Any = pynvml) -> Nvml:
         else:
             functions[name] = _missing
     functions |= listing_functions(module)
-    functions |= often_asked(module)
-    functions["memory_meter"] = partial(_memory_meter, module)
     return cast("Nvml", SimpleNamespace(**functions))
 
 
@@ -92,20 +89,10 @@ def _filled(ask: Callable[..., object], new: Callable[[], Any], handle: Handle) 
 def _gsp_firmware_version(module: Any, handle: Handle) -> bytes:
     """Ask as newer releases of nvidia-ml-py do: older ones want a buffer to fill, of this size."""
     version = ctypes.create_string_buffer(64)
-    code = module._nvmlGetFunctionPointer("nvmlDeviceGetGspFirmwareVersion")(handle, version)  # noqa: SLF001 - see below
+    code = module._nvmlGetFunctionPointer("nvmlDeviceGetGspFirmwareVersion")(handle, version)  # noqa: SLF001 - what its functions rest on
     if code:
         raise nvml_error(code)
     return version.value
-
-
-def _memory_meter(module: Any, handle: Handle, version: int | None) -> Meter:
-    """See nvml.memory_meter: nothing is made for a question."""
-    answer: Any
-    if version is None:
-        name, answer = "nvmlDeviceGetMemoryInfo", Memory()
-    else:
-        name, answer = "nvmlDeviceGetMemoryInfo_v2", MemoryV2(version=version)
-    return module._nvmlGetFunctionPointer(name), handle, ctypes.byref(answer), answer  # noqa: SLF001 - see below
 
 
 # nvmlFieldValue_t: field, scope, time stamp, latency, type of the value, return code, value
