@@ -7,27 +7,28 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
+from offenders import for_all
 
 REPOSITORY = Path(__file__).parents[1]
 COMMITTED = REPOSITORY / "grafana" / "dashboards"
 DASHBOARDS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text()) for path in sorted(COMMITTED.iterdir())
 }
-PANELS = [
-    pytest.param(panel, id=f"{uid} {panel['title']}")
+PANELS: dict[str, dict[str, Any]] = {
+    f"{uid} {panel['title']} {panel['id']}": panel
     for uid, dashboard in DASHBOARDS.items()
     for panel in dashboard["panels"]
     if panel["type"] != "row"
-]
+}
 VARIABLES = ("cluster", "instance", "gpu", "owner", "run")
 ALL = {"__rate_interval": "1m", "__interval": "1m", "__range": "1h", "__range_s": "3600", "__interval_ms": "60000"}
 ALL |= dict.fromkeys(VARIABLES, ".*")
 # What Grafana makes of all of nothing, and that nothing recorded is read in place of samples.
 HIDDEN = {"mig": "()", "recorded": "none"}
 
-panels = pytest.mark.parametrize("panel", PANELS)
-each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+# Decorators: one test of all panels, or of all dashboards, which lists those that fail.
+panels = for_all(PANELS)
+each_dashboard = for_all(DASHBOARDS)
 
 
 def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:

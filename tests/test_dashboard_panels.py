@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-from committed_dashboards import DASHBOARDS, each_dashboard, expressions, panels, panels_of, properties, titles
+from committed_dashboards import each_dashboard, expressions, panels, panels_of, properties, titles
 from promql import SAMPLES, grouping, made, selectors
 from promql_units import unit
 
@@ -115,8 +114,8 @@ def test_panel_ids_stay(dashboard: dict[str, Any]) -> None:
     assert json.loads(path.read_text())[dashboard["uid"]] == ids
 
 
-@pytest.mark.parametrize("uid", DASHBOARDS)
-def test_titles_tell_panels_apart(uid: str) -> None:
+@each_dashboard
+def test_titles_tell_panels_apart(dashboard: dict[str, Any]) -> None:
     """No two panels of a dashboard have one title."""
-    found = [panel["title"] for panel in panels_of(DASHBOARDS[uid])]
+    found = [panel["title"] for panel in panels_of(dashboard)]
     assert len(found) == len(set(found))

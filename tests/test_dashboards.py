@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import backfill
 import dashboards
-import history
-import promql_parser
-import pytest
 from committed_dashboards import (
     ALL,
     COMMITTED,
@@ -31,15 +25,16 @@ from committed_dashboards import (
     titles,
     without_variables,
 )
+from offenders import for_all
 from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
 from gpuwarden import thresholds
+from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS, Choices, annotated
 from gpuwarden.exposition import TABLES
 from gpuwarden.gpu.table import MigReadings
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import PressureReadings, ProcessReadings
-from system_parts import needs
 
 COUNTERS = {row.name for table in TABLES for row in table.rows if row.kind == "counter"}
 COUNTERS |= {f"{row.name}_bucket" for table in TABLES for row in table.rows if row.kind == "histogram"}
@@ -47,7 +42,6 @@ CHOSEN = {"cluster": "cluster", "instance": "instance", "uuid": "gpu", "run_id":
 OF_DEVICES = {row.name for table in (MigReadings, PressureReadings, RunReadings) for row in table.rows}
 OF_DEVICES |= {f"{row.name}_bucket" for row in RunReadings.rows if row.kind == "histogram"}
 OF_PROCESSES = {row.name for row in ProcessReadings.rows}
-ONE_BOX = "gpu-box-1:9846"  # there is one in each of two clusters
 
 
 def _legend_labels(text: str) -> set[str]:
@@ -206,11 +200,11 @@ def test_variables_take_several_and_all(dashboard: dict[str, Any]) -> None:
         assert all(f'{name}=~"${name}"' in variable["query"]["query"] for name in among)
 
 
-@pytest.mark.parametrize("uid", ["gpuwarden-box", "gpuwarden-run"])
-def test_box_and_run_begin_with_one_box(uid: str) -> None:
+def test_box_and_run_begin_with_one_box() -> None:
     """Each GPU and run is drawn there, so that not all of a fleet's are at first."""
-    chosen = {v["name"]: v["current"] for v in DASHBOARDS[uid]["templating"]["list"]}
-    assert (chosen["instance"], chosen["gpu"]["value"]) == ({}, ["$__all"])
+    for uid in ("gpuwarden-box", "gpuwarden-run"):
+        chosen = {v["name"]: v["current"] for v in DASHBOARDS[uid]["templating"]["list"]}
+        assert (chosen["instance"], chosen["gpu"]["value"]) == ({}, ["$__all"])
 
 
 RED, ORANGE, YELLOW = "red", "orange", "yellow"
@@ -329,13 +323,13 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
     assert linked >= 3
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_alerts_lead_to_what_they_are_about(alert: str) -> None:
+@for_all(ALERTS)
+def test_alerts_lead_to_what_they_are_about(alert: AlertRule) -> None:
     """An alert of a run leads to the runs' dashboard, another one to its box's, with variables that are there."""
-    url = annotated(ALERTS[alert], Choices())["dashboard_url"]
+    url = annotated(alert, Choices())["dashboard_url"]
     uid, _, query = url.removeprefix("http://localhost:3000/d/").partition("?")
-    assert uid == {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}[ALERTS[alert].subject]
-    wanted = {"run": {"instance", "run"}, "gpu": {"instance", "gpu"}, "box": {"instance"}}[ALERTS[alert].subject]
+    assert uid == {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}[alert.subject]
+    wanted = {"run": {"instance", "run"}, "gpu": {"instance", "gpu"}, "box": {"instance"}}[alert.subject]
     assert set(re.findall(r"var-(\w+)=", query)) == wanted | {"cluster"}
     assert wanted | {"cluster"} <= {each["name"] for each in DASHBOARDS[uid]["templating"]["list"]}
 
@@ -346,186 +340,3 @@ def test_runbooks_name_panels_that_exist() -> None:
     named = {title for found in re.findall(r"panels?\s+\*([^*]+)\*(?: and \*([^*]+)\*)?", text) for title in found}
     assert len(named) > 3
     assert named - {""} <= {panel["title"] for dashboard in DASHBOARDS.values() for panel in panels_of(dashboard)}
-
-
-@pytest.fixture(scope="module")
-def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float, float]]:
-    """Serve a quarter of an hour of simulated boxes' pages; yield Prometheus' URL and the times of both ends."""
-    needs("prometheus", "prometheus")
-    needs("promtool", "prometheus")
-    directory = tmp_path_factory.mktemp("history")
-    begin, end = history.record(directory, 15 * 60)
-    with backfill.serving(directory, history.STEP) as url:
-        yield url, begin, end
-
-
-@panels
-def test_every_query_returns_data(
-    panel: dict[str, Any], boxes: tuple[str, float, float], request: pytest.FixtureRequest
-) -> None:
-    """Prometheus answers each query of a panel with numbers, and the legend tells all series apart."""
-    one_box = request.node.callspec.id.startswith("gpuwarden-box")
-    clusters = [{"instance": ONE_BOX, "cluster": cluster} for cluster in ("lab", "west")] if one_box else [{}]
-    answered: Counter[str] = Counter()
-    for chosen in clusters:
-        legends: Counter[str] = Counter()
-        for target, expression in zip(panel["targets"], expressions(panel, **chosen), strict=True):
-            series = _asked(expression, boxes, now=target["instant"])
-            answered[target["refId"]] += len(series)
-            if panel["type"] != "table":
-                legends.update(_legend(target["legendFormat"], each["metric"]) for each in series)
-        assert [legend for legend, count in legends.items() if count > 1 or not legend] == []
-    assert all(answered[target["refId"]] for target in panel["targets"]), answered
-
-
-def _asked(expression: str, boxes: tuple[str, float, float], *, now: bool) -> list[dict[str, Any]]:
-    """Return what Prometheus answers to a query, all of it numbers."""
-    url, begin, end = boxes
-    assert promql_parser.parse(expression)
-    if now:
-        series: list[dict[str, Any]] = backfill.ask(url, "query", query=expression, time=end)["result"]
-        values = [float(each["value"][1]) for each in series]
-    else:
-        series = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
-        values = [float(value) for each in series for _time, value in each["values"]]
-    assert not any(map(math.isnan, values)), expression
-    return series
-
-
-def _legend(text: str, labels: dict[str, str]) -> str:
-    return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), text)
-
-
-@each_dashboard
-def test_marks_are_found(dashboard: dict[str, Any], boxes: tuple[str, float, float]) -> None:
-    """Alerts that fired, and runs that began and ended, are on the time axis at their time."""
-    url, begin, end = boxes
-    for mark in dashboard["annotations"]["list"]:
-        expression = without_variables(mark["expr"])
-        found = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
-        assert found
-        if mark.get("useValueForTime"):
-            times = [float(value) / 1000 for each in found for _time, value in each["values"]]
-            assert begin - 1000 < min(times) <= max(times) <= end
-
-
-def _query(uid: str, panel: str, legend: str) -> str:
-    """Return a panel's query as it is written."""
-    (found,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
-    (query,) = (target["expr"] for target in found["targets"] if target["legendFormat"] == legend)
-    return str(query)
-
-
-def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: tuple[str, float, float]) -> None:
-    """Who chooses a divided GPU sees its instances and the runs on them, by the hidden variable."""
-    url, begin, end = boxes
-    (gpu,) = (
-        each["metric"]["gpu_uuid"]
-        for each in backfill.ask(url, "query", query="gpuwarden_mig_info", time=end)["result"]
-    )
-    variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-box"]["templating"]["list"]}
-    values = re.fullmatch(r"label_values\((.+), uuid\)", variables["mig"]["query"]["query"])
-    assert values
-
-    def offered(**chosen: str) -> list[str]:
-        found = backfill.ask(url, "series", **{"match[]": without_variables(values[1], **chosen)}, start=begin, end=end)
-        return [each["uuid"] for each in found]
-
-    assert offered() == []  # all GPUs: no name has to be listed
-    (instance,) = offered(gpu=gpu)
-    for panel in ("Memory in use by allocators", "Headroom", "Memory used"):
-        (found,) = (each for each in panels_of(DASHBOARDS["gpuwarden-box"]) if each["title"] == panel)
-        parts = [
-            each
-            for expression in expressions(found, gpu=gpu, mig=instance)
-            for each in _asked(expression, boxes, now=False)
-            if each["metric"].get("uuid") == instance
-        ]
-        assert {each["metric"]["gpu"] for each in parts} == {"0/0/0"}, panel
-    for legend in ("headroom", "identity", "used", "state"):
-        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
-        rows = {each["metric"]["uuid"]: each["metric"] for each in _asked(query, boxes, now=True)}
-        assert instance in rows
-        assert legend != "identity" or rows[instance]["board"] == gpu  # where its row leads
-
-
-def test_boxes_of_one_name_stay_apart(boxes: tuple[str, float, float]) -> None:
-    """A row of a table leads to the box of its own cluster, and to all clusters where targets have none."""
-    for uid, panel, legend in (
-        ("gpuwarden-fleet", "GPUs now, worst first", "identity"),
-        ("gpuwarden-fleet", "Runs of this time range", "identity"),
-        ("gpuwarden-box", "Alerts firing", "severity"),
-    ):
-        rows = _asked(without_variables(_query(uid, panel, legend)), boxes, now=True)
-        places = {(each["metric"]["instance"], each["metric"]["place"]) for each in rows}
-        assert places <= {(ONE_BOX, "lab"), (ONE_BOX, "west"), ("gpu-box-2:9846", "All")}
-        assert (ONE_BOX, "lab") in places
-        (table,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
-        assert titles(table)["place"] == "In cluster"
-
-
-def test_a_box_that_is_down_is_in_the_table(boxes: tuple[str, float, float]) -> None:
-    """A box that does not answer Prometheus stands above all GPUs, as nothing else names it."""
-    url, begin, end = boxes
-    answers = [
-        backfill.ask(url, "query", query='up{cluster="west"}', time=time)["result"][0]["value"]
-        for time in range(int(begin), int(end), 5)
-    ]
-    time = next(time for time, up in answers if up == "0")
-    for legend, expected in (("state", 10), ("identity", 1)):
-        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
-        rows = backfill.ask(url, "query", query=query, time=time)["result"]
-        ((labels, value),) = (
-            (each["metric"], float(each["value"][1])) for each in rows if each["metric"]["uuid"] == "none"
-        )
-        assert (labels["instance"], labels["cluster"]) == (ONE_BOX, "west")
-        assert legend != "state" or value == expected == max(float(each["value"][1]) for each in rows)
-        assert legend != "identity" or (labels["gpu"], labels["board"], labels["place"]) == ("all", "All", "west")
-
-
-def test_state_is_red_where_a_critical_alert_fires(boxes: tuple[str, float, float]) -> None:
-    """A GPU of which a critical alert tells is red in the table, but where the alert fires on a while."""
-    url, begin, end = boxes
-    (table,) = (each for each in panels_of(DASHBOARDS["gpuwarden-fleet"]) if each["title"] == "GPUs now, worst first")
-    (look,) = (each for each in table["fieldConfig"]["overrides"] if each["matcher"]["options"] == "State")
-    (mappings,) = (each["value"] for each in look["properties"] if each["id"] == "mappings")
-    colors = {float(number): shown["color"] for number, shown in mappings[0]["options"].items()}
-    query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", "state"))
-    critical = 'ALERTS{alertstate="firing",severity="critical",uuid!=""}'
-    red: list[set[str]] = []
-    for time in range(int(begin) + 60, int(end), 15):
-        states = backfill.ask(url, "query", query=query, time=time)["result"]
-        firing = {each["metric"]["uuid"] for each in backfill.ask(url, "query", query=critical, time=time)["result"]}
-        red.append({each["metric"]["uuid"] for each in states if colors[float(each["value"][1])] == "red"})
-        assert firing <= set().union(*red[-7:]), time - begin
-    assert any(red)
-
-
-@pytest.mark.parametrize("name", VARIABLES)
-def test_choices_have_names_and_values(name: str, boxes: tuple[str, float, float]) -> None:
-    """Each variable offers what the boxes have, out of a result as Grafana writes it."""
-    url, begin, end = boxes
-    variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-fleet"]["templating"]["list"]}
-    written = without_variables(variables[name]["query"]["query"])
-    if values := re.fullmatch(r"label_values\((.+), (\w+)\)", written):
-        found = backfill.ask(url, "series", **{"match[]": values[1]}, start=begin, end=end)
-        wanted = {
-            "cluster": {"lab", "west"},
-            "instance": {ONE_BOX, "gpu-box-2:9846"},
-            "owner": {"ada", "grace", "hedy"},
-        }
-        assert {each[values[2]] for each in found if values[2] in each} >= wanted[name]
-        return
-    query = re.fullmatch(r"query_result\((.+)\)", written)
-    assert query
-    pattern = re.sub(r"\?<(\w+)>", r"?P<\1>", variables[name]["regex"].strip("/"))
-    key, called = {"gpu": ("uuid", "gpu"), "run": ("run_id", "run_name")}[name]
-    results = backfill.ask(url, "query", query=query[1], time=end)["result"]
-    assert results
-    for each in results:
-        metric = dict(each["metric"])
-        labels = ",".join(f'{label}="{value}"' for label, value in metric.items() if label != "__name__")
-        match = re.search(pattern, f"{metric.get('__name__', '')}{{{labels}}} {each['value'][1]} {end * 1000:.0f}")
-        assert match
-        assert match["value"] == metric[key]
-        assert match["text"].startswith(f"{metric[called]} · ")

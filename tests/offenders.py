@@ -1,0 +1,42 @@
+"""One test over many cases: every case is checked, and the failure lists each one that does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+Case = Callable[[str], AbstractContextManager[None]]
+
+
+@contextmanager
+def listing_offenders() -> Iterator[Case]:
+    """Yield `case(name)`, a context for the assertions of one case; fail at the end with all cases that failed."""
+    offenders: list[str] = []
+
+    @contextmanager
+    def case(name: str) -> Iterator[None]:
+        try:
+            yield
+        except AssertionError as error:
+            offenders.append(f"{name}: {error}")
+
+    yield case
+    assert not offenders, f"{len(offenders)} cases:\n" + "\n".join(offenders)
+
+
+def for_all(cases: Mapping[str, T]) -> Callable[[Callable[[T], None]], Callable[[], None]]:
+    """Decorate a check of one case: it becomes one test of all cases, by name."""
+
+    def decorate(check: Callable[[T], None]) -> Callable[[], None]:
+        def test() -> None:
+            with listing_offenders() as case:
+                for name, value in cases.items():
+                    with case(name):
+                        check(value)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate

@@ -1,0 +1,415 @@
+"""The dashboards on real data: a real Prometheus answers every query, of samples and of what rules recorded."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import backfill
+import history
+import promql_parser
+import pytest
+import yaml
+from committed_dashboards import (
+    DASHBOARDS,
+    PANELS,
+    VARIABLES,
+    expressions,
+    panels_of,
+    titles,
+    without_variables,
+)
+from offenders import listing_offenders
+
+from system_parts import needs
+
+pytestmark = pytest.mark.system
+
+Boxes = tuple[str, float, float]  # Prometheus' URL, and the Unix times of both ends of what it has
+ONE_BOX = "gpu-box-1:9846"  # there is one in each of two clusters
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
+    """Serve a quarter of an hour of simulated boxes' pages; yield Prometheus' URL and the times of both ends."""
+    needs("prometheus", "prometheus")
+    needs("promtool", "prometheus")
+    directory = tmp_path_factory.mktemp("history")
+    begin, end = history.record(directory, 15 * 60)
+    with backfill.serving(directory, history.STEP) as url:
+        yield url, begin, end
+
+
+def test_every_query_returns_data(boxes: Boxes) -> None:
+    """Prometheus answers each query of each panel with numbers, and the legend tells all series apart."""
+    with listing_offenders() as case:
+        for name, panel in PANELS.items():
+            with case(name):
+                _returns_data(panel, boxes, one_box=name.startswith("gpuwarden-box"))
+
+
+def _returns_data(panel: dict[str, Any], boxes: Boxes, *, one_box: bool) -> None:
+    clusters = [{"instance": ONE_BOX, "cluster": cluster} for cluster in ("lab", "west")] if one_box else [{}]
+    answered: Counter[str] = Counter()
+    for chosen in clusters:
+        legends: Counter[str] = Counter()
+        for target, expression in zip(panel["targets"], expressions(panel, **chosen), strict=True):
+            series = _asked(expression, boxes, now=target["instant"])
+            answered[target["refId"]] += len(series)
+            if panel["type"] != "table":
+                legends.update(_legend(target["legendFormat"], each["metric"]) for each in series)
+        assert [legend for legend, count in legends.items() if count > 1 or not legend] == []
+    assert all(answered[target["refId"]] for target in panel["targets"]), answered
+
+
+def _asked(expression: str, boxes: Boxes, *, now: bool) -> list[dict[str, Any]]:
+    """Return what Prometheus answers to a query, all of it numbers."""
+    url, begin, end = boxes
+    assert promql_parser.parse(expression)
+    if now:
+        series: list[dict[str, Any]] = backfill.ask(url, "query", query=expression, time=end)["result"]
+        values = [float(each["value"][1]) for each in series]
+    else:
+        series = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
+        values = [float(value) for each in series for _time, value in each["values"]]
+    assert not any(map(math.isnan, values)), expression
+    return series
+
+
+def _legend(text: str, labels: dict[str, str]) -> str:
+    return re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), text)
+
+
+def test_marks_are_found(boxes: Boxes) -> None:
+    """Alerts that fired, and runs that began and ended, are on the time axis at their time."""
+    url, begin, end = boxes
+    for mark in (mark for dashboard in DASHBOARDS.values() for mark in dashboard["annotations"]["list"]):
+        expression = without_variables(mark["expr"])
+        found = backfill.ask(url, "query_range", query=expression, start=begin, end=end, step=15)["result"]
+        assert found
+        if mark.get("useValueForTime"):
+            times = [float(value) / 1000 for each in found for _time, value in each["values"]]
+            assert begin - 1000 < min(times) <= max(times) <= end
+
+
+def _query(uid: str, panel: str, legend: str) -> str:
+    """Return a panel's query as it is written."""
+    (found,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
+    (query,) = (target["expr"] for target in found["targets"] if target["legendFormat"] == legend)
+    return str(query)
+
+
+def test_runs_on_instances_of_a_chosen_gpu_are_shown(boxes: Boxes) -> None:
+    """Who chooses a divided GPU sees its instances and the runs on them, by the hidden variable."""
+    url, begin, end = boxes
+    (gpu,) = (
+        each["metric"]["gpu_uuid"]
+        for each in backfill.ask(url, "query", query="gpuwarden_mig_info", time=end)["result"]
+    )
+    variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-box"]["templating"]["list"]}
+    values = re.fullmatch(r"label_values\((.+), uuid\)", variables["mig"]["query"]["query"])
+    assert values
+
+    def offered(**chosen: str) -> list[str]:
+        found = backfill.ask(url, "series", **{"match[]": without_variables(values[1], **chosen)}, start=begin, end=end)
+        return [each["uuid"] for each in found]
+
+    assert offered() == []  # all GPUs: no name has to be listed
+    (instance,) = offered(gpu=gpu)
+    for panel in ("Memory in use by allocators", "Headroom", "Memory used"):
+        (found,) = (each for each in panels_of(DASHBOARDS["gpuwarden-box"]) if each["title"] == panel)
+        parts = [
+            each
+            for expression in expressions(found, gpu=gpu, mig=instance)
+            for each in _asked(expression, boxes, now=False)
+            if each["metric"].get("uuid") == instance
+        ]
+        assert {each["metric"]["gpu"] for each in parts} == {"0/0/0"}, panel
+    for legend in ("headroom", "identity", "used", "state"):
+        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend), gpu=gpu, mig=instance)
+        rows = {each["metric"]["uuid"]: each["metric"] for each in _asked(query, boxes, now=True)}
+        assert instance in rows
+        assert legend != "identity" or rows[instance]["board"] == gpu  # where its row leads
+
+
+def test_boxes_of_one_name_stay_apart(boxes: Boxes) -> None:
+    """A row of a table leads to the box of its own cluster, and to all clusters where targets have none."""
+    for uid, panel, legend in (
+        ("gpuwarden-fleet", "GPUs now, worst first", "identity"),
+        ("gpuwarden-fleet", "Runs of this time range", "identity"),
+        ("gpuwarden-box", "Alerts firing", "severity"),
+    ):
+        rows = _asked(without_variables(_query(uid, panel, legend)), boxes, now=True)
+        places = {(each["metric"]["instance"], each["metric"]["place"]) for each in rows}
+        assert places <= {(ONE_BOX, "lab"), (ONE_BOX, "west"), ("gpu-box-2:9846", "All")}
+        assert (ONE_BOX, "lab") in places
+        (table,) = (each for each in panels_of(DASHBOARDS[uid]) if each["title"] == panel)
+        assert titles(table)["place"] == "In cluster"
+
+
+def test_a_box_that_is_down_is_in_the_table(boxes: Boxes) -> None:
+    """A box that does not answer Prometheus stands above all GPUs, as nothing else names it."""
+    url, begin, end = boxes
+    answers = [
+        backfill.ask(url, "query", query='up{cluster="west"}', time=time)["result"][0]["value"]
+        for time in range(int(begin), int(end), 5)
+    ]
+    time = next(time for time, up in answers if up == "0")
+    for legend, expected in (("state", 10), ("identity", 1)):
+        query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", legend))
+        rows = backfill.ask(url, "query", query=query, time=time)["result"]
+        ((labels, value),) = (
+            (each["metric"], float(each["value"][1])) for each in rows if each["metric"]["uuid"] == "none"
+        )
+        assert (labels["instance"], labels["cluster"]) == (ONE_BOX, "west")
+        assert legend != "state" or value == expected == max(float(each["value"][1]) for each in rows)
+        assert legend != "identity" or (labels["gpu"], labels["board"], labels["place"]) == ("all", "All", "west")
+
+
+def test_state_is_red_where_a_critical_alert_fires(boxes: Boxes) -> None:
+    """A GPU of which a critical alert tells is red in the table, but where the alert fires on a while."""
+    url, begin, end = boxes
+    (table,) = (each for each in panels_of(DASHBOARDS["gpuwarden-fleet"]) if each["title"] == "GPUs now, worst first")
+    (look,) = (each for each in table["fieldConfig"]["overrides"] if each["matcher"]["options"] == "State")
+    (mappings,) = (each["value"] for each in look["properties"] if each["id"] == "mappings")
+    colors = {float(number): shown["color"] for number, shown in mappings[0]["options"].items()}
+    query = without_variables(_query("gpuwarden-fleet", "GPUs now, worst first", "state"))
+    critical = 'ALERTS{alertstate="firing",severity="critical",uuid!=""}'
+    red: list[set[str]] = []
+    for time in range(int(begin) + 60, int(end), 15):
+        states = backfill.ask(url, "query", query=query, time=time)["result"]
+        firing = {each["metric"]["uuid"] for each in backfill.ask(url, "query", query=critical, time=time)["result"]}
+        red.append({each["metric"]["uuid"] for each in states if colors[float(each["value"][1])] == "red"})
+        assert firing <= set().union(*red[-7:]), time - begin
+    assert any(red)
+
+
+def test_choices_have_names_and_values(boxes: Boxes) -> None:
+    """Each variable offers what the boxes have, out of a result as Grafana writes it."""
+    with listing_offenders() as case:
+        for name in VARIABLES:
+            with case(name):
+                _offers(name, boxes)
+
+
+def _offers(name: str, boxes: Boxes) -> None:
+    url, begin, end = boxes
+    variables = {each["name"]: each for each in DASHBOARDS["gpuwarden-fleet"]["templating"]["list"]}
+    written = without_variables(variables[name]["query"]["query"])
+    if values := re.fullmatch(r"label_values\((.+), (\w+)\)", written):
+        found = backfill.ask(url, "series", **{"match[]": values[1]}, start=begin, end=end)
+        wanted = {
+            "cluster": {"lab", "west"},
+            "instance": {ONE_BOX, "gpu-box-2:9846"},
+            "owner": {"ada", "grace", "hedy"},
+        }
+        assert {each[values[2]] for each in found if values[2] in each} >= wanted[name]
+        return
+    query = re.fullmatch(r"query_result\((.+)\)", written)
+    assert query
+    pattern = re.sub(r"\?<(\w+)>", r"?P<\1>", variables[name]["regex"].strip("/"))
+    key, called = {"gpu": ("uuid", "gpu"), "run": ("run_id", "run_name")}[name]
+    results = backfill.ask(url, "query", query=query[1], time=end)["result"]
+    assert results
+    for each in results:
+        metric = dict(each["metric"])
+        labels = ",".join(f'{label}="{value}"' for label, value in metric.items() if label != "__name__")
+        match = re.search(pattern, f"{metric.get('__name__', '')}{{{labels}}} {each['value'][1]} {end * 1000:.0f}")
+        assert match
+        assert match["value"] == metric[key]
+        assert match["text"].startswith(f"{metric[called]} · ")
+
+
+LAB, WEST = 'cluster="lab",job="gpuwarden",instance="box"', 'cluster="west",job="gpuwarden",instance="box"'
+BESIDE = 'cluster="lab",job="gpuwarden",instance="another"'
+DAEMON, RECORDED = "gpuwarden_build_info", "gpuwarden:box:build_info:group"
+EVER, LATE, NEVER = "1x600", "_x120 1x480", ""  # samples a minute: eight hours and more, or all but the first two
+SIX_HOURS = {"__range": "6h", "__range_s": "21600"}
+BRIEF, AWAY, EARLY = "1x301 _x19 1x280", "1x300 _x150 1x150", "1x480"
+# Values of the two series on each of up to three boxes, what is chosen, and whether what was recorded is read.
+CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str], bool]] = {
+    "all of it is recorded": ((EVER, EVER, EVER, EVER), SIX_HOURS, True),
+    "there was nothing before": ((LATE, LATE, LATE, LATE), SIX_HOURS | {"__range": "9h"}, True),
+    "a box came later": ((EVER, EVER, LATE, LATE), SIX_HOURS | {"__range": "9h"}, True),
+    "a box came on the whole hour": ((EVER, EVER, "_x360 1x240", "_x361 1x239"), SIX_HOURS, True),
+    "a box was away for hours": ((EVER, EVER, AWAY, AWAY), SIX_HOURS, True),
+    "a restart took ten minutes": (("1x303 _x10 1x287", "1x302 _x12 1x286", EVER, EVER), SIX_HOURS, True),
+    "the time range ends in an hour": ((EARLY, EARLY, EARLY, EARLY), SIX_HOURS, True),
+    "a short time is read as it was": ((EVER, EVER, EVER, EVER), {"__range": "3h", "__range_s": "10800"}, False),
+    "nothing is recorded": ((EVER, NEVER, EVER, NEVER), SIX_HOURS, False),
+    "rules came later": ((EVER, LATE, EVER, LATE), SIX_HOURS | {"__range": "9h"}, False),
+    "rules were away for hours": ((EVER, AWAY, EVER, EVER), SIX_HOURS, False),
+    "rules were away for twenty minutes": ((EVER, BRIEF, EVER, BRIEF), SIX_HOURS, False),
+    "rules were away for hours, between whole ones": ((EVER, "1x361 _x117 1x122", EVER, EVER), SIX_HOURS, False),
+    "one of two boxes is of a Prometheus without rules": ((EVER, EVER, NEVER, NEVER, EVER, NEVER), SIX_HOURS, False),
+    "rules came after the time range": ((EARLY, NEVER, EARLY, NEVER), SIX_HOURS, False),
+    "there is nothing": ((NEVER, NEVER, NEVER, NEVER), SIX_HOURS, False),
+    "one cluster has no rules": ((EVER, EVER, EVER, NEVER), SIX_HOURS, False),
+    "another cluster has none": ((EVER, EVER, EVER, NEVER), SIX_HOURS | {"cluster": "lab"}, True),
+    "a GPU is chosen": ((EVER, EVER, EVER, EVER), SIX_HOURS | {"gpu": "GPU-a"}, False),
+    "a run is chosen": ((EVER, EVER, EVER, EVER), SIX_HOURS | {"run": "1-2"}, False),
+}
+
+
+def _variable(uid: str) -> dict[str, Any]:
+    (found,) = (each for each in DASHBOARDS[uid]["templating"]["list"] if each["name"] == "recorded")
+    return dict(found)
+
+
+def _rule_test(values: tuple[str, ...], chosen: Mapping[str, str], *, read: bool) -> dict[str, Any]:
+    """Return a case as promtool takes it."""
+    names = (f"{name}{{{box}}}" for box in (LAB, WEST, BESIDE) for name in (DAEMON, RECORDED))
+    wanted = re.fullmatch(r"query_result\((.+)\)", _variable("gpuwarden-fleet")["query"]["query"])
+    assert wanted
+    seconds = float(chosen["__range_s"])
+    labels = '{chosen=".* .*", label=".+"}' if read else '{label="none"}'
+    check = {
+        "expr": without_variables(wanted[1], **chosen),
+        "eval_time": "9h",
+        "exp_samples": [{"labels": labels, "value": seconds if read else 0}],
+    }
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": told} for name, told in zip(names, values, strict=False) if told],
+        "promql_expr_test": [check],
+    }
+
+
+def test_what_is_recorded_is_read_where_it_is_whole(tmp_path: Path) -> None:
+    """In time ranges of hours, of all GPUs and runs, and where it is there of each box, all the time."""
+    tests = [{"name": name, **_rule_test(*case[:2], read=case[2])} for name, case in CASES.items()]
+    path = tmp_path / "cases.yml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": tests}))
+    promtool = needs("promtool", "prometheus")
+    done = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_grafana_takes_the_pattern_as_it_is() -> None:
+    """Grafana escapes patterns among several values; of Prometheus' result it takes the label, and none of a URL."""
+    for uid in ("gpuwarden-fleet", "gpuwarden-box"):
+        variable = _variable(uid)
+        assert (variable["multi"], variable["includeAll"], variable["skipUrlSync"]) == (False, False, True)
+        found = re.search(variable["regex"].strip("/"), '{chosen=".* .*", label=".+"} 21600 1763600000000')
+        assert found
+        assert found[1] == ".+"
+
+
+RECORDS = [
+    (panel, number)
+    for panel in panels_of(DASHBOARDS["gpuwarden-fleet"])
+    for number, target in enumerate(panel["targets"])
+    if "$recorded" in target["expr"]
+]
+
+
+def test_records_are_read_somewhere() -> None:
+    """What a fleet's charts and sums were slow with over a week."""
+    assert len(RECORDS) == 11
+
+
+def test_records_tell_the_same(boxes: Boxes) -> None:
+    """The rows and lines are the same ones, and so are the numbers."""
+    with listing_offenders() as case:
+        for panel, number in RECORDS:
+            with case(f"{panel['title']} {number}"):
+                _tells_the_same(panel, number, boxes)
+
+
+def _tells_the_same(panel: dict[str, Any], number: int, boxes: Boxes) -> None:
+    url, begin, end = boxes
+    times = {"start": begin + 60, "end": end, "step": 60}
+    # A record says over how long it was taken before, which matters at both ends of a time range.
+    over = {"__range": "20m", "__range_s": "1200", "__interval": "15s", "__interval_ms": "15000"}
+    close = 0.12 if panel["title"] == "GPUs now, worst first" else 1e-9
+    told = []
+    for recorded in ("none", ".+"):
+        query = expressions(panel, recorded=recorded, **over)[number]
+        found = backfill.ask(url, "query_range", query=query, **times)["result"]
+        told.append(
+            {
+                (*sorted((key, value) for key, value in each["metric"].items() if key != "__name__"), time): float(
+                    value
+                )
+                for each in found
+                for time, value in each["values"]
+            }
+        )
+    samples, records = told
+    assert any(samples.values())
+    assert records == pytest.approx(samples, abs=close)
+
+
+# Seconds that a GPU's counter of a slowdown has after some hours; none while it is not there.
+SLOWED: Mapping[str, Callable[[float], float | None]] = {
+    "all the time": lambda hour: 3600 * hour,
+    "never": lambda _hour: 0,
+    "half of the hours that it was there": lambda hour: 1800 * hour if hour <= 3 else None,
+    "in its one hour": lambda hour: 3600 * (hour - 5) if hour >= 5 else None,
+    "of a daemon that restarts each hour": lambda hour: 3600 * (hour % 1),
+}
+
+
+def _slowdowns(begin: float) -> Iterator[str]:
+    """Write six hours of a box with these GPUs, and the last of them of a second one."""
+    for number in range(6 * 120 + 1):
+        hour, time = number / 120, begin + number * 30
+        told = {("box", uuid): count(hour) for uuid, count in SLOWED.items()}
+        if hour >= 5:
+            told["later", "all of its time"] = 3600 * (hour - 5)
+        for instance in dict.fromkeys(instance for instance, _uuid in told):
+            yield f'{DAEMON}{{job="gpuwarden",instance="{instance}"}} 1 {time}\n'
+        for (instance, uuid), count in told.items():
+            if count is not None:
+                labels = f'job="gpuwarden",instance="{instance}",uuid="{uuid}",reason="sw_thermal_slowdown"'
+                yield f"gpuwarden_gpu_clock_event_seconds_total{{{labels}}} {count} {time}\n"
+
+
+def _asked_slowed(url: str, time: float, recorded: str) -> dict[str, float]:
+    (panel, number) = next(
+        (panel, number)
+        for panel in panels_of(DASHBOARDS["gpuwarden-fleet"])
+        for number, target in enumerate(panel["targets"])
+        if "slowed_ratio" in target["expr"]
+    )
+    over = SIX_HOURS | {"__interval": "2m", "__interval_ms": "120000"}
+    query = expressions(panel, recorded=recorded, **over)[number]
+    found = backfill.ask(url, "query", query=query, time=time)["result"]
+    return {each["metric"]["uuid"]: float(each["value"][1]) for each in found}
+
+
+@pytest.mark.parametrize("interval", [60, 120])
+def test_slowed_is_a_part_of_the_time_range(interval: int, tmp_path: Path) -> None:
+    """Of what was not there all of it too, and however often the rules are evaluated."""
+    needs("prometheus", "prometheus")
+    needs("promtool", "prometheus")
+    begin, end = history.BEGIN, history.BEGIN + 6 * 3600
+    backfill.add(tmp_path, _slowdowns(begin))
+    with backfill.serving(tmp_path, 30) as url:
+        lines = [
+            f"{backfill.sample_of(rule['record'], labels)} {value} {time}\n"
+            for rule in backfill.rules(30)
+            if rule.get("record") in {RECORDED, "gpuwarden:gpu:slowed_ratio:max"}
+            for labels, told in backfill.values(url, rule["expr"], begin, end, interval)
+            for time, value in told
+        ]
+    backfill.add(tmp_path, lines)
+    with backfill.serving(tmp_path, interval) as url:
+        samples, records = (_asked_slowed(url, end, recorded) for recorded in ("none", ".+"))
+    assert samples == pytest.approx(
+        {
+            "all the time": 1,
+            "never": 0,
+            "half of the hours that it was there": 1 / 4,
+            "in its one hour": 1 / 6,
+            "of a daemon that restarts each hour": 1,
+            "all of its time": 1 / 6,
+        },
+        abs=0.05,
+    )
+    assert records == pytest.approx(samples, abs=0.05)
