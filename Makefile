@@ -69,15 +69,13 @@ goldens: ## write tests/goldens anew: the difference is there to be reviewed
 history: ## an hour of two simulated boxes for Prometheus, in build/history
 	@tools/environment.sh test
 	@tools/system-parts.sh
-	$(BIN)/python grafana/history.py build/history
+	$(BIN)/python tools/pictures/history.py build/history
 
 # A first time takes a quarter of an hour, for the day and the renderer's packages; rm -r build/day for another day.
 pictures: ## the dashboards of a simulated day, the status page, and both in four situations, for docs/pictures
 	@tools/environment.sh test
 	@tools/system-parts.sh pictures
-	$(BIN)/python grafana/pictures.py
-	$(BIN)/python grafana/page_pictures.py
-	$(BIN)/python grafana/situation_pictures.py
+	$(BIN)/python tools/pictures
 
 bench: ## measure beside peers, by size and for long; an hour
 	@tools/environment.sh bench test

@@ -1,8 +1,8 @@
 """Weeks of two boxes of eight GPUs as a Prometheus' blocks, with all that their pages say; needs promtool.
 
 What happens on the busy one is what bench/alerting/healthy_week.py tells of; the troubled one of the last day leaks, is
-hot and loses a GPU, as in grafana/history.py. Beside it is what grafana/made_up.py makes up: a host, and more of what
-runs report. Days are played at once.
+hot and loses a GPU, as in tools/pictures/history.py. Beside it is what tools/pictures/made_up.py makes up: a host, and
+more of what runs report. Days are played at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "bench" / "alerting"), str(ROOT / "grafana")]
+sys.path += [str(ROOT / "bench" / "alerting"), str(ROOT / "tools" / "pictures")]
 
 import backfill  # noqa: E402 - found only now
 import healthy_week  # noqa: E402 - likewise

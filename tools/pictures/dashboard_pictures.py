@@ -1,8 +1,8 @@
-"""Draw the dashboards from a simulated day, for docs/pictures: `python grafana/pictures.py [DAY]`.
+"""Pictures of the dashboards from a simulated day, for docs/pictures.
 
-DAY is a folder of `history.py`; without it a day is made, in minutes. The renderer lays Grafana's own components out in
-Chromium, without Grafana; it is installed by npm into build/ at first, 700 MB. Needs Prometheus, promtool, node, npm,
-chromium and pngquant.
+The day is recorded by `history.py` into build/day, in minutes, where it is missing. The renderer lays Grafana's own
+components out in Chromium, without Grafana; npm installs it into build/ at first, 700 MB. Needs Prometheus, promtool,
+node, npm, chromium and pngquant.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +20,9 @@ from page_pictures import shrink
 
 STEP = 30.0  # seconds between polls: a day with the usual ones takes an hour to make
 DAY, HOUR = 86400.0, 3600.0  # seconds
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _DASHBOARDS, _PICTURES = _ROOT / "grafana" / "dashboards", _ROOT / "docs" / "pictures"
-_SOURCE, _RENDERER = _ROOT / "grafana" / "renderer", _ROOT / "build" / "renderer"
+_SOURCE, _RENDERER = Path(__file__).parent / "renderer", _ROOT / "build" / "renderer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,9 @@ PICTURES = (
 )
 
 
-def main() -> None:
-    """Draw all pictures; ends with an error where a panel has a problem."""
-    day = Path(sys.argv[1]) if sys.argv[1:] else _ROOT / "build" / "day"
+def draw_all() -> None:
+    """Draw all pictures; raises RuntimeError where a panel has a problem."""
+    day = _ROOT / "build" / "day"
     if not day.exists():
         record(day, DAY, STEP)
     build()
@@ -96,7 +95,3 @@ def draw(picture: Picture, url: str, end: float, folder: Path = _PICTURES) -> No
         raise RuntimeError("\n".join(problems))
     shrink(target)
     print(target.relative_to(_ROOT), target.stat().st_size)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""Take pictures of the status page in four situations: `python grafana/page_pictures.py [DIRECTORY]`.
+"""Pictures of the status page in four situations.
 
 The real daemon polls the simulation while the clock runs fast, until the box is as wanted; Chromium then opens the page
-on what it answers at that moment. Without DIRECTORY those of docs/pictures are taken. Needs chromium and pngquant.
+on what it answers at that moment. Needs chromium and pngquant.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from situations import HOST, LOST_SECONDS, SITUATIONS, SimulatedBox, Situation, 
 from gpuwarden.daemon import Daemon
 from gpuwarden.web import Request
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 sys.path.append(str(_ROOT / "tests"))
 
 from browser import Browser, chromium  # noqa: E402 - the tests' own, found only now
@@ -50,12 +50,6 @@ class Picture:
 DOCS = (
     Picture("near-oom", "status-page", 1280, "dark", 1180),
     Picture("gpu-lost", "status-page-phone", 390, "light", 1240),
-)
-ALL = tuple(
-    Picture(each.name, f"{each.name}-{width}-{scheme}", width, scheme)
-    for each in SITUATIONS
-    for width in (1280, 390)
-    for scheme in ("light", "dark")
 )
 
 
@@ -155,16 +149,9 @@ def shrink(path: Path) -> None:
         raise RuntimeError(f"{path}: {size} bytes are more than {LARGEST}")
 
 
-def main() -> None:
-    """Take the pictures, those of the documentation as small files."""
-    if sys.argv[1:]:
-        take(Path(sys.argv[1]), ALL)
-        return
+def take_for_docs() -> None:
+    """Take the pictures of docs/status-page.md, as small files."""
     folder = _ROOT / "docs" / "pictures"
     take(folder, DOCS)
     for picture in DOCS:
         shrink(folder / f"{picture.name}.png")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
-"""Take pictures of dashboards and page in four situations: `python grafana/situation_pictures.py`.
+"""Pictures of dashboards and status page in four situations, for docs/situations.md.
 
 A situation is brought about in one of two simulated boxes that the real daemon polls while the clock runs fast; over
-its pages Prometheus evaluates the alert rules, and the renderer draws what is there in the end, for docs/situations.md.
-Needs what pictures.py does.
+its pages Prometheus evaluates the alert rules, and the renderer draws what is there in the end.
+Needs what dashboard_pictures.py needs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from unittest import mock
 
 from backfill import add, samples, serving
+from dashboard_pictures import Picture, build, draw
 from history import BEGIN, BOXES, STEP, Clock, evaluate, record_box
 from made_up import MadeUp
 from page_pictures import Picture as PagePicture
 from page_pictures import shrink, take
-from pictures import Picture, build, draw
 from situations import LOST_SECONDS, SITUATIONS, WITHOUT_LEAKS, SimulatedBox, Situation, with_xid
 
 from gpuwarden.exposition import Exposition, entries
@@ -26,7 +26,7 @@ SHOWN = 900.0  # seconds, the last ones
 HEIGHT = 900  # pixels
 BOX, OTHER = BOXES[:2]
 _CHOSEN = {"cluster": "lab", "instance": "gpu-box-1:9846"}
-_FOLDER = Path(__file__).parents[1] / "docs" / "pictures" / "situations"
+_FOLDER = Path(__file__).parents[2] / "docs" / "pictures" / "situations"
 
 
 async def _record(directory: Path, situation: Situation) -> float:
@@ -46,7 +46,7 @@ async def _record(directory: Path, situation: Situation) -> float:
     return clock.now
 
 
-def main() -> None:
+def take_all() -> None:
     """Take the pictures."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     build()
@@ -68,7 +68,3 @@ def main() -> None:
     take(_FOLDER, pages)
     for each in pages:
         shrink(_FOLDER / f"{each.name}.png")
-
-
-if __name__ == "__main__":
-    main()

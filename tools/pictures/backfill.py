@@ -22,7 +22,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 MOST_POINTS = 10_000  # of a series, that a query may ask for; Prometheus' limit is 11,000
 
 

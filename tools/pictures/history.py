@@ -1,4 +1,4 @@
-"""An hour of two simulated boxes in Prometheus: `python grafana/history.py DIRECTORY [--minutes N]`.
+"""An hour of two simulated boxes in Prometheus: `python tools/pictures/history.py DIRECTORY [--minutes N]`.
 
 The real daemon polls the simulation while the clock runs fast; its pages become a Prometheus' blocks, over which
 Prometheus itself evaluates the alert rules. It ends where a leaking run is nearly out of memory. Needs Prometheus and
