@@ -1,4 +1,4 @@
-"""Messages survive the way there and back, and nothing that is no message gets through."""
+"""Messages of runs and daemon: wire format, and refusal of everything that is no message."""
 
 import json
 from dataclasses import fields
@@ -7,17 +7,19 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from services import ROOT
 
 from gpuwarden.protocol import (
+    MAX_COUNT,
     MAX_MESSAGE_BYTES,
     MAX_TEXT,
     STEP_BUCKETS,
-    VERSION,
     Advice,
+    Allocation,
     DeviceMemory,
     End,
+    Error,
     Hello,
-    Message,
     ProtocolError,
     Report,
     clip,
@@ -26,187 +28,165 @@ from gpuwarden.protocol import (
     encode,
 )
 
-printable = st.text(max_size=MAX_TEXT).map(clip)
-count = st.integers(0, 2**63 - 1)
-memory = st.builds(DeviceMemory, count, count, st.none() | count)
-messages = st.one_of(
-    st.builds(
-        Hello,
-        printable,
-        printable,
-        st.dictionaries(printable, st.none() | printable, max_size=4),
-        st.none() | printable,
-        st.none() | printable,
+BUCKETS = (0,) * (len(STEP_BUCKETS) + 1)
+# Each has its line in recorded_messages.jsonl: what earlier clients and daemons wrote.
+MESSAGES: tuple[Any, ...] = (
+    Hello("resnet", "tensorflow 2.21.0", {"GPU:0": None, "GPU:1": "GPU-5"}, "0,1", "PCI_BUS_ID", "job", 1, 2, True),
+    Report("idle", 0, 0.0, BUCKETS, {}),
+    Report(
+        *("train", 7, 1.5, BUCKETS, {"GPU:0": DeviceMemory(1, 2, reserved=4)}, 1, 2, 3),
+        stepping=True,
+        examples=8,
+        loss=-0.5,
+        errors={"device_oom": 1},
+        actions={"stop": 1},
+        oom_retries=1,
     ),
+    Error("device_oom", "OutOfMemory", "é", "train", 7, (Allocation(9, "2,3", op="MatMul"),), at=0, stage="forward"),
+    End("completed"),
+    End("interrupt", "failed"),
+    Advice(3, "pressure", "some", "GPU-5", "Low.", "memory", 1024, 2.5),
+)
+HELLO = {"v": 1, "type": "hello", "name": "resnet", "framework": "tensorflow 2.21.0", "devices": {"GPU:0": None}}
+REPORT = {"v": 1, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "step_buckets": [0] * 16}
+REPORT |= {"memory": {"GPU:0": {"current": 1, "peak": 2}}}
+
+printable = st.text(max_size=MAX_TEXT).map(clip)
+count = st.integers(0, MAX_COUNT - 1)
+seconds = st.floats(0, MAX_COUNT, exclude_max=True)
+memory = st.dictionaries(printable, st.builds(DeviceMemory, count, count, st.none() | count), max_size=4)
+messages = st.one_of(
+    st.builds(Hello, printable, printable, st.dictionaries(printable, st.none() | printable, max_size=4)),
     st.builds(
         Report,
         phase=st.sampled_from(("train", "test", "predict", "idle")),
         steps=count,
-        step_seconds=st.floats(0, 2**63, exclude_max=True),
-        step_buckets=st.tuples(*[count] * (len(STEP_BUCKETS) + 1)),
-        memory=st.dictionaries(printable, memory, max_size=4),
+        step_seconds=seconds,
+        step_buckets=st.tuples(*[count] * len(BUCKETS)),
+        memory=memory,
         epoch=st.none() | count,
-        batch=st.none() | count,
         dropped=count,
     ),
     st.builds(End, printable),
+    st.builds(Advice, count, st.just("xid"), st.just("critical"), printable, printable, seconds_to_oom=seconds),
 )
-HELLO = {"v": VERSION, "type": "hello", "name": "resnet", "framework": "tensorflow 2.21.0", "devices": {"GPU:0": None}}
-
-
-@given(messages)
-def test_message_survives(message: Message) -> None:
-    """What one half encodes the other half decodes to the same message."""
-    assert decode(encode(message)) == message
-
-
-@given(
-    st.builds(
-        Advice,
-        serial=count,
-        kind=st.sampled_from(("pressure", "xid", "neighbour", "gpu_lost")),
-        level=st.sampled_from(("none", "some", "critical")),
-        uuid=printable,
-        text=printable,
-        resource=st.none() | st.sampled_from(("memory", "thermal")),
-        headroom=st.none() | count,
-        seconds_to_oom=st.none() | st.floats(0, 2**63, exclude_max=True),
-    )
-)
-def test_advice_goes_one_way(advice: Advice) -> None:
-    """A run reads the advice that the daemon encodes, and the daemon takes none."""
-    assert decode_advice(encode(advice)) == advice
-    with pytest.raises(ProtocolError, match="unknown_type"):
-        decode(encode(advice))
-
-
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
-    """No bytes whatever raise anything but ProtocolError."""
-    try:
-        decode(data)
-    except ProtocolError:
-        return
-
-
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
+field_names = sorted({each.name for cls in (Hello, Report, Error, End) for each in fields(cls)})
+
+
+def read(data: bytes) -> Any:
+    """Decode with the half of the protocol that takes such a message."""
+    return decode_advice(data) if b'"type":"advice"' in data[:30] else decode(data)
+
+
+def refusal(data: bytes) -> str:
+    """Return the reason for which a message is refused, and the detail."""
+    with pytest.raises(ProtocolError) as caught:
+        decode(data)
+    return str(caught.value)
+
+
+def test_wire_format_is_as_recorded() -> None:
+    """Each message is written, and read, as by earlier clients and daemons."""
+    recorded = (ROOT / "tests/recorded_messages.jsonl").read_bytes().splitlines()
+    assert [encode(message) for message in MESSAGES] == recorded
+    assert tuple(map(read, recorded)) == MESSAGES
+
+
+@given(messages)
+def test_message_survives(message: Any) -> None:
+    """Each half decodes what the other half encodes to the same message; the daemon accepts no advice."""
+    data = encode(message)
+    assert read(data) == message
+    if isinstance(message, Advice):
+        assert refusal(data).startswith("unknown_type")
 
 
 @given(
-    st.sampled_from(["hello", "report", "end"]),
-    st.dictionaries(
-        st.sampled_from(
-            [
-                "name",
-                "framework",
-                "devices",
-                "phase",
-                "steps",
-                "step_seconds",
-                "step_buckets",
-                "memory",
-                "reason",
-                "epoch",
-            ]
-        ),
-        json_values,
-    ),
+    st.binary(max_size=200)
+    | st.text(max_size=200).map(str.encode)
+    | st.builds(
+        lambda kind, said: json.dumps({"v": 1, "type": kind, **said}).encode(),
+        st.sampled_from(["hello", "report", "error", "end"]),
+        st.dictionaries(st.sampled_from(field_names), json_values),
+    )
 )
-def test_any_json_is_a_message_or_refused(kind: str, fields: dict[str, Any]) -> None:
-    """Wrong values in known fields never raise anything but ProtocolError."""
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    """No bytes raise anything but ProtocolError."""
     try:
-        decode(json.dumps({"v": VERSION, "type": kind, **fields}).encode())
+        decode(data)
     except ProtocolError:
         return
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
+def test_refusals() -> None:
+    """Each kind of wrong message has its own reason."""
+    cases = [
         (b"", "not_json"),
         (b"hello", "not_json"),
         (b"[" * 5000, "not_json"),
         (b"\xff\xfe", "not_json"),
+        (json.dumps(HELLO).encode("utf-16"), "not_json"),
         (b"[]", "not_json"),
+        (json.dumps(HELLO).encode() + b"{}", "not_json"),
         (b"{}", "unknown_version"),
         (json.dumps({**HELLO, "v": 2}).encode(), "unknown_version"),
         (json.dumps({**HELLO, "type": "advice"}).encode(), "unknown_type"),
         (json.dumps({**HELLO, "type": ["hello"]}).encode(), "unknown_type"),
-        (json.dumps({**HELLO, "name": "a\nb"}).encode(), "invalid"),
-        (json.dumps({**HELLO, "name": "x" * (MAX_TEXT + 1)}).encode(), "invalid"),
-        (json.dumps({**HELLO, "devices": {f"GPU:{n}": None for n in range(65)}}).encode(), "invalid"),
-        (json.dumps({"v": 1, "type": "end"}).encode(), "invalid"),
+        (json.dumps({**HELLO, "name": "a\nb"}).encode(), "invalid: name"),
+        (json.dumps({**HELLO, "name": "x" * (MAX_TEXT + 1)}).encode(), "invalid: name"),
+        (json.dumps({**HELLO, "devices": {f"GPU:{n}": None for n in range(65)}}).encode(), "invalid: devices"),
+        (json.dumps({**REPORT, "memory": {"GPU:0": {"current": 1}}}).encode(), "invalid: memory: peak: missing"),
+        (b'{"v":1,"type":"end"}', "invalid: reason: missing"),
         (b" " * (MAX_MESSAGE_BYTES + 1), "too_long"),
-    ],
-)
-def test_refusal_is_counted_under_its_reason(data: bytes, reason: str) -> None:
-    """Each kind of wrong message has its own reason."""
-    with pytest.raises(ProtocolError) as caught:
-        decode(data)
-    assert caught.value.reason == reason
+    ]
+    assert [(data, reason) for data, reason in cases if not refusal(data).startswith(reason)] == []
 
 
-@pytest.mark.parametrize("wrong", [-1, 2**63, 1.0, True, "1", None, float("nan"), float("inf")])
-def test_counts_are_whole_and_bounded(wrong: Any) -> None:
-    """A count that is negative, huge, fractional or no number is refused."""
-    message = {**HELLO, "type": "report", "phase": "train", "steps": wrong, "step_seconds": 0.0}
-    message |= {"step_buckets": [0] * 16, "memory": {}}
-    with pytest.raises(ProtocolError, match="steps"):
-        decode(json.dumps(message).encode())
-
-
-@pytest.mark.parametrize("wrong", [-0.5, 2**63, 10**400, True, "1", None, float("nan"), float("inf")])
-def test_seconds_are_bounded(wrong: Any) -> None:
-    """A duration that is negative, no number, or more than a float can hold is refused."""
-    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": wrong}
-    message |= {"step_buckets": [0] * 16, "memory": {}}
-    with pytest.raises(ProtocolError, match="step_seconds"):
-        decode(json.dumps(message).encode())
-
-
-@pytest.mark.parametrize("wrong", [-1, 2**63, 1.0, True, "1", None, [0]])
-def test_buckets_are_counts(wrong: Any) -> None:
-    """So is each count of a histogram, one by one."""
-    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "memory": {}}
-    for buckets in ([0] * 15, [0] * 17, [wrong] * 16, [*[0] * 15, wrong], wrong):
-        with pytest.raises(ProtocolError, match="step_buckets"):
-            decode(json.dumps({**message, "step_buckets": buckets}).encode())
+def test_numbers_are_bounded() -> None:
+    """A number that is negative, huge, not finite or of another type is refused, and the field is named."""
+    wrong: list[Any] = [-1, MAX_COUNT, True, "1", None, float("nan"), float("inf")]
+    cases = [("steps", each) for each in (*wrong, 1.0)]
+    cases += [("step_seconds", each) for each in (*wrong, -0.5, 10**400)]
+    cases += [("step_buckets", each) for each in ([0] * 15, [0] * 17, None, 1, "1")]
+    cases += [("step_buckets", [*[0] * 15, each]) for each in (*wrong, 1.0, [0])]
+    cases += [("errors", {"other": -1}), ("loss", -1e30), ("loss", float("nan"))]
+    messages = [(case, json.dumps({**REPORT, case[0]: case[1]}).encode()) for case in cases]
+    assert [case for case, data in messages if not refusal(data).startswith(f"invalid: {case[0]}: ")] == []
 
 
 def test_what_may_be_absent_may_be_null() -> None:
-    """A field that is None unless said; one that has another default, or none, may not."""
-    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "step_buckets": [0] * 16}
-    message["memory"] = {"GPU:0": {"current": 1, "peak": 2}}
-    said = decode(json.dumps(message).encode())
+    """A field whose default is None may be null; one with another default, or none, may not."""
     none = {each.name: None for each in fields(Report) if each.default is None}
     assert len(none) > 9
-    message["memory"] = {"GPU:0": {"current": 1, "peak": 2, "limit": None, "reserved": None}}
-    assert decode(json.dumps({**message, **none}).encode()) == said
+    memory = {"GPU:0": {"current": 1, "peak": 2, "limit": None, "reserved": None}}
+    assert decode(json.dumps({**REPORT, **none, "memory": memory}).encode()) == decode(json.dumps(REPORT).encode())
     for name in ("dropped", "stepping", "errors"):
-        with pytest.raises(ProtocolError, match=name):
-            decode(json.dumps({**message, name: None}).encode())
+        assert refusal(json.dumps({**REPORT, name: None}).encode()).startswith(f"invalid: {name}")
+
+
+def test_messages_of_newer_clients() -> None:
+    """Unknown fields are ignored, unknown kinds of error count as other ones, unknown actions not at all."""
+    said = {**REPORT, "future": 1, "errors": {"new": 2, "other": 1}, "actions": {"new": 1, "stop": 2}}
+    report = cast("Report", decode(json.dumps(said).encode()))
+    assert (report.errors, report.actions) == ({"other": 3}, {"stop": 2})
+    error = {"v": 1, "type": "error", "kind": "new", "exception": "E", "text": "", "phase": "train", "steps": 1}
+    assert decode(json.dumps({**error, "stage": "new"}).encode()) == Error("other", "E", "", "train", 1)
 
 
 def test_messages_share_nothing_that_can_be_changed() -> None:
-    """What one does not say is its own: a mistake with one run's must not show with all others'."""
-    message = {**HELLO, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "step_buckets": [0] * 16}
-    one, other = (cast("Report", decode(json.dumps({**message, "memory": {}}).encode())) for _ in range(2))
+    """Each message has its own mutable defaults."""
+    one, other = (cast("Report", decode(json.dumps(REPORT).encode())) for _ in range(2))
     assert one.errors is not other.errors
     assert one.actions is not other.actions
 
 
-def test_unknown_fields_are_left_alone() -> None:
-    """A newer client may say more than this daemon understands."""
-    assert decode(json.dumps({**HELLO, "future": 1}).encode()) == decode(json.dumps(HELLO).encode())
-
-
 def test_message_too_long_is_refused_by_the_sender() -> None:
     """A message that the daemon would refuse is not even sent."""
-    device = DeviceMemory(2**62, 2**62, 2**62)
-    devices = {f"{n:0>{MAX_TEXT}}": device for n in range(60)}
+    devices = {f"{n:0>{MAX_TEXT}}": DeviceMemory(2**62, 2**62, 2**62) for n in range(60)}
     with pytest.raises(ProtocolError, match="too_long"):
-        encode(Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), devices))
+        encode(Report("train", 1, 1.0, BUCKETS, devices))

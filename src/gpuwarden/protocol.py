@@ -1,10 +1,10 @@
-"""What a training run and the daemon say to each other: declared once, used by both halves.
+"""Messages between a training run and the daemon, and their JSON encoding.
 
-A run sends hellos, reports, errors and its end; the daemon sends advice, to runs whose hello says that they hear it.
+A run sends hellos, reports, errors and its end. The daemon sends advice to runs whose hello sets `hears`.
 
-One JSON object a SOCK_SEQPACKET message. Standard library only: the training process imports this. Identity (pid, uid)
-is never part of a message; the daemon takes it from the kernel. Counts are totals since the run began, not increments,
-so that a lost message or a restarted daemon loses nothing.
+Each message is one JSON object in one SOCK_SEQPACKET packet. This module uses the standard library only, because the
+training process imports it. Identity (pid, uid) is never part of a message: the daemon reads it from the kernel. Counts
+are totals since the run began, not increments, so a lost message or a restart of the daemon loses nothing.
 """
 
 from __future__ import annotations
@@ -69,17 +69,12 @@ class ProtocolError(ValueError):
         self.reason: Rejection = reason
 
 
-def _checked(check: Callable[[Any], Any], default: Any = MISSING) -> Any:
-    """Declare a message field: its check turns JSON into the field's value or raises ValueError.
+def _checked(check: Callable[[Any], Any], **default: Any) -> Any:
+    """Declare a message field; `check` turns JSON into the field's value or raises ValueError.
 
-    A field that is None unless said may be said to be null.
+    `default` is as of `dataclasses.field`. A field whose default is None may also be null.
     """
-    return field(metadata={"check": check}, **({} if default is MISSING else {"default": default}))
-
-
-def _checked_mapping(check: Callable[[Any], Any]) -> Any:
-    """Declare a message field that is an empty mapping unless said."""
-    return field(metadata={"check": check}, default_factory=dict)
+    return field(metadata={"check": check}, **default)
 
 
 def _up_to(limit: int) -> Callable[[Any], str]:
@@ -100,17 +95,18 @@ def _count(value: Any) -> int:
     return value
 
 
-def _seconds(value: Any) -> float:
-    # Not math.isfinite: JSON has whole numbers that no float can hold, and those make it raise OverflowError.
-    if type(value) not in (int, float) or not 0 <= value < MAX_COUNT:
-        raise ValueError("want a number of seconds from 0 to 2^63")
-    return float(value)
+def _number_from(lowest: int) -> Callable[[Any], float]:
+    def checked(value: Any) -> float:
+        # math.isfinite raises OverflowError for a whole number that no float can hold.
+        if type(value) not in (int, float) or not lowest <= value < MAX_COUNT:
+            raise ValueError(f"want a number from {'0' if lowest == 0 else '-2^63'} to 2^63")
+        return float(value)
+
+    return checked
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not -MAX_COUNT < value < MAX_COUNT:
-        raise ValueError("want a number from -2^63 to 2^63")
-    return float(value)
+_seconds = _number_from(0)
+_number = _number_from(-MAX_COUNT)
 
 
 def _truth(value: Any) -> bool:
@@ -132,12 +128,12 @@ _phase = _one_of(*PHASES)
 
 
 def _kind(value: Any) -> Any:
-    """Take a kind of error; one that a newer client knows and this daemon does not is an other one."""
+    """Return a kind of error; a kind that only newer clients know becomes "other"."""
     return value if _text(value) in ERROR_KINDS else "other"
 
 
 def _stage(value: Any) -> Any:
-    """Take a stage; one that this daemon does not know is none."""
+    """Return a stage; one that only newer clients know becomes None."""
     return value if _text(value) in STAGES else None
 
 
@@ -151,7 +147,7 @@ def _by_kind(value: Any) -> dict[str, int]:
 
 
 def _by_action(value: Any) -> dict[str, int]:
-    """Take counts by what a run did; an action that this daemon does not know is left out."""
+    """Return counts by action; an action that only newer clients know is left out."""
     if not isinstance(value, dict):
         raise ValueError("want an object of counts by action")  # noqa: TRY004 - one error class for every wrong value
     return {_text(action): _count(count) for action, count in value.items() if action in ACTIONS}
@@ -160,10 +156,7 @@ def _by_action(value: Any) -> dict[str, int]:
 def _buckets(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) != len(STEP_BUCKETS) + 1:
         raise ValueError(f"want {len(STEP_BUCKETS) + 1} counts")
-    for count in value:  # not by _count, which would take twice as long
-        if type(count) is not int or not 0 <= count < MAX_COUNT:
-            raise ValueError("want whole numbers from 0 to 2^63")
-    return tuple(value)
+    return tuple(map(_count, value))
 
 
 def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -189,30 +182,30 @@ class DeviceMemory:
 
     current: int = _checked(_count)
     peak: int = _checked(_count)
-    limit: int | None = _checked(_count, None)
-    reserved: int | None = _checked(_count, None)
+    limit: int | None = _checked(_count, default=None)
+    reserved: int | None = _checked(_count, default=None)
 
 
 def _memory(value: Any) -> DeviceMemory:
-    return cast("DeviceMemory", _build(DeviceMemory, value))
+    return cast("DeviceMemory", _message(DeviceMemory, value))
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """One allocation that failed, as far as the framework's message tells. `shape` is written "20000,4000"."""
 
-    requested: int | None = _checked(_count, None)
-    shape: str | None = _checked(_text, None)
-    dtype: str | None = _checked(_text, None)
-    op: str | None = _checked(_text, None)
-    device: str | None = _checked(_text, None)
-    allocator: str | None = _checked(_text, None)
+    requested: int | None = _checked(_count, default=None)
+    shape: str | None = _checked(_text, default=None)
+    dtype: str | None = _checked(_text, default=None)
+    op: str | None = _checked(_text, default=None)
+    device: str | None = _checked(_text, default=None)
+    allocator: str | None = _checked(_text, default=None)
 
 
 def _allocations(value: Any) -> tuple[Allocation, ...]:
     if not isinstance(value, list) or len(value) > MAX_ALLOCATIONS:
         raise ValueError(f"want a list of at most {MAX_ALLOCATIONS} allocations")
-    return tuple(_build(Allocation, each) for each in value)
+    return tuple(_message(Allocation, each) for each in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +221,11 @@ class Hello:
     name: str = _checked(_text)
     framework: str = _checked(_text)
     devices: Mapping[str, str | None] = _checked(_by_device(_optional(_text)))
-    visible_devices: str | None = _checked(_up_to(MAX_LIST), None)
-    device_order: str | None = _checked(_text, None)
-    job: str | None = _checked(_text, None)
-    rank: int | None = _checked(_count, None)
-    world_size: int | None = _checked(_count, None)
+    visible_devices: str | None = _checked(_up_to(MAX_LIST), default=None)
+    device_order: str | None = _checked(_text, default=None)
+    job: str | None = _checked(_text, default=None)
+    rank: int | None = _checked(_count, default=None)
+    world_size: int | None = _checked(_count, default=None)
     hears: bool = _checked(_truth, default=False)
 
 
@@ -257,25 +250,25 @@ class Report:
     step_seconds: float = _checked(_seconds)
     step_buckets: tuple[int, ...] = _checked(_buckets)
     memory: Mapping[str, DeviceMemory] = _checked(_by_device(_memory))
-    epoch: int | None = _checked(_count, None)
-    batch: int | None = _checked(_count, None)
-    dropped: int = _checked(_count, 0)
+    epoch: int | None = _checked(_count, default=None)
+    batch: int | None = _checked(_count, default=None)
+    dropped: int = _checked(_count, default=0)
     stepping: bool = _checked(_truth, default=False)
-    examples: int | None = _checked(_count, None)
-    step_median: float | None = _checked(_seconds, None)
-    step_p95: float | None = _checked(_seconds, None)
-    compile_seconds: float | None = _checked(_seconds, None)
-    input_wait_seconds: float | None = _checked(_seconds, None)
-    input_observed_seconds: float | None = _checked(_seconds, None)
-    input_buffered: int | None = _checked(_count, None)
-    input_buffer_size: int | None = _checked(_count, None)
-    loss: float | None = _checked(_number, None)
-    errors: Mapping[str, int] = _checked_mapping(_by_kind)
-    batch_size: int | None = _checked(_count, None)
-    largest_batch_size: int | None = _checked(_count, None)
-    advice_heard: int = _checked(_count, 0)
-    actions: Mapping[str, int] = _checked_mapping(_by_action)
-    oom_retries: int = _checked(_count, 0)
+    examples: int | None = _checked(_count, default=None)
+    step_median: float | None = _checked(_seconds, default=None)
+    step_p95: float | None = _checked(_seconds, default=None)
+    compile_seconds: float | None = _checked(_seconds, default=None)
+    input_wait_seconds: float | None = _checked(_seconds, default=None)
+    input_observed_seconds: float | None = _checked(_seconds, default=None)
+    input_buffered: int | None = _checked(_count, default=None)
+    input_buffer_size: int | None = _checked(_count, default=None)
+    loss: float | None = _checked(_number, default=None)
+    errors: Mapping[str, int] = _checked(_by_kind, default_factory=dict)
+    batch_size: int | None = _checked(_count, default=None)
+    largest_batch_size: int | None = _checked(_count, default=None)
+    advice_heard: int = _checked(_count, default=0)
+    actions: Mapping[str, int] = _checked(_by_action, default_factory=dict)
+    oom_retries: int = _checked(_count, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,14 +288,14 @@ class Error:
     text: str = _checked(_up_to(MAX_ERROR_TEXT))
     phase: Phase = _checked(_phase)
     steps: int = _checked(_count)
-    allocations: tuple[Allocation, ...] = _checked(_allocations, ())
-    memory: Mapping[str, DeviceMemory] = _checked_mapping(_by_device(_memory))
-    at: int | None = _checked(_count, None)
-    batch_size: int | None = _checked(_count, None)
-    stage: Stage | None = _checked(_stage, None)
-    weights: int | None = _checked(_count, None)
-    trainable: int | None = _checked(_count, None)
-    like_weight: bool | None = _checked(_truth, None)
+    allocations: tuple[Allocation, ...] = _checked(_allocations, default=())
+    memory: Mapping[str, DeviceMemory] = _checked(_by_device(_memory), default_factory=dict)
+    at: int | None = _checked(_count, default=None)
+    batch_size: int | None = _checked(_count, default=None)
+    stage: Stage | None = _checked(_stage, default=None)
+    weights: int | None = _checked(_count, default=None)
+    trainable: int | None = _checked(_count, default=None)
+    like_weight: bool | None = _checked(_truth, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +303,7 @@ class End:
     """The run ends itself; without it the daemon sees the process die. `outcome` says whether an exception ended it."""
 
     reason: str = _checked(_text)
-    outcome: Farewell = _checked(_one_of(*get_args(Farewell)), "finished")
+    outcome: Farewell = _checked(_one_of(*get_args(Farewell)), default="finished")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,110 +320,68 @@ class Advice:
     level: Level = _checked(_one_of(*LEVELS))
     uuid: str = _checked(_text)
     text: str = _checked(_up_to(MAX_ADVICE_TEXT))
-    resource: Resource | None = _checked(_one_of(*RESOURCES), None)
-    headroom: int | None = _checked(_count, None)
-    seconds_to_oom: float | None = _checked(_seconds, None)
+    resource: Resource | None = _checked(_one_of(*RESOURCES), default=None)
+    headroom: int | None = _checked(_count, default=None)
+    seconds_to_oom: float | None = _checked(_seconds, default=None)
 
 
 Message: TypeAlias = "Hello | Report | Error | End"
 _TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "error": Error, "end": End}
 _NAMES = {**{cls: name for name, cls in _TYPES.items()}, Advice: "advice"}
+_FIELDS = {cls: fields(cls) for cls in (DeviceMemory, Allocation, *_NAMES)}
 
 
-def _build(cls: type[Any], value: Any) -> Any:
-    """Make a message from JSON; fields this version does not know are left alone: newer clients may add some."""
+def _message(cls: type[Any], value: Any) -> Any:
+    """Return the message that a JSON object holds; unknown fields are ignored, since newer clients may add some."""
     if not isinstance(value, dict):
         raise ValueError("want an object")  # noqa: TRY004 - one error class for every wrong value
-    try:
-        return _MAKE[cls](value)
-    except ValueError:
-        raise ValueError(_wrong(cls, value)) from None
-
-
-def _wrong(cls: type[Any], value: Mapping[str, Any]) -> str:
-    """Say which field is wrong, and how, or which is missing."""
-    checks = {each.name: each.metadata["check"] for each in fields(cls)}
-    for name, said in value.items():
-        if name in checks and not (said is None and _DEFAULTS[cls][name] is None):
+    checked = {}
+    for each in _FIELDS[cls]:
+        name = each.name
+        if name not in value:
+            if each.default is MISSING and each.default_factory is MISSING:
+                raise ValueError(f"{name}: missing")
+        elif value[name] is not None or each.default is not None:
             try:
-                checks[name](said)
+                checked[name] = each.metadata["check"](value[name])
             except ValueError as error:
-                return f"{name}: {error}"
-    missing = {name for name, default in _DEFAULTS[cls].items() if default is MISSING}
-    return f"{min(missing - value.keys())}: missing"
+                raise ValueError(f"{name}: {error}") from None
+    return cls(**checked)
 
 
-def _defaults(cls: type[Any]) -> Mapping[str, Any]:
-    """Map each field to what its absence means; MISSING for one that has to be there."""
+def _plain(message: Any) -> dict[str, Any]:
+    """Return the fields of a message that differ from their defaults."""
     return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(cls)
+        each.name: value
+        for each in _FIELDS[type(message)]
+        if (value := getattr(message, each.name)) != each.default
+        and (each.default_factory is MISSING or value != each.default_factory())
     }
 
 
-_DEFAULTS = {cls: _defaults(cls) for cls in (DeviceMemory, Allocation, *_NAMES)}
-
-
-def _maker(cls: type[Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """Write the function that makes a message of JSON's object, as dataclasses write `__init__`.
-
-    It raises ValueError where a field is wrong or missing. One loop over the checks of any class takes half again as
-    long, and this is done for each message of each run.
-    """
-    known: dict[str, Any] = {"cls": cls, "absent": MISSING}
-    arguments = []
-    for each in fields(cls):
-        name, default = each.name, _DEFAULTS[cls][each.name]
-        known[f"check_{name}"] = each.metadata["check"]
-        if default is MISSING:
-            arguments.append(f"check_{name}(get({name!r}, absent))")
-        elif default is None:
-            arguments.append(f"None if (said := get({name!r})) is None else check_{name}(said)")
-        elif each.default_factory is MISSING:
-            known[f"default_{name}"] = default
-            arguments.append(f"default_{name} if (said := get({name!r}, absent)) is absent else check_{name}(said)")
-        else:  # it can be changed, so each message has its own
-            known[f"make_{name}"] = each.default_factory
-            arguments.append(f"make_{name}() if (said := get({name!r}, absent)) is absent else check_{name}(said)")
-    exec(f"def make(value):\n    get = value.get\n    return cls({', '.join(arguments)})", known)  # noqa: S102 - see above
-    return cast("Callable[[Mapping[str, Any]], Any]", known["make"])
-
-
-_MAKE = {cls: _maker(cls) for cls in _DEFAULTS}
-
-
-def _said(message: Any) -> dict[str, Any]:
-    """Give the fields of a message that say more than their absence does."""
-    return {
-        name: value
-        for name, default in _DEFAULTS[type(message)].items()
-        if (value := getattr(message, name)) != default
-    }
-
-
-_DECODER = json.JSONDecoder()
-_JSON = json.JSONEncoder(separators=(",", ":"), default=_said)
+_JSON = json.JSONEncoder(separators=(",", ":"), default=_plain)
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:
-    """Make any text fit for a message: unprintable characters become spaces, the rest is cut at `limit`."""
+    """Return text fit for a message: unprintable characters become spaces, the rest is cut at `limit`."""
     return "".join(c if c.isprintable() else " " for c in text[:limit])
 
 
 def encode(message: Message | Advice) -> bytes:
-    """Write one message. Raises ProtocolError when it is longer than may be."""
-    data = _JSON.encode({"v": VERSION, "type": _NAMES[type(message)], **_said(message)}).encode()
+    """Return one message as bytes. Raises ProtocolError where it is longer than MAX_MESSAGE_BYTES."""
+    data = _JSON.encode({"v": VERSION, "type": _NAMES[type(message)], **_plain(message)}).encode()
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError("too_long", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
     return data
 
 
 def decode(data: bytes) -> Message:
-    """Read one message of a run; whatever the bytes are, it returns a message or raises ProtocolError."""
+    """Return the message of a run that the bytes hold. Raises ProtocolError, and nothing else, for any other bytes."""
     return cast("Message", _decode(data, _TYPES, "the run"))
 
 
 def decode_advice(data: bytes) -> Advice:
-    """Read one message of the daemon; whatever the bytes are, it returns advice or raises ProtocolError."""
+    """Return the advice that the bytes hold. Raises ProtocolError, and nothing else, for any other bytes."""
     return cast("Advice", _decode(data, {"advice": Advice}, "the daemon"))
 
 
@@ -438,13 +389,11 @@ def _decode(data: bytes, types: Mapping[str, type[Any]], other: str) -> Any:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError("too_long", f"at most {MAX_MESSAGE_BYTES} bytes")
     try:
-        # json.loads would ask of each which encoding it is, and look for space on either side by two patterns.
-        text = data.decode().strip(" \t\n\r")
-        value, end = _DECODER.raw_decode(text)
+        value = json.loads(data.decode())  # json.loads would take UTF-16 bytes too
     except (ValueError, RecursionError) as error:
         raise ProtocolError("not_json", str(error)) from None
-    if not isinstance(value, dict) or end != len(text):
-        raise ProtocolError("not_json", "want an object and nothing else")
+    if not isinstance(value, dict):
+        raise ProtocolError("not_json", "want an object")
     if value.get("v") != VERSION:
         raise ProtocolError(
             "unknown_version",
@@ -455,6 +404,6 @@ def _decode(data: bytes, types: Mapping[str, type[Any]], other: str) -> Any:
     if cls is None:
         raise ProtocolError("unknown_type", f"{kind!r:.40}; want one of {', '.join(types)}")
     try:
-        return _build(cls, value)
+        return _message(cls, value)
     except ValueError as error:
         raise ProtocolError("invalid", str(error)) from None
