@@ -16,7 +16,7 @@ help: ## this list
 
 run: ## start the daemon, on this machine's GPUs or simulated ones
 	@tools/environment.sh
-	@exec $(BIN)/python -OO $(BIN)/gpuwarden serve --source auto --listen $(LISTEN) --socket "$(SOCKET)"
+	@exec $(BIN)/gpuwarden serve --source auto --listen $(LISTEN) --socket "$(SOCKET)"
 
 demo: ## a real training climbs to its memory limit, and the alert fires
 	@tools/environment.sh demo

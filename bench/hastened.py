@@ -4,15 +4,15 @@ What is due every second is due every 10 ms, by a configuration that no file may
 hundred times as fast, and with it the slow tier, the windows of peaks and rates.
 """
 
+import asyncio
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwarden import event_loop, logs
+from gpuwarden import logs
 from gpuwarden.config import Address, Config
 from gpuwarden.daemon import Daemon
-from gpuwarden.garbage import Garbage
 from gpuwarden.gpu import session
 from gpuwarden.sources import open_source
 
@@ -36,10 +36,9 @@ def main() -> None:
     config = hastened(Path(sys.argv[1]))
     logs.configure("warning")
     session.RETRY_SECONDS /= SPEED
-    Garbage.interval /= SPEED
     source = open_source(config.source, config.simulation)
     served = Daemon(config, source._replace(clock=lambda: time.monotonic() * SPEED))
-    event_loop.run(served.run(lambda: print(served.web.address[1], flush=True)))
+    asyncio.run(served.run(lambda: print(served.web.address[1], flush=True)))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,6 @@ install_service() {
 
     "$python" -m venv "$prefix"
     "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")$(extras)"
-    "$prefix/bin/python" -OO -m compileall -qq "$prefix/lib" || : # for the unit: the service could not keep what it compiles
     write_config
     "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration does not suit this version; correct it and run this again"
     make_user

@@ -104,14 +104,6 @@ def test_reference_is_in_step(what: str, file: str) -> None:
     assert (ROOT / "docs" / f"{file}.md").read_text() == run("reference", what).stdout
 
 
-@pytest.mark.parametrize("what", ["config", "receipt"])
-def test_reference_without_docstrings_is_refused(what: str) -> None:
-    """As the service's unit starts Python there are none, and what was printed had gaps."""
-    done = run("reference", what, env={"PYTHONOPTIMIZE": "2"})
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "-OO" in done.stderr
-
-
 def test_port_taken(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """A taken port ends the daemon with 1 and says so."""
     with socket.socket() as other:

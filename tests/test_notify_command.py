@@ -203,7 +203,7 @@ def test_missing_apprise(tmp_path: Path) -> None:
     config.write_text("notify: {apprise: 'json://127.0.0.1/'}")
     program = (
         "import sys, importlib.util as u; f = u.find_spec\n"
-        "import gpuwarden.loading as l; l.find_spec = lambda name: None if name == 'apprise' else f(name)\n"
+        "u.find_spec = lambda name: None if name == 'apprise' else f(name)\n"
         "from gpuwarden.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     ended = subprocess.run(

@@ -6,12 +6,13 @@ device's. PACE is `default`, or `fast` for a poll every 0.2 s and a look at the 
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuwarden import event_loop, logs
+from gpuwarden import logs
 from gpuwarden.config import Address, Config
 from gpuwarden.config_values import OptionalPath
 from gpuwarden.daemon import Daemon
@@ -72,7 +73,7 @@ def main() -> None:
     device = SharedDevice(folder / "device")
     config = configured(folder, pace, context=int(sys.argv[3]) * MIB)
     served = Daemon(config, Source("nvml", SharedNvml(device)))  # type: ignore[arg-type] # most of it by __getattr__
-    event_loop.run(served.run(lambda: print(served.web.address[1], flush=True)))
+    asyncio.run(served.run(lambda: print(served.web.address[1], flush=True)))
 
 
 if __name__ == "__main__":

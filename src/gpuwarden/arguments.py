@@ -1,7 +1,4 @@
-"""What may be said on the command line, and its help.
-
-Argparse and all that is made with it are of no use once the line is read: the daemon lets go of this module then.
-"""
+"""Parser of the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command line: parses arguments, and turns failures into one clear message and an exit status."""
+"""Commands: each returns its exit status, and a failure is one clear message."""
+
+# ruff: noqa: PLC0415  a command loads what it needs: the daemon, rich or an HTTP client take 2 to 15 MiB each
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gpuwarden import event_loop, loading, logs, malloc
+from gpuwarden import asyncio_without_ssl, logs
+from gpuwarden.arguments import REFERENCES, parse
 from gpuwarden.config import Config, ConfigError, load
 
 if TYPE_CHECKING:
     import argparse
 
+    from gpuwarden.daemon import Daemon
     from gpuwarden.sources import Source
 
 log = logging.getLogger("gpuwarden")
@@ -33,8 +37,6 @@ _FLAGS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 ended as asked, 1 failed, 2 wrong use or wrong configuration."""
-    from gpuwarden.arguments import parse  # noqa: PLC0415 - a daemon lets go of it
-
     parsed = parse(arguments)
     try:
         return _COMMANDS[parsed.command](parsed)
@@ -64,7 +66,7 @@ def _load(parsed: argparse.Namespace) -> Config:
 
 
 def _open(config: Config) -> Source:
-    from gpuwarden.sources import open_source  # noqa: PLC0415 - check-config and reference need none
+    from gpuwarden.sources import open_source
 
     try:
         return open_source(config.source, config.simulation)
@@ -72,14 +74,19 @@ def _open(config: Config) -> Source:
         raise OSError(None, str(error)) from None
 
 
-def _serve(parsed: argparse.Namespace) -> int:
-    malloc.keep_small()
-    config = _load(parsed)
-    loading.forget("yaml", "argparse", "gettext", "gpuwarden.arguments")  # the rest takes the room: 1 MiB
-    from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
+def _daemon(config: Config) -> Daemon:
+    if not config.alerting:  # who sends alerts may need TLS
+        asyncio_without_ssl.load()
+    from gpuwarden.daemon import Daemon
 
+    return Daemon(config, _open(config))
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    config = _load(parsed)
     _allow_open_files()
-    daemon = Daemon(config, _open(config))
+    daemon = _daemon(config)
+    import asyncio  # after asyncio_without_ssl
 
     def say_where() -> None:
         host, port = daemon.web.address
@@ -93,7 +100,7 @@ def _serve(parsed: argparse.Namespace) -> int:
         if path != Config().runs.socket:
             log.info("where they run: export GPUWARDEN_SOCKET=%s", path)
 
-    if event_loop.run(daemon.run(say_where)):
+    if asyncio.run(daemon.run(say_where)):
         log.warning("the driver's library was replaced: starting anew, to load the one that is there now")
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very program, as it was started
     return 0
@@ -106,29 +113,29 @@ def _allow_open_files() -> None:
 
 
 def _once(parsed: argparse.Namespace) -> int:
-    from gpuwarden.daemon import Daemon  # noqa: PLC0415 - as above
-
     config = _load(parsed)
     logs.configure("warning")  # the page is the output
-    daemon = Daemon(config, _open(config))
-    state = event_loop.run(daemon.poll())
+    daemon = _daemon(config)
+    import asyncio  # after asyncio_without_ssl
+
+    state = asyncio.run(daemon.poll())
     sys.stdout.write(daemon.text)
     return FAILED if state.snapshot.fault else 0
 
 
 def _demo(parsed: argparse.Namespace) -> int:
-    from gpuwarden.demo import stage  # noqa: PLC0415 - as above
+    from gpuwarden.demo import stage
 
     return stage.show(parsed.listen)
 
 
 def _capture(parsed: argparse.Namespace) -> int:
-    from gpuwarden.gpu.advice import advice  # noqa: PLC0415 - as above
-    from gpuwarden.gpu.nvml import NVMLError, error_name  # noqa: PLC0415 - as above
-    from gpuwarden.gpu.reader import Plan  # noqa: PLC0415 - as above
-    from gpuwarden.sources.capture import save  # noqa: PLC0415 - as above
-    from gpuwarden.sources.masking import masked  # noqa: PLC0415 - as above
-    from gpuwarden.sources.recording import record  # noqa: PLC0415 - as above
+    from gpuwarden.gpu.advice import advice
+    from gpuwarden.gpu.nvml import NVMLError, error_name
+    from gpuwarden.gpu.reader import Plan
+    from gpuwarden.sources.capture import save
+    from gpuwarden.sources.masking import masked
+    from gpuwarden.sources.recording import record
 
     config = _load(parsed)
     if not os.access(parsed.file.parent, os.W_OK):  # not only after the last frame
@@ -171,7 +178,7 @@ def _resume(parsed: argparse.Namespace) -> int:
 
 
 def _command(parsed: argparse.Namespace, request: str) -> int:
-    from gpuwarden.control import ask  # noqa: PLC0415 - as above
+    from gpuwarden.control import ask
 
     done, text = ask(_load(parsed).control_socket, request)
     print(text if done else f"gpuwarden: {text}", file=sys.stdout if done else sys.stderr)
@@ -179,13 +186,13 @@ def _command(parsed: argparse.Namespace, request: str) -> int:
 
 
 def _list_runs(parsed: argparse.Namespace) -> int:
-    from gpuwarden import run_commands  # noqa: PLC0415 - as above
+    from gpuwarden import run_commands
 
     return _write(run_commands.listing(_load(parsed), parsed.which, parsed.limit, as_json=parsed.json))
 
 
 def _show_run(parsed: argparse.Namespace) -> int:
-    from gpuwarden import run_commands  # noqa: PLC0415 - as above
+    from gpuwarden import run_commands
 
     return _write(run_commands.one(_load(parsed), parsed.run, as_json=parsed.json))
 
@@ -194,7 +201,7 @@ def _top(parsed: argparse.Namespace) -> int:
     if parsed.json and not parsed.once:
         print("gpuwarden: top --json goes with --once", file=sys.stderr)  # noqa: T201 - meant for a person
         return WRONG_USE
-    from gpuwarden.top import command  # noqa: PLC0415 - as above
+    from gpuwarden.top import command
 
     config = _load(parsed)
     return command.once(config, as_json=parsed.json) if parsed.once else command.live(config)
@@ -207,7 +214,7 @@ def _write(text: str) -> int:
 
 
 def _rules(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts import command  # noqa: PLC0415 - as above
+    from gpuwarden.alerts import command
 
     try:
         return _write(command.written(parsed))
@@ -217,7 +224,7 @@ def _rules(parsed: argparse.Namespace) -> int:
 
 
 def _notify(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts.notify import command  # noqa: PLC0415 - as above
+    from gpuwarden.alerts.notify import command
 
     failed = command.test(_load(parsed).notify, lambda line: print(line, flush=True))  # noqa: T201 - the command's answer
     if failed is None:
@@ -227,7 +234,7 @@ def _notify(parsed: argparse.Namespace) -> int:
 
 
 def _check_config(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts.readiness import warnings  # noqa: PLC0415 - as above
+    from gpuwarden.alerts.readiness import warnings
 
     for warning in warnings(load(parsed.file)):
         print(f"{parsed.file}: warning: {warning}", file=sys.stderr)  # noqa: T201 - as above
@@ -236,10 +243,6 @@ def _check_config(parsed: argparse.Namespace) -> int:
 
 
 def _reference(parsed: argparse.Namespace) -> int:
-    from gpuwarden.arguments import REFERENCES  # noqa: PLC0415 - as above
-
-    if sys.flags.optimize > 1:  # as the service runs; what it would write has gaps, and looks whole
-        raise OSError(None, "references are made of docstrings, which Python leaves out with -OO: run it without")
     module, name = REFERENCES[parsed.what].rsplit(".", 1)
     written: Callable[[], str] = getattr(import_module(f"gpuwarden.{module}"), name)
     sys.stdout.write(written())

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from gpuwarden.config import Config
+from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.exposition import Entries, entries
 from gpuwarden.metric import Table
 from gpuwarden.state import State
@@ -52,6 +53,4 @@ def teller(config: Config) -> Teller:
     """Return who tells a page, by the option `compat`."""
     if config.compat == "none":
         return OwnNames()
-    from gpuwarden.dcgm.page import DcgmPage, host_name  # noqa: PLC0415 - in memory only where it is wanted
-
     return BothNames(DcgmPage(host_name()))

@@ -6,19 +6,17 @@ cannot make the file larger than it is.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, cast
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import yaml
 
 from gpuwarden.config_values import MOST_VALUES, shown
-from gpuwarden.loading import without
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
-
-    import yaml
-
-    Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
+Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
 
 LARGEST_FILE = 1 << 20  # bytes
 MOST_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
@@ -131,9 +129,6 @@ class _Reader:
 
     def compose(self, text: str) -> Node | None:
         """Return the document's node tree; None where there is none, or none can be read, which is then noted."""
-        with without("yaml._yaml"):  # libyaml, which is not used here
-            import yaml  # noqa: PLC0415 - the defaults need none of its time and memory
-
         try:
             # Not CSafeLoader: libyaml's composer recurses in C, and deep nesting ends the process with SIGSEGV.
             return cast("Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
@@ -213,8 +208,6 @@ class _Reader:
                 self.contents.entries.append(Entry(key, item.value, self._name, _place(item.start_mark), of_list=True))
 
     def _unknown(self, word: str, prefix: str) -> str:
-        from difflib import get_close_matches  # noqa: PLC0415 - only a wrong file has need of it
-
         near = get_close_matches(word, self._siblings(prefix), n=1) or [
             key for key in sorted(self._keys) if key == word or key.endswith(f".{word}")
         ]

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Generic, Literal, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
 
 from gpuwarden.secret import Secret
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -305,8 +304,6 @@ def _secret_url(text: str) -> Secret | None:
 
 def check_url(text: str) -> None:
     """Raise ValueError, without the text, where it is no address of a web server."""
-    from urllib.parse import urlsplit  # noqa: PLC0415 - the defaults need none
-
     try:
         parts = urlsplit(text)
         wrong = parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import time
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import systemd
 from gpuwarden.allowance import Allowance
+from gpuwarden.api import box, history
 from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.event_loop import Alarm
 from gpuwarden.exposition import OPENMETRICS, Exposition, Page, negotiate
-from gpuwarden.garbage import Garbage
 from gpuwarden.gpu import kernel_xid, pid_namespace
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.owners import OwnerBook
@@ -31,6 +32,7 @@ from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader, memory_available
 from gpuwarden.kernel_log import KernelLog
+from gpuwarden.page import files
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
@@ -51,7 +53,6 @@ from gpuwarden.web import Request, Response, WebServer
 
 if TYPE_CHECKING:
     from gpuwarden.alerts.telling import Telling
-    from gpuwarden.api import box
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +257,8 @@ class Daemon:
     async def _keep_polling(self, stop: Alarm) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()
-        garbage = Garbage(due)
+        gc.collect()
+        gc.freeze()  # later collections leave out what the start made
         while not (stop.rung or self._poller.outdated):
             if self._state:
                 self._xids.events.follow(self._state.snapshot)
@@ -264,7 +266,6 @@ class Daemon:
             await self._sleep(stop, due)
             if not stop.rung:
                 await self._poll_or_show_nothing()
-                garbage.collect(loop.time(), len(self._state.runs) if self._state else 0)
 
     async def _sleep(self, stop: Alarm, due: float) -> None:
         """Sleep until the next poll is due; poll before where something happened that somebody is to be told of."""
@@ -451,8 +452,6 @@ class Daemon:
         if self._state is None:
             return Response(503, _NO_PAGE)
         if self._state_json is None:
-            from gpuwarden.api import box  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
-
             socket = self._config.runs.socket
             seen = box.Seen(self._state, self._series, self._events, self._users.name, socket, self._started)
             self._state_writer = self._state_writer or box.StateWriter()
@@ -463,16 +462,12 @@ class Daemon:
         if self._state is None:
             return Response(503, _NO_PAGE)
         if self._history_json[0] != self._series.points:
-            from gpuwarden.api import history  # noqa: PLC0415 - as above
-
             self._history_json = self._series.points, history.write_history(self._series, self._state.snapshot.time)
         return _json(self._history_json[1])
 
 
 def _serve_page(request: Request) -> Response:
     """Answer with a file of the status page, which asks for the state itself."""
-    from gpuwarden.page import files  # noqa: PLC0415 - most boxes are looked at through Prometheus alone
-
     return files.serve(request)
 
 

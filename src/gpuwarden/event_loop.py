@@ -1,17 +1,8 @@
-"""asyncio without ssl: nothing in the daemon speaks TLS, and importing it takes 4 MiB.
-
-To be imported before anything else imports asyncio, which does without ssl where Python was built so; where somebody
-has imported it already, as in tests, nothing changes. ssl itself stays importable.
-"""
+"""Sleep of the event loop that a moment, a nudge or a stop ends."""
 
 from __future__ import annotations
 
-from gpuwarden.loading import without
-
-with without("ssl"):
-    import asyncio
-
-run = asyncio.run
+import asyncio
 
 
 class Alarm:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from gpuwarden.config import Notify
-from gpuwarden.loading import is_installed
 from gpuwarden.secret import NOT_ASCII, Secret, SecretError
 
 _SENT = ("webhook_token", "mail_password")  # as they are, by protocols of ASCII
@@ -31,7 +31,7 @@ def _of_options(chosen: Notify) -> Iterator[tuple[str, str]]:
 
 
 def _missing(chosen: Notify) -> Iterator[tuple[str, str]]:
-    if chosen.apprise and not is_installed("apprise"):
+    if chosen.apprise and find_spec("apprise") is None:
         from gpuwarden.alerts.notify.apprise_service import MISSING  # noqa: PLC0415 - only where it is
 
         yield "apprise", MISSING

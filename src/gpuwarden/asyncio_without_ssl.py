@@ -1,0 +1,14 @@
+"""Import of asyncio without ssl, which takes 4 MiB; ssl itself stays importable."""
+
+from __future__ import annotations
+
+import sys
+
+
+def load() -> None:
+    """Load asyncio without ssl; does nothing where either is loaded already."""
+    if sys.modules.keys().isdisjoint({"asyncio", "ssl"}):
+        sys.modules["ssl"] = None  # type: ignore[assignment] # its import then fails, which asyncio allows for
+        import asyncio  # noqa: F401, PLC0415 - not before the line above
+
+        del sys.modules["ssl"]
