@@ -1,6 +1,6 @@
 # The words to learn: run, test, check, fix, docs, demo, bench. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check lint fix docs goldens history pictures bench gpu-check clean
+.PHONY: help run demo test test-all check lint fix docs goldens history pictures bench bench-smoke gpu-check clean
 
 BIN := .venv/bin
 # A user who may not write to /run gets a socket of their own; the daemon says which.
@@ -77,23 +77,23 @@ pictures: ## the dashboards of a simulated day, the status page, and both in fou
 	@tools/system-parts.sh pictures
 	$(BIN)/python tools/pictures
 
+bench-smoke: ## each benchmark once, briefly: do they still run
+	@tools/environment.sh bench test
+	$(BIN)/python bench/smoke.py
+
 bench: ## measure beside peers, by size and for long; an hour
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
 	$(BIN)/python bench/watch.py
-	$(BIN)/python bench/run_end.py
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/alert_latency.py
 	$(BIN)/python bench/many_runs.py
 	$(BIN)/python bench/growth.py
-	$(BIN)/python bench/http_servers.py
-	$(BIN)/python bench/status_page.py
 	$(BIN)/python bench/headroom.py
 	$(BIN)/python bench/alert_noise.py
 	$(BIN)/python bench/incidents.py
-	$(BIN)/python bench/dashboard_queries.py
 	$(BIN)/python bench/soak.py
 
 # A GPU box without a network: a Python that has the packages already, GPU_PYTHON=python3 say, spares the virtual one.
