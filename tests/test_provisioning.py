@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import dashboards
-import pytest
 import yaml
-from services import Process, ending, fetch, free_port, until
-
-from system_parts import needs
+from offenders import for_all
 
 REPOSITORY = Path(__file__).parents[1]
 DEPLOY, PROVISIONING = REPOSITORY / "deploy", REPOSITORY / "grafana" / "provisioning"
@@ -37,8 +34,8 @@ def _folders(service: str) -> dict[str, Path]:
     return {inside: DEPLOY / outside for outside, inside, *_mode in mounts if outside.startswith(".")}
 
 
-def _outside(service: str, path: str) -> Path:
-    """Return the file of the repository that a container sees at a path."""
+def outside(service: str, path: str) -> Path:
+    """Return the file of the repository that a service's container has at a path."""
     ((inside, outside),) = ((i, o) for i, o in _folders(service).items() if path.startswith(f"{i}/"))
     return outside / path.removeprefix(f"{inside}/")
 
@@ -65,7 +62,7 @@ def test_config_maps_hold_the_dashboards(tmp_path: Path) -> None:
     assert found == {path.name: json.loads(path.read_text()) for path in dashboards.COMMITTED.iterdir()}
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@for_all({name: name for name in SERVICES})
 def test_compose_service_is_whole(service: str) -> None:
     """Each service is pinned, reaches the daemon and the others on the host, and mounts what is there."""
     known = {"image", "network_mode", "restart", "command", "environment", "volumes", "healthcheck"}
@@ -92,7 +89,7 @@ def test_compose_grafana_finds_dashboards_and_prometheus() -> None:
     assert folders[PROVIDER["options"]["path"]].resolve() == dashboards.COMMITTED
     assert folders["/etc/grafana/provisioning"].resolve() == PROVISIONING
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert _outside("grafana", home).is_file()
+    assert outside("grafana", home).is_file()
     assert (
         f"--web.listen-address={SOURCE['url'].replace('http://localhost', '127.0.0.1')}"
         in SERVICES["prometheus"]["command"]
@@ -101,23 +98,3 @@ def test_compose_grafana_finds_dashboards_and_prometheus() -> None:
         c["targets"] for manager in PROMETHEUS["alerting"]["alertmanagers"] for c in manager["static_configs"]
     )
     assert f"--web.listen-address={told}" in SERVICES["alertmanager"]["command"]
-
-
-@pytest.mark.parametrize(
-    ("service", "program"), [("prometheus", "prometheus"), ("alertmanager", "prometheus-alertmanager")]
-)
-def test_compose_commands_run(service: str, program: str, tmp_path: Path) -> None:
-    """The real programs take the flags and the files, and become ready; on another port, and with data elsewhere."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [needs(program, program)]
-    for flag in SERVICES[service]["command"]:
-        name, _, value = flag.partition("=")
-        if name == "--config.file":
-            value = str(_outside(service, value))
-        elif name in {"--storage.tsdb.path", "--storage.path"}:
-            value = str(tmp_path / "data")
-        elif name == "--web.listen-address":
-            value = address
-        command.append(f"{name}={value}")
-    with ending(Process(command, tmp_path / "log")):
-        until(lambda: fetch(f"http://{address}/-/ready"), f"{service} is ready")

@@ -14,6 +14,8 @@ from services import ROOT
 
 from system_parts import needs, require
 
+pytestmark = pytest.mark.system
+
 PYTHON = "/usr/bin/python3"  # what the installer takes first
 LIFE = ROOT / "tests/systemd/life.py"
 STEPS = re.findall(r"^def (test_\w+)", LIFE.read_text(), re.MULTILINE)
