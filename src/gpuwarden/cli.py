@@ -100,9 +100,7 @@ def _serve(parsed: argparse.Namespace) -> int:
         if path != Config().runs.socket:
             log.info("where they run: export GPUWARDEN_SOCKET=%s", path)
 
-    if asyncio.run(daemon.run(say_where)):
-        log.warning("the driver's library was replaced: starting anew, to load the one that is there now")
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very program, as it was started
+    asyncio.run(daemon.run(say_where))
     return 0
 
 

@@ -188,10 +188,10 @@ class Daemon:
         """One line on what the last poll saw."""
         return _status(self._state) if self._state else "no poll yet"
 
-    async def run(self, started: Callable[[], None] = lambda: None) -> bool:
-        """Serve until SIGTERM or SIGINT; `started` is called once the first page stands. Raises OSError.
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT; call `started` once the first page is served.
 
-        Returns whether it ended only to be started anew by another process, which can load what this one cannot.
+        Raises OSError where something is in the way, or where only a restart can load the driver's new library.
         """
         stop = self._stop = Alarm()
         loop = self._loop = asyncio.get_running_loop()
@@ -208,9 +208,10 @@ class Daemon:
             await self._take_commands()
             started()
             await self._keep_polling(stop)
+            if self._poller.outdated:
+                raise OSError(None, "the driver's library was replaced on disk; restart the daemon to load the new one")
         finally:
-            if stop.rung:  # else the service goes on, in another process
-                systemd.notify("STOPPING=1")
+            systemd.notify("STOPPING=1")
             self._control.stop()
             self._poller.stop()
             self._containers.stop()
@@ -219,7 +220,6 @@ class Daemon:
             if self._telling:
                 await self._telling.stop()
             await self.web.stop()
-        return not stop.rung
 
     async def _take_commands(self) -> None:
         try:
