@@ -1,4 +1,4 @@
-"""Who lets go of what: the user with most, of the oldest, and of no more than has to be."""
+"""Fair eviction: the user with the most loses the oldest, and no more than has to go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.runs.fairness import excess
+from gpuwarden.runs.fairness import excess, user_with_most
+
+
+def test_user_with_most() -> None:
+    """It is the newcomer's user where two have as many, or they would evict each other in turns."""
+    assert user_with_most([], newcomer=1) == 1
+    assert user_with_most([1, 1, 2], newcomer=2) == 2
+    assert user_with_most([1, 1, 2], newcomer=3) == 1
+    assert user_with_most([1, 1, 1, 2], newcomer=2) == 1
 
 
 def test_the_user_with_most_loses_their_oldest() -> None:

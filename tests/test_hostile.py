@@ -23,8 +23,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, STEP_BUCKETS, Hello, Report, encode
-from gpuwarden.runs.server import MAX_CONNECTIONS, MAX_PER_PROCESS
+from gpuwarden.runs.server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PROCESS
 from mock_nvml import MockNvml
+
+pytestmark = pytest.mark.slow  # hundreds of processes
 
 EXPIRY_SECONDS = 3
 MAX_RUNS = 512
@@ -339,17 +341,17 @@ def test_two_thousand_connections_of_one_process(siege: Siege) -> None:
     """One process holds a few; the rest is closed and counted."""
     before = siege.descriptors()
     with siege.beset("hold", 1, 2000):
-        until(lambda: siege.refused() == 2000 - MAX_PER_PROCESS, "the others refused")
-        assert siege.descriptors() <= before + MAX_PER_PROCESS + 1 + 8  # its pidfd, and scrapes
+        until(lambda: siege.refused() == 2000 - MAX_CONNECTIONS_PER_PROCESS, "the others refused")
+        assert siege.descriptors() <= before + MAX_CONNECTIONS_PER_PROCESS + 1 + 8  # its pidfd, and scrapes
     until(lambda: siege.descriptors() <= before + 8, "its descriptors are closed")
 
 
 def test_two_thousand_connections_of_many_processes(siege: Siege) -> None:
     """Many processes hold as many as there may be, and a run that comes then finds room."""
     before = siege.descriptors()
-    processes = MAX_CONNECTIONS // MAX_PER_PROCESS + 20
-    with siege.beset("hold", processes, MAX_PER_PROCESS):
-        until(lambda: siege.refused() >= 20 * MAX_PER_PROCESS, "some refused")
+    processes = MAX_CONNECTIONS // MAX_CONNECTIONS_PER_PROCESS + 20
+    with siege.beset("hold", processes, MAX_CONNECTIONS_PER_PROCESS):
+        until(lambda: siege.refused() >= 20 * MAX_CONNECTIONS_PER_PROCESS, "some refused")
         assert siege.descriptors() <= before + 2 * MAX_CONNECTIONS
         see_a_newcomer(siege)
     until(lambda: siege.descriptors() <= before + 8, "their descriptors are closed")
@@ -404,7 +406,7 @@ def test_flood_is_bounded(siege: Siege, how: str) -> None:
         share = (siege.cpu() - cpu) / (time.monotonic() - begin)
         assert share < 0.6, share
         assert siege.resident() < resident + 4
-        assert siege.descriptors() < descriptors + 2 * 8 * MAX_PER_PROCESS
+        assert siege.descriptors() < descriptors + 2 * 8 * MAX_CONNECTIONS_PER_PROCESS
         siege.good_goes_on()
         see_a_newcomer(siege, 300)  # where others connect without end that takes as much luck as tries
         if how == "flood":

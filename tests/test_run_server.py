@@ -166,14 +166,14 @@ def test_status_is_waited_for(
             await asyncio.to_thread(say, process, HELLO)
             process.kill()
             await side.until(lambda: side.runs and not side.runs[0].up)
-            side.server.ask_again()
+            side.server.update()
             assert side.outcome == "unknown"
             assert side.server._unexplained
             process.wait()
-            side.server.ask_again()
+            side.server.update()
             assert side.outcome == ("killed" if tells else "unknown")
             side.registry.expire(float("inf"))
-            side.server.ask_again()
+            side.server.update()
             assert not side.server._unexplained
 
     asyncio.run(scenario())
@@ -324,7 +324,7 @@ def test_removed_socket_comes_back(side: Side) -> None:
         async with side.listening():
             with side.connect() as old:
                 side.path.unlink()
-                side.server.keep_listening()
+                side.server.update()
                 old.send(HELLO)
                 await side.until(lambda: side.registry.received == 1)
                 with side.connect() as new:
@@ -342,8 +342,8 @@ def test_displaced_socket_is_told_once(side: Side, caplog: pytest.LogCaptureFixt
         async with side.listening():
             side.path.unlink()
             side.path.write_text("precious")
-            side.server.keep_listening()
-            side.server.keep_listening()
+            side.server.update()
+            side.server.update()
         assert side.path.read_text() == "precious"
 
     asyncio.run(scenario())
@@ -372,10 +372,10 @@ def test_process_that_lives_on_keeps_no_descriptor(side: Side) -> None:
                 run.send(HELLO)
                 await side.until(lambda: side.runs)
             await side.until(lambda: not side.server._connections)
-            side.server.forget_strangers()
+            side.server.update()
             assert side.server._pidfds  # it may come back until it is forgotten
             side.registry.expire(float("inf"))
-            side.server.forget_strangers()
+            side.server.update()
             assert not side.server._pidfds
 
     asyncio.run(scenario())

@@ -309,15 +309,13 @@ class Daemon:
         if self._kernels_pids:
             self._registry.note_oom_kills(oom_kill.oom_kills(logged))
         now = time.monotonic()
-        self._runs.keep_listening()
-        self._runs.ask_again()
         for peer, message in self._source.reports():
             if message is None:
                 self._registry.exited(peer, now)
             else:
                 self._runs.receive(peer, message)
         self._registry.expire(now)
-        self._runs.forget_strangers()
+        self._runs.update()
         if now >= self._slow_due:
             self._slow_due = now + self._config.poll.slow_interval
             self._host = self._host_reader.read()

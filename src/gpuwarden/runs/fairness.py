@@ -1,4 +1,4 @@
-"""Who has to let go of something where there is too much of it: never those who have little."""
+"""Fair eviction: over a limit, the user with the most entries loses their oldest one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def excess(held: Iterable[tuple[K, int, int]], most: int) -> list[K]:
-    """Return what has to go of `held`, oldest first, so that it comes to no more than `most`: the keys.
+def user_with_most(held: Iterable[int], newcomer: int) -> int:
+    """Return the user who has the most of `held`, the users' ids of all entries, once the newcomer has one more.
 
-    Each entry is a key, a user's id and a size. It is always the user with most who loses their oldest, so that nobody
-    can push out what others have by having much. Some 2 µs an entry.
+    Of users with as many it is the newcomer, or two of them would evict each other in turns.
+    """
+    counts = Counter(held)
+    counts[newcomer] += 1
+    return max(counts, key=lambda uid: (counts[uid], uid == newcomer))
+
+
+def excess(held: Iterable[tuple[K, int, int]], most: int) -> list[K]:
+    """Return the keys of `held`, oldest first, that have to go so that its size is no more than `most`.
+
+    Each entry is a key, a user's id and a size. It is always the user with the most who loses their oldest, so that no
+    user evicts what others have by having much. Takes some 2 µs an entry.
     """
     sizes: Counter[int] = Counter()
     entries: dict[int, deque[tuple[K, int]]] = {}

@@ -9,6 +9,8 @@ import socket
 import stat
 from pathlib import Path
 
+BACKLOG = 512  # connections that wait to be accepted
+
 
 class SocketInUseError(OSError):
     """The socket's path cannot be taken; the text says what to do."""
@@ -32,7 +34,7 @@ def listen(
     umask = os.umask(0o777 & ~mode)
     try:
         listener.bind(str(path))
-        listener.listen(512)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {path}: {error.strerror}; choose another {option}") from None

@@ -1,17 +1,24 @@
-"""Who is at the other end of a connection, by the kernel's word."""
+"""Identity of the process at the other end of a connection, from the kernel."""
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
+import time
 from dataclasses import dataclass, field
+
+from gpuwarden.runs import proc
+
+_SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi/asm-generic/socket.h)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process; `start` is its start time in clock ticks since boot, which tells a reused pid apart.
+    """A process; `start` is its start time in clock ticks since boot, which distinguishes a reused pid.
 
-    `since` is the same in Unix time, where it is known.
-
-    A pid of 0 stands for a process outside this pid namespace: its reports count, but nothing can be joined to it.
+    `since` is the same in Unix time, where it is known. A pid of 0 stands for a process outside this pid namespace: its
+    reports count, but nothing can be joined to it.
     """
 
     pid: int
@@ -24,3 +31,29 @@ class Peer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", f"{self.pid}-{self.start}")
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and uid of the process that connected; the pid is 0 for one outside this pid namespace."""
+    pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def identify(connection: socket.socket, pid: int, uid: int) -> tuple[Peer, int | None]:
+    """Return the process and a pidfd of it, which is None where the process is gone. Its start is 0 where hidden."""
+    pidfd = _pidfd(connection, pid)
+    fields = proc.stat(pid)
+    start = int(fields[19]) if fields else 0
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Peer(pid, uid, start, booted + start / os.sysconf("SC_CLK_TCK") if start else None), pidfd
+
+
+def _pidfd(connection: socket.socket, pid: int) -> int | None:
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)  # no race with a reused pid
+    except OSError:
+        pass
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

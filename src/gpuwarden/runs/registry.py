@@ -15,6 +15,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol import Hello, Message, ProtocolError
 from gpuwarden.runs.devices import evidence
 from gpuwarden.runs.ending import OUTCOMES, Outcome
+from gpuwarden.runs.fairness import user_with_most
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import Neighbours
 from gpuwarden.runs.oom_kill import OomKill
@@ -109,13 +110,13 @@ class RunRegistry:
         return True
 
     def _displace(self, newcomer: Peer) -> bool:
-        """Turn the newest run of the user with most away for one of a user with at least two less.
+        """Turn a run of the user with the most away, unless that is the newcomer's user; return whether there is room.
 
-        Of less than two they would take turns: the one turned away would have the same right to come back.
+        It is the newest one, and not the oldest: a run that is turned away comes back, and the longest history would
+        be lost each time.
         """
-        held = Counter(record.peer.uid for record in self._records.values())
-        crowd, most = held.most_common(1)[0]
-        if most < held[newcomer.uid] + 2:
+        crowd = user_with_most((record.peer.uid for record in self._records.values()), newcomer=newcomer.uid)
+        if crowd == newcomer.uid:
             return False
         run_id = next(run_id for run_id in reversed(self._records) if self._records[run_id].peer.uid == crowd)
         self.displaced.append(self._records.pop(run_id).peer)
