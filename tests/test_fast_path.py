@@ -285,11 +285,3 @@ def test_missing_token_is_told_and_stops_nothing(tmp_path: Path, mock_nvml: Mock
         until(lambda: f"alerts cannot be sent to {url}: the file {token}" in daemon.output(), "the reason again")
         token.write_text("word")
         until(lambda: f"alerts cannot be sent to {url}: Connection refused" in daemon.output(), "a try with it")
-
-
-def test_nothing_of_it_is_loaded_where_it_is_not_wanted() -> None:
-    """Without the section a daemon has neither rules nor their sinks in memory."""
-    code = "import sys; from gpuwarden.cli import main; main(['once', '--source', 'simulated']); "
-    code += "print(sorted(name for name in sys.modules if name.startswith('gpuwarden.alerts.') or name == 'ssl'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -44,14 +42,6 @@ def ask(url: str, **headers: str) -> tuple[int, Message, bytes]:
             return found.status, found.headers, found.read()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, error.read()
-
-
-def test_daemon_imports_nothing_for_the_page_before_it_is_opened() -> None:
-    """Most boxes are looked at through Prometheus alone."""
-    told = "import sys, gpuwarden.daemon; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "gpuwarden.daemon" in loaded.split()
-    assert not any(name.startswith("gpuwarden.page") for name in loaded.split())
 
 
 def test_every_file_is_in_the_package() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gpuwarden._version import __version__
+from gpuwarden.alerts.command import add_flags, reading
+from gpuwarden.config_values import DURATION, between
 
 REFERENCES = {
     "metrics": "reference.metrics_markdown",
@@ -24,32 +24,21 @@ REFERENCES = {
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read a command line, the process's own if None; its `command` is a name. Raises SystemExit, having said why."""
-    return _parser().parse_args(arguments)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Writes help for 80 columns: argparse asks shutil for the terminal's at each argument, which takes 0.5 MiB.
-
-    `late` adds arguments once the parser is used: what they are made from is not loaded for another command.
-    """
-
-    late: Callable[[argparse.ArgumentParser], None] | None = None
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, formatter_class=partial(argparse.HelpFormatter, width=78))
-
-    def parse_known_args(self, *arguments: Any, **settings: Any) -> Any:
-        """Parse as ever."""
-        if self.late is not None:
-            self.late(self)
-        return super().parse_known_args(*arguments, **settings)
+    """Parse a command line, the process's own if None; its `command` is a name. Raises SystemExit after a message."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.exit(2, parser.format_help())
+    return parsed
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="gpuwarden", description="GPU hardware and training runs on one Prometheus endpoint.")
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden", description="GPU hardware and training runs on one Prometheus endpoint."
+    )
+    parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="run the daemon")
     _add_settings(serve)
@@ -59,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     once = commands.add_parser("once", help="print one scrape and end")
     _add_settings(once)
-    once.set_defaults(command="once", listen=None, socket=None)
+    once.set_defaults(command="once")
 
     demo = commands.add_parser("demo", help="show a daemon, a real training and an alert on simulated GPUs")
     demo.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:9846", help="where the daemon serves HTTP")
@@ -75,11 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="replace UUIDs, serial numbers, PCI addresses and pids, so that it can be shared",
     )
-    capture.set_defaults(command="capture", listen=None, socket=None)
+    capture.set_defaults(command="capture")
 
-    pause = commands.add_parser("pause", help="have the daemon let go of the driver, so that a GPU can be reset")
+    pause = commands.add_parser("pause", help="have the daemon release the driver, so that a GPU can be reset")
     pause.add_argument(
-        "--for", type=_duration, default=1800.0, metavar="DURATION", dest="seconds",
+        "--for", type=reading(between(DURATION, "1s", "24h")), default=1800.0, metavar="DURATION", dest="seconds",
         help="how long, unless gpuwarden resume ends it (default 30m, at most 24h)",
     )  # fmt: skip
     resume = commands.add_parser("resume", help="end a pause")
@@ -96,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     top.set_defaults(command="top")
 
     rules = commands.add_parser("rules", help="print the alert rules for Prometheus, with other thresholds")
-    rules.late = _add_rule_flags
+    add_flags(rules)
     rules.set_defaults(command="rules")
 
     notify = commands.add_parser("notify", help="try the ways by which people are told of alerts")
@@ -114,19 +103,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_runs(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_runs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     runs = commands.add_parser("runs", help="list training runs, past ones too, or show one")
     _add_asking(runs)
     _add_choice(runs)
-    runs.set_defaults(command="list_runs", config=None, listen=None, json=False, which=("live", "past"), limit=None)
-    # A default would be set anew by the word after `runs`, over what stands before it.
+    runs.set_defaults(command="list_runs", which=("live", "past"))
     words = runs.add_subparsers(metavar="list | show")
-    unsaid = argparse.SUPPRESS
-    some = words.add_parser("list", help="list them: what runs without a word does", argument_default=unsaid)
+    # Without defaults, which would replace the flags given before the word.
+    some = words.add_parser("list", help="list them, as without a word", argument_default=argparse.SUPPRESS)
     _add_asking(some)
     _add_choice(some)
-    show = words.add_parser("show", help="show all that is known of one", argument_default=unsaid)
-    show.add_argument("run", metavar="ID", type=_named, help="the run's id, or as much of its begin as no other has")
+    show = words.add_parser("show", help="show all that is known of one", argument_default=argparse.SUPPRESS)
+    show.add_argument("run", metavar="ID", type=_run_id, help="the run's id, or as much of its begin as no other has")
     _add_asking(show)
     show.set_defaults(command="show_run")
 
@@ -144,7 +132,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=_positive, metavar="N", help="the newest N of both, or of those alone")
 
 
-def _named(text: str) -> str:
+def _run_id(text: str) -> str:
     if not text.strip():  # a script's variable that is not set: each run's id begins like that
         raise argparse.ArgumentTypeError("want a run's id or its begin, not nothing; gpuwarden runs lists them")
     return text
@@ -159,19 +147,3 @@ def _positive(text: str) -> int:
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration; see config.example.yaml")
     parser.add_argument("--source", metavar="SOURCE", help="nvml (default), auto, simulated or capture:FILE")
-
-
-def _duration(text: str) -> float:
-    """Read a duration as the configuration writes it, for argparse."""
-    from gpuwarden.config_values import DURATION, between  # noqa: PLC0415 - as above
-
-    try:
-        return between(DURATION, "1s", "24h").read(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _add_rule_flags(parser: argparse.ArgumentParser) -> None:
-    from gpuwarden.alerts import command  # noqa: PLC0415 - as above
-
-    command.add_flags(parser)
