@@ -335,7 +335,6 @@ class Daemon:
         self._series.see(state, now)
         self._events.see(state)
         self._state, self._page, self._state_json = state, None, None
-        self.web.forget_pages()
         self._answered = self._answered or not snapshot.hung
         if systemd.listens():
             systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
@@ -432,7 +431,7 @@ class Daemon:
         page = self._rendered(self._state)
         kind = negotiate(request.headers.get("accept", ""))
         body = page.openmetrics if kind == OPENMETRICS else page.text
-        return Response(200, body, kind, {"vary": "accept, accept-encoding"})
+        return Response(200, body, kind, {"vary": "accept"})
 
     def _serve_ready(self, _request: Request) -> Response:
         if self._state is None:

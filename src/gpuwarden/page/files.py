@@ -1,13 +1,11 @@
-"""The status page's files as browsers get them: read and compressed once, when somebody first opens the page."""
+"""Files of the status page, read once and cached by browsers until they change."""
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
 
 from gpuwarden._version import __version__
 from gpuwarden.web import Request, Response
@@ -29,45 +27,29 @@ _TYPES = {
 }
 
 
-class File(NamedTuple):
-    """A file in both forms; `tag` differs where its content does."""
-
-    body: bytes
-    gzipped: bytes
-    kind: str
-    tag: str
-
-
 def serve(request: Request) -> Response:
-    """Answer with a file of the page; a browser that has it already is told so. The first time of a file takes 3 ms."""
-    file = _read(INDEX) if request.path == "/" else _file(request.path.removeprefix(PREFIX))
+    """Return a file of the page, or status 304 to a browser that has it already. Blocks for 1 ms the first time."""
+    file = _files().get(request.path)
     if file is None:
         return Response(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
+    if file.headers["etag"] in request.headers.get("if-none-match", ""):
+        return Response(HTTPStatus.NOT_MODIFIED, b"", headers=file.headers)
+    return file
+
+
+@cache
+def _files() -> dict[str, Response]:
+    """Return the responses by path; the index, whose links are relative to the root, is only there."""
+    paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
+    files = {f"{PREFIX}{path.relative_to(FOLDER)}": _response(path) for path in paths}
+    return {"/": files.pop(f"{PREFIX}{INDEX}"), **files}
+
+
+def _response(path: Path) -> Response:
+    body = path.read_bytes()
     headers = {
-        "cache-control": "no-cache",  # kept, but asked for again: an upgrade shows at once
+        "cache-control": "no-cache",  # cached, but asked for again: an upgrade shows at once
         "content-security-policy": CONTENT_SECURITY_POLICY,
-        "etag": file.tag,
-        "vary": "accept-encoding",
+        "etag": f'W/"{__version__}-{zlib.crc32(body):08x}-{len(body)}"',  # weak: compressed it is the same
     }
-    if file.tag in request.headers.get("if-none-match", ""):
-        return Response(HTTPStatus.NOT_MODIFIED, b"", file.kind, headers)
-    return Response(HTTPStatus.OK, file.body, file.kind, headers, file.gzipped)
-
-
-@cache
-def _names() -> frozenset[str]:
-    paths = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
-    names = frozenset(str(path.relative_to(FOLDER)) for path in paths)
-    return names - {INDEX}  # what it names lies beside it only for a browser at /
-
-
-def _file(name: str) -> File | None:
-    return _read(name) if name in _names() else None
-
-
-@cache
-def _read(name: str) -> File:
-    body = (FOLDER / name).read_bytes()
-    # Weak, as both forms have the same one.
-    tag = f'W/"{__version__}-{zlib.crc32(body):08x}-{len(body)}"'
-    return File(body, gzip.compress(body, mtime=0), _TYPES[Path(name).suffix], tag)
+    return Response(HTTPStatus.OK, body, _TYPES[path.suffix], headers)
