@@ -20,7 +20,6 @@ from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import receipt_of
 from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.run import Run, SeenError
-from gpuwarden.runs.running_account import RunningAccount
 from gpuwarden.runs.share import Account, Share
 from gpuwarden.runs.verdict import Verdict
 from snapshots import GIB
@@ -123,7 +122,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
         ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
         else None,
-        account=RunningAccount(account),
+        account=account.now(),
         histories={UUID: history()},
         batch_sizes=batch_sizes(),
         batch_size_advice=advise(Cost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
@@ -139,5 +138,5 @@ def receipt(pid: int = 4711, **settings: Any) -> Receipt:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
     account = made.account.now()
-    told = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=account, began_uptime=BEGAN_UPTIME)
+    told = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=account.now(), began_uptime=BEGAN_UPTIME)
     return with_story(told, made)

@@ -112,7 +112,7 @@ class Box:
             self.pass_second()
             before_each()
             runs = self.join()
-        return runs[0].account.shares["GPU-0"]
+        return runs[0].account.now().shares["GPU-0"]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import NO_ACCOUNT, Account, Share
+from gpuwarden.runs.share import Account, Share
 from snapshots import GIB
 
 GOLDEN = ROOT / "tests/receipt.json"
@@ -56,14 +56,14 @@ def test_golden_has_every_key() -> None:
 def test_clock_set(clock: float, duration: float) -> None:
     """A run has lasted no less than it has, and no more, whatever the clock was set to meanwhile."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=NO_ACCOUNT)
+    whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=Account())
     assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
 
 
 def test_machine_that_slept() -> None:
     """That is a part of the run's time, which the monotonic clock leaves out."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = receipt_of(seen, BEGAN + 9700, boot_id=None, user=None, account=NO_ACCOUNT, slept=700.0)
+    whole = receipt_of(seen, BEGAN + 9700, boot_id=None, user=None, account=Account(), slept=700.0)
     assert whole.duration_seconds == 9700
 
 
@@ -96,7 +96,7 @@ def test_clock_set_before_another_daemon(uptime: float | None, clock: float, dur
 def test_what_is_not_known_has_no_key() -> None:
     """Of a run that said hello alone, there is what every receipt has."""
     bare = Run(Peer(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0)
-    plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=NO_ACCOUNT))
+    plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=Account()))
     assert plain == {
         "version": 1,
         "run_id": "7-1",
@@ -108,7 +108,7 @@ def test_what_is_not_known_has_no_key() -> None:
         "updated_timestamp_seconds": BEGAN + 5,
         "duration_seconds": 5.0,
     }
-    assert account_of(from_plain(plain)) == NO_ACCOUNT
+    assert account_of(from_plain(plain)) == Account()
 
 
 def test_totals_are_those_of_the_devices() -> None:
@@ -173,7 +173,7 @@ def test_continued_receipt() -> None:
         BEGAN + 9100,
         boot_id="b0",
         user=None,
-        account=NO_ACCOUNT,
+        account=Account(),
     )
     both = continued(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
@@ -209,7 +209,7 @@ def test_log_line() -> None:
 def test_log_line_of_nothing_known() -> None:
     """It does not end in the middle of a sentence."""
     bare = replace(run(), report=None)
-    said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=NO_ACCOUNT)
+    said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=Account())
     assert log_line(said).endswith("after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it")
 
 

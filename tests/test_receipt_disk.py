@@ -20,7 +20,7 @@ from gpuwarden.runs.receipt import to_plain
 from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
 from gpuwarden.runs.receipts import WRITE_SECONDS, Receipts
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import NO_ACCOUNT
+from gpuwarden.runs.share import Account
 from snapshots import snapshot
 
 
@@ -265,11 +265,11 @@ def test_clock_set_back_and_two_restarts(tmp_path: Path, monkeypatch: pytest.Mon
         return found
 
     async def scenario() -> None:
-        begun = await restart(run(ended=False, account=NO_ACCOUNT))
+        begun = await restart(run(ended=False, account=Account()))
         totals = to_plain(receipt())
         (tmp_path / PART).write_text(json.dumps({**begun, **{key: totals[key] for key in ("devices", "gpu_seconds")}}))
         for days in (1, 2):
-            later = replace(run(ended=False, account=NO_ACCOUNT), began=BEGAN - days * 86400)
+            later = replace(run(ended=False, account=Account()), began=BEGAN - days * 86400)
             seen = await restart(later)
             assert (seen["began_timestamp_seconds"], seen["gpu_seconds"]) == (BEGAN, 8000)
         assert seen["began_uptime_seconds"] == begun["began_uptime_seconds"]

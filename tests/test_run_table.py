@@ -9,7 +9,6 @@ import pytest
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.running_account import RunningAccount
 from gpuwarden.runs.share import Account, Share
 from gpuwarden.runs.table import RunReadings
 from snapshots import gpu, snapshot
@@ -67,7 +66,7 @@ def test_xids() -> None:
     (run,) = runs.runs(snapshot(), 1.0)
     assert RunReadings.xid_events_total.read(run) == {}
     shares = {"GPU-a": Share("A100", xids={31: 2, 43: 1}), "GPU-b": Share("A100")}
-    assert RunReadings.xid_events_total.read(replace(run, account=RunningAccount(Account(shares)))) == {
+    assert RunReadings.xid_events_total.read(replace(run, account=Account(shares))) == {
         ("GPU-a", "31"): 2,
         ("GPU-a", "43"): 1,
     }

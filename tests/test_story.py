@@ -17,7 +17,6 @@ from gpuwarden.runs.receipt_content import continued, receipt_of
 from gpuwarden.runs.receipt_files import MAX_FILE_BYTES
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.running_account import RunningAccount
 from gpuwarden.runs.share import Share
 from gpuwarden.runs.story import MOST_POINTS, points_each, thinned
 from snapshots import GIB
@@ -42,7 +41,7 @@ def run_on(devices: int, history: MemoryHistory) -> Run:
     uuids = [f"GPU-12345678-1234-1234-1234-{each:012}" for each in range(devices)]
     full = next(iter(ACCOUNT.shares.values()))
     account = replace(ACCOUNT, shares=dict.fromkeys(uuids, full))
-    return replace(run(), account=RunningAccount(account), histories=dict.fromkeys(uuids, history))
+    return replace(run(), account=account, histories=dict.fromkeys(uuids, history))
 
 
 def told(made: Run) -> Receipt:
@@ -224,7 +223,7 @@ def test_nobody_pushes_out_what_is_kept_of_others(size: tuple[int, int]) -> None
 def test_share_without_history_has_no_story() -> None:
     """A device on which the run told no memory has no story."""
     account = replace(ACCOUNT, shares={"GPU-9": Share(name="H100", seconds=1.0)})
-    made = replace(run(), account=RunningAccount(account), histories={"GPU-9": MemoryHistory()})
+    made = replace(run(), account=account, histories={"GPU-9": MemoryHistory()})
     assert told(made).devices[0].story is None
     assert isinstance(receipt().devices[0].story, MemoryStory)
     assert thinned([]) == []

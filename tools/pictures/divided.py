@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.running_account import RunningAccount
 from gpuwarden.state import State
 
 _Key = TypeVar("_Key")
@@ -53,7 +52,7 @@ def _moved(run: Run, whole: str, part: str) -> Run:
     moved: dict[str, Any] = {
         name: _renamed(held, whole, part) for name, held in by_device.items() if isinstance(held, Mapping)
     }
-    account = RunningAccount(replace(run.account.now(), shares=_renamed(run.account.shares, whole, part)))
+    account = replace(run.account.now(), shares=_renamed(run.account.shares, whole, part))
     return replace(
         run, **moved, account=account, devices=tuple(part if each == whole else each for each in run.devices)
     )

@@ -1,7 +1,6 @@
-"""What a run's GPUs did while it held them, joined from poll to poll.
+"""Accountant of what runs use of GPUs, from poll to poll.
 
-Only what was read counts: over a poll that failed, a pause, or a counter that went back nothing is added. It costs
-nothing without runs, and some 10 µs a run, GPU and poll with them.
+Only what was read counts: nothing is added for a poll that failed, a pause, or a counter that went back.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _Devices: TypeAlias = "dict[str, tuple[Gpu, bool]]"
 
 
 class Accounts:
-    """The accounts of all runs that a poll has; each ends with its run. Used by one event loop."""
+    """Accountant of all runs of a poll; each run carries its own account. Used by one event loop."""
 
     def __init__(self, longest_interval: float) -> None:
         self._longest = LONGEST * longest_interval
@@ -28,7 +27,7 @@ class Accounts:
         self._last: float | None = None
 
     def join(self, runs: Sequence[Run], snapshot: Snapshot, now: float) -> None:
-        """Count in the accounts of a poll's runs what has come with it; `now` is monotonic."""
+        """Add what came with a poll to the accounts of its runs; `now` is monotonic."""
         if not runs:
             self._meters, self._last = {}, None
             return
@@ -57,23 +56,22 @@ class Accounts:
         stepping = _is_stepping(run)
         if run.up:
             if run.report is not None and run.current:
-                account.pass_phase(run.report.phase, elapsed)
+                account.add_phase(run.report.phase, elapsed)
             for uuid in held - account.tallies.keys():
                 gpu, whole = devices[uuid]
                 account.hold(uuid, gpu, whole=whole)
-        host_memory = run.usage.present.memory if run.usage and run.usage.present else 0
-        if host_memory > (account.host_memory_peak or 0):
-            account.host_memory_peak = host_memory
+        if run.usage and run.usage.present:
+            account.update_host_memory(run.usage.present.memory)
         last = float("inf") if run.ending is None else run.ending.at + XID_SECONDS
         for uuid, tally in account.tallies.items():
             if uuid not in devices:
                 continue
             gpu = devices[uuid][0]
             if gpu.xids:
-                tally.note_xids(gpu, run.began, last)
+                tally.update_xids(gpu, run.began, last)
             if run.up:
-                tally.pass_time(self._meters[gpu.identity.uuid], held=uuid in held, stepping=stepping)
-                tally.remember(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
+                tally.update(self._meters[gpu.identity.uuid], held=uuid in held, stepping=stepping)
+                tally.share.update_memory(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
 
 
 def _is_stepping(run: Run) -> bool:

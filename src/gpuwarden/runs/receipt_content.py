@@ -176,7 +176,7 @@ def _host(usage: Usage) -> dict[str, Any]:
 def account_of(receipt: Receipt) -> Account:
     """Return what the run had had of GPUs, to go on with."""
     shares = {each.uuid: _share(each) for each in receipt.devices}
-    return Account(shares, receipt.phase_seconds or {}, receipt.host_memory_peak_bytes)
+    return Account(shares, dict(receipt.phase_seconds or {}), receipt.host_memory_peak_bytes)
 
 
 def continued(before: Receipt, since: Receipt) -> Receipt:
@@ -255,8 +255,8 @@ def _share(device: DeviceShare) -> Share:
         idle=device.idle_seconds,
         joules=device.energy_joules,
         joules_by_power=device.energy_by_power_joules,
-        throttled=device.throttled_seconds or {},
-        throttled_steps=device.throttled_step_seconds or {},
+        throttled=dict(device.throttled_seconds or {}),
+        throttled_steps=dict(device.throttled_step_seconds or {}),
         memory_peak=device.memory_peak_bytes,
         memory_limit=device.memory_limit_bytes,
         headroom_at_peak=device.headroom_at_peak_bytes,

@@ -29,7 +29,7 @@ from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.running_account import RunningAccount
+from gpuwarden.runs.share import Account
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class _Absent(NamedTuple):
     stem: str
     receipt: Receipt
     evidence: str  # of its end, once that is found
-    account: RunningAccount | None = None  # that the receipt was made of, by this daemon
+    account: Account | None = None  # that the receipt was made of, by this daemon
 
 
 class Receipts:

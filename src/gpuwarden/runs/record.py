@@ -32,7 +32,7 @@ from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import Present, Usage, state_of
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
-from gpuwarden.runs.running_account import RunningAccount
+from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 from gpuwarden.runs.verdict import Verdict
 
@@ -93,7 +93,7 @@ class Record:
     ear: Ear = field(default_factory=Ear)
     marks: Marks = field(default_factory=Marks)
     outlook: Outlook = field(default_factory=Outlook)
-    account: RunningAccount = field(default_factory=RunningAccount)
+    account: Account = field(default_factory=Account)
     headroom: HeadroomWatch = field(init=False)
     batch_sizes: BatchSizeWatch = field(init=False)
 

@@ -17,7 +17,7 @@ from gpuwarden.runs.memory import Unknown
 from gpuwarden.runs.oom import Oom
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Usage
-from gpuwarden.runs.running_account import RunningAccount
+from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.verdict import Verdict
 
@@ -77,7 +77,7 @@ class Run:
     ending: Ending | None = None
     stall: Stall | None = None
     stalls: int = 0
-    account: RunningAccount = field(default_factory=RunningAccount, compare=False)
+    account: Account = field(default_factory=Account, compare=False)
     growth: Mapping[str, Growth] = field(default_factory=dict)
     host_growth: Growth | None = None
     histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)
