@@ -72,7 +72,7 @@ install_service() {
     trap 'exit 1' HUP INT TERM
 
     "$python" -m venv "$prefix"
-    "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")$(extras)"
+    "$prefix/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$(pip_source "$source")[notify]"
     write_config
     "$prefix/bin/gpuwarden" check-config "$config" || die "the configuration does not suit this version; correct it and run this again"
     make_user
@@ -130,13 +130,6 @@ pip_source() {
     [ -d "$1" ] || { realpath "$1" && return; }
     (cd "$1" && cp -r pyproject.toml README.md LICENSE src "$scratch")
     echo "$scratch"
-}
-
-# Without a package that the configuration asks for, an upgrade would be refused: what was added stays.
-extras() {
-    for package in "$old"/lib/python3*/site-packages/apprise; do
-        [ ! -d "$package" ] || echo '[notify]'
-    done
 }
 
 # An environment holds its own path, so the new one is made in place; the running daemon has its modules in memory.

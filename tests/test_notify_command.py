@@ -18,7 +18,7 @@ from test_config import problems
 
 from gpuwarden.alerts.notify import check, command
 from gpuwarden.alerts.notify.message import Message
-from gpuwarden.alerts.notify.slack import Slack
+from gpuwarden.alerts.notify.webhook import Webhook
 from gpuwarden.config import Notify
 from gpuwarden.secret import NOT_ASCII, Secret
 
@@ -36,30 +36,28 @@ def test_tells_of_each_target(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     nobody = free_port()
     with http_receiver() as server, mail_receiver() as mail:
-        (tmp_path / "slack").write_text(f"{server.url}/services/{TOKEN}")
+        (tmp_path / "hook").write_text(f"{server.url}/services/{TOKEN}")
         config.write_text(f"""
 notify:
   webhook:
     - {server.url}/hook
     - http://127.0.0.1:{nobody}/{TOKEN}
-  slack: file:{tmp_path}/slack
-  mail_to: ops@example.com
-  mail_server: {mail.address}
-  mail_security: none
-  mail_severity: critical
+    - file:{tmp_path}/hook
+  apprise: mailto://{mail.address}?from=gpuwarden@box.example.com&to=ops@example.com
+  apprise_severity: critical
 """)
         ended = gpuwarden("notify", "--test", "--config", str(config))
         assert (ended.returncode, ended.stderr) == (1, "")
         assert ended.stdout.splitlines() == [
             "webhook at 127.0.0.1: sent",
             "webhook at 127.0.0.1: NOT sent: Connection refused",
-            f"Slack's webhook at the file {tmp_path}/slack: sent",
-            f"mail to ops@example.com through {mail.address}: sent",
+            f"webhook at the file {tmp_path}/hook: sent",
+            "apprise (mailto): sent",
         ]
         got = [server.next(), server.next()]
         hook = next(each for each in got if each.path == "/hook").content
         assert (hook["test"], hook["firing"], hook["over"]) == (True, [], [])
-        assert "gpuwarden can reach you" in next(each for each in got if each.path != "/hook").content["text"]
+        assert "gpuwarden can reach you" in next(each for each in got if each.path != "/hook").content["title"]
         letter = mail.next()
         assert letter["Subject"].endswith("gpuwarden can reach you")
         assert "of severity critical come this way" in letter.get_content()
@@ -69,19 +67,19 @@ notify:
 
 
 def test_target_that_drips_is_given_up(tmp_path: Path) -> None:
-    """A mail server that greets without end costs the command no more than its steps may take."""
+    """A server that answers drop by drop without end costs the command no more than its steps may take."""
     stop = threading.Event()
 
     def drip(server: socket.socket) -> None:
         with contextlib.suppress(OSError), server.accept()[0] as caller:
             while not stop.wait(0.1):
-                caller.sendall(b"220-x\r\n")
+                caller.sendall(b"x")
 
     config = tmp_path / "config.yaml"
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
         config.write_text(f"""
-notify: {{mail_to: ops@example.com, mail_server: "{place}", mail_security: none, timeout: 300ms}}
+notify: {{webhook: "http://{place}", timeout: 300ms}}
 """)
         thread = threading.Thread(target=drip, args=(server,))
         thread.start()
@@ -91,18 +89,18 @@ notify: {{mail_to: ops@example.com, mail_server: "{place}", mail_security: none,
             stop.set()
             thread.join()
     assert (ended.returncode, ended.stderr) == (1, "")
-    assert ended.stdout == f"mail to ops@example.com through {place}: NOT sent: not done within 1.8 s\n"
+    assert ended.stdout == "webhook at 127.0.0.1: NOT sent: not done within 1.8 s\n"
 
 
 def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that nobody foresaw is told by its kind and its place; its text may hold a password."""
 
-    def fails(_target: Slack, _message: Message) -> None:
+    def fails(_target: Webhook, _message: Message) -> None:
         raise UnicodeEncodeError("ascii", TOKEN, 0, 1, "ordinal not in range")
 
-    monkeypatch.setattr(Slack, "send", fails)
+    monkeypatch.setattr(Webhook, "send", fails)
     said: list[str] = []
-    assert command.test(Notify(slack=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
+    assert command.test(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
     assert re.search(r": NOT sent, by an error of gpuwarden's own, .*: UnicodeEncodeError in .*\.fails:\d+$", said[0])
     assert TOKEN not in said[0]
 
@@ -123,18 +121,23 @@ notify:
     - "ftp://{TOKEN}"
     - {{a: b}}
   slack: {TOKEN}
-  mail_to: [ops@example.com, nobody]
-  mail_server: smtp.example.com
+  mail_to: [ops@example.com]
   mail_password: {TOKEN}
-  mail_severity: bad
+  webhook_token: {TOKEN}
+  webhook_severity: bad
   apprise: ["{TOKEN}", "file:relative"]
   resend: 1
 """
     found = problems(text)
     assert [line.partition(": ")[0] for line in found] == [
-        f"bad.yaml:{place}" for place in ("5:7", "6:7", "7:3", "8:30", "9:3", "10:3", "11:3", "12:13", "12:38", "13:3")
+        f"bad.yaml:{place}" for place in ("5:7", "6:7", "7:3", "8:3", "9:3", "10:3", "11:3", "12:13", "12:38", "13:3")
     ]
     assert TOKEN not in "\n".join(found)
+    assert found[2].startswith(
+        "bad.yaml:7:3: notify.slack: removed: write the address under notify.apprise: https://hooks."
+    )
+    assert found[3].startswith("bad.yaml:8:3: notify.mail_to: removed: write the mail account as one URL under notify.")
+    assert "mailtos://USER:PASSWORD@SERVER:587?from=SENDER@HOST&to=NAME@HOST" in found[3]
     assert found[0].endswith(
         "notify.webhook: this is not a web address: write https://…, or where it is kept: file:/PATH or env:NAME"
     )
@@ -147,9 +150,7 @@ notify:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("mail_to: a@example.com", "notify.mail_to: mail needs a server: name one as notify.mail_server"),
-        ("mail_server: h:587", "notify.mail_server: there is nobody that it would take mail to"),
-        ("mail_user: a", "notify.mail_user: needs a password too"),
+        ("mail_severity: info", "notify.mail_severity: removed: notify.apprise_severity applies"),
         ("mute: [RunDied, RunDyed]", "notify.mute: there is no alert RunDyed; did you mean RunDied?"),
         ("webhook_token: file:/dev/null", "notify.webhook_token: there is no notify.webhook"),
         ("webhook: " + str(["https://h/"] * 17), "notify.webhook: holds 17 values, and takes at most 16"),
@@ -167,34 +168,30 @@ def test_what_is_missing_is_a_warning(tmp_path: Path) -> None:
     with http_receiver() as server:
         config.write_text(f"""
 notify:
-  slack: ["file:{absent}", env:GPUWARDEN_NOT_SET, "{server.url}"]
+  webhook: ["file:{absent}", env:GPUWARDEN_NOT_SET, "{server.url}"]
   ca_file: /nonexistent/ca
 """)
         ended = gpuwarden("check-config", str(config))
         assert (ended.returncode, ended.stdout) == (0, f"{config}: OK\n")
         assert [line.partition(";")[0] for line in ended.stderr.splitlines()] == [
-            f"{config}: warning: notify.slack: the file {absent} cannot be read: No such file or directory",
-            f"{config}: warning: notify.slack: the variable GPUWARDEN_NOT_SET is not set",
+            f"{config}: warning: notify.webhook: the file {absent} cannot be read: No such file or directory",
+            f"{config}: warning: notify.webhook: the variable GPUWARDEN_NOT_SET is not set",
             f"{config}: warning: notify.ca_file: /nonexistent/ca cannot be read: No such file or directory",
         ]
         config.write_text(config.read_text().replace("ca_file: /nonexistent/ca", ""))
         ended = gpuwarden("notify", "--test", "--config", str(config))
     assert ended.stdout.splitlines() == [
-        f"Slack's webhook at the file {absent}: NOT sent: the file {absent} cannot be read: No such file or directory",
-        "Slack's webhook at the variable GPUWARDEN_NOT_SET: NOT sent: the variable GPUWARDEN_NOT_SET is not set",
-        "Slack's webhook at 127.0.0.1: sent",
+        f"webhook at the file {absent}: NOT sent: the file {absent} cannot be read: No such file or directory",
+        "webhook at the variable GPUWARDEN_NOT_SET: NOT sent: the variable GPUWARDEN_NOT_SET is not set",
+        "webhook at 127.0.0.1: sent",
     ]
 
 
 def test_what_no_login_can_hold_is_a_warning() -> None:
-    """A user, a password or a token outside ASCII is told by the check already."""
+    """A token outside ASCII is reported by the check already."""
     wrong = Secret(text="Schlüssel")
-    found = check.unready(Notify(webhook_token=wrong, mail_user="größe", mail_password=wrong))
-    assert dict(found) == {
-        "notify.webhook_token": f"the configuration {NOT_ASCII}",
-        "notify.mail_password": f"the configuration {NOT_ASCII}",
-        "notify.mail_user": NOT_ASCII,
-    }
+    found = check.unready(Notify(webhook_token=wrong))
+    assert dict(found) == {"notify.webhook_token": f"the configuration {NOT_ASCII}"}
 
 
 def test_missing_apprise(tmp_path: Path) -> None:

@@ -26,9 +26,7 @@ def test_from_the_fault_to_the_people(tmp_path: Path, mock_nvml: MockNvml) -> No
 poll: {{interval: 300ms}}
 notify:
   webhook: {server.url}
-  mail_to: ops@example.com
-  mail_server: {mail.address}
-  mail_security: none
+  apprise: mailto://{mail.address}?from=gpuwarden@box.example.com&to=ops@example.com
   group_wait: 1s
   resolve_after: 0
 """)
@@ -64,7 +62,7 @@ notify:
                     lambda: daemon.samples().value("gpuwarden_notify_messages_total", target="webhook") == 3,
                     "messages are counted",
                 )
-                assert daemon.samples().value("gpuwarden_notify_errors_total", target="mail") == 0
+                assert daemon.samples().value("gpuwarden_notify_errors_total", target="apprise") == 0
                 assert daemon.kill(signal.SIGTERM) == 0
 
         again = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from gpuwarden.alerts.notify.echo import secrets_of
 from gpuwarden.alerts.notify.message import Message, Told
 from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
 from gpuwarden.alerts.notify.targets import targets
-from gpuwarden.config import Address, Notify, parse
+from gpuwarden.config import Notify, parse
 from gpuwarden.config_values import OptionalPath
 from gpuwarden.secret import HIDDEN, NOT_ASCII, Secret, hidden
 
@@ -29,7 +28,7 @@ HOSTILE = Message("box1", "docs", (Told(near_oom("<!channel>\r\nBcc: eve@example
 
 def send(settings: Notify, message: Message = MESSAGE) -> None:
     """Send a message to the one target of the settings."""
-    (target,) = targets(settings, "box1")
+    (target,) = targets(settings)
     target.send(message)
 
 
@@ -93,26 +92,11 @@ def test_short_password_hides_no_words() -> None:
     assert said == f"the server answers 401: {HIDDEN} password of {HIDDEN}: '{HIDDEN}' is no valid password"
 
 
-def test_slack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slack gets one text, in which a run's name calls nobody; its address may stand in the environment."""
-    with http_receiver() as server:
-        monkeypatch.setenv("SLACK_URL", f"{server.url}/services/T0/B0/{TOKEN}")
-        send(Notify(slack=(Secret(variable="SLACK_URL"),)))
-        got = server.next()
-        assert got.path == f"/services/T0/B0/{TOKEN}"
-        for part in ("*[CRITICAL] box1: 2 alerts", "resnet50", "GPU 9", "1.2 GiB", OWNER, "*Do:* Save a checkpoint"):
-            assert part in got.content["text"]
-        send(Notify(slack=(Secret(variable="SLACK_URL"),)), HOSTILE)
-        text = server.next().content["text"]
-        assert "<!channel>" not in text
-        assert "&lt;!channel&gt; Bcc: eve@example.com".replace("@", "@\u2060") in text
-
-
 def test_refusing_server() -> None:
     """What a server says against a message is told, without the address, which is a secret."""
     with http_receiver() as server:
         server.status, server.answer = 403, b"invalid_token /services/" + TOKEN.encode()
-        error = refusal(Notify(slack=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
+        error = refusal(Notify(webhook=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
         assert str(error) == "the server answers 403: invalid_token /[hidden]/[hidden]"
         assert error.refused
 
@@ -165,101 +149,18 @@ def test_http_over_tls(tmp_path: Path) -> None:
     made = certificate(tmp_path)
     with http_receiver(made) as server:
         url = Secret(text=f"{server.url}/{TOKEN}")
-        assert "its certificate is not trusted" in str(refusal(Notify(slack=(url,))))
+        assert "its certificate is not trusted" in str(refusal(Notify(webhook=(url,))))
         assert server.asked == 0
-        send(Notify(slack=(url,), ca_file=OptionalPath(made.file)))
+        send(Notify(webhook=(url,), ca_file=OptionalPath(made.file)))
         assert "resnet50" in server.next().content["text"]
 
 
 def test_http_address_that_went_bad(tmp_path: Path) -> None:
     """A file that lost its address is told by its name, and not by what is in it."""
-    settings = Notify(slack=(Secret(file=tmp_path / "url"),))
+    settings = Notify(webhook=(Secret(file=tmp_path / "url"),))
     assert str(refusal(settings)) == f"the file {tmp_path}/url cannot be read: No such file or directory"
     (tmp_path / "url").write_text(TOKEN)
     assert str(refusal(settings)) == f"the file {tmp_path}/url holds no address that begins with https://"
-
-
-def mail_settings(port: int) -> Notify:
-    """Return settings for two people's mail through a server of this machine."""
-    to = ("ops@example.com", "ml@example.com")
-    return Notify(mail_to=to, mail_server=Address("127.0.0.1", port), mail_security="none", timeout=5)
-
-
-def test_mail() -> None:
-    """One mail goes to all, with all that matters in its subject and its text."""
-    with mail_receiver() as server:
-        send(mail_settings(server.port))
-        mail = server.next()
-    assert server.to == [["ops@example.com", "ml@example.com"]]
-    assert mail["To"] == "ops@example.com, ml@example.com"
-    assert mail["From"] == "gpuwarden <gpuwarden@box1>"
-    assert mail["Subject"].startswith("[CRITICAL] box1: 2 alerts: GpuDown: GPU 9; RunNearOutOfMemory: run resnet50")
-    assert (mail["Auto-Submitted"], mail["Importance"]) == ("auto-generated", "high")
-    text = mail.get_content().replace("\r\n", "\n")
-    for part in ("Run resnet50 (77-1)", "GPU 9 (", "1.2 GiB", f"Owner: {OWNER}.", "\nDo: Save a checkpoint now."):
-        assert part in text
-
-
-def test_mail_with_hostile_name() -> None:
-    """A run's name adds no header to a mail, and any script arrives."""
-    with mail_receiver() as server:
-        send(mail_settings(server.port), HOSTILE)
-        mail = server.next()
-    assert mail["Bcc"] is None
-    assert "<!channel> Bcc: eve@example.com Größe模" in mail["Subject"]
-    assert "Größe模" in mail.get_content()
-    assert server.to == [["ops@example.com", "ml@example.com"]]
-
-
-def test_mail_over_starttls_with_password(tmp_path: Path) -> None:
-    """A password is read from its file, and sent to a server that is known, over TLS."""
-    made = certificate(tmp_path)
-    (tmp_path / "password").write_text("s3cret-password\n")
-    with mail_receiver(starttls=made, passwords={"alerts": "s3cret-password"}) as server:
-        settings = replace(
-            mail_settings(server.port),
-            mail_security="starttls",
-            mail_user="alerts",
-            mail_password=Secret(file=tmp_path / "password"),
-            ca_file=OptionalPath(made.file),
-        )
-        send(settings)
-        assert "resnet50" in server.next().get_content()
-        assert server.secure == [True]
-        assert "not trusted" in str(refusal(replace(settings, ca_file=OptionalPath(None))))
-        (tmp_path / "password").write_text("wr0ng-password")
-        error = refusal(settings)
-        assert "refuses the user or the password: 535" in str(error)
-        assert "wr0ng-password" not in str(error)
-        assert error.refused
-
-
-def test_mail_server_that_repeats_the_password(tmp_path: Path) -> None:
-    """Of a password that a server's answer bears nothing is told, not its begin either where the answer is cut."""
-    made = certificate(tmp_path)
-    with mail_receiver(starttls=made, passwords={"alerts": "s3cret-password"}) as server:
-        server.refused = {"ml@example.com", "ops@example.com"}
-        server.refusal = f"550 {'so sorry ' * 21}s3cret-password"
-        settings = replace(
-            mail_settings(server.port),
-            mail_security="starttls",
-            mail_user="alerts",
-            mail_password=Secret(text="s3cret-password"),
-            ca_file=OptionalPath(made.file),
-        )
-        assert "so sorry" in str(refusal(settings))
-        assert "s3" not in str(refusal(settings))
-
-
-@pytest.mark.parametrize(("user", "password"), [("alerts", "Schlüssel-4711"), ("größe", "s3cret-password")])
-def test_mail_user_outside_ascii(tmp_path: Path, user: str, password: str) -> None:
-    """A user or a password that a login cannot hold is told by where it stands, and not by what it is."""
-    (tmp_path / "password").write_text(password)
-    secret = Secret(file=tmp_path / "password")
-    with mail_receiver() as server:
-        settings = replace(mail_settings(server.port), mail_user=user, mail_password=secret)
-        where = "notify.mail_user" if password.isascii() else str(secret)
-        assert str(refusal(settings)) == f"{where} {NOT_ASCII}"
 
 
 def test_token_outside_ascii() -> None:
@@ -268,54 +169,6 @@ def test_token_outside_ascii() -> None:
     assert str(refusal(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),), webhook_token=token))) == (
         f"the configuration {NOT_ASCII}"
     )
-
-
-def test_mail_over_tls(tmp_path: Path) -> None:
-    """A server that speaks TLS from the begin is spoken to so."""
-    made = certificate(tmp_path)
-    with mail_receiver(tls=made) as server:
-        send(replace(mail_settings(server.port), mail_security="tls", ca_file=OptionalPath(made.file)))
-        assert "resnet50" in server.next().get_content()
-
-
-def test_mail_is_not_sent_in_the_clear() -> None:
-    """A server without STARTTLS gets nothing where that is asked for."""
-    with mail_receiver() as server:
-        assert "STARTTLS" in str(refusal(replace(mail_settings(server.port), mail_security="starttls")))
-        with pytest.raises(queue.Empty):
-            server.got.get_nowait()
-
-
-@pytest.mark.parametrize("goodbye", ["250 ok", "421 4.4.2 you stayed too long", "nonsense"])
-def test_mail_server_that_leaves_badly(goodbye: str) -> None:
-    """A mail that was taken is sent, and one that was refused is refused, however the server takes leave."""
-    with mail_receiver() as server:
-        server.goodbye = goodbye
-        send(mail_settings(server.port))
-        assert "resnet50" in server.next().get_content()
-        server.refused = {"ml@example.com", "ops@example.com"}
-        assert "the server refuses ml@example.com: 550" in str(refusal(mail_settings(server.port)))
-
-
-def test_refused_addresses() -> None:
-    """An address that is refused is told, and costs the others nothing."""
-    with mail_receiver() as server:
-        server.refused = {"ml@example.com"}
-        error = refusal(mail_settings(server.port))
-        assert isinstance(error, SentInPartError)
-        assert str(error) == "sent, but not to ml@example.com: 550 5.1.1 no such user here"
-        assert "resnet50" in server.next().get_content()
-        server.refused = {"ml@example.com", "ops@example.com"}
-        error = refusal(mail_settings(server.port))
-        assert "the server refuses ml@example.com: 550" in str(error)
-        assert error.refused
-
-
-def test_mail_server_that_hangs() -> None:
-    """A mail server that says nothing, or is none, is given up."""
-    with silent_receiver() as port:
-        assert "no answer within 0.2 s" in str(refusal(replace(mail_settings(port), timeout=0.2)))
-    assert "refused" in str(refusal(mail_settings(free_port())))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
@@ -343,6 +196,51 @@ def test_apprise() -> None:
         assert "500" in str(error)
         assert TOKEN not in str(error)
     assert "does not know" in str(refusal(Notify(apprise=(Secret(text="nosuch://x/"),))))
+
+
+def mail_url(port: int, to: str = "ops@example.com,ml@example.com", user: str = "") -> Notify:
+    """Return settings for mail through a server of this machine."""
+    address = f"mailto://{user}127.0.0.1:{port}?from=gpuwarden@box.example.com&to={to}"
+    return Notify(apprise=(Secret(text=address),))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
+def test_mail_by_apprise() -> None:
+    """A mail has all that matters in its subject and its text; a run's name adds no header; any script arrives."""
+    with mail_receiver() as server:
+        send(mail_url(server.port))
+        mail = server.next()
+        assert mail["From"] == "gpuwarden@box.example.com"
+        assert mail["Subject"].startswith("[CRITICAL] box1: 2 alerts: GpuDown: GPU 9; RunNearOutOfMemory: run resnet50")
+        text = mail.get_content().replace("\r\n", "\n")
+        for part in ("Run resnet50 (77-1)", "GPU 9 (", "1.2 GiB", f"Owner: {OWNER}.", "\nDo: Save a checkpoint now."):
+            assert part in text
+        assert server.next()["To"] == "ml@example.com"
+        send(mail_url(server.port, to="ops@example.com"), HOSTILE)
+        mail = server.next()
+        assert mail["Bcc"] is None
+        assert "Größe模" in mail["Subject"]
+        assert "Größe模" in mail.get_content()
+        assert server.to[-1] == ["ops@example.com"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
+@pytest.mark.filterwarnings("ignore:Requiring AUTH")  # of the mail server, which has no TLS here
+def test_mail_that_is_refused() -> None:
+    """The error has the server's reason and no password; where some recipients took it, it is not sent again."""
+    with mail_receiver() as server:
+        server.refused = {"ml@example.com"}
+        error = refusal(mail_url(server.port))
+        assert isinstance(error, SentInPartError)
+        assert "no such user here" in str(error)
+        server.refused = {"ml@example.com", "ops@example.com"}
+        assert not isinstance(refusal(mail_url(server.port)), SentInPartError)
+    with mail_receiver(passwords={"alerts": "right"}) as server:
+        server.refusal = "550 s3cret-password"
+        error = refusal(mail_url(server.port, user="alerts:s3cret-password@"))
+        assert "535" in str(error)
+        assert "s3cret" not in str(error)
+    assert "refused" in str(refusal(mail_url(free_port())))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
@@ -383,20 +281,16 @@ def test_places_are_no_secrets() -> None:
             {
                 "notify": {
                     "webhook": [f"https://u:p4ssword@h.example.com/{TOKEN}", f"https://h.example.com/{TOKEN}"],
-                    "slack": f"https://hooks.slack.com/services/{TOKEN}",
-                    "mail_to": ["a@example.com"],
-                    "mail_server": "smtp.example.com:587",
-                    "apprise": f"tgram://{TOKEN}/1",
+                    "apprise": [f"tgram://{TOKEN}/1", "file:/etc/x"],
                 }
             }
         ),
         "f",
     )
-    assert [(each.name, each.place) for each in targets(config.notify, "box1")] == [
+    assert [(each.name, each.place) for each in targets(config.notify)] == [
         ("webhook", "webhook at h.example.com"),
         ("webhook-2", "webhook at h.example.com"),
-        ("slack", "Slack's webhook at hooks.slack.com"),
-        ("mail", "mail to a@example.com through smtp.example.com:587"),
-        ("apprise", "apprise's tgram"),
+        ("apprise", "apprise (tgram)"),
+        ("apprise-2", "apprise (the file /etc/x)"),
     ]
     assert TOKEN not in repr(config)

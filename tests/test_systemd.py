@@ -41,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
     shutil.copytree(mock_nvml_library, shared / "mock")
     # By the Python that the service will run under, so that these are its binary wheels.
     subprocess.run([PYTHON, "-m", "venv", shared / "builder"], check=True)
-    wheels = ["--wheel-dir", str(shared / "wheels"), str(checkout), "setuptools>=77"]
+    wheels = ["--wheel-dir", str(shared / "wheels"), f"{checkout}[notify]", "setuptools>=77"]
     subprocess.run([shared / "builder/bin/python", "-m", "pip", "wheel", "--quiet", *wheels], check=True)
     for left in (checkout / "build", *checkout.glob("src/*.egg-info")):
         shutil.rmtree(left, ignore_errors=True)

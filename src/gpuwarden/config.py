@@ -24,8 +24,6 @@ from gpuwarden.config_values import (
     GROUP,
     KEPT_SECRET,
     LABEL_VALUE,
-    MAIL_SERVER,
-    MAILBOX,
     MODE,
     OPTIONAL_PATH,
     PATH,
@@ -424,33 +422,11 @@ class Notify:
         or_none(KEPT_SECRET, Secret()), "none", "A bearer token that is sent along with them."
     )
     webhook_severity: str = option(_SEVERITY, "info", _SEVERITY_MEANING)
-    slack: tuple[Secret, ...] = option(
-        several(SECRET_URL, "list of web addresses"),
-        "none",
-        "Incoming webhooks of Slack, or of Mattermost, Rocket.Chat and others that take its form.",
-    )
-    slack_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
-    mail_to: tuple[str, ...] = option(
-        several(MAILBOX, "list of mail addresses"), "none", "Who gets alerts by mail, all of them in one mail."
-    )
-    mail_from: str = option(
-        or_none(MAILBOX, ""), "none", "The sender of mail; none is gpuwarden@ and the name of the machine."
-    )
-    mail_server: Address = option(or_none(MAIL_SERVER, Address("", 0)), "none", "The server that takes mail (SMTP).")
-    mail_security: str = option(
-        choice("mail security", "starttls", "tls", "none"),
-        "starttls",
-        "How mail is encrypted on its way there: starttls, mostly at port 587, tls from the start, mostly at 465, or "
-        "none, for a server on this machine.",
-    )
-    mail_user: str = option(USER, "none", "The user to log in as at the mail server.")
-    mail_password: Secret = option(or_none(KEPT_SECRET, Secret()), "none", "The user's password.")
-    mail_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
     apprise: tuple[Secret, ...] = option(
         several(SERVICE_URL, "list of services"),
         "none",
-        "URLs of apprise (https://github.com/caronc/apprise), for whatever else it knows; needs the package apprise "
-        "(docs/notify.md).",
+        "URLs of apprise (https://github.com/caronc/apprise) for mail, Slack and other services; needs the package "
+        "apprise (docs/notify.md).",
     )
     apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
     mute: tuple[str, ...] = option(
@@ -489,7 +465,7 @@ class Notify:
     @property
     def anyone(self) -> bool:
         """Whether there is somebody to tell."""
-        return bool(self.webhook or self.slack or self.mail_to or self.apprise)
+        return bool(self.webhook or self.apprise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,6 +535,22 @@ def _declared(section: Any, prefix: str) -> Iterator[tuple[str, Option]]:
 
 OPTIONS: dict[str, Option] = dict(_declared(Config, ""))
 LISTS = frozenset(key for key, row in OPTIONS.items() if row.kind.many)
+_MAIL = (
+    "write the mail account as one URL under notify.apprise, "
+    "mailtos://USER:PASSWORD@SERVER:587?from=SENDER@HOST&to=NAME@HOST, or mailto:// without TLS (docs/notify.md)"
+)
+_SLACK = (
+    "write the address under notify.apprise: https://hooks.slack.com/… as it is, mmost://… for Mattermost, rocket://… "
+    "for Rocket.Chat (docs/notify.md)"
+)
+_ONE_SEVERITY = "notify.apprise_severity applies to all URLs of notify.apprise"
+# Options of older versions, with what to write instead.
+REMOVED: Mapping[str, str] = {
+    "notify.slack": _SLACK,
+    **{f"notify.mail_{name}": _MAIL for name in ("to", "from", "server", "security", "user", "password")},
+    "notify.slack_severity": _ONE_SEVERITY,
+    "notify.mail_severity": _ONE_SEVERITY,
+}
 # Of each pair the first has to be less than the second.
 _LESS = tuple((f"pressure.{of}_critical", f"pressure.{of}_some") for of in ("memory", "oom", "thermal"))
 
@@ -571,14 +563,14 @@ def load(
     `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
     Raises ConfigError with everything that is wrong in the file and the overrides.
     """
-    contents = config_file.Contents() if path is None else config_file.read(path, OPTIONS, LISTS)
+    contents = config_file.Contents() if path is None else config_file.read(path, OPTIONS, LISTS, REMOVED)
     given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
     return _config([*contents.entries, *given], contents.problems)
 
 
 def parse(text: str, name: str) -> Config:
     """Read `text` as the contents of a file called `name`; raises ConfigError."""
-    contents = config_file.parse(text, name, OPTIONS, LISTS)
+    contents = config_file.parse(text, name, OPTIONS, LISTS, REMOVED)
     return _config(contents.entries, contents.problems)
 
 

@@ -6,10 +6,11 @@ cannot make the file larger than it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import yaml
@@ -18,6 +19,7 @@ from gpuwarden.config_values import MOST_VALUES, shown
 
 Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 LARGEST_FILE = 1 << 20  # bytes
 MOST_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
 LONGEST_MESSAGE = 200  # of PyYAML's: it repeats names from the file whole
@@ -63,10 +65,13 @@ class Contents:
     problems: list[Problem] = field(default_factory=list)
 
 
-def read(path: Path, keys: Collection[str], lists: Collection[str] = ()) -> Contents:
+def read(
+    path: Path, keys: Collection[str], lists: Collection[str] = (), removed: Mapping[str, str] = _NONE
+) -> Contents:
     """Read the file at `path`; `keys` are the known options, `section.option` or `option`. Never raises OSError.
 
-    Of the options in `lists` each value is an entry by itself.
+    Of the options in `lists` each value is an entry by itself. `removed` says of each option of an older version what
+    to write instead.
     """
     try:
         with path.open("rb") as file:
@@ -82,12 +87,14 @@ def read(path: Path, keys: Collection[str], lists: Collection[str] = ()) -> Cont
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8")
         return Contents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
-    return parse(text, str(path), keys, lists)
+    return parse(text, str(path), keys, lists, removed)
 
 
-def parse(text: str, name: str, keys: Collection[str], lists: Collection[str] = ()) -> Contents:
+def parse(
+    text: str, name: str, keys: Collection[str], lists: Collection[str] = (), removed: Mapping[str, str] = _NONE
+) -> Contents:
     """Read `text` as the contents of a file called `name`."""
-    reader = _Reader(name, keys, lists)
+    reader = _Reader(name, keys, lists, removed)
     root = reader.compose(text)
     if root is not None:
         reader.take_root(root)
@@ -117,11 +124,12 @@ def _is_null(node: Node) -> bool:
 class _Reader:
     """Takes known options out of one YAML document, and notes everything else as a problem."""
 
-    def __init__(self, name: str, keys: Collection[str], lists: Collection[str]) -> None:
+    def __init__(self, name: str, keys: Collection[str], lists: Collection[str], removed: Mapping[str, str]) -> None:
         self.contents = Contents()
         self._name = name
         self._keys = keys
         self._lists = lists
+        self._removed = removed
         self._sections = {key.partition(".")[0] for key in keys if "." in key}
 
     def _note(self, node: Node, message: str, key: str | None = None) -> None:
@@ -173,6 +181,8 @@ class _Reader:
             self._note(key_node, f"write `{section}:`, and `{name}:` below it, indented", key)
         elif key in self._keys:
             self._take_option(key_node, value, key)
+        elif key in self._removed:
+            self._note(key_node, f"removed: {self._removed[key]}", key)
         elif key not in self._sections:
             self._note(key_node, self._unknown(key_node.value, prefix), prefix + shown(key_node.value))
         elif _is_section(value):

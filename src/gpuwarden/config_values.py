@@ -47,7 +47,6 @@ _LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _OWN_LABELS = {"alertname", "severity", "job", "instance"}
 _DOCS = re.compile(r"https?://[!-;=?-z~]{1,500}|[\w./-]{1,200}")
 _ALERT = re.compile(r"[A-Z][A-Za-z0-9]{1,60}")
-_MAILBOX = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,255}")
 _SERVICE = re.compile(r"[a-z][a-z0-9+.-]{0,31}://\S{1,2000}")
 
 
@@ -244,17 +243,6 @@ def _group(text: str) -> Group | None:
     return Group(text) if _GROUP.fullmatch(text) else None
 
 
-def _mail_server(text: str) -> Address | None:
-    address = _address(text)
-    if address is not None and not address.port:
-        raise ValueError("port 0 is no server's: mail is mostly taken at 587 (STARTTLS), 465 (TLS) or 25")
-    return address
-
-
-def _mailbox(text: str) -> str | None:
-    return text if _MAILBOX.fullmatch(text) else None
-
-
 def _kept_secret(text: str) -> Secret | None:
     scheme, _, rest = text.partition(":")
     if scheme == "file":
@@ -359,11 +347,9 @@ EXTERNAL_LABEL = Kind("label", "NAME=VALUE, such as cluster=a", _external_label)
 LABEL_VALUE = Kind(
     "label value", "a word, such as gpuwarden", lambda text: text if text.isprintable() and text else None
 )
-MAIL_SERVER = Kind("mail server", "HOST:PORT, such as smtp.example.com:587", _mail_server)
 ALERT = Kind(
     "alert", "a name of docs/alerts.md, such as RunDied", lambda text: text if _ALERT.fullmatch(text) else None
 )
-MAILBOX = Kind("mail address", "NAME@HOST, such as ops@example.com", _mailbox)
 SECRET_URL = Kind("web address", "https://…, or where it is kept: file:/PATH or env:NAME", _secret_url, hidden=True)
 SERVICE_URL = Kind("service", "SERVICE://…, or where it is kept: file:/PATH or env:NAME", _service_url, hidden=True)
 DOCS = Kind(

@@ -12,7 +12,7 @@ from typing import Any
 from gpuwarden.alerts.notify.echo import secrets_of, shown
 from gpuwarden.alerts.notify.markdown import inert
 from gpuwarden.alerts.notify.message import Message
-from gpuwarden.alerts.notify.target import DeliveryError, digest_of
+from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError, digest_of
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret, SecretError
 
@@ -29,7 +29,7 @@ class AppriseService:
     def __init__(self, name: str, url: Secret, settings: Notify) -> None:
         self.name = name
         self.least = settings.apprise_severity
-        self.place = f"apprise's {url.text.partition(':')[0] if url.text else url}"
+        self.place = f"apprise ({url.text.partition(':')[0] if url.text else url})"
         self._url = url
 
     def whom(self) -> str | None:
@@ -50,6 +50,7 @@ class AppriseService:
         kind = kinds.get(message.severity, apprise.NotifyType.INFO)
         # What it says of faults is told as this target's, once.
         logger = logging.getLogger("apprise")
+        logger.setLevel(logging.DEBUG)
         logger.propagate = False
         logger.addHandler(_NOWHERE)
         try:
@@ -59,11 +60,14 @@ class AppriseService:
             text, title = (inert(each, message.docs) for each in (message.text, message.title))
             for service in server:
                 _fit(service, len(text), apprise.OverflowMode)
-            result = server.notify(body=text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT)
+            result = server.notify(
+                body=text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT, log_level=logging.DEBUG
+            )
         except TypeError as error:  # apprise's own complaint of what it was given
             raise DeliveryError(shown(str(error), LONGEST_REASON, secrets_of(url))) from None
         if not result:
-            raise DeliveryError(shown(_reason(result), LONGEST_REASON, secrets_of(url)))
+            failed = _outcome(result, sum(map(len, server)))
+            raise type(failed)(shown(str(failed), LONGEST_REASON, secrets_of(url)))
 
 
 def _fit(service: Any, length: int, modes: Any) -> None:
@@ -76,8 +80,11 @@ def _fit(service: Any, length: int, modes: Any) -> None:
         service.overflow_mode = modes.SPLIT if is_short else modes.TRUNCATE
 
 
-def _reason(result: Any) -> str:
-    """Return what the service's last attempt logged; older releases of apprise keep nothing."""
-    attempts = [attempt for service in getattr(result, "results", ()) for attempt in service.attempts]
-    logged = [entry.message for attempt in attempts for entry in attempt.logs]
-    return logged[-1] if logged else "apprise could not deliver it"
+def _outcome(result: Any, targets: int) -> DeliveryError:
+    """Return the error of a failed attempt: what its service logged as a warning, with the exception behind it."""
+    entries = [entry for each in result.results for attempt in each.attempts for entry in attempt.logs]
+    reasons = [entry.message for entry in entries if entry.level == "WARNING" or "Exception:" in entry.message]
+    reason = "; ".join(reasons[-2:]) or "apprise could not deliver it"
+    # Sent to some of the addresses of one URL, and refused by others: the same again would reach the first ones twice.
+    in_part = targets > 1 and any(entry.message.startswith("Sent ") for entry in entries)
+    return SentInPartError(reason) if in_part else DeliveryError(reason)

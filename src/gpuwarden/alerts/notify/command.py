@@ -19,7 +19,7 @@ STEPS = 6  # each with its own time limit, that a message may take; who answers 
 def test(settings: Notify, say: Callable[[str], None]) -> int | None:
     """Try each target, all at once; return how many failed, None where there is no target."""
     host = host_name()
-    chosen = list(targets(settings, host))
+    chosen = list(targets(settings))
     if not chosen:
         return None
     faults: dict[str, str] = {}

@@ -1,51 +1,27 @@
-"""The texts of rules, which are Markdown for the docs, for readers of mail and chat: links, code and emphasis."""
+"""Markdown of the rules as plain text for messages, and names of others without effect in a chat."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
 
 _MARKED = re.compile(r"\[(?P<link>[^\]]+)\]\((?P<target>[^)\s]+)\)|`(?P<code>[^`]+)`|\*(?P<emphasis>[^*\s][^*]*)\*")
 
-# What makes a link or calls somebody, in Markdown, in Slack's marks or a chat's own: @word <@&1> <!here> [a](b) https://…
+# What makes a link or calls somebody, in Markdown or a chat's own marks: @word <@&1> <!here> [a](b) https://…
 _ACTIVE = re.compile(r"@(?!\s)|<(?!\s)|\](?=\()|:(?=//)|\bwww(?=\.)|\bmailto(?=:)", re.IGNORECASE)
 _JOINER = "\N{WORD JOINER}"  # no width, and no line ends at it
 
 
-class Piece(NamedTuple):
-    """A stretch of text of one kind; `target` is where it leads to, as written."""
-
-    text: str
-    code: bool = False
-    emphasis: bool = False
-    target: str = ""
-
-
-def pieces(markdown: str) -> Iterator[Piece]:
-    """Take a text apart."""
-    end = 0
-    for found in _MARKED.finditer(markdown):
-        if found.start() > end:
-            yield Piece(markdown[end : found.start()])
-        end = found.end()
-        text = found["link"] or found["code"] or found["emphasis"]
-        yield Piece(text, bool(found["code"]), bool(found["emphasis"]), found["target"] or "")
-    if end < len(markdown):
-        yield Piece(markdown[end:])
-
-
 def plain(markdown: str, docs: str) -> str:
-    """Return the text as one writes without marks; links lead to pages below `docs`."""
-    return "".join(_plain(piece, docs) for piece in pieces(markdown))
+    """Return the text without marks; links lead to pages below `docs`."""
 
+    def unmarked(found: re.Match[str]) -> str:
+        if not found["target"]:
+            return found["code"] or found["emphasis"]
+        where = link(found["target"], docs)
+        # A link that is named by its page needs no name in addition to its address.
+        return where if found["link"] == found["target"].partition("#")[0] else f"{found['link']} ({where})"
 
-def _plain(piece: Piece, docs: str) -> str:
-    if not piece.target:
-        return piece.text
-    where = link(piece.target, docs)
-    # A link that is named by its page needs no name beside its address.
-    return where if piece.text == piece.target.partition("#")[0] else f"{piece.text} ({where})"
+    return _MARKED.sub(unmarked, markdown)
 
 
 def inert(text: str, docs: str = "") -> str:

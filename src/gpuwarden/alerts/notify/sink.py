@@ -31,7 +31,7 @@ class Notifier:
         self._host = host_name()
         self._docs = settings.docs
         self._lingering = Lingering()
-        chosen = targets(settings, self._host) if to is None else to
+        chosen = targets(settings) if to is None else to
         self._channels = [
             Channel(target, settings, self._say, Kept(folder, target.name, target.whom)) for target in chosen
         ]

@@ -8,22 +8,13 @@ from gpuwarden.alerts.notify.target import Target
 from gpuwarden.config import Notify
 
 
-def targets(settings: Notify, host: str) -> Iterator[Target]:
-    """Give them, each by a name that no other has; `host` is this machine's name."""
+def targets(settings: Notify) -> Iterator[Target]:
+    """Give them, each by a name that no other has."""
     if settings.webhook:
         from gpuwarden.alerts.notify.webhook import Webhook  # noqa: PLC0415 - see above
 
         for number, url in enumerate(settings.webhook, 1):
             yield Webhook(_name("webhook", number), url, settings)
-    if settings.slack:
-        from gpuwarden.alerts.notify.slack import Slack  # noqa: PLC0415 - see above
-
-        for number, url in enumerate(settings.slack, 1):
-            yield Slack(_name("slack", number), url, settings)
-    if settings.mail_to:
-        from gpuwarden.alerts.notify.mail import Mail  # noqa: PLC0415 - see above
-
-        yield Mail("mail", settings, host)
     if settings.apprise:
         from gpuwarden.alerts.notify.apprise_service import AppriseService  # noqa: PLC0415 - see above
 
