@@ -36,9 +36,7 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 from receiver import Receiver
 
 from gpuwarden import keras as keras_callback
-from gpuwarden.client import keras_model, steps
 from gpuwarden.client.frameworks.tensorflow import physical_devices
-from gpuwarden.client.guard import MAX_ERRORS
 from gpuwarden.client.run import Run, join
 from gpuwarden.client.wrapped import unwrap
 from gpuwarden.keras import GpuWarden, keras
@@ -365,8 +363,8 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
     return {
         "steps": fit_of(daemon).steps - before,
         "epoch": fit_of(daemon).epoch,
+        "phase": fit_of(daemon).phase,
         "its_model": callback.model is trained,
-        "its_batches": callback.params["steps"],
         "watched": [*meanwhile, watched(trained)],
     }
 
@@ -378,43 +376,23 @@ def fit_of(daemon: Daemon) -> Run:
 
 def case_within_a_step(daemon: Daemon) -> Any:
     def failing(callback: GpuWarden) -> None:
-        try:
-            fit(model(), callback, Fail(), epochs=1)
-        except ZeroDivisionError:
-            fit(model(), callback, epochs=1)
-
-    def failing_unseen(callback: GpuWarden) -> None:
         with contextlib.suppress(ZeroDivisionError):
             fit(model(), callback, Fail(), epochs=1)
 
+    def another() -> GpuWarden:
+        return daemon.callback(interval=0)
+
     return {
-        "failing_unseen": within_a_step(daemon, failing_unseen),
-        "another_failing_unseen": within_a_step(daemon, lambda _: failing_unseen(daemon.callback(interval=0))),
-        "another": within_a_step(daemon, lambda _: fit(model(), daemon.callback(interval=0), epochs=1)),
-        "same": within_a_step(daemon, lambda callback: model().fit(*data(1), verbose=0, callbacks=[callback])),
+        "another": within_a_step(daemon, lambda _: fit(model(), another(), epochs=1, validation_data=data(1))),
+        "another_failing": within_a_step(daemon, lambda _: failing(another())),
+        "of_the_same_model": within_a_step(daemon, lambda callback: fit(callback.model, another(), epochs=1)),
+        "same": within_a_step(daemon, lambda callback: fit(model(), callback, epochs=1, validation_data=data(1))),
         "evaluate": within_a_step(daemon, lambda callback: model().evaluate(*data(), verbose=0, callbacks=[callback])),
         "evaluate_by_another": within_a_step(
-            daemon, lambda callback: callback.model.evaluate(*data(), verbose=0, callbacks=[daemon.callback()])
+            daemon, lambda callback: callback.model.evaluate(*data(), verbose=0, callbacks=[another()])
         ),
-        "failing": within_a_step(daemon, failing),
+        "predict": within_a_step(daemon, lambda callback: model().predict(data()[0], verbose=0, callbacks=[callback])),
     }
-
-
-def case_fit_of_the_same_model_within_a_step(daemon: Daemon) -> Any:
-    class Within(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-            if batch == 1:
-                fit(trained, daemon.callback(interval=0), epochs=1)
-            seen.append(watched(trained))
-
-    seen: list[list[str]] = []
-    trained = model()
-    steps.LOOK_INTERVAL = 0.0
-    try:
-        fit(trained, daemon.callback(interval=0), Within(), epochs=1)
-    finally:
-        steps.LOOK_INTERVAL = 1.0
-    return seen
 
 
 def case_other_callback_raises(daemon: Daemon) -> Any:
@@ -575,13 +553,13 @@ def case_sizes_seen(daemon: Daemon) -> Any:
             yield np.ones((size, 3), "float32"), np.ones((size, 1), "float32")
 
     signature = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
-    steps.LOOK_INTERVAL, feed = 0.0, keras_callback._feed
+    keras_callback.LOOK_INTERVAL, feed = 0.0, keras_callback._feed
     keras_callback._feed = lambda *_: None  # of several looks each step would have one
     try:
         dataset = tf.data.Dataset.from_generator(alike, output_signature=signature)
         model().fit(dataset, verbose=0, callbacks=[daemon.callback(interval=0)])
     finally:
-        steps.LOOK_INTERVAL, keras_callback._feed = 1.0, feed
+        keras_callback.LOOK_INTERVAL, keras_callback._feed = 1.0, feed
     return daemon.heard()
 
 
@@ -684,45 +662,6 @@ def case_failed_examples(daemon: Daemon) -> Any:
     return daemon.heard()
 
 
-def case_hook_of_a_subclass(daemon: Daemon) -> Any:
-    class Own(GpuWarden):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            begun.append(batch)
-            super().on_train_batch_begin(batch, logs)
-
-    begun = list[int]()
-    fit(model(), Own(socket=daemon.path))
-    return {"begun": begun, "heard": daemon.heard()}
-
-
-def case_hook_of_another(daemon: Daemon) -> Any:
-    """Put a hook there before all fits, after one, and during another, that call what was there before."""
-
-    def wrap() -> None:
-        hook = callback.on_train_batch_begin
-
-        def noted(batch: int, logs: Any = None) -> None:
-            begun.append(batch)
-            hook(batch, logs)
-
-        callback.on_train_batch_begin = noted  # type: ignore[method-assign] # as somebody may
-
-    class Wraps(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-            if epoch == 1 and len(begun) == 16:
-                wrap()
-
-    callback, begun = daemon.callback(), list[int]()
-    for _ in range(2):
-        wrap()
-        fit(model(), callback)
-        del callback.on_train_batch_begin
-        fit(model(), callback)
-    for _ in range(2):  # what is there from the one on is called in the other
-        fit(model(), callback, Wraps())
-    return {"begun": begun, "heard": daemon.heard()}
-
-
 def case_bad_arguments(daemon: Daemon) -> Any:
     refused = []
     for settings in (
@@ -770,33 +709,12 @@ def case_internal_errors_in_steps(daemon: Daemon) -> Any:
     class Breaks(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
             if batch == 2:
-                callback._run.settle = fail  # type: ignore[union-attr] # it is there
+                callback._run.memory.sample = fail  # type: ignore[union-attr,method-assign] # it is there
 
     callback = daemon.callback(interval=0)
     made = model("adam")
     made.fit(*data(20), batch_size=2, verbose=0, callbacks=[callback, Breaks()])
     return daemon.heard()
-
-
-def case_internal_errors_within_another(daemon: Daemon) -> Any:
-    """Fail for the last time as one of two fits is taken up that an exception had ended."""
-    asked: list[Any] = []
-
-    def bounded(keras: Any) -> int:
-        asked.append(keras)
-        if len(asked) > 9:
-            raise RuntimeError("asked for ever")
-        return 0
-
-    callback = daemon.callback()
-    callback._guard._errors = MAX_ERRORS - 1
-    callback._around = {0: {}, 1: {"_steps": "of one", "_functions": "without watch"}}
-    before, keras_model.hooks_around = keras_model.hooks_around, bounded
-    try:
-        callback._take_up_abandoned()
-    finally:
-        keras_model.hooks_around = before
-    return {"off": callback._guard.off, "asked": len(asked)}
 
 
 def case_disabled(daemon: Daemon) -> Any:

@@ -7,22 +7,17 @@ import os
 import pickle
 import select
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from itertools import count, pairwise
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
-from receiver import PATIENCE, Peer, Receiver
+from receiver import Peer, Receiver
 
 from gpuwarden import watch
 from gpuwarden.client.advice import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
 from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
-from gpuwarden.client.run import HEARD_INTERVAL, LISTEN_INTERVAL, Run
-from gpuwarden.client.steps import Steps
+from gpuwarden.client.run import LISTEN_INTERVAL, Run
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
 
 HELLO = Hello("train.py", "torch 2.13", {})
@@ -190,38 +185,6 @@ def test_descriptor_that_is_another_socket_at_the_end(connection: Connection) ->
         os.close(number)
 
 
-def test_without_ctypes(daemon: Receiver) -> None:
-    """A Python without ctypes hears all the same."""
-    script = """
-import sys
-sys.modules["ctypes"] = None
-from gpuwarden.client.connection import Connection
-from gpuwarden.protocol import End, Hello
-connection = Connection(sys.argv[1], Hello("a", "b", {}))
-connection.send(End("exit"))
-print(connection.listen(), flush=True)
-input()
-print(*[each.level for each in connection.listen()], connection.listen(), connection.connected(), flush=True)
-input()
-print(connection.listen(), connection.connected())
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script, daemon.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        peer = daemon.accept()
-        told = [program.stdout.readline()]
-        peer.waiting()
-        peer.advise(pressure("some"))
-        program.stdin.write("\n")
-        program.stdin.flush()
-        told.append(program.stdout.readline())
-        peer.socket.close()
-        told.append(program.communicate("\n", timeout=PATIENCE)[0])
-    assert told == ["[]\n", "some [] True\n", "[] False\n"]
-
-
 def test_hello_says_so(daemon: Receiver) -> None:
     """A run says that it hears, which it must for the daemon to say anything."""
     watch().close()
@@ -383,48 +346,21 @@ def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, epis
 
 
 def test_run_listens(connection: Connection, peer: Peer) -> None:
-    """A run listens every 50 ms; a while later where something came, which may be a flood."""
+    """A run reads the socket once in LISTEN_INTERVAL at most, and reports what it heard and did."""
     run = Run(connection)
-    run.report(100.0)
-    for now, said, due in (
-        (100.0, b"", 100.0 + LISTEN_INTERVAL),
-        (100.04, b"too early", 100.0 + LISTEN_INTERVAL),
-        (100.06, b"", 100.06 + HEARD_INTERVAL),
-        (101.0, encode(pressure("critical")), 101.0 + HEARD_INTERVAL),
-    ):
-        if said:
-            peer.socket.send(said)
+    peer.advise(pressure("critical"))
+    run.listen(100.0)
+    peer.advise(pressure("some"))
+    heard = []
+    for now in (100.01, 100.04, 100.06):
         run.listen(now)
-        assert run.listen_due == due
+        heard.append(run.told.count)
+    assert (heard, run.listen_due) == ([1, 1, 2], 100.06 + LISTEN_INTERVAL)
     run.actions["checkpoint"] += 1
     run.report(101.1)
     report = peer.waiting()[-1]
     assert isinstance(report, Report)
-    assert (report.advice_heard, report.actions, run.told.pressure) == (1, {"checkpoint": 1}, "critical")
-
-
-def test_short_epochs_listen(connection: Connection, peer: Peer) -> None:
-    """Where an epoch is over before the first look is due, the report of its begin listens."""
-    clock, run = Clock(), Run(connection)
-    steps = Steps(run, 1, 2, clock=clock)
-    steps.begin_epoch()
-    steps.begin(0)
-    peer.advise(pressure("critical"))
-    for _ in range(2):
-        clock.now += 0.1
-        steps.end_epoch(in_vain=False)
-        steps.begin_epoch()
-        steps.begin(0)
-    assert run.told.count == 1
-
-
-def test_costs_nothing_without_a_daemon(tmp_path: Path) -> None:
-    """Where nobody can say anything, nobody listens between two looks."""
-    run = Run(Connection(str(tmp_path / "none"), HELLO))
-    run.report(100.0)
-    run.listen(100.0)
-    assert run.look_due == 100.25
-    assert run.listen_due == inf
+    assert (report.advice_heard, report.actions, run.told.pressure) == (2, {"checkpoint": 1}, "some")
 
 
 def test_daemon_lost(connection: Connection, peer: Peer) -> None:
@@ -447,6 +383,7 @@ def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> No
     run.report(clock.now)
     peer = daemon.accept()
     peer.advise(pressure("critical"))
+    clock.now += LISTEN_INTERVAL
     run.listen(clock.now)
     before = run.told.pressure
     peer.waiting()
@@ -474,61 +411,6 @@ class Clock:
 def clock() -> Clock:
     """Give a clock."""
     return Clock()
-
-
-@pytest.mark.parametrize(
-    ("acts", "seconds", "heard_after"),
-    [
-        (True, 1 / 1024, 52),
-        (True, 1 / 64, 4),
-        (True, 1 / 16, 1),
-        (True, 4.0, 1),
-        (False, 1 / 1024, 257),
-        (False, 1 / 64, 16),
-        (False, 4.0, 1),
-    ],
-)
-def test_steps_listen(connection: Connection, peer: Peer, seconds: float, heard_after: int, *, acts: bool) -> None:
-    """Advice is heard within 50 ms where somebody acts on it, else with a look, and at once by long steps."""
-    clock, run = Clock(), Run(connection)
-    steps = Steps(run, 1, None, answers=(lambda: None) if acts else None, clock=clock)
-    steps.begin_epoch()
-    numbers = count()
-
-    def make_steps(many: int) -> None:
-        for _ in range(many):
-            steps.begin(next(numbers))
-            clock.now += seconds
-
-    make_steps(1)
-    peer.advise(pressure("critical"))
-    make_steps(heard_after - 1)
-    assert run.told.count == 0
-    make_steps(1)
-    assert run.told.count == 1
-
-
-@pytest.mark.parametrize(("acts", "least", "most", "apart"), [(True, 19, 40, LISTEN_INTERVAL), (False, 3, 5, 0.25)])
-def test_listening_is_rare(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch, least: int, most: int, apart: float, *, acts: bool
-) -> None:
-    """Most short steps do not listen."""
-    clock, run, heard = Clock(), Run(connection), list[float]()
-    peek = connection.peek
-
-    def noted() -> int:
-        heard.append(clock.now)
-        return peek()
-
-    monkeypatch.setattr(connection, "peek", noted)
-    steps = Steps(run, 1, None, answers=(lambda: None) if acts else None, clock=clock)
-    steps.begin_epoch()
-    for number in range(1000):
-        steps.begin(number)
-        clock.now += 0.001
-    # What there is to do besides is shared out over several, which listen too.
-    assert least <= len(heard) <= most
-    assert max(after - before for before, after in pairwise(heard)) <= apart + 0.0045
 
 
 def test_watch(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,10 +11,9 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from gpuwarden.client import company, keras_model, unbegun
 from gpuwarden.client.answer import OnPressure, PressureLevel, Responder, Wish, checked_wish, fulfil
@@ -22,10 +21,9 @@ from gpuwarden.client.batch_size import find_batch_size
 from gpuwarden.client.batches import Batches
 from gpuwarden.client.errors import describe
 from gpuwarden.client.frameworks import for_backend
-from gpuwarden.client.functions import Functions, Kind
+from gpuwarden.client.functions import KINDS, Functions, Kind
 from gpuwarden.client.guard import Guard, guarded
 from gpuwarden.client.hello import introduction
-from gpuwarden.client.hook import Hook
 from gpuwarden.client.input_wait import Feed, InputWait
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.loss_metric import LossMetric
@@ -41,10 +39,9 @@ from gpuwarden.protocol import Advice, Phase
 
 __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 
-T = TypeVar("T")
+LOOK_INTERVAL = 1.0  # seconds between two reads of the loss metric and of the input's wait: some 100 µs each
 
-_OF_ONE_FIT = {"_run", "_steps", "_batches", "_traces", "_feed", "_functions", "_watched", "_model", "model"}
-_OF_ONE_CALL = _OF_ONE_FIT | {"params", "_in_vain", "_standalone"}
+_OF_ONE_FIT = {"_run", "_steps", "_batches", "_feed", "_functions", "_watched", "_model", "model"}
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -90,66 +87,38 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._functions: Functions | None = None
         self._run: Run | None = None
         self._steps: Steps | None = None  # of the fit under way
-        self._hook: Hook | None = None  # of each step; what somebody took of it in one fit is good in the next
-        self._in_vain: float | None = None  # the begin that found the data at its end
         self._batches: Batches | None = None
-        self._traces: keras_model.Traces | None = None  # which the steps hold weakly
-        self._feed: Feed | None = None  # what it is fed, where that tells something
-        self._around: dict[int, dict[str, Any]] = {}  # the fits around what goes on, by depth
+        self._feed: Feed | None = None  # what measures the wait for input, where that can be known
+        self._nested = False  # the hooks that are called are of a fit that another one's callback has called
+        self._due = 0.0  # when a step has more to do than to be noted (monotonic)
+        self._look_due = 0.0
         GpuWarden._latest = weakref.ref(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one fit of this process."""
-        state = {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys()), "_around": {}, "_hook": None}
-        if self._hook is not None and state.get(_METHOD.__name__) is self._hook.begin:
-            del state[_METHOD.__name__]
-        return state
+        return {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys())}
 
     def set_model(self, model: Any) -> None:
-        """Take note that fit, evaluate or predict has been called: the only sign that a fit before it has failed."""
-        self._set_aside()
-        super().set_model(model)
-        self._watched = model
-        self._standalone = True
-        self._take(model)
+        """Note that fit, evaluate or predict has been called: the only sign that a fit before it has failed.
 
-    @guarded
-    def _set_aside(self) -> None:
-        """Keep what belongs to the fit from whose callbacks this was called, so that it can go on."""
-        depth = keras_model.hooks_around(keras)
-        over = [each for each in self._around if each >= depth]  # an exception ended what came within
-        now = {name: value for name, value in self.__dict__.items() if name in _OF_ONE_CALL}
-        around = self._around[min(over)] if over else now
-        self._around = {each: state for each, state in self._around.items() if each < depth}
-        if depth:
-            self._around[depth] = around
-
-    @guarded
-    def _take_up(self) -> None:
-        """Go on with the fit around what is over."""
-        if self._around:
-            self.__dict__.update(self._around.pop(max(self._around)))
-            self._count_with(self._steps)
-            if self._steps is not None and self._functions is not None:
-                self._functions.watch("train", self, self._feed)  # of the same model, perhaps
-
-    def _take_up_abandoned(self) -> None:
-        """Go on with the fit whose hook this is, where another's exception ended what came within, and was caught."""
-        # Once it is off `_take_up` takes nothing any more.
-        while not self._guard.off and self._around and max(self._around) >= keras_model.hooks_around(keras):
-            self._take_up()
+        Of a call from a hook nothing is noted: the fit around it goes on.
+        """
+        if not keras_model.is_nested(keras):
+            super().set_model(model)
+            self._watched, self._steps = model, None
+            self._take(model)
 
     @guarded
     def _take(self, model: Any) -> None:
         self._functions = Functions(model)
-        if not self._around:
-            self._functions.clear()  # of whoever watched a fit that another callback's exception ended
+        self._functions.clear()  # of a callback of a fit that another callback's exception ended
         self._functions.watch_test_early(self)
 
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:
-        run, model = self._join(), self._watched
-        self._standalone = False
+        if self._is_nested():
+            return
+        run, model = self._begin_run(), self._watched
         # A loop of one's own that calls the hooks through Keras's CallbackList may have told it nothing.
         in_epoch, feeder = (self.params or {}).get("steps"), keras_model.feeder()
         per_execution = keras_model.steps_per_execution(model)
@@ -157,82 +126,93 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         metric = LossMetric(run, model, keras, wanted=self._loss, fits=feeder is not None)
         self._batches = Batches(run, metric, in_epoch, feeder, workers=not company.in_one_process(model))
         self._feed = _feed(run.input, per_execution)
-        self._traces, reference = keras_model.Traces(model), weakref.ref(model)
-        self._hook = self._hook or Hook(partial(self._guard.failed, give_up=_weakly(self._give_up)))
-        steps = Steps(
+        reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
+        self._steps = Steps(
             run,
             per_execution,
             in_epoch,
             updates=lambda: keras_model.updates(reference()),
-            traces=_weakly(self._traces.__call__),
-            looks=[_weakly(self._look), *([self._feed.look] if self._feed is not None else [])],
-            answers=None if self._responder is None else _weakly(self._answer),
-            hook=self._hook,
+            traces=keras_model.Traces(model),
         )
-        self._count_with(steps)
+        self._look_due = 0.0
         if self._responder is not None:
             self._responder.look_around(model)
         self._enter("train")
 
     @guarded
     def on_train_end(self, logs: Any = None) -> None:
-        self._take_up_abandoned()
-        self._end()
+        if self._is_nested():
+            self._nested = False  # the fit around it goes on
+            return
+        self._functions_of_model().leave(self)
+        self._enter("idle")
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._take_up_abandoned()
-        if self._steps is None:
+        if self._is_nested() or self._steps is None or not self._steps.counts:
             return
         assert self._run is not None
-        if self._steps.displaced():
-            self._count_with(None)  # one of them counts
-            return
-        if self._steps.superseded():
-            self._steps.resume()
         assert self._batches is not None
-        assert self._functions is not None
-        self._standalone = False
-        self._functions.watch("train", self, self._feed)
-        self._functions.watch_test_early(self)
+        self._functions_of_model().watch("train", self, self._feed)
+        self._functions_of_model().watch_test_early(self)
         self._batches.begin_epoch()
-        self._steps.begin_epoch(int(epoch))  # and its first step reports
-        self._in_vain = None
-        self._run.phase, self._run.batch = "train", 0
+        self._steps.begin_epoch()
+        self._run.epoch, self._run.phase, self._run.batch = int(epoch), "train", 0
+        self._run.hasten()  # should the epoch's first step hang, the daemon knows that it began
+        self._due = 0.0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_epoch()
-        if self._responder is not None and company.has_workers(self._watched):
+        if self._responder is not None and not self._nested and company.has_workers(self._watched):
             agreed, advice = self._responder.together(self._run.told if self._run else None, self._watched)
             if agreed:
                 self._act(self._responder.wish, advice)
 
     @guarded
     def _end_epoch(self) -> None:
-        self._take_up_abandoned()
-        self._end_steps()
-        self._report()
+        if not self._is_nested():
+            self._end_steps()
+            self._report()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._hook is not None:
-            self._hook.begin(batch)  # what Keras mostly finds in place of this method
+        steps = self._steps
+        if steps is None or self._nested:
+            return
+        try:
+            now = monotonic()
+            steps.begin(batch, now)
+            if now >= self._due:
+                self._attend(steps, now)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
+            self._guard.failed(error, self._give_up)
+
+    def _attend(self, steps: Steps, now: float) -> None:
+        """Do what is due as a step begins, and set when there is more to do."""
+        run = self._run
+        assert run is not None
+        if not steps.counts:
+            steps.settle()
+            self._due = now + run.interval
+            return
+        if self._responder is not None:
+            run.listen(now)
+            self._answer()
+        if now >= run.look_due:
+            run.phase, run.stepping = "train", True
+            if now >= self._look_due:
+                self._look_due = now + LOOK_INTERVAL
+                self._look()
+            run.observe(now)
+        self._due = run.look_due if self._responder is None else min(run.look_due, run.listen_due)
+        steps.restart()
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:
-        if self._standalone:
-            self._join()
-        else:
-            self._end_steps()
-        self._watch("test")
-        self._enter("test")
+        self._begin_without_steps("test")
 
     @guarded
     def on_test_end(self, logs: Any = None) -> None:
-        if self._standalone:
-            self._end()
-        else:
-            self._leave("test")
-            self._enter("train")
+        self._end_without_steps("test")
 
     @guarded
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -240,35 +220,46 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     @guarded
     def on_predict_begin(self, logs: Any = None) -> None:
-        self._join()
-        self._watch("predict")
-        self._enter("predict")
+        self._begin_without_steps("predict")
 
     @guarded
     def on_predict_end(self, logs: Any = None) -> None:
-        self._end()
+        self._end_without_steps("predict")
 
     @guarded
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observe()
 
+    def _begin_without_steps(self, phase: Kind) -> None:
+        """Enter a phase in which no steps are made: on its own, a fit's validation, or called from a hook."""
+        if keras_model.is_nested(keras):
+            if self._steps is None:
+                self._join()
+        else:
+            if self._steps is None:
+                self._begin_run()
+            self._end_steps()
+            self._functions_of_model().watch(phase, self)
+        self._enter(phase)
+
+    def _end_without_steps(self, phase: Kind) -> None:
+        nested, fits = keras_model.is_nested(keras), self._steps is not None
+        if not nested:
+            self._functions_of_model().leave(self, *([phase] if fits else KINDS))
+        self._enter("train" if nested or fits else "idle")
+
+    @guarded
     def failed(self, exception: BaseException) -> None:
-        """Tell the daemon what a step has raised, and that fit, evaluate or predict is over by it.
+        """Report what a step has raised, and that fit, evaluate or predict is over by it.
 
         Of the exception nothing is kept but text.
         """
-        self._fail(exception)
-        self._take_up()
-
-    @guarded
-    def _fail(self, exception: BaseException) -> None:
-        self._leave()
-        self._lengthen()
+        self._functions_of_model().leave(self)
         if self._feed is not None:
             self._feed.pause()
         run, steps = self._run, self._steps
         assert run is not None
-        if steps is not None and not steps.superseded():
+        if steps is not None and steps.counts:
             made = steps.fail()
             if self._batches is not None:
                 self._batches.fail(made)
@@ -282,7 +273,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def ended(self) -> None:
         """Note that a step found no data, where Keras does not know when an epoch is over, or was told wrongly."""
-        self._in_vain = self._steps.under_way if self._steps is not None else None
+        if self._steps is not None:
+            self._steps.find_end()
 
     def _join(self) -> Run:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
@@ -296,66 +288,39 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         )
         self._run = run = join(self._settings.socket, hello)
         run.interval = self._settings.interval
-        run.settle()  # what a fit counted that an exception ended unseen
-        run.stepping = False
-        run.input.forget_buffer()
         if framework:
             run.memory.watch(framework, names)
         return run
 
+    def _begin_run(self) -> Run:
+        """Join the run where nothing of it is under way; a fit that an exception ended unseen has counted steps."""
+        run = self._join()
+        run.settle()
+        run.stepping = False
+        run.input.forget_buffer()
+        return run
+
     @guarded
-    def _tell_late(self) -> None:
-        """Take part in a run that ends before it has begun: with the run's end goes what ended it."""
+    def _report_late(self) -> None:
+        """Join a run that ends before it has begun: what ended it goes with the run's end."""
         run = self._join()
         run.memory.sample()
         atexit.unregister(run.end)
         run.end()
 
-    def _count_with(self, steps: Steps | None) -> None:
-        """Count steps with these from now on, or none."""
-        self._steps = steps
-        if steps is not None:
-            steps.take_notes()
-            self._shorten()
-        elif self._hook is not None:
-            self._hook.rest()
-            self._lengthen()
+    def _is_nested(self) -> bool:
+        """Return whether this hook is of a fit within a fit, which is not counted, nor are the steps that follow."""
+        self._nested = keras_model.is_nested(keras)
+        return self._nested
 
-    def _shorten(self) -> None:
-        """Have Keras find the hook's function in place of the method for each step.
-
-        Half of what a step costs would be the way through that method. A hook of a subclass stays, and one that
-        somebody else has put there: those call the method or the function, as far as they like.
-        """
-        assert self._hook is not None
-        if type(self).on_train_batch_begin is _METHOD:
-            self.__dict__.setdefault(_METHOD.__name__, self._hook.begin)
-
-    def _lengthen(self) -> None:
-        """Have it find the method again."""
-        if self._hook is not None and self.__dict__.get(_METHOD.__name__) is self._hook.begin:
-            del self.__dict__[_METHOD.__name__]
-
-    def _watch(self, kind: Kind) -> None:
+    def _functions_of_model(self) -> Functions:
         assert self._functions is not None
-        self._functions.watch(kind, self)
-
-    def _leave(self, *kinds: Kind) -> None:
-        assert self._functions is not None
-        self._functions.leave(self, *kinds)
+        return self._functions
 
     def _enter(self, phase: Phase) -> None:
         assert self._run is not None
         self._run.phase = phase
         self._report()
-
-    def _end(self) -> None:
-        try:
-            self._leave()
-            self._lengthen()
-            self._enter("idle")
-        finally:
-            self._take_up()
 
     def _report(self) -> None:
         assert self._run is not None
@@ -368,15 +333,16 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._run.observe(now)
 
     def _look(self) -> None:
-        self._take_up_abandoned()
-        if self._functions is not None:
-            self._functions.stay("train", self, self._feed)
-        if self._batches is not None and self._run is not None:
-            self._run.settle()  # so that examples and steps are of the same moment
-            self._batches.look(self._run.batch or 0)
+        """Read what is read once a second: the loss metric, and how long steps wait for input."""
+        assert self._run is not None
+        assert self._batches is not None
+        self._run.settle()  # so that examples and steps are of the same moment
+        self._batches.look(self._run.batch or 0)
+        if self._feed is not None:
+            self._feed.look()
 
     def _answer(self) -> None:
-        """Act between two steps, where nobody else has to be asked; meanwhile no step is under way."""
+        """Act between two steps, where no other worker has to agree; meanwhile no step is under way."""
         if self._responder is None or self._run is None:
             return
         advice = self._responder.alone(self._run.told)
@@ -399,8 +365,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._run.actions[wish.action] += 1
 
     def _end_steps(self) -> None:
-        steps = self._steps
-        made = None if steps is None else steps.end_epoch(in_vain=steps.under_way == self._in_vain)
+        made = None if self._steps is None else self._steps.end_epoch()
         if made is not None:
             assert self._batches is not None
             self._batches.look_at_end(made)
@@ -408,32 +373,18 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._feed.pause()
 
     def _give_up(self) -> None:
-        self._count_with(None)  # so the hook of each step, which asks no guard, does nothing any more
+        self._steps = None  # so that the hook of each step, which asks no guard, does nothing any more
         if self._run is not None:
             self._run.give_up()
 
 
-_METHOD = GpuWarden.on_train_batch_begin
-
-
-def _tell_late() -> None:
-    """Tell of a program that ends before a fit has begun: as the last callback made, or as one would by default."""
+def _report_late() -> None:
+    """Report a program that ends before a fit has begun: as the last callback made, or as one would by default."""
     latest = GpuWarden._latest() if GpuWarden._latest is not None else None  # noqa: SLF001 - the same module
-    (latest or GpuWarden())._tell_late()  # noqa: SLF001 - likewise
+    (latest or GpuWarden())._report_late()  # noqa: SLF001 - likewise
 
 
-unbegun.watch(_tell_late)
-
-
-def _weakly(method: Callable[[], T]) -> Callable[[], T | None]:
-    """Call a method as long as its object is there: the run keeps the last fit's steps, and must not keep its model."""
-    reference = weakref.WeakMethod(method)
-
-    def call() -> T | None:
-        found = reference()
-        return None if found is None else found()
-
-    return call
+unbegun.watch(_report_late)
 
 
 def _feed(wait: InputWait, per_execution: int) -> Feed | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 from gpuwarden.client import company
 from gpuwarden.client.advice import Told
 from gpuwarden.client.disk_room import check_room
-from gpuwarden.client.guard import by_signal, log
+from gpuwarden.client.guard import log
 from gpuwarden.protocol import Action, Advice, Level
 
 DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
@@ -77,9 +77,7 @@ class Responder:
             advice = []
         try:
             agreed = company.agree(model, wanted=bool(advice))
-        except Exception as error:  # a worker is gone; training will say so
-            if by_signal(error):
-                raise
+        except Exception as error:  # noqa: BLE001 - a worker is gone; training will say so
             log.warning("on_pressure: the other workers could not be asked", exc_info=error)
             agreed = False
         return agreed, advice[-1] if advice else None
@@ -138,8 +136,7 @@ def _check_function(do: Callable[..., object]) -> None:
 def fulfil(wish: Wish, advice: Advice | None, model: Any, *, first: bool) -> bool:
     """Do what is wished, in this thread; say whether it was done. An exception is logged, and training goes on.
 
-    What is no Exception goes on its way, as does what a signal handler raises: a function of the user's ends the
-    training by SystemExit or KeyboardInterrupt.
+    What is no Exception goes on its way: a function of the user's ends the training by SystemExit or KeyboardInterrupt.
     `first`: of several workers, which all have to save, only the first one's file is kept.
     """
     try:
@@ -151,9 +148,7 @@ def fulfil(wish: Wish, advice: Advice | None, model: Any, *, first: bool) -> boo
             _say("on_pressure: training stops after this step")
         else:
             wish.do(advice, model)
-    except Exception as error:  # the user's own, or a full disk: no reason to end a training run
-        if by_signal(error):
-            raise
+    except Exception as error:  # noqa: BLE001 - the user's own, or a full disk: no reason to end a training run
         with contextlib.suppress(Exception):
             log.warning("on_pressure failed; training goes on", exc_info=error)
         return False

@@ -17,8 +17,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.client.guard import by_signal
-from gpuwarden.client.peek import gone, question
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode_advice, encode
 
 log = logging.getLogger("gpuwarden")
@@ -43,7 +41,6 @@ class Connection:
         self._clock = clock
         self._socket: socket.socket | None = None
         self._file: os.stat_result | None = None  # which one the socket is
-        self.peek = gone  # below 0 where there is nothing to `listen` to
         self._connected_at = 0.0
         self._retry_at = -1.0
         self._delay = FIRST_RETRY
@@ -83,17 +80,14 @@ class Connection:
         """
         heard: list[Advice] = []
         for _ in range(MAX_HEARD):
-            if self._socket is None or (length := self.peek()) < 0 or self._pid != os.getpid():
-                break
-            if not self._is_ours():
-                self._lose()
+            if self._socket is None or self._pid != os.getpid():
                 break
             try:
-                data = self._socket.recv(MAX_MESSAGE_BYTES + 1) if length else b""
-            except OSError as error:  # another thread has taken it
-                if by_signal(error):
-                    raise
+                data = self._socket.recv(MAX_MESSAGE_BYTES + 1, socket.MSG_DONTWAIT) if self._is_ours() else b""
+            except BlockingIOError:  # nothing waits
                 break
+            except OSError:
+                data = b""
             if not data:  # the daemon is gone
                 self._lose()
                 break
@@ -128,15 +122,11 @@ class Connection:
             self._file = os.fstat(self._socket.fileno())
             self._socket.connect(self.path)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-            if by_signal(error):
-                self._lose()
-                raise
             self._tell_once(error)
             if isinstance(error, BlockingIOError):  # there is a daemon, and too many others come at this moment
                 self._delay = FIRST_RETRY
             self._lose()
             return
-        self.peek = question(self._socket.fileno())
         self._connected_at = self._clock()
         self._owing = not self._put(self._hello)
 
@@ -159,8 +149,6 @@ class Connection:
             self.dropped += 1
             return False
         except OSError as error:
-            if by_signal(error):
-                raise
             if error.errno == errno.EMSGSIZE:
                 self.dropped += 1
                 return False
@@ -184,7 +172,7 @@ class Connection:
                 self._socket.detach()
             with contextlib.suppress(OSError):
                 self._socket.close()
-        self._socket, self.peek = None, gone
+        self._socket = None
 
     def _is_ours(self) -> bool:
         """Say whether the number is still the connection's.
@@ -194,9 +182,7 @@ class Connection:
         assert self._socket is not None
         try:
             found = os.fstat(self._socket.fileno())
-        except OSError as error:
-            if by_signal(error):
-                raise
+        except OSError:
             return False
         return self._file is not None and os.path.samestat(found, self._file)
 

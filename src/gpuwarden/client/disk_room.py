@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.client.guard import by_signal
 from gpuwarden.client.model_memory import sizes_of
 
 _EACH = 8192  # bytes that a variable takes beside its values
@@ -28,8 +27,6 @@ def check_room(model: Any, path: Path) -> None:
     try:
         os.posix_fallocate(descriptor, 0, sum(sizes) + _EACH * len(sizes) + _WHOLE)
     except OSError as error:
-        if by_signal(error):
-            raise
         if error.errno not in _CANNOT_TELL:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
     finally:

@@ -29,11 +29,6 @@ class Functions:
         if function is not None:
             setattr(self._model, f"{kind}_function", wrap(function, observer, feed))
 
-    def stay(self, kind: Kind, observer: Observer, feed: Feed | None = None) -> None:
-        """Stand before a function again, unless it is so: a fit within a fit, or `compile`, may have taken it away."""
-        if not tells(getattr(self._model, f"{kind}_function", None), observer):
-            self.watch(kind, observer, feed)
-
     def watch_test_early(self, observer: Observer) -> None:
         """Stand before Keras 2's test function before `evaluate` takes hold of it, which no hook comes before.
 

@@ -12,28 +12,6 @@ MAX_ERRORS = 5  # failures of our own until what fails is off for good
 
 log = logging.getLogger("gpuwarden")
 
-_CO_VARARGS = 0x04  # of a function that takes *arguments; inspect has it by name, and takes long to load
-
-
-def by_signal(error: BaseException) -> bool:
-    """Say whether a signal handler of the program's raised this: that is for the program, wherever it arrives.
-
-    Such a handler alone is given the frame that calls it, the one that the signal interrupted.
-    """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        called, calls = trace.tb_next.tb_frame, trace.tb_frame
-        code, found = called.f_code, called.f_locals
-        given = [found.get(each) for each in code.co_varnames[: code.co_argcount]]
-        if code.co_flags & _CO_VARARGS:
-            several = found.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-            given += several if isinstance(several, tuple) else ()
-        for each in given:  # by identity: tensors compare as they like
-            if each is calls:
-                return True
-        trace = trace.tb_next
-    return False
-
 
 class Guard:
     """Counts the failures of `what`; `off` once there were too many."""
@@ -44,15 +22,7 @@ class Guard:
         self._errors = 0
 
     def failed(self, error: Exception, give_up: Callable[[], None]) -> None:
-        """Count a failure; at the last one say so, once, and have what goes on by itself given up.
-
-        What a signal handler of the program's raised is none: that is raised again.
-        """
-        if by_signal(error):
-            try:
-                raise error
-            finally:
-                del error  # its traceback has this frame, which would keep it
+        """Count a failure; at the last one log it, once, and have what goes on by itself given up."""
         self._errors += 1
         if self._errors == MAX_ERRORS:
             self.off = True
@@ -78,10 +48,7 @@ P = ParamSpec("P")
 
 
 def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Keep a failing method from its caller, and from being called once there were too many.
-
-    What a signal handler of the program's raises is let through.
-    """
+    """Keep a failing method from its caller, and from being called once there were too many failures."""
 
     @functools.wraps(method)
     def kept(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.client.wrapped import unwrap
@@ -30,15 +31,19 @@ def updates(model: Any) -> int | None:
     return None if count is None else int(count.numpy())
 
 
-def hooks_around(keras: Any) -> int:
-    """Count the hooks of callbacks that call this, however indirectly: none unless something goes on around it."""
-    hooks = vars(keras.callbacks.CallbackList).items()
-    codes = {getattr(function, "__code__", None) for name, function in hooks if name.startswith("on_")}
-    found, frame = 0, inspect.currentframe()
+def is_nested(keras: Any) -> bool:
+    """Return whether this is called in a fit, evaluate or predict that a hook of a callback has called.
+
+    Only the call stack shows that: a fit that another callback's exception ended calls no hook any more.
+    """
+    hooks = {getattr(value, "__code__", None) for value in vars(keras.callbacks.CallbackList).values()}
+    called, frame = False, inspect.currentframe()
     while frame is not None:
-        found += frame.f_code in codes
+        if called and frame.f_code in hooks:
+            return True
+        called = called or frame.f_code.co_name in ("fit", "evaluate", "predict")
         frame = frame.f_back
-    return found
+    return False
 
 
 def feeder() -> Any | None:
@@ -59,25 +64,22 @@ def feeder() -> Any | None:
 
 
 class Traces:
-    """Tells whether a model's train function was traced again, some µs a question."""
+    """Count of the traces of a model's train function, in some µs; it holds the model weakly."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._function: Any = None
-        self._counts: list[Callable[[], int]] = []
+        self._model = weakref.ref(model)
 
     def __call__(self) -> object | None:
-        """Give what changes when the function is made anew or traced; None where that cannot be known.
+        """Return what changes when the function is made anew or traced; None where that is unknown.
 
         An eager model never traces. XLA may compile again without a trace, for another shape.
         """
-        function = unwrap(getattr(self._model, "train_function", None))
-        if function is not self._function:
-            self._function = function
-            self._counts = [each.experimental_get_tracing_count for each in _compiled(self._model, function)]
-        if self._counts:
-            return (id(function), *[count() for count in self._counts])
-        return "eager" if getattr(self._model, "run_eagerly", False) else None
+        model = self._model()
+        function = unwrap(getattr(model, "train_function", None))
+        counts = [each.experimental_get_tracing_count() for each in _compiled(model, function)]
+        if counts:
+            return (id(function), *counts)
+        return "eager" if getattr(model, "run_eagerly", False) else None
 
 
 def _compiled(model: Any, function: Any) -> Iterator[Any]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuwarden.client.frameworks import Framework
-from gpuwarden.client.guard import by_signal
 from gpuwarden.protocol import MAX_DEVICES, DeviceMemory
 
 
@@ -33,9 +32,7 @@ class Memory:
             last = self._latest.get(device)
             try:
                 now = self._framework.memory(device)
-            except Exception as error:  # by framework, version and allocator: it has no statistics
-                if by_signal(error):
-                    raise
+            except Exception:  # noqa: BLE001 - by framework, version and allocator: it has no statistics
                 self._devices = tuple(each for each in self._devices if each != device)
                 now = None
             if now is None:  # has no statistics, or was not used yet

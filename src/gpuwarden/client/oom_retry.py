@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gpuwarden.client.accumulation import accumulate, accumulation, check_accumulation
 from gpuwarden.client.answer import save
 from gpuwarden.client.device_oom import is_device_oom
-from gpuwarden.client.guard import by_signal, log
+from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.optimizers import begin_anew, inner, optimizers
 from gpuwarden.client.run import retried
@@ -146,17 +146,12 @@ class _Training:
         return None
 
     def _go_back(self, error: Exception, steps: int | None) -> None:
-        """Put the model back, and have it accumulate `steps` batches; if that fails, raise the out-of-memory.
-
-        What a signal handler raises meanwhile is raised as it is.
-        """
+        """Put the model back, and have it accumulate `steps` batches; if that fails, raise the out-of-memory."""
         try:
             self._checkpoint.restore(self._model)
             if steps is not None:
                 accumulate(self._model, steps)
         except Exception as failure:
-            if by_signal(failure):
-                raise
             _note(
                 error,
                 "fit_with_oom_retry: out of memory, and the model could not be put back to the epoch's begin, so that "

@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import inf
 from pathlib import Path
 
 from gpuwarden.client.advice import Told
@@ -26,11 +25,8 @@ MAX_TOLD = 20  # errors of a run that are told one by one; a loop that catches e
 END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL = 0.25  # seconds
 PERCENTILES_INTERVAL = 1.0  # seconds
-LOOK_INTERVAL = 0.25  # seconds; a look takes some 50 µs where training has the processor's caches
-# Seconds between two questions whether there is advice, where somebody acts on it: one takes 1 µs in a loop that does
-# nothing else, and 20 to 30 µs where training has the processor's caches.
-LISTEN_INTERVAL = 0.05
-HEARD_INTERVAL = 0.2  # after some came: it might be a flood
+LOOK_INTERVAL = 0.25  # seconds
+LISTEN_INTERVAL = 0.05  # seconds between two reads of the socket, where the program acts on advice
 
 _runs: dict[tuple[int, str], Run] = {}
 
@@ -38,9 +34,9 @@ _runs: dict[tuple[int, str], Run] = {}
 class Run:
     """The totals of this process since it first reported; one a process and socket, whoever counts into it.
 
-    Whoever makes steps calls `observe` once `look_due` has come, and `listen` at `listen_due` where it acts on what the
-    daemon says. Whoever changes `phase`, `epoch` or `stepping` calls `report`. `told` is what the daemon said,
-    `actions` counts what was done on it. `input` is how long steps waited for their input, where somebody can tell.
+    A loop calls `observe` once `look_due` has come, and `listen` at `listen_due` where it acts on advice. It calls
+    `report` after a change of `phase`, `epoch` or `stepping`. `told` is what the daemon said, `actions` counts what was
+    done on it. `input` is how long steps waited for their input, where that is known.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -54,7 +50,6 @@ class Run:
         self.told = Told()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
-        self.settled_in, self.settled_since = 0, 0.0  # the thread whose fit that counts, and when it began (monotonic)
         self.steps = 0
         self.examples: int | None = None
         self.batch_size: int | None = None  # of the last step whose size is known
@@ -92,32 +87,18 @@ class Run:
         self.durations.extend(executions, steps)
 
     def hasten(self) -> None:
-        """Have the next step look and listen, whenever it comes."""
-        self.look_due = self.listen_due = 0.0
+        """Have the next step report, whenever it comes."""
+        self.look_due = self.listen_due = self._report_due = 0.0
 
     def listen(self, now: float) -> None:
-        """Take what the daemon has said, where it is time to ask and without waiting for it; `now` is monotonic.
-
-        Mostly it has said nothing: then this is one call from C, as each one more costs as much where nothing of it is
-        in the processor's caches.
-        """
-        if now >= self.listen_due:
-            if self._connection.peek() < 0:
-                self.listen_due = now + LISTEN_INTERVAL
-            else:
-                self._hear(now)
-
-    def _hear(self, now: float) -> None:
-        connection = self._connection
-        misheard = connection.misheard
-        heard = connection.listen()
-        for each in heard:
+        """Read what the daemon has sent, every LISTEN_INTERVAL at most and without waiting; `now` is monotonic."""
+        if now < self.listen_due:
+            return
+        self.listen_due = now + LISTEN_INTERVAL
+        for each in self._connection.listen():
             self.told.take(each, now)
-        came = heard or connection.misheard > misheard
-        self.listen_due = now + (HEARD_INTERVAL if came else LISTEN_INTERVAL)
-        if not connection.connected():
+        if not self._connection.connected():
             self.told.lose(now)
-            self.listen_due = inf  # until there is one
 
     def observe(self, now: float) -> None:
         """Listen, look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
@@ -181,8 +162,6 @@ class Run:
         )
         if not self._connection.connected():
             self.told.lose(now)  # at once: before anybody listens another daemon may be there
-        elif self.listen_due == inf:
-            self.listen_due = now
 
     def give_up(self) -> None:
         """Report that no step is under way: nobody tells of steps any more. Neither counts nor looks: that may fail."""

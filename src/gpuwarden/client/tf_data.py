@@ -16,7 +16,6 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client.guard import by_signal
 from gpuwarden.client.input_wait import InputWait
 
 GAPS = 100  # that tf.data keeps: model.cc
@@ -60,9 +59,7 @@ class TfData:
             return
         try:
             model = self._ask(iterator)
-        except Exception as error:  # by version, strategy and option: it has no model
-            if by_signal(error):
-                raise
+        except Exception:  # noqa: BLE001 - by version, strategy and option: it has no model
             self._ask = None
             self._wait.forget_buffer()
             return
@@ -89,9 +86,7 @@ class TfData:
     def _count(self, iterator: Any) -> int:
         try:
             return _fetches(self._ask(iterator)) if self._ask else 0
-        except Exception as error:  # the next look finds out whether it has none at all
-            if by_signal(error):
-                raise
+        except Exception:  # noqa: BLE001 - the next look finds out whether it has none at all
             return 0
 
     def _observe(self, model: Any) -> None:
