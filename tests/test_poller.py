@@ -228,9 +228,9 @@ def test_count_that_changes_takes_no_more_threads(box: Simulation) -> None:
         await poller.poll()
         threads = threading.active_count()
         for _ in range(3):
-            slot = box._slots.pop()
+            slot = box._gpus.pop()
             assert (await poller.poll()).enumerated == 3
-            box._slots.append(slot)
+            box._gpus.append(slot)
             assert (await poller.poll()).enumerated == 4
         assert threading.active_count() <= threads + 1
 

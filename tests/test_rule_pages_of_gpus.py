@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rule_pages import Episode, captured, episodes, simulated
@@ -12,8 +13,7 @@ from gpuwarden.alerts.rules import ALERTS
 from gpuwarden.config_values import DURATION
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
-from gpuwarden.sources import structs
-from gpuwarden.sources.faults import SimulatedGpu
+from gpuwarden.sources.answers import SimulatedGpu, answer_of
 from gpuwarden.sources.simulation import Simulation
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -47,23 +47,31 @@ EXPECTED = {
     TABULAR: {"GpuHardwareThermalSlowdown": SLOWED, "GpuNearThermalSlowdown": HELD},
     NOTEBOOK: {"GpuFanStopped": HELD, "GpuPowerBrake": SLOWED},
 }
+_FABRIC = "nvmlDeviceGetGpuFabricInfoV"
+_ROWS = "nvmlDeviceGetRowRemapperHistogram"
+_SRAM = "nvmlDeviceGetSramEccErrorStatus"
 LASTING = {"GpuUncorrectedMemoryErrors"}  # told of for an hour
+
+
+def altered(gpu: SimulatedGpu, function: str, **values: int) -> SimpleNamespace:
+    """Return the struct that a GPU answers with, with other values in it."""
+    return SimpleNamespace(**{**vars(answer_of(gpu, function)), **values})
 
 
 def breaks(index: int, gpu: SimulatedGpu, seconds: float) -> None:
     """Break a GPU as EXPECTED has it; `seconds` are those since the begin, for what counts."""
     if index == RESNET:
         gpu.answer("nvmlDeviceGetCurrPcieLinkGeneration", 3)
-        gpu.answer("nvmlDeviceGetGpuFabricInfoV", structs.FabricInfo(state=FABRIC_STATES["in_progress"]))
+        gpu.answer(_FABRIC, altered(gpu, _FABRIC, state=FABRIC_STATES["in_progress"]))
     elif index == UNET:
         for flag in (fields.ROW_REMAP_PENDING, fields.ROW_REMAP_FAILED, fields.RETIRED_PAGES_PENDING):
             gpu.tell(flag, 1)
         gpu.tell(fields.RETIRED_PAGES["single_bit"], 62)
         gpu.tell(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["gpu_reset"])
         gpu.tell(fields.PCIE_REPLAYS, seconds)
-        gpu.answer("nvmlDeviceGetRowRemapperHistogram", structs.SpareRows(max=2559, none=1))
+        gpu.answer(_ROWS, altered(gpu, _ROWS, max=2559, none=1))
         gpu.answer("nvmlDeviceGetUnrepairableMemoryFlag_v1", 1)
-        gpu.answer("nvmlDeviceGetSramEccErrorStatus", structs.SramErrors(bThresholdExceeded=1))
+        gpu.answer(_SRAM, altered(gpu, _SRAM, bThresholdExceeded=1))
         gpu.answer("nvmlDeviceGetRepairStatus", [1, 0])
         gpu.answer("nvmlDeviceGetMemoryErrorCounter", 2)
     elif index == VIT:
@@ -72,7 +80,7 @@ def breaks(index: int, gpu: SimulatedGpu, seconds: float) -> None:
     elif index == VIT_2:
         gpu.tell(fields.MEMORY_TEMPERATURE, 93)
         gpu.tell(fields.RECOVERY_ACTION, RECOVERY_ACTIONS["drain_and_reset"])
-        gpu.answer("nvmlDeviceGetGpuFabricInfoV", structs.FabricInfo(healthMask=0b10101001))
+        gpu.answer(_FABRIC, altered(gpu, _FABRIC, healthMask=0b10101001))
     elif index == TABULAR:
         gpu.pin(temperature=90)
     elif index == NOTEBOOK:
@@ -160,7 +168,8 @@ def test_lost_gpu_is_told_of_until_it_is_back(tmp_path: Path) -> None:
         if now == 120:
             simulation.gpu(1).restore()
 
-    (down,) = episodes(simulated(300, lose, gpus=2), tmp_path)
+    told = episodes(simulated(300, lose, gpus=2), tmp_path)
+    (down,) = (each for each in told if each.alert.startswith("Gpu"))
     assert (down.alert, down.labels["gpu"], down.labels["severity"]) == ("GpuDown", "1", "critical")
     assert 90 <= down.begin <= 100
     assert 110 <= down.end - DURATION.read(ALERTS["GpuDown"].keep) <= 125

@@ -16,7 +16,7 @@ from scripted_box import WatchedBox
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.nvml import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
-from gpuwarden.sources.answers import ANSWERS, Slot
+from gpuwarden.sources.answers import SimulatedGpu, answer_of
 from gpuwarden.sources.board import NO_LOAD, THRESHOLDS, Load
 from gpuwarden.sources.workloads import GIB, SIZE
 
@@ -44,7 +44,7 @@ def _epochs(rng: Rng, number: int, of: Callable[[int], Act], checkpoint: tuple[f
     """Yield epochs, each with its validation and a checkpoint, during which no step is made."""
     for epoch in range(number):
         yield replace(of(epoch), epoch=epoch)
-        yield Act(rng.uniform(45, 180), BUSY._replace(intensity=0.5), "test", epoch=epoch)
+        yield Act(rng.uniform(45, 180), replace(BUSY, intensity=0.5), "test", epoch=epoch)
         yield Act(rng.uniform(*checkpoint), FEEDING, "train", epoch=epoch)
 
 
@@ -218,8 +218,8 @@ def _small_errors(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[Watc
 
 
 def _corrected(count: int, watched: WatchedBox) -> None:
-    def answer(slot: Slot, kind: int, lifetime: int, location: int) -> int:
-        told: int = ANSWERS[_ERRORS](slot, kind, lifetime, location)
+    def answer(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
+        told: int = answer_of(gpu, _ERRORS, kind, lifetime, location)
         asked = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
         return told + (count if (kind, lifetime, location) == asked else 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from jobs import Act, Ending, Job
 from pynvml import NVML_ERROR_DRIVER_NOT_LOADED  # noqa: TID251 - a return code; nothing is called
@@ -12,7 +13,7 @@ from scripted_box import Answer, WatchedBox
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
-from gpuwarden.sources.answers import ANSWERS, Slot
+from gpuwarden.sources.answers import SimulatedGpu, answer_of
 
 HOUR = 3600.0
 OVER = 600.0  # seconds until something is over again
@@ -48,8 +49,8 @@ def _reasons(*names: str) -> tuple[float, Happening]:
     return _answer(_REASONS, lambda _slot: sum(CLOCK_EVENT_REASONS[name] for name in names))
 
 
-def _uncorrectable(slot: Slot, kind: int, lifetime: int, location: int) -> int:
-    told: int = ANSWERS[_ERRORS](slot, kind, lifetime, location)
+def _uncorrectable(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
+    told: int = answer_of(gpu, _ERRORS, kind, lifetime, location)
     asked = (ECC_TYPES["uncorrected"], MEMORY_LOCATIONS["dram"])
     return told + ((kind, location) == asked and lifetime in ECC_LIFETIMES.values())
 
@@ -70,11 +71,15 @@ def _link(number: int, value: Callable[[WatchedBox], float], link: int) -> tuple
     """Have one NVLink of the first GPU answer otherwise than its 17 others."""
 
     def happen(watched: WatchedBox) -> None:
-        usual = ANSWERS["nvmlDeviceGetFieldValues"]
-        slot = watched.box._slots[0]  # noqa: SLF001 - for what the other links answer
-        watched.box.script_field(
-            0, number, lambda scope: value(watched) if scope == link else usual(slot, [(number, scope)])[0][1]
-        )
+        gpu = watched.box.gpu(0)
+
+        def answer(scope: int) -> float | None:
+            if scope == link:
+                return value(watched)
+            ((_code, usual),) = answer_of(gpu, "nvmlDeviceGetFieldValues", [(number, scope)])
+            return cast("float | None", usual)
+
+        watched.box.script_field(0, number, answer)
 
     return at(WELL, happen)
 

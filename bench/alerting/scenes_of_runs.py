@@ -83,6 +83,6 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "OOM killer": lambda: _ends(Ending(None, 9, killed_for_memory=True)),
     "crash": lambda: _ends(Ending(None, 11)),
     "exception": lambda: _ends(Ending(End("uncaught ValueError", "failed"), 1 << 8)),
-    "input-bound run": lambda: _then(steps(HOUR, BUSY._replace(utilization=0.3), waits=0.7)),
+    "input-bound run": lambda: _then(steps(HOUR, replace(BUSY, utilization=0.3), waits=0.7)),
     "too many owners": _users,
 }

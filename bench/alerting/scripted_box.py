@@ -25,10 +25,10 @@ from gpuwarden.metric import Metric, Table
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import Source
-from gpuwarden.sources.answers import ANSWERS, Slot
+from gpuwarden.sources.answers import SimulatedGpu, answer_of
 from gpuwarden.sources.board import NO_LOAD, Board, Load
-from gpuwarden.sources.faults import SimulatedGpu
 from gpuwarden.sources.simulation import Simulation
+from gpuwarden.sources.trainer import Occupancy
 from gpuwarden.sources.workloads import GIB, Workload
 
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy", 1003: "joan", 1004: "karen"}
@@ -61,19 +61,15 @@ class RoomBoard(Board):
         return min(super().temperature + self.warmer, self.most) if self.warmer else super().temperature
 
 
-class _Tenants:
+class _Tenants(Occupancy):
     """What runs on one GPU of a box."""
 
     def __init__(self, box: ScriptedBox, index: int, board: Board) -> None:
+        super().__init__(None, [board], [], random.Random(), iter(()))  # noqa: S311 - a simulation, no secret
         self._box, self._index, self._board = box, index, board
-        self._moved = -1.0
 
-    def advance(self, now: float) -> None:
-        if now == self._moved:
-            return
-        self._moved = now
-        self._box.advance(now)
-        self._board.advance(now, _together([process.load for process in self._here()]))
+    def advance(self, seconds: float) -> None:
+        self._board.advance(seconds, _together([process.load for process in self._here()]))
 
     def processes(self) -> list[tuple[int, int]]:
         return [(each.peer.pid, memory) for each in self._here() if (memory := each.memory) is not None]
@@ -81,8 +77,8 @@ class _Tenants:
     def identity(self, pid: int) -> ProcessIdentity | None:
         return next((each.identity for each in self._here() if each.peer.pid == pid), None)
 
-    def reports(self) -> Iterable[tuple[Peer, Message | None]]:
-        return self._box.said() if self._index == 0 else ()
+    def reports(self) -> Iterator[tuple[Peer, Message | None]]:
+        return self._box.said() if self._index == 0 else iter(())
 
     def _here(self) -> list[Process]:
         return [each for each in self._box.processes if self._index in each.job.gpus]
@@ -101,12 +97,12 @@ class ScriptedBox(Simulation):
         self._scripts: list[dict[str, Answer]] = [{_GENERATION: _generation} for _ in range(gpus)]
         self._fields: list[dict[int, Callable[[int], float | None]]] = [{} for _ in range(gpus)]
         self._records: list[Record] = []
-        self._moved = -1.0
-        self._time = clock
+        self._began, self._moved = clock.monotonic(), 0.0
+        self._box_clock = clock
         super().__init__(gpus, seed, clock.monotonic)
 
     def script(self, index: int, function: str, answer: Answer) -> None:
-        """Have a GPU answer a function of NVML so: `answer` gets the slot, and what was asked beside the device."""
+        """Have a GPU answer a function of NVML so: `answer` gets the GPU, and what was asked beside the device."""
         self._scripts[index][function] = answer
 
     def script_field(self, index: int, number: int, answer: Callable[[int], float | None]) -> None:
@@ -116,8 +112,8 @@ class ScriptedBox(Simulation):
 
     def log(self, line: str) -> None:
         """Log a line, now."""
-        now = self._time.now
-        self._records.append(Record(line.encode(), now, now, self._time.time()))
+        now = self._box_clock.now
+        self._records.append(Record(line.encode(), now, now, self._box_clock.time()))
 
     def log_xid(self, index: int, code: int, text: str = "") -> None:
         """Log an XID of a GPU as the driver does."""
@@ -128,14 +124,15 @@ class ScriptedBox(Simulation):
         records, self._records = self._records, []
         return records
 
-    def advance(self, now: float) -> None:
-        """Move all processes on to that time; GPUs ask one after the other, and the first does it for all."""
-        if now == self._moved:
+    def _catch_up(self) -> None:
+        """Move all processes and boards on to this moment, in one step however long."""
+        now = self._clock() - self._began
+        seconds, self._moved = now - self._moved, now
+        if not seconds:
             return
-        self._moved = now
         while self._coming and self._coming[-1].begin <= now:
             job = self._coming.pop()
-            self.processes.append(Process(job, next(self._pids), [self._slots[n].uuid for n in job.gpus]))
+            self.processes.append(Process(job, next(self._pids), [self._gpus[n].uuid for n in job.gpus]))
         for each in self.processes:
             each.advance(now)
         for each in [each for each in self.processes if each.gone]:
@@ -143,6 +140,8 @@ class ScriptedBox(Simulation):
             self._ended.append(each)
             if each.job.ending.killed_for_memory:
                 self.log(f"Out of memory: Killed process {each.peer.pid} (python) total-vm:9kB")
+        for tenant in self._tenants:
+            tenant.advance(seconds)
 
     def meet(self) -> None:
         """Have the processes connect to a new daemon, which hears nothing of those that ended before it."""
@@ -164,19 +163,18 @@ class ScriptedBox(Simulation):
         """Put a GPU into the box, on which what is scripted runs."""
         if not free:
             return
-        index = len(self._slots)
-        board = RoomBoard(random.Random(rng.random()), slot=index, now=0.0)  # noqa: S311 - a simulation, no secret
-        gpu = SimulatedGpu(board, partial(self._present, index))
+        index = len(self._gpus)
+        board = RoomBoard(random.Random(rng.random()), slot=index)  # noqa: S311 - a simulation, no secret
         self.boards.append(board)
-        uuid = f"GPU-51300000-0000-4000-8000-{index:012x}"
-        self._slots.append(Slot(index, uuid, board, _Tenants(self, index, board), gpu))
+        self._gpus.append(SimulatedGpu(index, board, _Tenants(self, index, board)))
 
     def _of_device(self, name: str, index: int, *args: Any) -> Any:
         """Answer without the simulation's lock: there is one thread, and there are millions of calls."""
-        slot = self._slots[index]
-        slot.gpu.check(name)
-        slot.advance(self._now())
-        return (self._scripts[index].get(name) or ANSWERS[name])(slot, *args)
+        gpu = self._gpus[index]
+        gpu.check(name)
+        self._catch_up()
+        scripted = self._scripts[index].get(name)
+        return scripted(gpu, *args) if scripted else answer_of(gpu, name, *args)
 
 
 class WatchedBox:
@@ -269,15 +267,15 @@ def _rows(names: frozenset[str]) -> Mapping[type[Table[Any]], Sequence[Metric[An
     return {table: [row for row in table.rows if any(name.startswith(row.name) for name in names)] for table in TABLES}
 
 
-def _generation(slot: Slot) -> int:
+def _generation(gpu: SimulatedGpu) -> int:
     """Return the PCIe generation of a link that saves power while nothing happens."""
-    return 5 if slot.board.load.utilization else 1
+    return 5 if gpu.board.load.utilization else 1
 
 
 def _scripted_fields(
-    own: Mapping[int, Callable[[int], float | None]], slot: Slot, asked: Sequence[tuple[int, int]]
+    own: Mapping[int, Callable[[int], float | None]], gpu: SimulatedGpu, asked: Sequence[tuple[int, int]]
 ) -> list[tuple[int, float | None]]:
-    usual = ANSWERS[_FIELDS](slot, asked)
+    usual = answer_of(gpu, _FIELDS, asked)
     found = []
     for (number, scope), answer in zip(asked, usual, strict=True):
         scripted = own[number](scope) if number in own else None

@@ -10,15 +10,16 @@ import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gpuwarden import logs
 from gpuwarden.config import Address, Config
 from gpuwarden.config_values import OptionalPath
 from gpuwarden.daemon import Daemon
+from gpuwarden.gpu.nvml import NO_INSTANCE
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
-from gpuwarden.sources.structs import Memory, Process
 from shared_device import MIB, SharedDevice
 
 GPU = 7  # of the simulated box: the one on which nothing runs
@@ -43,14 +44,17 @@ class SharedNvml:
         """Look the one up."""
         return self._simulated.nvmlDeviceGetHandleByIndex(GPU)
 
-    def nvmlDeviceGetMemoryInfo(self, _handle: Any, _version: int | None = None) -> Memory:  # noqa: N802 - likewise
+    def nvmlDeviceGetMemoryInfo(self, _handle: Any, _version: int | None = None) -> SimpleNamespace:  # noqa: N802 - likewise
         """Tell the shared device's memory."""
         free = self._device.free
-        return Memory(total=self._device.size, reserved=0, free=free, used=self._device.size - free)
+        return SimpleNamespace(total=self._device.size, reserved=0, free=free, used=self._device.size - free)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, _handle: Any) -> list[Process]:  # noqa: N802 - likewise
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: Any) -> list[SimpleNamespace]:  # noqa: N802 - likewise
         """Tell who holds some of it."""
-        return [Process(pid, held) for pid, held in self._device.held().items()]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=held, gpuInstanceId=NO_INSTANCE, computeInstanceId=NO_INSTANCE)
+            for pid, held in self._device.held().items()
+        ]
 
 
 def configured(folder: Path, pace: str, context: int) -> Config:

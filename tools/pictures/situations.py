@@ -24,7 +24,7 @@ LOST_GPU, HOT_GPU, HOTTEST = 5, 4, 93.0
 LOST_SECONDS = 45.0  # before the end
 NEARLY_OUT = 0.03  # ratio
 FALLEN_OFF = 79  # XID
-WITHOUT_LEAKS = tuple(each and each._replace(leaks=None) for each in WORKLOADS)
+WITHOUT_LEAKS = tuple(each and replace(each, leaks=None) for each in WORKLOADS)
 HOST = Host(memory_size=1008 << 30, memory_available=796 << 30, cpus=128)
 
 

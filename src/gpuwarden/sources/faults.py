@@ -1,20 +1,17 @@
-"""What a test does to a simulated GPU, or to the driver: loss, hangs and failing calls."""
+"""Faults that a test gives a simulated GPU, or the simulated driver: loss, hangs, failing calls and other answers."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from pynvml import NVML_ERROR_GPU_IS_LOST  # noqa: TID251 - a return code; nothing is called
 
 from gpuwarden.gpu.nvml import nvml_error
-from gpuwarden.sources.board import Board, Pins
 
 
 class Faults:
-    """Makes calls fail or hang. Any thread may steer it while others call."""
+    """Calls that fail or hang. Any thread may change them while others call."""
 
     def __init__(self) -> None:
         self._lost: int | None = None
@@ -31,7 +28,7 @@ class Faults:
         self._failing = {**self._failing, function: code}
 
     def hang(self) -> None:
-        """Block whoever calls until `restore`."""
+        """Block every caller until `restore`."""
         self._running.clear()
 
     def restore(self) -> None:
@@ -47,61 +44,23 @@ class Faults:
             raise nvml_error(code)
 
 
-class SimulatedGpu(Faults):
-    """One simulated GPU as tests see it: its faults, and readings held where a test wants them."""
+class GpuFaults(Faults):
+    """Faults of one GPU, and answers that a test gives in place of the simulation's."""
 
-    def __init__(self, board: Board, present: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._board = board
-        self._present = present
-        self._answers: dict[str, Any] = {}
-        self._fields: dict[tuple[int, int], float] = {}
+        self.answers: dict[str, Any] = {}  # by function
+        self.fields: dict[tuple[int, int], float] = {}  # by the field's number and scope
 
     def answer(self, function: str, value: Any) -> None:
-        """Give that answer to every call of one function, whatever its arguments, until `restore`."""
-        self._answers = {**self._answers, function: value}
+        """Give that answer to every call of one function, with any arguments, until `restore`."""
+        self.answers = {**self.answers, function: value}
 
     def tell(self, field: int, value: float, scope: int = 0) -> None:
         """Give a field (of `gpuwarden.gpu.fields`) that value in that scope, such as a link, until `restore`."""
-        self._fields = {**self._fields, (field, scope): value}
+        self.fields = {**self.fields, (field, scope): value}
 
     def restore(self) -> None:
-        """End all faults; readings are the simulation's again, but for those that are pinned."""
-        self._answers, self._fields = {}, {}
+        """End all faults; answers are the simulation's again."""
+        self.answers, self.fields = {}, {}
         super().restore()
-
-    @property
-    def answers(self) -> Mapping[str, Any]:
-        """What a test has given as answers, by function."""
-        return self._answers
-
-    @property
-    def fields(self) -> Mapping[tuple[int, int], float]:
-        """What a test has given as values of fields, by number and scope."""
-        return self._fields
-
-    def pin(
-        self,
-        *,
-        temperature: float | None = None,
-        power: float | None = None,
-        utilization: float | None = None,
-        memory_used: int | None = None,
-    ) -> None:
-        """Hold readings, in celsius, watts, ratio and bytes; earlier pins of other readings stay.
-
-        The rest follows: a hot GPU slows down, a pinned power adds up to energy. Memory of processes is not taken away.
-        """
-        with self._present():
-            old = self._board.pins
-            self._board.pins = Pins(
-                old.temperature if temperature is None else temperature,
-                old.power if power is None else power,
-                old.utilization if utilization is None else utilization,
-                old.memory_used if memory_used is None else memory_used,
-            )
-
-    def unpin(self) -> None:
-        """Let all readings move again."""
-        with self._present():
-            self._board.pins = Pins()

@@ -78,7 +78,7 @@ class CapturedNvml:
         return frames[int((self._clock() - self._began) / self._capture.interval) % len(frames)]
 
     def _of_driver(self, name: str) -> Any:
-        return _answer(self._frame().driver, name)
+        return replayed(self._frame().driver, name)
 
     def host_memory(self) -> HostMemory:
         """Return the recorded machine's memory; this one's where an older capture has none."""
@@ -90,10 +90,10 @@ class CapturedNvml:
         if index >= len(gpus):
             raise nvml_error(NVML_ERROR_GPU_IS_LOST)  # the driver did not count it any more
         _let_through(gpus[index].get("nvmlDeviceGetHandleByIndex"))
-        return _answer(gpus[index], MIG_HANDLE, *instance) if instance else gpus[index]
+        return replayed(gpus[index], MIG_HANDLE, *instance) if instance else gpus[index]
 
     def _of_device(self, name: str, handle: Handle, *arguments: int) -> Any:
-        return _answer(self._gpu(handle), name, *arguments)
+        return replayed(self._gpu(handle), name, *arguments)
 
     def _instance(self, index: int, number: int) -> Handle:
         self._gpu((index, number))
@@ -148,7 +148,8 @@ def _code(answer: object) -> int:
     return int(answer["error"]) if isinstance(answer, Mapping) else NVML_ERROR_NOT_SUPPORTED
 
 
-def _answer(answers: Answers, function: str, *arguments: int) -> Any:
+def replayed(answers: Answers, function: str, *arguments: int) -> Any:
+    """Return a recorded answer. Raises NVMLError for a recorded error, and for what was not recorded."""
     answer = answers.get(question(function, *arguments))
     if answer is None:
         raise nvml_error(NVML_ERROR_NOT_SUPPORTED)

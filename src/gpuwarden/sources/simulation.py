@@ -1,12 +1,12 @@
-"""A simulated box of GPUs and training runs behind the functions of NVML: the same for a seed and a clock."""
+"""Simulated box of GPUs and training runs behind the functions of NVML: the same for a seed and a clock."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -16,28 +16,30 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_UNINITIALIZED,
 )
 
-from gpuwarden.gpu.nvml import Nvml, nvml_error
+from gpuwarden.gpu.nvml import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import gpm
-from gpuwarden.sources.answers import ANSWERS, Slot, gpm_metrics
+from gpuwarden.sources.answers import SimulatedGpu, answer_of, gpm_metrics, recorded, uuid
 from gpuwarden.sources.board import Board
 from gpuwarden.sources.eventless import EVENTLESS
-from gpuwarden.sources.faults import Faults, SimulatedGpu
-from gpuwarden.sources.occupancy import Occupancy
+from gpuwarden.sources.faults import Faults
+from gpuwarden.sources.replay import replayed
+from gpuwarden.sources.trainer import Occupancy
 from gpuwarden.sources.workloads import WORKLOADS, Workload
 
 MAX_GPUS = 64
-_DRIVER_VERSION, _CUDA_VERSION = "590.48.01", 13010
+MAX_GAP_SECONDS = 900.0  # between two looks: in a longer one the box stands still for the rest
+_STEP_SECONDS = 1.0
 _FIRST_PID = 4194305  # above the kernel's PID_MAX_LIMIT of 2^22: never a real process
-_PIDS = 1_000_000  # for one workload
+_PIDS = 1_000_000  # of one workload
 
 
 class Simulation:
-    """A box that tests can break. `nvml` answers from any thread; `clock` gives seconds and may jump, but not back.
+    """Box that tests can break. `nvml` answers from any thread; `clock` gives seconds and may jump, but not back.
 
-    `gpu(index)` and `driver` take the faults a test wants.
+    The box moves in steps of a second, when it is looked at. `gpu(index)` and `driver` take the faults a test wants.
     """
 
     def __init__(self, gpus: int = 8, seed: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,74 +47,72 @@ class Simulation:
             raise ValueError(f"{gpus} simulated GPUs: want 1 to {MAX_GPUS}")
         self.driver = Faults()
         self._clock = clock
-        self._began = clock()
+        self._time = clock()
         self._lock = threading.Lock()
         self._users = 0  # of nvmlInit
-        self._slots: list[Slot] = []
+        self._gpus: list[SimulatedGpu] = []
         rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
-        while len(self._slots) < gpus:
+        while len(self._gpus) < gpus:
             for workload in WORKLOADS:
-                self._place(workload, gpus - len(self._slots), rng)
+                self._place(workload, gpus - len(self._gpus), rng)
+        self._tenants = tuple(dict.fromkeys(gpu.tenant for gpu in self._gpus))
         self.nvml: Nvml = self._answering()
 
     def gpu(self, index: int) -> SimulatedGpu:
-        """Return a test's grip on a GPU."""
-        return self._slots[index].gpu
+        """Return a GPU, for a test to break."""
+        return self._gpus[index]
 
     def reports(self) -> list[tuple[Peer, Message | None]]:
-        """Return what the simulated runs have said since the last call; None says that the process has exited."""
-        said: list[tuple[Peer, Message | None]] = []
+        """Return the messages of the simulated runs since the last call; None is the end of a process."""
         with self._lock:
-            for occupancy in dict.fromkeys(slot.occupancy for slot in self._slots if slot.occupancy):
-                occupancy.advance(self._now())
-                said += occupancy.reports()
-        return said
+            self._catch_up()
+            return [message for tenant in self._tenants for message in tenant.reports()]
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
-        """Say who the simulated processes are."""
+        """Return the identities of the simulated processes among these."""
         with self._lock:
-            occupancies = {slot.occupancy for slot in self._slots if slot.occupancy}
-            found = ((pid, each.identity(pid)) for pid in dict.fromkeys(pids) for each in occupancies)
+            found = ((pid, tenant.identity(pid)) for pid in dict.fromkeys(pids) for tenant in self._tenants)
             return {pid: identity for pid, identity in found if identity}
 
     def _place(self, workload: Workload | None, free: int, rng: random.Random) -> None:
-        """Give the workload its GPUs, as far as there are any left; it has been running there for a while."""
-        first = len(self._slots)
+        """Add the GPUs of a workload, as far as there is room; it has been running there for some minutes."""
+        first = len(self._gpus)
         indices = range(first, first + min(free, workload.devices if workload else 1))
-        uuids = [f"GPU-51300000-0000-4000-8000-{index:012x}" for index in indices]
-        own = random.Random(rng.random())  # noqa: S311 - so that no workload's story depends on who is read first
-        began = -own.uniform(60, 400)
-        boards = [Board(own, slot=index, now=began, cooling=workload.cooling if workload else 1) for index in indices]
-        occupancy = None
-        if workload and boards:
-            occupancy = Occupancy(workload, boards, uuids, own, first_pid=_FIRST_PID + first * _PIDS, now=began)
-        for index, uuid, board in zip(indices, uuids, boards, strict=True):
-            gpu = SimulatedGpu(board, partial(self._present, index))
-            self._slots.append(Slot(index, uuid, board, occupancy, gpu))
+        if not indices:
+            return
+        own = random.Random(rng.random())  # noqa: S311 - so that no workload's story depends on the others'
+        boards = [Board(own, slot=index, cooling=workload.cooling if workload else 1) for index in indices]
+        pids = itertools.count(_FIRST_PID + first * _PIDS)
+        tenant = Occupancy(workload, boards, [uuid(index) for index in indices], own, pids)
+        for _ in range(own.randrange(100, 400)):
+            tenant.advance(_STEP_SECONDS)
+        self._gpus += [SimulatedGpu(index, board, tenant) for index, board in zip(indices, boards, strict=True)]
 
-    @contextmanager
-    def _present(self, index: int) -> Iterator[Slot]:
-        """Bring a GPU to this moment, and keep other threads off the box meanwhile."""
-        with self._lock:
-            self._slots[index].advance(self._now())
-            yield self._slots[index]
-
-    def _now(self) -> float:
-        return self._clock() - self._began
+    def _catch_up(self) -> None:
+        """Bring the box to this moment; with the lock held."""
+        now = self._clock()
+        self._time = max(self._time, now - MAX_GAP_SECONDS)
+        while self._time + _STEP_SECONDS <= now:
+            self._time += _STEP_SECONDS
+            for tenant in self._tenants:
+                tenant.advance(_STEP_SECONDS)
 
     def _answering(self) -> Nvml:
+        driver, devices = recorded().driver, [name for name in FUNCTIONS if name.startswith("nvmlDevice")]
         functions: dict[str, Callable[..., Any]] = {
+            **{name: partial(self._of_device, name) for name in devices},
+            **{name: partial(replayed, driver, name) for name in driver},
+            **EVENTLESS,
             "nvmlShutdown": self._shut_down,
-            "nvmlSystemGetDriverVersion": lambda: _DRIVER_VERSION,
-            "nvmlSystemGetCudaDriverVersion_v2": lambda: _CUDA_VERSION,
-            "nvmlDeviceGetCount": lambda: len(self._slots),
+            "nvmlDeviceGetCount": lambda: len(self._gpus),
             "nvmlDeviceGetHandleByIndex": self._by_index,
             "nvmlDeviceGetHandleByUUID": self._by_uuid,
+            "nvmlGpmQueryDeviceSupport": partial(self._of_device, "nvmlGpmQueryDeviceSupport"),
             "nvmlGpmSampleAlloc": dict,
             "nvmlGpmSampleFree": lambda _sample: None,
+            "nvmlGpmSampleGet": partial(self._of_device, "nvmlGpmSampleGet"),
+            "nvmlGpmMigSampleGet": partial(self._of_device, "nvmlGpmMigSampleGet"),
             "nvmlGpmMetricsGet": gpm_metrics,
-            **{name: partial(self._of_device, name) for name in ANSWERS},
-            **EVENTLESS,
         }
         box = type("SimulatedNvml", (), {})()
         box.nvmlInit = self._initialise
@@ -136,22 +136,23 @@ class Simulation:
 
     def _of_device(self, name: str, index: int, *args: Any) -> Any:
         # A GPU that hangs must not hold the lock: the others have to go on.
-        gpu = self._slots[index].gpu
+        gpu = self._gpus[index]
         gpu.check(name)
         if name in gpu.answers:
             return gpu.answers[name]
-        with self._present(index) as slot:
-            return ANSWERS[name](slot, *args)
+        with self._lock:
+            self._catch_up()
+            return answer_of(gpu, name, *args)
 
     def _by_index(self, index: int) -> int:
-        if not 0 <= index < len(self._slots):
+        if not 0 <= index < len(self._gpus):
             raise nvml_error(NVML_ERROR_INVALID_ARGUMENT)
-        self._slots[index].gpu.check("nvmlDeviceGetHandleByIndex")
+        self._gpus[index].check("nvmlDeviceGetHandleByIndex")
         return index
 
-    def _by_uuid(self, uuid: str) -> int:
-        for slot in self._slots:
-            if slot.uuid == uuid:
-                slot.gpu.check("nvmlDeviceGetHandleByUUID")
-                return slot.index
+    def _by_uuid(self, wanted: str) -> int:
+        for gpu in self._gpus:
+            if gpu.uuid == wanted:
+                gpu.check("nvmlDeviceGetHandleByUUID")
+                return gpu.index
         raise nvml_error(NVML_ERROR_NOT_FOUND)

@@ -1,125 +1,131 @@
-"""One simulated training process: its steps, its device memory and what it tells the daemon."""
+"""Simulated training runs: one process after another on the boards of a workload, and its messages."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuwarden.client.durations import Durations
+from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.protocol import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.runs.peer import Peer
-from gpuwarden.sources.workloads import CAPACITY, CONTEXT, MIB, Stretch, Workload
+from gpuwarden.sources.board import NO_LOAD, Board
+from gpuwarden.sources.workloads import CAPACITY, CONTEXT, MIB, Workload, life
 
-MAX_BACKLOG = 8  # reports that wait to be fetched; they carry totals, so a lost one costs nothing
 _POOL_STEP = 64 * MIB  # a growing pool takes memory in pieces of that size
-_LAST_STRAW = 16 * 128 * 512 * 512 * 4  # bytes of the tensor that no longer fits
+_FAILED_BYTES = 16 * 128 * 512 * 512 * 4  # of the tensor that no longer fits
+_BOOTED = 1_000_000  # seconds before the simulation began
+_TICKS = 100  # clock ticks per second
+_MAX_ENDED = 4  # processes that ended and whose last messages nobody has fetched
 
 
 class Trainer:
-    """A process from start to exit. `lifetime` is the seconds of training after which a leak kills it."""
+    """One process from its start to its end."""
 
-    def __init__(self, workload: Workload, peer: Peer, uuids: Sequence[str], lifetime: float | None) -> None:
+    def __init__(self, workload: Workload, peer: Peer, uuids: Sequence[str], rng: random.Random) -> None:
         self.peer = peer
-        self.lifetime = lifetime
         self._workload = workload
-        self._uuids = uuids
-        self._stretch: Stretch | None = None
-        self._trained = 0.0  # seconds
-        self._steps = 0
-        self._epoch_began = 0  # in steps
+        self._devices: dict[str, str | None] = {f"GPU:{number}": uuid for number, uuid in enumerate(uuids)}
+        self._leak_seconds = rng.uniform(*workload.leaks) if workload.leaks else None
+        self._life = life(workload, rng)
+        self._stretch = next(self._life)
+        self._left = self._stretch.seconds
+        self._trained = 0.0  # seconds of training
+        self._steps, self._epoch_began = 0, 0
+        self._done, self._late = 0.0, 0.0  # of the step under way: ratio, and seconds that it waited for its input
         self._durations = Durations()
-        self._compiling = 0.0  # seconds, and so are the next two
-        self._waited, self._observed = 0.0, 0.0
-        self._errors: dict[str, int] = {}
-        self._done, self._elapsed = 0.0, 0.0  # of the step under way: ratio, and seconds it has taken
-        self._announced = False
-        self._outbox: deque[Message | None] = deque(maxlen=MAX_BACKLOG)
+        self._compiling, self._waited, self._observed = 0.0, 0.0, 0.0  # seconds
+        self._failed, self._announced = False, False
+        self.ended = False
+        self.load = self._stretch.load
 
     @property
-    def process_memory(self) -> int | None:
-        """Device memory the driver sees the process hold, in bytes; None while it has no context."""
-        if self._stretch is None or not self._stretch.load.context:
-            return None
-        return CONTEXT + self._pool
+    def memory(self) -> int | None:
+        """Device memory in bytes that the driver sees the process hold; None while it has no context."""
+        return CONTEXT + self._pool if self.load.context else None
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds of training until it runs out of memory."""
-        return None if self.lifetime is None else self.lifetime - self._trained
-
-    def enter(self, stretch: Stretch) -> None:
-        """Begin to do something else."""
-        if self._stretch is not None and stretch.epoch != self._stretch.epoch:
-            self._epoch_began = self._steps
-        self._stretch = stretch
-
-    def spend(self, seconds: float, work: float) -> None:
-        """Let time pass, in which its boards did that much work: seconds at the highest clock."""
+    def advance(self, seconds: float, pace: float) -> None:
+        """Let time pass, in which the boards' clock is that ratio of the highest."""
         stretch = self._stretch
-        if stretch is None or stretch.phase != "train":
-            return
-        if stretch.steps and work > 0:
+        if stretch.steps:
             self._trained += seconds
             self._observed += seconds
             self._waited += seconds * (self._workload.input_wait or 0.0)
-            self._step(work / self._workload.step_seconds, seconds * self._workload.step_seconds / work)
+            self._step(seconds, self._workload.step_seconds / pace)
         elif stretch.waits:
-            self._elapsed += seconds  # the step under way takes longer
+            self._late += seconds
             self._observed += seconds
             self._waited += seconds
-        elif not self._steps:
+        elif stretch.phase == "train" and not self._steps:
             self._compiling += seconds
+        self._left -= seconds
+        self._failed = self._leak_seconds is not None and self._trained >= self._leak_seconds
+        if self._failed:
+            self.ended = True
+        elif self._left <= 0:
+            self._enter()
 
-    def report(self) -> None:
-        """Put a report into the outbox, if the run has come so far."""
-        if self._stretch is None or self._stretch.phase is None:
+    def messages(self) -> Iterator[tuple[Peer, Message | None]]:
+        """Yield its messages of now, a hello before the first one; None stands for the end of the process."""
+        phase = self._stretch.phase
+        if phase is None and not self._announced:
             return
+        if not self._announced:
+            self._announced = True
+            yield self.peer, Hello(self._workload.name, self._workload.framework, self._devices)
+        if self._failed:
+            yield self.peer, self._out_of_memory(phase or "train")
+        yield self.peer, self._report(phase or "train")
+        if self.ended:
+            yield self.peer, End("ResourceExhaustedError", "failed") if self._failed else End("completed")
+            yield self.peer, None
+
+    def _enter(self) -> None:
+        stretch = next(self._life, None)
+        if stretch is None:
+            self.ended = True
+            return
+        if stretch.epoch != self._stretch.epoch:
+            self._epoch_began = self._steps
+        self._stretch, self.load = stretch, stretch.load
+        self._left += stretch.seconds
+
+    def _step(self, seconds: float, duration: float) -> None:
+        self._done += seconds / duration
+        whole = int(self._done)
+        if whole:
+            self._durations.add(self._late + duration, 1)
+            if whole > 1:
+                self._durations.add((whole - 1) * duration, whole - 1)
+            self._late = 0.0
+            self._done -= whole
+            self._steps += whole
+
+    def _report(self, phase: Phase) -> Report:
         batch, wait_known = self._workload.batch, self._workload.input_wait is not None
         median, p95 = self._durations.percentiles(0.5, 0.95)
-        self._outbox.append(
-            Report(
-                phase=self._stretch.phase,
-                steps=self._steps,
-                step_seconds=self._durations.total,
-                step_buckets=tuple(self._durations.buckets),
-                memory=self._memory,
-                epoch=self._stretch.epoch,
-                batch=self._steps - self._epoch_began,
-                stepping=self._stretch.steps or self._stretch.waits,
-                examples=None if batch is None else self._steps * batch,
-                step_median=median,
-                step_p95=p95,
-                compile_seconds=self._compiling,
-                input_wait_seconds=self._waited if wait_known else None,
-                input_observed_seconds=self._observed if wait_known else None,
-                errors=dict(self._errors),
-            )
+        return Report(
+            phase=phase,
+            steps=self._steps,
+            step_seconds=self._durations.total,
+            step_buckets=tuple(self._durations.buckets),
+            memory=self._memory,
+            epoch=self._stretch.epoch,
+            batch=self._steps - self._epoch_began,
+            stepping=self._stretch.steps or self._stretch.waits,
+            examples=None if batch is None else self._steps * batch,
+            step_median=median,
+            step_p95=p95,
+            compile_seconds=self._compiling,
+            input_wait_seconds=self._waited if wait_known else None,
+            input_observed_seconds=self._observed if wait_known else None,
+            errors={"device_oom": 1} if self._failed else {},
         )
 
-    def exit(self) -> bool:
-        """End the process, with an error where a leak ended it; return whether anybody knew of it."""
-        if self.lifetime is None:
-            self._outbox.append(End("completed"))
-        elif self._stretch is not None and self._stretch.phase is not None:
-            self._errors["device_oom"] = 1
-            self._outbox.append(self._out_of_memory(self._stretch.phase))
-            self.report()
-            self._outbox.append(End("ResourceExhaustedError", "failed"))
-        self._outbox.append(None)
-        return self._announced
-
-    def drain(self) -> Iterator[tuple[Peer, Message | None]]:
-        """Yield what is in the outbox, a hello before the first message; None stands for the process's exit."""
-        if self._outbox and not self._announced:
-            self._announced = True
-            devices: dict[str, str | None] = {f"GPU:{number}": uuid for number, uuid in enumerate(self._uuids)}
-            yield self.peer, Hello(self._workload.name, self._workload.framework, devices)
-        while self._outbox:
-            yield self.peer, self._outbox.popleft()
-
     def _out_of_memory(self, phase: Phase) -> Error:
-        """Say what a step says that finds no memory left, in TensorFlow's words."""
-        asked = Allocation(_LAST_STRAW, "16,128,512,512", "float", "unet/up_4/Conv2D", "GPU:0", "GPU_0_bfc")
+        """Return the error of a step that finds no memory left, in TensorFlow's words."""
+        asked = Allocation(_FAILED_BYTES, "16,128,512,512", "float", "unet/up_4/Conv2D", "GPU:0", "GPU_0_bfc")
         text = (
             f"OOM when allocating tensor with shape[{asked.shape}] and type {asked.dtype} on "
             f"/job:localhost/replica:0/task:0/device:{asked.device} by allocator {asked.allocator} [Op:Conv2D]"
@@ -129,45 +135,78 @@ class Trainer:
     @property
     def _memory(self) -> Mapping[str, DeviceMemory]:
         held = self._workload.memory
-        memory = DeviceMemory(self._in_use, self._peak, held.pool if held.limit_known else None)
-        return {f"GPU:{number}": memory for number in range(len(self._uuids))}
-
-    def _step(self, steps: float, duration: float) -> None:
-        """Do that many steps, each of that duration at the current clock."""
-        rest = (1 - self._done) * duration
-        total = self._done + steps
-        whole = int(total)
-        if not whole:
-            self._done, self._elapsed = total, self._elapsed + steps * duration
-            return
-        self._durations.add(self._elapsed + rest, 1)
-        if whole > 1:
-            self._durations.add((whole - 1) * duration, whole - 1)
-        self._steps += whole
-        self._done = total - whole
-        self._elapsed = self._done * duration
+        live = (0.8 + 0.17 * self._done if self._stretch.phase == "train" else 0.5) if self._steps else 0.0
+        in_use = held.weights + self._leaked + int(held.activations * live)
+        return dict.fromkeys(self._devices, DeviceMemory(in_use, self._peak, held.pool if held.limit_known else None))
 
     @property
     def _leaked(self) -> int:
-        if self.lifetime is None:
+        if self._leak_seconds is None:
             return 0
-        memory = self._workload.memory
-        room = CAPACITY - CONTEXT - memory.weights - memory.activations - _POOL_STEP
-        return int(room * min(1.0, self._trained / self.lifetime))
-
-    @property
-    def _in_use(self) -> int:
-        memory = self._workload.memory
-        if self._stretch is None or not self._steps:
-            return memory.weights
-        live = 0.8 + 0.17 * self._done if self._stretch.phase == "train" else 0.5
-        return memory.weights + self._leaked + int(memory.activations * live)
+        held = self._workload.memory
+        room = CAPACITY - CONTEXT - held.weights - held.activations - _POOL_STEP
+        return int(room * min(1.0, self._trained / self._leak_seconds))
 
     @property
     def _peak(self) -> int:
-        memory = self._workload.memory
-        return memory.weights + self._leaked + (memory.activations if self._steps else 0)
+        held = self._workload.memory
+        return held.weights + self._leaked + (held.activations if self._steps else 0)
 
     @property
     def _pool(self) -> int:
         return self._workload.memory.pool or -(-self._peak // _POOL_STEP) * _POOL_STEP
+
+
+class Occupancy:
+    """Boards and the processes of a workload on them, one after another without end; no workload: they idle."""
+
+    def __init__(
+        self,
+        workload: Workload | None,
+        boards: Sequence[Board],
+        uuids: Sequence[str],
+        rng: random.Random,
+        pids: Iterator[int],
+    ) -> None:
+        self._workload = workload
+        self._boards = boards
+        self._uuids = uuids
+        self._rng = rng
+        self._pids = pids
+        self._time = 0.0
+        self._pause = 0.0  # seconds until the next process starts
+        self._trainer: Trainer | None = None
+        self._ended: deque[Trainer] = deque(maxlen=_MAX_ENDED)
+
+    def processes(self) -> list[tuple[int, int]]:
+        """Return pid and bytes on each of the boards, of processes with a context."""
+        memory = self._trainer.memory if self._trainer else None
+        return [] if self._trainer is None or memory is None else [(self._trainer.peer.pid, memory)]
+
+    def identity(self, pid: int) -> ProcessIdentity | None:
+        """Return the identity of the process on the boards; None for another pid than its."""
+        if self._workload is None or self._trainer is None or self._trainer.peer.pid != pid:
+            return None
+        return ProcessIdentity(self._workload.uid, "python", self._workload.place)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._time += seconds
+        load = self._trainer.load if self._trainer else NO_LOAD
+        pace = min(board.advance(seconds, load) for board in self._boards)
+        if self._trainer:
+            self._trainer.advance(seconds, pace)
+            if self._trainer.ended:
+                self._ended.append(self._trainer)
+                self._trainer, self._pause = None, self._rng.uniform(20, 60)
+        elif self._workload:
+            self._pause -= seconds
+            if self._pause <= 0:
+                peer = Peer(next(self._pids), self._workload.uid, int((_BOOTED + self._time) * _TICKS))
+                self._trainer = Trainer(self._workload, peer, self._uuids, self._rng)
+
+    def reports(self) -> Iterator[tuple[Peer, Message | None]]:
+        """Yield the messages of the runs, those of ended ones first."""
+        for trainer in (*self._ended, *filter(None, [self._trainer])):
+            yield from trainer.messages()
+        self._ended.clear()

@@ -1,11 +1,11 @@
-"""What runs on the simulated box: eight workloads with the habits, good and bad, of real ones."""
+"""Workloads of the simulated box, with the habits, good and bad, of real ones."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.gpu.place import NOWHERE, Place
 from gpuwarden.protocol import Phase
@@ -20,8 +20,9 @@ UNOWNED = 4 * MIB  # used on a device without any process
 CAPACITY = SIZE - RESERVED - UNOWNED  # what processes can have
 
 
-class Memory(NamedTuple):
-    """How a workload uses device memory, in bytes. `pool` is what its framework takes at start, None: as it grows."""
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Device memory of a workload in bytes. `pool` is what its framework takes at start, None: as it grows."""
 
     weights: int
     activations: int
@@ -29,8 +30,9 @@ class Memory(NamedTuple):
     limit_known: bool = False  # JAX tells the limit of its allocator, TensorFlow does not
 
 
-class Workload(NamedTuple):
-    """A kind of training run: how hard it works, what it holds, how long an epoch and a run take.
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Kind of training run: its load, its memory, the length of its epochs and runs.
 
     `leaks` gives the seconds of training after which a leak has eaten all device memory, from and to; `uid` is one of
     USERS. `batch` is how many examples go through a step, and `input_wait` the part of it that waits for them: None
@@ -54,8 +56,9 @@ class Workload(NamedTuple):
     hangs: float = 0.0
 
 
-class Stretch(NamedTuple):
-    """A time during which a run does one thing; `phase` is what it reports then, None: nothing yet.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Time in which a run does one thing; `phase` is what it reports then, None: nothing yet.
 
     In one that `steps` it makes steps, in one that `waits` a step is under way whose input does not come.
     """
@@ -157,7 +160,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
 
 
 def life(workload: Workload, rng: random.Random) -> Iterator[Stretch]:
-    """Tell what one run does from the start of its process to the end of its last epoch."""
+    """Yield what one run does, from the start of its process to the end of its last epoch."""
     yield Stretch(rng.uniform(5, 12), NO_LOAD)  # imports; no context yet
     if not workload.epochs[1]:
         yield Stretch(math.inf, workload.load)
