@@ -1,4 +1,4 @@
-"""GPUs that sleep: not woken by a question, not kept awake by an open device, and told of as what they are."""
+"""GPUs that sleep are neither woken by a question nor kept awake by an open device."""
 
 from __future__ import annotations
 
@@ -22,34 +22,30 @@ UUIDS = ("GPU-a0b1c2d0-4d4f-434b-8000-000000000000", "GPU-a0b1c2d1-4d4f-434b-800
 
 
 class Bus:
-    """A folder that looks as /sys/bus/pci/devices does."""
+    """A folder that looks as /sys/bus/pci/drivers/nvidia does, with two GPUs that the kernel may suspend."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.device("0000:00:02.0", vendor="0x8086")  # another maker's GPU
-        self.device("0000:10:00.1", kind="0x040300")  # the sound device of the first GPU
-
-    def device(self, address: str, *, vendor: str = "0x10de", kind: str = "0x030200", status: str = "active") -> None:
-        """Add a device that the kernel may suspend."""
-        power = self.folder / address / "power"
-        power.mkdir(parents=True)
-        (self.folder / address / "vendor").write_text(f"{vendor}\n")
-        (self.folder / address / "class").write_text(f"{kind}\n")
-        (power / "control").write_text("auto\n")
-        (power / "runtime_status").write_text(f"{status}\n")
+        folder.mkdir()
+        (folder / "new_id").touch()
+        for address in (FIRST, SECOND):
+            (folder / address / "power").mkdir(parents=True)
+            self.allow(address, "auto")
+            self.set(address, "active")
 
     def set(self, address: str, status: str) -> None:
-        """Change its state."""
+        """Change the state of a GPU."""
         (self.folder / address / "power/runtime_status").write_text(f"{status}\n")
+
+    def allow(self, address: str, control: str) -> None:
+        """Say whether the kernel may suspend it: auto, or on."""
+        (self.folder / address / "power/control").write_text(f"{control}\n")
 
 
 @pytest.fixture
 def bus(tmp_path: Path) -> Bus:
     """Make a bus with two GPUs."""
-    bus = Bus(tmp_path / "pci")
-    for address in (FIRST, SECOND):
-        bus.device(address)
-    return bus
+    return Bus(tmp_path / "nvidia")
 
 
 def watching(bus: Bus) -> tuple[SleepWatch, Callable[[float], None]]:
@@ -60,98 +56,76 @@ def watching(bus: Bus) -> tuple[SleepWatch, Callable[[float], None]]:
     def later(seconds: float) -> None:
         nonlocal now
         now += seconds
-        watch.look()
+        watch.update()
 
     later(0)
     return watch, later
 
 
-def test_only_gpus_of_nvidia_count(bus: Bus) -> None:
-    """Other makers' GPUs, and the sound device beside a GPU, are not counted among those that sleep."""
-    watch, later = watching(bus)
-    bus.set("0000:00:02.0", "suspended")
-    bus.set("0000:10:00.1", "suspended")
-    later(1)
-    assert (watch.asleep, watch.all_left_alone) == (0, False)
-
-
-@pytest.mark.parametrize("written", ["00000000:10:00.0", "00000000:10:00.0".upper(), FIRST])
+@pytest.mark.parametrize("written", ["00000000:10:00.0", "00000000:1A:00.0", FIRST])
 def test_addresses_are_nvmls_and_the_kernels(bus: Bus, written: str) -> None:
-    """NVML writes the domain with eight digits, the kernel with four."""
+    """NVML writes the domain with eight digits and in capitals, the kernel with four."""
+    (bus.folder / FIRST).rename(bus.folder / written.lower()[-12:])
     watch, later = watching(bus)
-    bus.set(FIRST, "suspended")
+    bus.set(written.lower()[-12:], "suspended")
     later(1)
-    assert (watch.sleeps(written), watch.wants(written)) == (True, False)
-    assert watch.wants("00000000:11:00.0")
+    assert watch.is_asleep(written)
+    assert not watch.is_asleep("00000000:11:00.0")
+    assert (watch.asleep, watch.resting) == (1, False)
 
 
-def test_state_counts_where_the_kernel_does_not_manage_the_device(bus: Bus) -> None:
-    """Without runtime power management the device's power state tells; what says that it runs outweighs it."""
+def test_idle_box_is_polled_seldom(bus: Bus) -> None:
+    """After a minute without a process GPUs are polled once in a while only, until one is in use again."""
     watch, later = watching(bus)
-    (bus.folder / FIRST / "power_state").write_text("D3cold\n")
-    later(1)
-    assert not watch.sleeps(FIRST)
-    bus.set(FIRST, "unsupported")
-    later(1)
-    assert watch.sleeps(FIRST)
+
+    def polls(*, busy: bool) -> int:
+        polled = 0
+        for _ in range(600):
+            later(1)
+            if not watch.resting:
+                polled += 1
+                watch.note_poll(busy=busy)
+        return polled
+
+    assert polls(busy=True) == 600
+    assert polls(busy=False) == pytest.approx(IDLE_SECONDS + (600 - IDLE_SECONDS) / REST_SECONDS, abs=2)
+    assert polls(busy=True) >= 600 - REST_SECONDS
+    for address in (FIRST, SECOND):
+        bus.allow(address, "on")  # there is no use in a rest where none may fall asleep
+    assert polls(busy=False) == 600
 
 
-def test_idle_gpu_is_left_alone_and_asked_seldom(bus: Bus) -> None:
-    """After a minute without a process a GPU is asked once in a while only; with one it is asked always."""
-    watch, later = watching(bus)
-    asked = 0
-    for _ in range(600):
-        later(1)
-        if watch.wants(FIRST):
-            asked += 1
-            watch.answered(FIRST, busy=False)
-        assert watch.wants(SECOND)
-        watch.answered(SECOND, busy=True)
-    assert asked == pytest.approx(IDLE_SECONDS + (600 - IDLE_SECONDS) / REST_SECONDS, abs=2)
-
-
-def test_gpu_that_may_not_sleep_is_asked_always(bus: Bus) -> None:
-    """There is no use in leaving one alone that the kernel is told to keep awake."""
-    watch, later = watching(bus)
-    (bus.folder / FIRST / "power/control").write_text("on\n")
-    for _ in range(200):
-        later(1)
-        assert watch.wants(FIRST)
-        watch.answered(FIRST, busy=False)
-
-
-def test_gpu_that_somebody_woke_is_asked_at_once(bus: Bus) -> None:
+def test_gpu_that_somebody_woke_ends_the_rest(bus: Bus) -> None:
     """Waking up is a sign of use."""
     watch, later = watching(bus)
-    later(1)
-    watch.answered(FIRST, busy=False)
+    watch.note_poll(busy=False)
     bus.set(FIRST, "suspended")
-    later(500)
-    assert not watch.wants(FIRST)
+    later(IDLE_SECONDS)
+    watch.note_poll(busy=False)
+    later(1)
+    assert watch.resting
     bus.set(FIRST, "active")
-    for _ in range(50):
-        later(1)
-        assert watch.wants(FIRST)
-        watch.answered(FIRST, busy=False)
+    later(1)
+    assert not watch.resting
 
 
 def test_index_stands_for_the_order_of_addresses(bus: Bus) -> None:
-    """A GPU that has not said who it is is known by its place; where the counts differ, nobody is told apart."""
+    """A GPU that is not identified yet is known by its place; where the counts differ, none is told apart."""
     watch, later = watching(bus)
     bus.set(SECOND, "suspended")
     later(1)
-    assert (watch.wants_index(0, 2), watch.wants_index(1, 2)) == (True, False)
-    assert not watch.wants_index(0, 1)
+    assert (watch.may_be_asleep(0, 2), watch.may_be_asleep(1, 2)) == (False, True)
+    assert watch.may_be_asleep(0, 1)
     bus.set(SECOND, "active")
     later(1)
-    assert watch.wants_index(0, 1)
+    assert not watch.may_be_asleep(0, 1)
 
 
-def test_machine_that_shows_no_gpu_is_asked(tmp_path: Path) -> None:
+def test_machine_that_shows_no_gpu_is_polled(tmp_path: Path) -> None:
     """Where /sys is hidden or has no GPU, all is as without this option."""
     watch = SleepWatch(tmp_path / "absent")
-    watch.look()
-    assert (watch.all_left_alone, watch.wants(FIRST), watch.wants_index(0, 4), watch.asleep) == (False, True, True, 0)
+    watch.update()
+    assert (watch.resting, watch.is_asleep(FIRST), watch.may_be_asleep(0, 4), watch.asleep) == (False, False, False, 0)
 
 
 def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -> None:
@@ -161,7 +135,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
     config = tmp_path / "config.yaml"
     config.write_text("poll: {interval: 200ms, memory_interval: 20ms}\ngpus: {let_sleep: true}\n")
     altered = {
-        "gpuwarden.gpu.sleep:PCI_DEVICES": str(bus.folder),
+        "gpuwarden.gpu.sleep:DEVICES": str(bus.folder),
         "gpuwarden.gpu.sleep:IDLE_SECONDS": 1,
         "gpuwarden.gpu.sleep:REST_SECONDS": 3600,
     }
@@ -192,15 +166,7 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
 
         bus.set(SECOND, "active")
         until(lambda: daemon.samples().up() == [1, 1], "both")
-        # It has no process: soon it is left alone, and its device closed, while the busy one is read on.
-        until(lambda: daemon.open_files(devices) == {"nvidiactl", "nvidia0"}, "the idle GPU's device closed")
-        until(lambda: daemon.samples().up() == [1], "one GPU left alone")
-        page = daemon.samples()
-        assert page.value("gpuwarden_gpu_asleep", uuid=UUIDS[1]) == 0
-        shutdowns, polled = mock_nvml.calls()["nvmlShutdown"], page.value("gpuwarden_poll_timestamp_seconds") or 0
-        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.5, "polls")
-        assert mock_nvml.calls()["nvmlShutdown"] == shutdowns  # once is enough
-        bus.set(SECOND, "suspended")  # as it can now
+        bus.set(SECOND, "suspended")
         until(lambda: daemon.samples().value("gpuwarden_gpu_asleep", uuid=UUIDS[1]) == 1, "the GPU asleep")
         page = daemon.samples()
         assert page.value("gpuwarden_gpu_up", uuid=UUIDS[1]) is None
@@ -208,9 +174,17 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
         assert page.value("gpuwarden_gpu_power_usage_watts", uuid=UUIDS[0]) is not None
         assert page.all("gpuwarden_gpu_info", uuid=UUIDS[1])
 
-        bus.set(FIRST, "suspended")
-        until(lambda: not daemon.open_files(devices), "the driver let go of")
-        assert daemon.samples().value("gpuwarden_gpus_asleep") == 2
+        mock_nvml.processes(0, {})  # nobody uses the box: soon it rests, with no device open
+        until(lambda: not daemon.open_files(devices), "the driver released")
+        page = daemon.samples()
+        assert page.up() == []
+        assert (page.value("gpuwarden_gpu_asleep", uuid=UUIDS[0]), page.value("gpuwarden_gpus_asleep")) == (0, 1)
+        shutdowns, polled = mock_nvml.calls()["nvmlShutdown"], page.value("gpuwarden_poll_timestamp_seconds") or 0
+        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled + 0.5, "polls")
+        assert mock_nvml.calls()["nvmlShutdown"] == shutdowns  # once is enough
+        bus.set(FIRST, "suspended")  # as it can now
+        until(lambda: daemon.samples().value("gpuwarden_gpus_asleep") == 2, "both asleep")
+        assert not daemon.open_files(devices)
         assert daemon.samples().all("gpuwarden_gpu_errors_total", error="timeout") == {
             (("error", "timeout"), ("uuid", uuid)): 0 for uuid in UUIDS
         }

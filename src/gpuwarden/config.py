@@ -166,8 +166,8 @@ class Gpus:
     let_sleep: bool = option(
         BOOLEAN,
         "false",
-        "Whether to leave GPUs alone that the kernel has suspended (runtime D3) or could suspend, at the price of gaps "
-        "in their readings.",
+        "Whether to skip GPUs that the kernel has suspended (runtime D3), and to release the driver while no GPU is in "
+        "use so that they can be, at the price of gaps in readings.",
     )
 
     @property

@@ -21,7 +21,7 @@ from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.sampler import Sampler
 from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.gpu.sleep import SleepWatch
-from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
+from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.gpu.threads import Line, Threads, all_of
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ MOST_GPUS = 1024  # that are looked up, whatever the driver says
 MOST_GONE = 256  # that are shown as down beside as many as the driver lists: some change their UUID with a reset
 _STEP_SECONDS = 0.01  # between looks whether calls have come back
 RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
-LET_SLEEP_SECONDS = 3.0  # likewise, where it is let go of within a poll
-LET_SLEEP_AGAIN_SECONDS = 60.0  # after an attempt at that which failed
+REST_RELEASE_SECONDS = 3.0  # likewise, where it is released within a poll
+REST_AGAIN_SECONDS = 60.0  # after an attempt at that which failed
 _TOGETHER = 4  # GPUs whose slow tiers share a poll: one alone costs half as much again, as nothing is in the caches
 
 
@@ -92,7 +92,7 @@ class Poller:
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
         self._paused_until: float | None = None  # by the monotonic clock
-        self._let_sleep_at = 0.0
+        self._rest_at = 0.0  # monotonic
 
     @property
     def uninterruptible(self) -> bool:
@@ -129,13 +129,9 @@ class Poller:
             log.warning("the pause is over: GPUs are read again")
             self.resume()
         if self._sleep:
-            self._sleep.look()
-        if self._paused_until is not None:
+            self._sleep.update()
+        if self._paused_until is not None or await self._rests():
             return self._snapshot(began, started, None, asked=False)
-        if self._sleep:
-            await self._let_sleep()
-            if self._sleep.all_left_alone:
-                return self._snapshot(began, started, None, asked=False)
         self._counting.begin(self._timeout)
         if self._session.open:
             # Together with the count: going round the threads twice costs half a poll's time.
@@ -156,6 +152,10 @@ class Poller:
         gpus = tuple(gpu.result() if gpu in wanted else gpu.left_alone() for gpu in known)
         if self._sampler and asked:
             self._sampler.watch(gpu.look for gpu in known if gpu in wanted and gpu.look)
+        sleep = self._sleep
+        if sleep and asked:
+            in_use = any(gpu.processes or not gpu.up for gpu in gpus if gpu.asked)
+            sleep.note_poll(busy=in_use or self._fault is not None)
         left = None if self._paused_until is None else self._paused_until - time.monotonic()
         return Snapshot(
             time=began,
@@ -168,35 +168,28 @@ class Poller:
             errors=dict(self._errors),
             asked=asked,
             paused_until=None if left is None else began + left,
-            asleep=self._note_sleep(gpus) if self._sleep else {},
-            asleep_count=self._sleep.asleep if self._sleep else None,
+            asleep={gpu.identity.uuid: sleep.is_asleep(gpu.identity.pci_bus_id) for gpu in gpus} if sleep else {},
+            asleep_count=sleep.asleep if sleep else None,
         )
 
-    def _note_sleep(self, gpus: Iterable[Gpu]) -> dict[str, bool]:
-        assert self._sleep is not None
-        for gpu in gpus:
-            if gpu.asked:
-                self._sleep.answered(gpu.identity.pci_bus_id, busy=bool(gpu.processes) or not gpu.up)
-        return {gpu.identity.uuid: self._sleep.sleeps(gpu.identity.pci_bus_id) for gpu in gpus}
-
     def _wanted(self) -> list[PolledGpu]:
-        """Return the known GPUs that are to be asked in this poll."""
+        """Return the known GPUs to poll: all but those that sleep."""
         if self._sleep is None:
             return list(self._gpus.values())
-        return [gpu for gpu in self._gpus.values() if self._sleep.wants(gpu.identity.pci_bus_id)]
+        return [gpu for gpu in self._gpus.values() if not self._sleep.is_asleep(gpu.identity.pci_bus_id)]
 
-    async def _let_sleep(self) -> None:
-        """Let go of the driver where it has a GPU open that may sleep: it closes none but in shutting down."""
-        wanted = self._wanted()
-        if time.monotonic() < self._let_sleep_at or not any(
-            gpu.held for gpu in self._gpus.values() if gpu not in wanted
-        ):
-            return
-        try:
-            await self._let_go(LET_SLEEP_SECONDS)
-        except StillUsedError as error:
-            log.warning("a GPU cannot be left to sleep: %s", error)
-            self._let_sleep_at = time.monotonic() + LET_SLEEP_AGAIN_SECONDS
+    async def _rests(self) -> bool:
+        """Release the driver where GPUs are to fall asleep: only its shutdown closes a device. Tell whether it is."""
+        if self._sleep is None or not self._sleep.resting or time.monotonic() < self._rest_at:
+            return False
+        if self._session.open:
+            try:
+                await self._let_go(REST_RELEASE_SECONDS)
+            except StillUsedError as error:
+                log.warning("the driver cannot be released for GPUs to sleep: %s", error)
+                self._rest_at = time.monotonic() + REST_AGAIN_SECONDS
+                return False
+        return True
 
     async def _let_go(self, patience: float) -> None:
         """Have no device of the driver open any more. Raises StillUsedError after twice as many seconds."""
@@ -301,7 +294,7 @@ class Poller:
         listed = [
             stranger
             for stranger in self._strangers.items()
-            if stranger[0] < count and (self._sleep is None or self._sleep.wants_index(stranger[0], count))
+            if stranger[0] < count and (self._sleep is None or not self._sleep.may_be_asleep(stranger[0], count))
         ]
         outcomes = await asyncio.gather(*map(self._greet, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
