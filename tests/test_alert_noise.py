@@ -24,6 +24,8 @@ from scenes import pages
 from gpuwarden.alerts.rules import ALERTS
 from system_parts import needs
 
+pytestmark = pytest.mark.system
+
 SOME = {"leak", "neighbour", "hardware slowdown", "XID 13", "lost GPU", "input hangs", "poll stale"}
 
 

@@ -18,6 +18,8 @@ from training_process import LIMIT_MIB, MIB, Trainer
 from gpuwarden.alerts.rules import Choices, rule_file
 from mock_nvml import MockNvml
 
+pytestmark = pytest.mark.system
+
 HOT, COOL = 0, 1  # GPUs: one that gets too hot, and the training run's
 SLOWED = 0x48  # clock event reasons: slowed down by the hardware, and that for heat
 SLOWDOWN, MARGIN = 85, 3  # °C: the mock's threshold, and what is left in the test

@@ -19,6 +19,8 @@ from services import ROOT, Alertmanager, Daemon, Process, Prometheus, ending, fe
 from gpuwarden.alerts.conditions import CONDITIONS
 from mock_nvml import MockNvml
 
+pytestmark = pytest.mark.system
+
 GIB = 2**30
 SIZE_MIB = 81559  # of the mock's H100
 XID_CRITICAL, XID_WARNING = 79, 94

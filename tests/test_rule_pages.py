@@ -9,6 +9,8 @@ from rule_pages import Episode, Scrapes, captured, episodes, simulated
 
 from gpuwarden.alerts.rules import Choices, rule_file
 
+pytestmark = pytest.mark.system
+
 GOLDENS = Path(__file__).parent / "goldens"
 
 
