@@ -26,7 +26,8 @@ TIME = 240  # seconds, on a machine that does much else
 
 def test_all_are_run() -> None:
     """No example is forgotten here."""
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+    own = {"embedded_collector"}  # no training: tests/test_collector.py
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} - own == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

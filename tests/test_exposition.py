@@ -1,6 +1,5 @@
 """The page equals what prometheus-client writes, in both formats."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,17 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, exposition
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.utils import floatToGoString
 
+from gpuwarden.collector import families
 from gpuwarden.exposition import OPENMETRICS, TEXT, Entries, Exposition, negotiate, number
 from gpuwarden.metric import Histogram, Metric, Table
 
@@ -39,42 +33,6 @@ class Sample(Table[object], prefix="gpuwarden_sample_", key=("uuid",)):
     )
 
 
-def new_family(row: Metric[Any], names: list[str]) -> Any:
-    """Make prometheus-client's family for a row."""
-    if row.kind == "info":
-        return InfoMetricFamily(row.name.removesuffix("_info"), row.help, labels=names)
-    kinds: dict[str, Any] = {
-        "gauge": GaugeMetricFamily,
-        "counter": CounterMetricFamily,
-        "histogram": HistogramMetricFamily,
-    }
-    return kinds[row.kind](row.name, row.help, labels=names)
-
-
-def add(family: Any, labels: list[str], value: Any) -> None:
-    """Add a value the way each of prometheus-client's families wants it."""
-    if isinstance(family, InfoMetricFamily):
-        family.add_metric(labels, {})
-    elif isinstance(value, Histogram):
-        bounds = [floatToGoString(bound) for bound in (*value.bounds, float("inf"))]
-        family.add_metric(labels, list(zip(bounds, itertools.accumulate(value.counts), strict=True)), value.sum)
-    else:
-        family.add_metric(labels, value)
-
-
-def families(entries: Entries) -> Iterator[Family]:
-    """Build the same page from prometheus-client's families."""
-    for row in Sample.rows:
-        family = new_family(row, [*Sample.key, *row.labels])
-        for key, readings in entries:
-            reading = readings.get(row)
-            values = reading if isinstance(reading, Mapping) else {} if reading is None else {(): reading}
-            for labels, value in values.items():
-                add(family, [*key, *labels], value)
-        if family.samples:
-            yield family
-
-
 class Peer:
     """prometheus-client's side of the comparison."""
 
@@ -83,7 +41,7 @@ class Peer:
 
     def collect(self) -> Iterator[Family]:
         """Yield the families as a custom collector does."""
-        return families(self._entries)
+        return families([(Sample, self._entries)])
 
 
 def compare(entries: Entries, page: Exposition | None = None) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import signal
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from gpuwarden import systemd
 from gpuwarden.allowance import Allowance
@@ -18,7 +19,7 @@ from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.event_loop import Alarm
-from gpuwarden.exposition import OPENMETRICS, Exposition, Page, negotiate
+from gpuwarden.exposition import OPENMETRICS, Entries, Exposition, Page, negotiate
 from gpuwarden.gpu import kernel_xid, pid_namespace
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.owners import OwnerBook
@@ -32,6 +33,7 @@ from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader, memory_available
 from gpuwarden.kernel_log import KernelLog
+from gpuwarden.metric import Table
 from gpuwarden.page import files
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.recent.events import RecentEvents
@@ -221,6 +223,21 @@ class Daemon:
                 await self._telling.stop()
             await self.web.stop()
 
+    def entries(self, state: State) -> Iterable[tuple[type[Table[Any]], Entries]]:
+        """Return what is exposed of the state last polled, table by table."""
+        return self._teller.entries(state)
+
+    def follow_events(self) -> None:
+        """Wait, on a thread, for XIDs of the GPUs that the last poll found."""
+        if self._state:
+            self._xids.events.follow(self._state.snapshot)
+
+    async def release(self) -> None:
+        """Shut the driver down for good, where it does not hang; for a daemon that polls and does not serve."""
+        self._containers.stop()
+        with contextlib.suppress(StillUsedError):
+            await self._poller.pause(math.inf)
+
     async def _take_commands(self) -> None:
         try:
             await self._control.start(self._config.control_socket)
@@ -260,8 +277,7 @@ class Daemon:
         gc.collect()
         gc.freeze()  # later collections leave out what the start made
         while not (stop.rung or self._poller.outdated):
-            if self._state:
-                self._xids.events.follow(self._state.snapshot)
+            self.follow_events()
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
             await self._sleep(stop, due)
             if not stop.rung:
@@ -336,7 +352,7 @@ class Daemon:
         self._events.see(state)
         self._state, self._page, self._state_json = state, None, None
         self._answered = self._answered or not snapshot.hung
-        if systemd.listens():
+        if self._stop is not None and systemd.listens():  # else the service is another program's
             systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
         return state
 
@@ -422,7 +438,7 @@ class Daemon:
     def _rendered(self, state: State) -> Page:
         """Return the page of the last poll, rendered when first asked for: most polls are never scraped."""
         if self._page is None:
-            self._page = self._exposition.render(self._teller.entries(state))
+            self._page = self._exposition.render(self.entries(state))
         return self._page
 
     def _serve_metrics(self, request: Request) -> Response:

@@ -122,7 +122,7 @@ def _row(names: Labels, row: Metric[Any], subjects: Entries, old: Mapping[Labels
 
 def _written(names: Labels, key: Labels, row: Metric[Any], reading: Reading, old: _Lines) -> _Lines:
     """Write the lines anew; their names and labels are those of the old ones, where the labels are the same."""
-    series, values = _samples(reading)
+    series, values = samples(reading)
     if series == old.series:
         starts = [line.rpartition(" ")[0] for line in old.text.split("\n")[:-1]]
     else:
@@ -137,8 +137,8 @@ def _start(row: Metric[Any], names: Labels, key: Labels, series: _Series) -> str
     return f"{row.name}{suffix}{_label_text(names + bucket_name, key + labels + bucket)}"
 
 
-def _samples(reading: Reading) -> tuple[tuple[_Series, ...], Sequence[float]]:
-    """Return the series of a reading and their values."""
+def samples(reading: Reading) -> tuple[tuple[_Series, ...], Sequence[float]]:
+    """Return the series of a reading and their values; none for None."""
     if not isinstance(reading, Mapping):
         return _samples_of((), reading)
     series: list[_Series] = []
@@ -172,10 +172,15 @@ def _text_header(row: Metric[Any]) -> str:
 
 @cache
 def _openmetrics_header(row: Metric[Any]) -> str:
-    ending = {"counter": "_total", "info": "_info"}.get(row.kind, "")
-    name = row.name.removesuffix(ending)
-    kind = row.kind if row.name.endswith(ending) else "unknown"  # other exporters' counters: theirs end otherwise
+    name, kind = family_of(row)
     return f"# HELP {name} {_escape(row.help)}\n# TYPE {name} {kind}\n"
+
+
+def family_of(row: Metric[Any]) -> tuple[str, str]:
+    """Return the name and the type of a row's metric family, as OpenMetrics and prometheus-client have them."""
+    ending = {"counter": "_total", "info": "_info"}.get(row.kind, "")
+    kind = row.kind if row.name.endswith(ending) else "unknown"  # other exporters' counters: theirs end otherwise
+    return row.name.removesuffix(ending), kind
 
 
 def _label_text(names: Labels, values: Labels) -> str:
