@@ -67,7 +67,6 @@ EARLY_POLL_SECONDS = 1.0
 # Between two looks at what runs use on the host while one of them is new, so that a short one has some in its receipt.
 # Where one takes memory so fast that it will be gone soon, each poll looks.
 NEW_LOOK_SECONDS = 5.0
-NEW_LOOK_RUNS = 100  # a look takes some 60 µs a run: where there are more, it comes as much less often
 NEW_RUN_SECONDS = 60.0  # age of a run that is not new any more, where poll.slow_interval is longer
 
 PAGE = "/page/"
@@ -341,7 +340,7 @@ class Daemon:
             now >= self._new_due and self._registry.has_begun_since(now - self._new_run_seconds)
         ):
             peers = self._registry.peers()
-            self._new_due = now + NEW_LOOK_SECONDS * max(len(peers) / NEW_LOOK_RUNS, 1.0)
+            self._new_due = now + NEW_LOOK_SECONDS
             self._available = memory_available()
             self._usages = self._trees.read(peers)
         state = self._join(snapshot, now)

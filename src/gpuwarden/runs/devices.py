@@ -29,14 +29,6 @@ def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:
     return told | found
 
 
-def evidence(snapshot: Snapshot) -> object:
-    """Return what `resolve` goes by: while that is equal, it finds the same for a run."""
-    return [
-        (gpu.identity, [each.identity for each in gpu.mig], [(each.pid, each.instance) for each in gpu.processes])
-        for gpu in snapshot.gpus
-    ]
-
-
 def _ordinal(device: str) -> int | None:
     """Return n of "GPU:n"; None for other devices."""
     kind, _, number = device.partition(":")

@@ -78,9 +78,7 @@ class Record:
     inquest: Inquest | None = None  # once it is not up
     told: set[Outcome] = field(default_factory=set)  # one may say its end again and again
     connected: bool = True
-    resolved: tuple[Hello, object] | None = None  # what the next was found by
-    resolution: Mapping[str, str] = field(default_factory=dict)  # UUIDs by device, now
-    uuids: Mapping[str, str] = field(default_factory=dict)  # likewise, while it lived
+    uuids: Mapping[str, str] = field(default_factory=dict)  # by device, while it lived
     present: Present | None = None  # when its processes were last seen
     stalling: StallWatch = field(default_factory=StallWatch)
     errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
@@ -260,16 +258,11 @@ class Record:
         self.told.add(outcome)
         return outcome
 
-    def run(
-        self, snapshot: Snapshot, evidence: object, usage: Usage | None, now: float, *, available: float | None = None
-    ) -> Run:
-        """Return it as it stands, joined with its GPUs; `evidence` is another object once its devices may be others.
-
-        `available` is the memory that the host has left, in bytes.
-        """
+    def run(self, snapshot: Snapshot, usage: Usage | None, now: float, *, available: float | None = None) -> Run:
+        """Return the run as of this poll, joined with its GPUs; `available` is the host's free memory in bytes."""
         up = self.inquest is None
         current = up and self.last_report is not None and now - self.last_report <= self.rules.expiry
-        uuids = self._resolve(snapshot, evidence)
+        uuids = resolve(self.hello, self.peer.pid, snapshot)
         if up:
             self.uuids = uuids or self.uuids
             self.present = (usage.present if usage else None) or self.present
@@ -325,14 +318,6 @@ class Record:
     ) -> Mapping[str, Unknown]:
         """Say why devices of it have no headroom, by UUID."""
         return {**silent(self.hello, self.report, uuids, self.uuids, current=current), **found}
-
-    def _resolve(self, snapshot: Snapshot, evidence: object) -> Mapping[str, str]:
-        """Resolve its devices, anew only where it or what tells them apart has changed."""
-        known = self.resolved
-        if known is None or known[0] is not self.hello or known[1] is not evidence:
-            self.resolved = self.hello, evidence
-            self.resolution = resolve(self.hello, self.peer.pid, snapshot)
-        return self.resolution
 
     def _stall(self, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
         watch, before = self.stalling, self.stalling.stall

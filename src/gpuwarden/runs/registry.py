@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol import Hello, Message, ProtocolError
-from gpuwarden.runs.devices import evidence
 from gpuwarden.runs.ending import OUTCOMES, Outcome
 from gpuwarden.runs.fairness import user_with_most
 from gpuwarden.runs.marks import MarkKind
@@ -51,7 +50,6 @@ class RunRegistry:
         self._rules = Rules(expiry, overhead, patience, wall, predecessors or Predecessors(), alarm, alerting)
         self._records: dict[str, Record] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
-        self._evidence: object = None  # of which device is which, as of the last poll that changed it
         self.neighbours = Neighbours()
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.displaced: list[Peer] = []  # whose connections are to be closed, by whoever holds them
@@ -215,14 +213,11 @@ class RunRegistry:
 
         `available` is the memory that the host has left, in bytes, as of the same look.
         """
-        found = evidence(snapshot)
-        if found != self._evidence:
-            self._evidence = found
         joined: list[Run] = []
         for record in self._records.values():
             try:
                 self._count(record.review(self._oom_kills, snapshot, now))
-                run = record.run(snapshot, self._evidence, usages.get(record.peer), now, available=available)
+                run = record.run(snapshot, usages.get(record.peer), now, available=available)
             except Exception as error:  # noqa: BLE001 - told; what one run says must not cost the others their poll
                 self._tell_fault(record, error)
                 self.rejected["internal"] += 1
