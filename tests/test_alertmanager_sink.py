@@ -365,7 +365,7 @@ def test_basic_auth(tmp_path: Path) -> None:
 WRONG = {
     "url: ftp://x": "url: ftp://x is not a server's URL",
     "url: 'http://me:secret@x'": "url: a user or a password in a URL would be in logs",
-    "url: http://x:0": "url: port 0 is outside",
+    "url: http://x:0": "url: this is not a URL",
     "url: http://x/api/v2/alerts": "url: leave out /api/v2/alerts",
     "url: http://x, ca_file: /x": "ca_file: there is no https:// URL",
     "url: https://x, key_file: /etc/hostname": "key_file: is the key to a certificate",

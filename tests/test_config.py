@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.config import OPTIONS, SECTIONS, Address, Config, ConfigError, Source, load, parse
-from gpuwarden.config_values import Group, OptionalPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,14 +69,14 @@ def test_defaults() -> None:
         ("processes.series", "true", True),
         ("processes.max_series", "7", 7),
         ("owners.max", "5", 5),
-        ("owners.docker", "none", OptionalPath(None)),
-        ("owners.podman", "/run/p.sock", OptionalPath(Path("/run/p.sock"))),
-        ("owners.kubernetes_logs", "/logs", OptionalPath(Path("/logs"))),
-        ("owners.slurm_job_map", "/map", OptionalPath(Path("/map"))),
-        ("owners.slurm_gpustat", "none", OptionalPath(None)),
+        ("owners.docker", "none", None),
+        ("owners.podman", "/run/p.sock", Path("/run/p.sock")),
+        ("owners.kubernetes_logs", "/logs", Path("/logs")),
+        ("owners.slurm_job_map", "/map", Path("/map")),
+        ("owners.slurm_gpustat", "none", None),
         ("runs.socket", "/tmp/run.sock", Path("/tmp/run.sock")),  # noqa: S108  a path is only read here
         ("runs.socket_mode", "0660", 0o660),
-        ("runs.socket_group", "ml-users", Group("ml-users")),
+        ("runs.socket_group", "ml-users", "ml-users"),
         ("runs.max", "16", 16),
         ("runs.expiry", "30s", 30.0),
         ("runs.context_overhead", "1GiB", 2**30),
@@ -120,19 +119,19 @@ def beside(key: str) -> str:
             "pressure: {memory_critical: 10%}",
             [
                 (
-                    "memory_critical: pressure.memory_critical is 10%, "
-                    "and has to be less than pressure.memory_some, which is 10%"
+                    "memory_critical: pressure.memory_critical is 0.1, "
+                    "and has to be less than pressure.memory_some, which is 0.1"
                 )
             ],
         ),
         (
             "pressure: {oom_some: 30s}",
-            ["oom_some: pressure.oom_critical is 1m, and has to be less than pressure.oom_some, which is 30s"],
+            ["oom_some: pressure.oom_critical is 60, and has to be less than pressure.oom_some, which is 30"],
         ),
         ("pressure: {memory_some: 20%, memory_critical: 0.1}", []),
         (
             "pressure: {thermal_some: soon, thermal_critical: 40}",
-            ["thermal_some: soon is not a temperature difference: write a number of degrees Celsius, such as 5"],
+            ["thermal_some: soon is not a number: write digits, such as 8 or 0.5"],
         ),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from gpuwarden.config_values import (
     LONGEST_SHOWN,
     LONGEST_SOCKET_PATH,
     MODE,
-    OPTIONAL_PATH,
+    PATH,
     SECONDS,
     SIZE,
     SOCKET_PATH,
@@ -24,12 +24,14 @@ from gpuwarden.config_values import (
     WHOLE,
     Address,
     Kind,
-    OptionalPath,
     Source,
     between,
     choice,
+    or_none,
     shown,
 )
+
+OPTIONAL_PATH = or_none(PATH, None)
 
 LEVEL = choice("level", "low", "middle", "high")
 KINDS = (
@@ -80,8 +82,8 @@ def refusal(kind: Kind[object], text: str) -> str:
         (ADDRESS, "[::1]:0", ("::1", 0)),
         (ADDRESS, "gpu-box.example:80", ("gpu-box.example", 80)),
         (SOCKET_PATH, "/run/gpuwarden/run.sock", Path("/run/gpuwarden/run.sock")),
-        (OPTIONAL_PATH, "/run/gpustat", OptionalPath(Path("/run/gpustat"))),
-        (OPTIONAL_PATH, "none", OptionalPath(None)),
+        (OPTIONAL_PATH, "/run/gpustat", Path("/run/gpustat")),
+        (OPTIONAL_PATH, "none", None),
         (BOOLEAN, "false", False),
         (SOURCE, "nvml", Source("nvml")),
         (SOURCE, "auto", Source("auto")),
@@ -143,8 +145,8 @@ def test_reads(kind: Kind[object], text: str, value: object) -> None:
         (BOOLEAN, "True", "True is not a boolean: write true or false"),
         (SOURCE, "dcgm", "dcgm is not a source: write nvml, auto, simulated or capture:FILE"),
         (SOURCE, "nvml:0", "nvml:0 is not a source: write nvml, auto, simulated or capture:FILE"),
-        (SOURCE, "capture:", "capture names no file: write capture:FILE"),
-        (SOURCE, "capture:a\nb", r"'a\nb' is not a path"),
+        (SOURCE, "capture:", "capture: is not a source: write nvml, auto, simulated or capture:FILE"),
+        (SOURCE, "capture:a\nb", r"'capture:a\nb' is not a source: write nvml, auto, simulated or capture:FILE"),
         (LEVEL, "Low", "Low is not a level: write low, middle or high"),
     ],
 )

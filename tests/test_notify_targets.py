@@ -18,7 +18,6 @@ from gpuwarden.alerts.notify.message import Message, Told
 from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
 from gpuwarden.alerts.notify.targets import targets
 from gpuwarden.config import Notify, parse
-from gpuwarden.config_values import OptionalPath
 from gpuwarden.secret import HIDDEN, NOT_ASCII, Secret, hidden
 
 MESSAGE = Message("box1", "docs", (Told(near_oom()), Told(gpu_down(9))))
@@ -151,7 +150,7 @@ def test_http_over_tls(tmp_path: Path) -> None:
         url = Secret(text=f"{server.url}/{TOKEN}")
         assert "its certificate is not trusted" in str(refusal(Notify(webhook=(url,))))
         assert server.asked == 0
-        send(Notify(webhook=(url,), ca_file=OptionalPath(made.file)))
+        send(Notify(webhook=(url,), ca_file=made.file))
         assert "resnet50" in server.next().content["text"]
 
 

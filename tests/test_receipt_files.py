@@ -16,7 +16,6 @@ import pytest
 from receipt_cases import BEGAN, receipt
 
 from gpuwarden.config import Config, Receipts
-from gpuwarden.config_values import OptionalPath
 from gpuwarden.runs.receipt import Receipt, to_plain
 from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_place import place
@@ -256,7 +255,7 @@ def test_nothing_half_written_stays(tmp_path: Path) -> None:
 
 def settings(path: str) -> Receipts:
     """Choose a folder."""
-    return replace(Config().receipts, path=OptionalPath(Path(path)))
+    return replace(Config().receipts, path=Path(path))
 
 
 def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +273,7 @@ def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/warden:/var/lib/other")
     assert place(default) == Path("/var/lib/warden/receipts")
     assert place(settings("/srv/receipts")) == Path("/srv/receipts")
-    assert place(replace(default, path=OptionalPath(None))) is None
+    assert place(replace(default, path=None)) is None
 
 
 def test_user_without_a_home_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from gpuwarden import logs
 from gpuwarden.config import Address, Config
-from gpuwarden.config_values import OptionalPath
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.nvml import NO_INSTANCE
 from gpuwarden.sources import Source
@@ -64,7 +63,7 @@ def configured(folder: Path, pace: str, context: int) -> Config:
     if pace == "fast":
         poll = replace(poll, interval=0.2, slow_interval=1.0)
     runs = replace(config.runs, socket=folder / "run.sock", context_overhead=context)
-    receipts = replace(config.receipts, path=OptionalPath(folder / "receipts"))
+    receipts = replace(config.receipts, path=folder / "receipts")
     return replace(
         config, poll=poll, runs=runs, receipts=receipts, web=replace(config.web, listen=Address("127.0.0.1", 0))
     )

@@ -7,26 +7,24 @@ Durations are float seconds and sizes int bytes once read. Nothing here changes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from gpuwarden import config_file, thresholds
 from gpuwarden.config_file import Entry, Problem
 from gpuwarden.config_values import (
     ADDRESS,
-    ALERT,
     BOOLEAN,
-    CELSIUS,
     CONTROL_PATH,
     DOCS,
     DURATION,
-    EXTERNAL_LABEL,
-    GROUP,
-    KEPT_SECRET,
-    LABEL_VALUE,
+    LABEL,
     MODE,
-    OPTIONAL_PATH,
+    NUMBER,
     PATH,
+    SECRET,
     SECRET_URL,
     SERVER_URL,
     SERVICE_URL,
@@ -34,12 +32,10 @@ from gpuwarden.config_values import (
     SIZE,
     SOCKET_PATH,
     SOURCE,
-    USER,
+    TEXT,
     WHOLE,
     Address,
-    Group,
     Kind,
-    OptionalPath,
     Source,
     between,
     choice,
@@ -48,11 +44,6 @@ from gpuwarden.config_values import (
     shown,
 )
 from gpuwarden.secret import Secret
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
 __all__ = [
     "NO_OWNERS",
@@ -89,6 +80,11 @@ class Option(NamedTuple):
 def option(kind: Kind[T], default: str, meaning: str) -> T:
     """Declare an option: the dataclass field takes its default, and its row is kept for checks and documents."""
     return field(default=kind.read(default), metadata={"option": Option(kind, default, meaning)})
+
+
+_OPTIONAL_PATH = or_none(PATH, None)
+_OPTIONAL_TEXT = or_none(TEXT, None)
+_OPTIONAL_SECRET = or_none(SECRET, Secret())
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,29 +208,28 @@ class Owners:
         "32",
         "Owners of a kind exposed on each GPU, those with the most device memory first; the rest is the owner `other`.",
     )
-    docker: OptionalPath = option(
-        OPTIONAL_PATH, "/run/docker.sock", "Docker's socket, asked for the names of containers if it is there."
+    docker: Path | None = option(
+        _OPTIONAL_PATH, "/run/docker.sock", "Docker's socket, asked for the names of containers if it is there."
     )
-    podman: OptionalPath = option(OPTIONAL_PATH, "/run/podman/podman.sock", "Podman's socket, likewise.")
-    kubernetes_logs: OptionalPath = option(
-        OPTIONAL_PATH,
+    podman: Path | None = option(_OPTIONAL_PATH, "/run/podman/podman.sock", "Podman's socket, likewise.")
+    kubernetes_logs: Path | None = option(
+        _OPTIONAL_PATH,
         "/var/log",
         "Where Kubernetes keeps `pods` and `containers`, whose file names tell the names of both.",
     )
-    slurm_job_map: OptionalPath = option(
-        OPTIONAL_PATH,
+    slurm_job_map: Path | None = option(
+        _OPTIONAL_PATH,
         "none",
         "A directory of dcgm-exporter's kind, in which each GPU's file, named by its index, lists the GPU's jobs.",
     )
-    slurm_gpustat: OptionalPath = option(
-        OPTIONAL_PATH,
+    slurm_gpustat: Path | None = option(
+        _OPTIONAL_PATH,
         "/run/gpustat",
         "A directory of jobstats' kind, in which each GPU's file, named by index or UUID, has the job and its user id.",
     )
 
 
-_NONE = OptionalPath(None)
-NO_OWNERS = Owners(docker=_NONE, podman=_NONE, kubernetes_logs=_NONE, slurm_job_map=_NONE, slurm_gpustat=_NONE)
+NO_OWNERS = Owners(docker=None, podman=None, kubernetes_logs=None, slurm_job_map=None, slurm_gpustat=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +246,8 @@ class Runs:
         "0666",
         "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.",
     )
-    socket_group: Group = option(
-        GROUP,
+    socket_group: str | None = option(
+        _OPTIONAL_TEXT,
         "none",
         'The group that the socket belongs to, whose members alone may report with the mode "0660"; the service has to '
         "be in it (docs/operations.md).",
@@ -311,12 +306,12 @@ class Pressure:
         "The same, where pressure is critical; less than pressure.oom_some.",
     )
     thermal_some: float = option(
-        between(CELSIUS, "1", "50"),
+        between(NUMBER, "1", "50"),
         f"{thresholds.NEAR_SLOWDOWN:.0f}",
         "Degrees Celsius left before a GPU slows itself down, at which pressure by heat begins.",
     )
     thermal_critical: float = option(
-        between(CELSIUS, "0", "49"),
+        between(NUMBER, "0", "49"),
         f"{thresholds.SLOWDOWN:.0f}",
         "The same, where pressure is critical; less than pressure.thermal_some.",
     )
@@ -336,8 +331,8 @@ class Pressure:
 class Receipts:
     """The receipts of training runs: what each was, did and cost, a file a run."""
 
-    path: OptionalPath = option(
-        OPTIONAL_PATH,
+    path: Path | None = option(
+        _OPTIONAL_PATH,
         "/var/lib/gpuwarden/receipts",
         "The folder they lie in, `none` to keep them in memory alone; unless it is set, a daemon that is not root's "
         "has them in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).",
@@ -368,15 +363,15 @@ class Alertmanager:
     url: tuple[str, ...] = option(
         several(SERVER_URL, "list of servers' URLs"), "none", "Where they are; each of them gets every alert."
     )
-    job: str = option(LABEL_VALUE, "gpuwarden", "The label `job` that Prometheus gives this daemon: its scrape job.")
+    job: str = option(TEXT, "gpuwarden", "The label `job` that Prometheus gives this daemon: its scrape job.")
     instance: str = option(
-        or_none(LABEL_VALUE, ""),
+        or_none(TEXT, ""),
         "none",
         "The label `instance` that Prometheus gives it: the target, as Prometheus has it; none is web.listen, with "
         "the name of the machine for every address.",
     )
     labels: tuple[tuple[str, str], ...] = option(
-        several(EXTERNAL_LABEL, "list of labels"), "none", "Further labels of all alerts: Prometheus' external_labels."
+        several(LABEL, "list of labels"), "none", "Further labels of all alerts: Prometheus' external_labels."
     )
     resend: float = option(
         between(DURATION, "1s", "10m"),
@@ -389,17 +384,21 @@ class Alertmanager:
         "10s",
         "How long an Alertmanager may take to answer, before it is tried again.",
     )
-    user: str = option(USER, "none", "Who the daemon is, for a server that asks for a user and a password.")
-    password: Secret = option(or_none(KEPT_SECRET, Secret()), "none", "The user's password.")
-    bearer_token: Secret = option(or_none(KEPT_SECRET, Secret()), "none", "A token to show instead.")
-    ca_file: OptionalPath = option(
-        OPTIONAL_PATH, "none", "Certificates in PEM to trust beside the system's, for servers with one of your own."
+    user: str = option(
+        or_none(TEXT, ""), "none", "Who the daemon is, for a server that asks for a user and a password."
     )
-    cert_file: OptionalPath = option(
-        OPTIONAL_PATH, "none", "The daemon's own certificate in PEM, for a server that asks for one."
+    password: Secret = option(_OPTIONAL_SECRET, "none", "The user's password.")
+    bearer_token: Secret = option(_OPTIONAL_SECRET, "none", "A token to show instead.")
+    ca_file: Path | None = option(
+        _OPTIONAL_PATH,
+        "none",
+        "Certificates in PEM to trust beside the system's, for servers with one of your own.",
     )
-    key_file: OptionalPath = option(
-        OPTIONAL_PATH, "none", "Its key, without a password; none is in the file of the certificate."
+    cert_file: Path | None = option(
+        _OPTIONAL_PATH, "none", "The daemon's own certificate in PEM, for a server that asks for one."
+    )
+    key_file: Path | None = option(
+        _OPTIONAL_PATH, "none", "Its key, without a password; none is in the file of the certificate."
     )
     docs: str = option(DOCS, "docs", "Where the folder docs/ is served, for links in alerts: a URL, or its name.")
     grafana: str = option(
@@ -418,9 +417,7 @@ class Notify:
     webhook: tuple[Secret, ...] = option(
         several(SECRET_URL, "list of web addresses"), "none", "Where to post alerts as JSON."
     )
-    webhook_token: Secret = option(
-        or_none(KEPT_SECRET, Secret()), "none", "A bearer token that is sent along with them."
-    )
+    webhook_token: Secret = option(_OPTIONAL_SECRET, "none", "A bearer token that is sent along with them.")
     webhook_severity: str = option(_SEVERITY, "info", _SEVERITY_MEANING)
     apprise: tuple[Secret, ...] = option(
         several(SERVICE_URL, "list of services"),
@@ -430,12 +427,14 @@ class Notify:
     )
     apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
     mute: tuple[str, ...] = option(
-        several(ALERT, "list of alerts"),
+        several(TEXT, "list of alerts"),
         "none",
-        "Alerts that nobody is told of, such as RunKilled where people end their runs by Ctrl-C.",
+        "Names of alerts (docs/alerts.md) that are not sent, such as RunKilled where people end their runs by Ctrl-C.",
     )
-    ca_file: OptionalPath = option(
-        OPTIONAL_PATH, "none", "Certificates in PEM to trust beside the system's, for servers with one of your own."
+    ca_file: Path | None = option(
+        _OPTIONAL_PATH,
+        "none",
+        "Certificates in PEM to trust beside the system's, for servers with one of your own.",
     )
     docs: str = option(DOCS, "docs", "Where the folder docs/ is served, for links in messages: a URL, or its name.")
     timeout: float = option(
@@ -551,8 +550,6 @@ REMOVED: Mapping[str, str] = {
     "notify.slack_severity": _ONE_SEVERITY,
     "notify.mail_severity": _ONE_SEVERITY,
 }
-# Of each pair the first has to be less than the second.
-_LESS = tuple((f"pressure.{of}_critical", f"pressure.{of}_some") for of in ("memory", "oom", "thermal"))
 
 
 def load(
@@ -577,68 +574,50 @@ def parse(text: str, name: str) -> Config:
 def _config(entries: Sequence[Entry], problems: Sequence[Problem]) -> Config:
     values: dict[str, Any] = {}
     found = list(problems)
-    wrong: set[str] = set()
+    written = {entry.key: entry for entry in entries}
+    wrong: set[str] = set()  # sections
     for entry in entries:
         try:
             value = OPTIONS[entry.key].kind.read(entry.text)
             values[entry.key] = (*values.get(entry.key, ()), *value) if entry.of_list else value
         except ValueError as error:
             found.append(entry.problem(str(error)))
-            wrong.add(entry.key)
-    written = {entry.key: entry for entry in entries}
-    found += _out_of_order(written, wrong)
-    if not any(key.startswith("alertmanager.") for key in wrong):
-        chosen = Alertmanager(**_within("alertmanager", values))
-        found += (written[key].problem(message) for key, message in _of_alertmanager(chosen))
-    if not any(key.startswith("notify.") for key in wrong):
-        found += (written[key].problem(message) for key, message in _of_notify(Notify(**_within("notify", values))))
-    if not wrong & {"runs.socket", "control.socket"}:
-        found += _one_socket(written, values)
+            wrong.add(entry.key.partition(".")[0])
+    sections = {
+        name: type(default)(
+            **{item.name: values[key] for item in fields(default) if (key := f"{name}.{item.name}") in values}
+        )
+        for name, default in SECTIONS.items()
+    }
+    config = Config(**sections, **{key: value for key, value in values.items() if "." not in key})
+    for keys, message in _contradictions(config):
+        if wrong.isdisjoint(key.partition(".")[0] for key in keys):
+            found.append(next(written[key] for key in keys if key in written).problem(message))
     if found:
         raise ConfigError(sorted(found, key=lambda problem: (problem.place is None, problem.place or ())))
-    sections = {name: type(default)(**_within(name, values)) for name, default in SECTIONS.items()}
-    return Config(**sections, **{key: value for key, value in values.items() if "." not in key})
+    return config
 
 
-def _out_of_order(entries: Mapping[str, Entry], wrong: AbstractSet[str]) -> Iterator[Problem]:
-    """Find options that make no sense beside another, each of them right by itself."""
-    for less, more in _LESS:
-        written = [entries[key] for key in (less, more) if key in entries]
-        if not written or wrong & {less, more}:
-            continue
-        low, high = (entries[key].text if key in entries else OPTIONS[key].default for key in (less, more))
-        if OPTIONS[less].kind.read(low) >= OPTIONS[more].kind.read(high):
-            yield written[0].problem(f"{less} is {shown(low)}, and has to be less than {more}, which is {shown(high)}")
+def _contradictions(config: Config) -> Iterator[tuple[Sequence[str], str]]:
+    """Find options that are right by themselves and not together: their keys, the one to change first, and why."""
+    from gpuwarden.alerts import alertmanager_check  # noqa: PLC0415 - they read the classes above
+    from gpuwarden.alerts.notify import check  # noqa: PLC0415 - likewise
 
-
-def _one_socket(entries: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find one path given to both sockets: runs and orders are taken at different ones."""
-    config = Config(runs=Runs(**_within("runs", values)), control=Control(**_within("control", values)))
+    for name in ("memory", "oom", "thermal"):
+        less, more = f"{name}_critical", f"{name}_some"
+        low, high = getattr(config.pressure, less), getattr(config.pressure, more)
+        if low >= high:
+            keys = (f"pressure.{less}", f"pressure.{more}")
+            yield keys, f"{keys[0]} is {low:g}, and has to be less than {keys[1]}, which is {high:g}"
     if config.control_socket == config.runs.socket:
-        entry = entries.get("control.socket") or entries["runs.socket"]
-        yield entry.problem(
-            f"{shown(str(config.runs.socket))} is both runs.socket and control.socket: give them two paths"
+        path = shown(str(config.runs.socket))
+        yield (
+            ("control.socket", "runs.socket"),
+            f"{path} is both runs.socket and control.socket: give them two paths",
         )
-
-
-def _of_alertmanager(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
-    """Find what does not fit together, by option; one that is named is written in the file."""
-    if not chosen.url:
-        return
-    from gpuwarden.alerts.alertmanager_check import problems  # noqa: PLC0415 - the defaults need none of it
-
-    yield from problems(chosen)
-
-
-def _of_notify(chosen: Notify) -> Iterator[tuple[str, str]]:
-    """Find what does not fit together, by option; one that is named is written in the file."""
-    if chosen == Notify():
-        return
-    from gpuwarden.alerts.notify.check import problems  # noqa: PLC0415 - the defaults need none of it
-
-    yield from problems(chosen)
-
-
-def _within(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    start = f"{section}."
-    return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+    if config.alertmanager.url:
+        for key, message in alertmanager_check.problems(config.alertmanager):
+            yield (key,), message
+    if config.notify != Notify():
+        for key, message in check.problems(config.notify):
+            yield (key,), message

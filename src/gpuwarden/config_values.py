@@ -1,4 +1,4 @@
-"""How the values of the configuration are written, and what a wrong one is told.
+"""Notations of the values of the configuration, with the messages about wrong ones.
 
 Values are read from their text as it stands in the file, not from what YAML makes of it: so `0660` stays an octal mode
 (YAML 1.1 reads 432), and a file and a command-line flag obey the same rules.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from gpuwarden.secret import Secret
 
 T = TypeVar("T")
+A = TypeVar("A")
 Number = TypeVar("Number", int, float)
 
 SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "": 1}
@@ -29,24 +30,18 @@ BYTES = {
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
 HIGHEST_PORT = 65535
 LONGEST_SHOWN = 60
+LONGEST_TEXT = 255
 MOST_VALUES = 16  # in a list
 NONE = "none"
 
 # Digits are bounded because int() refuses over 4300 of them with a message of its own, and float() turns 400 into inf.
-_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([A-Za-z]{0,3})")
+_DECIMAL = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
+_QUANTITY = re.compile(rf"({_DECIMAL}) ?([A-Za-z]{{0,3}})")
+_SHARE = re.compile(rf"({_DECIMAL}) ?(%?)")
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-_DECIMAL = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
-_PERCENT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?%")
-_MODE = re.compile(r"0o?([0-7]{3})")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_GROUP = re.compile(r"[^\s:,/]{1,64}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_USER = re.compile(r"[!-~]{1,255}")
-_SERVER = re.compile(r"https?://(\[[^]]*\]|[^/:]+)(?::([0-9]{1,6}))?((?:/[A-Za-z0-9._~%!$&'()*+,;=:/-]{0,500})?)")
-_LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")  # of a variable or a label
 _OWN_LABELS = {"alertname", "severity", "job", "instance"}
-_DOCS = re.compile(r"https?://[!-;=?-z~]{1,500}|[\w./-]{1,200}")
-_ALERT = re.compile(r"[A-Z][A-Za-z0-9]{1,60}")
 _SERVICE = re.compile(r"[a-z][a-z0-9+.-]{0,31}://\S{1,2000}")
 
 
@@ -55,7 +50,7 @@ class Kind(Generic[T]):
     """One way to write a value: `parse` gives None for text of another kind, or ValueError for a closer reason.
 
     `many` says that a YAML list is accepted too, each item read by itself. What is `hidden` may be a secret, and no
-    message repeats it.
+    message repeats it. `none` has the value that the word none stands for, where it is accepted.
     """
 
     name: str
@@ -64,10 +59,14 @@ class Kind(Generic[T]):
     bounds: str = ""
     many: bool = False
     hidden: bool = False
+    none: tuple[T, ...] = ()
 
     def read(self, text: str) -> T:
         """Return the value written as `text`; ValueError says what is wrong with it and what is accepted."""
-        value = self.parse(text.strip())
+        text = text.strip()
+        if self.none and text == NONE:
+            return self.none[0]
+        value = self.parse(text)
         if value is None:
             article = "an" if self.name[0] in "aeiou" else "a"
             what = "this" if self.hidden else shown(text)
@@ -96,18 +95,6 @@ class Source:
         return self.name if self.file is None else f"{self.name}:{self.file}"
 
 
-class OptionalPath(NamedTuple):
-    """Something in the file system, or None for nothing."""
-
-    path: Path | None
-
-
-class Group(NamedTuple):
-    """A group of users by its name, or None for no particular one."""
-
-    name: str | None
-
-
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
     """Return `text` fit for a one-line message: cut to `longest` characters, and escaped where it would not print."""
     short = text if len(text) <= longest else f"{text[:longest]}…"
@@ -131,20 +118,13 @@ def between(kind: Kind[Number], least: str, most: str) -> Kind[Number]:
 
 def several(kind: Kind[T], name: str) -> Kind[tuple[T, ...]]:
     """Accept a list of them in YAML, a single one, or none."""
-
-    def parse(text: str) -> tuple[T, ...]:
-        return () if text == NONE else (kind.read(text),)
-
-    return Kind(name, f"one, a list of them, or none; each {kind.write}", parse, many=True, hidden=kind.hidden)
+    write = f"one, a list of them, or none; each {kind.write}"
+    return Kind(name, write, lambda text: (kind.read(text),), many=True, hidden=kind.hidden, none=((),))
 
 
-def or_none(kind: Kind[T], absent: T) -> Kind[T]:
+def or_none(kind: Kind[T], absent: A) -> Kind[T | A]:
     """Accept the word none too, which is read as `absent`."""
-
-    def parse(text: str) -> T | None:
-        return absent if text == NONE else kind.parse(text)
-
-    return Kind(f"optional {kind.name}", f"{kind.write}, or none", parse, hidden=kind.hidden)
+    return Kind(f"optional {kind.name}", f"{kind.write}, or none", kind.parse, hidden=kind.hidden, none=(absent,))
 
 
 def choice(name: str, *words: str) -> Kind[str]:
@@ -156,11 +136,15 @@ def _listed(words: tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float | None:
+def _matching(pattern: str, convert: Callable[[str], T]) -> Callable[[str], T | None]:
+    """Return what converts a text that matches as a whole."""
+    compiled = re.compile(pattern)
+    return lambda text: convert(text) if compiled.fullmatch(text) else None
+
+
+def _quantity(text: str, units: Mapping[str, float]) -> float | None:
     match = _QUANTITY.fullmatch(text)
-    if match is None or match[2] not in units:
-        return None
-    return float(match[1]) * units[match[2]]
+    return float(match[1]) * units[match[2]] if match and match[2] in units else None
 
 
 def _size(text: str) -> int | None:
@@ -169,15 +153,30 @@ def _size(text: str) -> int | None:
 
 
 def _share(text: str) -> float | None:
-    percent = _PERCENT.fullmatch(text)
-    if percent is not None:
-        return float(percent[1]) / 100
-    return float(text) if _DECIMAL.fullmatch(text) else None
+    match = _SHARE.fullmatch(text)
+    return float(match[1]) / (100 if match[2] else 1) if match else None
 
 
-def _mode(text: str) -> int | None:
-    match = _MODE.fullmatch(text)
-    return int(match[1], 8) if match else None
+def _text(text: str) -> str | None:
+    return text if text.isprintable() and 0 < len(text) <= LONGEST_TEXT else None
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text.startswith("/") and text.isprintable() else None
+
+
+def _socket_path(text: str) -> Path | None:
+    length = len(os.fsencode(text))
+    if length > LONGEST_SOCKET_PATH:
+        raise ValueError(
+            f"the path takes {length} bytes, and a Unix socket's at most {LONGEST_SOCKET_PATH}: choose a shorter one"
+        )
+    return None if text.endswith("/") else _path(text)
+
+
+def _control_path(text: str) -> Path | None:
+    is_name = text not in {"", ".", ".."} and "/" not in text and text.isprintable()
+    return Path(text) if is_name else _socket_path(text)
 
 
 def _address(text: str) -> Address | None:
@@ -215,34 +214,6 @@ def _numeric(family: socket.AddressFamily, text: str, called: str) -> str:
     return text
 
 
-def _socket_path(text: str) -> Path | None:
-    if not text.startswith("/") or text.endswith("/") or not text.isprintable():
-        return None
-    length = len(os.fsencode(text))
-    if length > LONGEST_SOCKET_PATH:
-        raise ValueError(
-            f"the path takes {length} bytes, and a Unix socket's at most {LONGEST_SOCKET_PATH}: choose a shorter one"
-        )
-    return Path(text)
-
-
-def _control_path(text: str) -> Path | None:
-    plain = text not in {"", ".", ".."} and "/" not in text and text.isprintable()
-    return Path(text) if plain else _socket_path(text)
-
-
-def _optional_path(text: str) -> OptionalPath | None:
-    if text == "none":
-        return OptionalPath(None)
-    return OptionalPath(Path(text)) if text.startswith("/") and text.isprintable() else None
-
-
-def _group(text: str) -> Group | None:
-    if text == "none":
-        return Group(None)
-    return Group(text) if _GROUP.fullmatch(text) else None
-
-
 def _kept_secret(text: str) -> Secret | None:
     scheme, _, rest = text.partition(":")
     if scheme == "file":
@@ -250,30 +221,28 @@ def _kept_secret(text: str) -> Secret | None:
             raise ValueError("file: takes an absolute path, such as file:/etc/gpuwarden/password")
         return Secret(file=Path(rest))
     if scheme == "env":
-        if not _VARIABLE.fullmatch(rest):
+        if not _NAME.fullmatch(rest):
             raise ValueError("env: takes the name of a variable, such as env:GPUWARDEN_PASSWORD")
         return Secret(variable=rest)
     return None
 
 
 def _server_url(text: str) -> str | None:
-    found = _SERVER.fullmatch(text)
     if "@" in text:
         raise ValueError("a user or a password in a URL would be in logs: there are options of their own for them")
-    if found is None:
+    if not text.startswith(("http://", "https://")):
         return None
-    host, port, path = found.groups()
-    if path.rstrip("/").endswith("/api/v2/alerts"):
+    check_url(text)
+    if "?" in text or "#" in text:
+        return None
+    if text.rstrip("/").endswith("/api/v2/alerts"):
         raise ValueError("leave out /api/v2/alerts: it is added")
-    _host(host)
-    if port and not 1 <= int(port) <= HIGHEST_PORT:
-        raise ValueError(f"port {port} is outside 1 to {HIGHEST_PORT}")
     return text.rstrip("/")
 
 
-def _external_label(text: str) -> tuple[str, str] | None:
+def _label(text: str) -> tuple[str, str] | None:
     name, equals, value = text.partition("=")
-    if not equals or not _LABEL_NAME.fullmatch(name) or not value.isprintable() or not value:
+    if not equals or not _NAME.fullmatch(name) or not value.isprintable() or not value:
         return None
     if name in _OWN_LABELS:
         raise ValueError(f"{name} is a label of the alert itself")
@@ -281,13 +250,10 @@ def _external_label(text: str) -> tuple[str, str] | None:
 
 
 def _secret_url(text: str) -> Secret | None:
-    kept = _kept_secret(text)
-    if kept is not None:
-        return kept
-    if text.startswith(("http://", "https://")):
-        check_url(text)
-        return Secret(text=text)
-    return None
+    if not text.startswith(("http://", "https://")):
+        return _kept_secret(text)
+    check_url(text)
+    return Secret(text=text)
 
 
 def check_url(text: str) -> None:
@@ -302,58 +268,40 @@ def check_url(text: str) -> None:
 
 
 def _service_url(text: str) -> Secret | None:
-    kept = _kept_secret(text)
-    if kept is not None:
-        return kept
-    return Secret(text=text) if _SERVICE.fullmatch(text) else None
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text.startswith("/") and text.isprintable() else None
+    return _kept_secret(text) or (Secret(text=text) if _SERVICE.fullmatch(text) else None)
 
 
 def _source(text: str) -> Source | None:
     if text in {"nvml", "auto", "simulated"}:
         return Source(cast("Literal['nvml', 'auto', 'simulated']", text))
     name, _, file = text.partition(":")
-    if name == "capture" and not file.isprintable():
-        raise ValueError(f"{shown(file)} is not a path")
-    if name == "capture" and not file:
-        raise ValueError("capture names no file: write capture:FILE")
-    return Source("capture", Path(file)) if name == "capture" else None
+    return Source("capture", Path(file)) if name == "capture" and file and file.isprintable() else None
 
 
 DURATION = Kind("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))
 SIZE = Kind("size", "512MiB, 1GiB or 100MB; a bare number is bytes", _size)
-WHOLE = Kind("whole number", "up to 18 digits, such as 256", lambda text: int(text) if _WHOLE.fullmatch(text) else None)
+WHOLE = Kind("whole number", "up to 18 digits, such as 256", _matching(_WHOLE.pattern, int))
+NUMBER = Kind("number", "digits, such as 8 or 0.5", _matching(_DECIMAL, float))
 SHARE = Kind("share", "5% or 0.05", _share)
-CELSIUS = Kind(
-    "temperature difference",
-    "a number of degrees Celsius, such as 5",
-    lambda text: float(text) if _DECIMAL.fullmatch(text) else None,
+MODE = Kind(
+    "file mode",
+    'octal digits with their leading 0, such as "0660"',
+    _matching(r"0o?[0-7]{3}", lambda text: int(text.replace("o", ""), 8)),
 )
-NUMBER = Kind("number", "such as 8 or 0.5", lambda text: float(text) if _DECIMAL.fullmatch(text) else None)
-MODE = Kind("file mode", 'octal digits with their leading 0, such as "0660"', _mode)
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
+TEXT = Kind("text", f"up to {LONGEST_TEXT} characters that print", _text)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
+PATH = Kind("path", "an absolute path", _path)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)
 CONTROL_PATH = Kind("control socket", "an absolute path, or a file name to have it beside runs.socket", _control_path)
-OPTIONAL_PATH = Kind("optional path", "an absolute path, or none", _optional_path)
-GROUP = Kind("group", "a group's name, such as ml-users, or none", _group)
-KEPT_SECRET = Kind("secret", "where it is kept: file:/PATH or env:NAME", _kept_secret, hidden=True)
-USER = Kind("user", "a name, or none", lambda text: ("" if text == NONE else text) if _USER.fullmatch(text) else None)
+LABEL = Kind("label", "NAME=VALUE, such as cluster=a", _label)
 SERVER_URL = Kind("server's URL", "http://HOST:PORT or https://HOST/PREFIX", _server_url)
-EXTERNAL_LABEL = Kind("label", "NAME=VALUE, such as cluster=a", _external_label)
-LABEL_VALUE = Kind(
-    "label value", "a word, such as gpuwarden", lambda text: text if text.isprintable() and text else None
+DOCS = Kind(
+    "place of documents",
+    "docs, or https://…",
+    _matching(r"https?://[!-;=?-z~]{1,500}|[\w./-]{1,200}", lambda text: text.rstrip("/")),
 )
-ALERT = Kind(
-    "alert", "a name of docs/alerts.md, such as RunDied", lambda text: text if _ALERT.fullmatch(text) else None
-)
+SECRET = Kind("secret", "where it is kept: file:/PATH or env:NAME", _kept_secret, hidden=True)
 SECRET_URL = Kind("web address", "https://…, or where it is kept: file:/PATH or env:NAME", _secret_url, hidden=True)
 SERVICE_URL = Kind("service", "SERVICE://…, or where it is kept: file:/PATH or env:NAME", _service_url, hidden=True)
-DOCS = Kind(
-    "place of documents", "docs, or https://…", lambda text: text.rstrip("/") if _DOCS.fullmatch(text) else None
-)
-PATH = Kind("path", "an absolute path, such as /dev/kmsg", _path)
 SOURCE = Kind("source", "nvml, auto, simulated or capture:FILE", _source)

@@ -134,13 +134,13 @@ class Daemon:
             most_runs=config.runs.max,
             predecessors=predecessors,
         )
-        self._containers = ContainerNames(owners.docker.path, owners.podman.path, owners.kubernetes_logs.path)
+        self._containers = ContainerNames(owners.docker, owners.podman, owners.kubernetes_logs)
         self._owners = OwnerBook(
             config.owners.max,
             self._names.identify if self._names else source.identify,
             containers=self._containers,
             users=users,
-            maps=JobMaps(owners.slurm_job_map.path, owners.slurm_gpustat.path),
+            maps=JobMaps(owners.slurm_job_map, owners.slurm_gpustat),
         )
         self._host_reader = HostReader()
         self._trees = ProcessTrees()
@@ -201,7 +201,7 @@ class Daemon:
         try:
             await self.web.start(*self._config.web.listen)
             runs = self._config.runs
-            self._runs.start(runs.socket, runs.socket_mode, runs.socket_group.name)
+            self._runs.start(runs.socket, runs.socket_mode, runs.socket_group)
             await self._receipts.open()  # now that this is no second daemon
             self._telling = _telling(self._config)
             await self.poll()

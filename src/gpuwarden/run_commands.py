@@ -115,7 +115,7 @@ def _where(config: Config, answer: Mapping[str, Any]) -> str:
     if answer:
         return "This daemon keeps receipts in memory alone, those of its own time"
     own = of_user()
-    folders = [config.receipts.path.path, place(config.receipts), own if own and own.is_dir() else None]
+    folders = [config.receipts.path, place(config.receipts), own if own and own.is_dir() else None]
     names = dict.fromkeys(shown(str(folder)) for folder in folders if folder)
     return f"Receipts of past runs lie in {' or '.join(names)}" if names else "Receipts are not kept"
 

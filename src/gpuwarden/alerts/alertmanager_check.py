@@ -34,10 +34,10 @@ def unready(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
 
 def _of_options(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
     secure = [url for url in chosen.url if url.startswith("https:")]
-    given = [name for name in _TLS if getattr(chosen, name).path is not None]
+    given = [name for name in _TLS if getattr(chosen, name) is not None]
     if given and not secure:
         yield given[0], "there is no https:// URL in alertmanager.url that it would serve"
-    if chosen.key_file.path is not None and chosen.cert_file.path is None:
+    if chosen.key_file is not None and chosen.cert_file is None:
         yield "key_file", "is the key to a certificate: name that as alertmanager.cert_file"
     yield from _of_secrets(chosen)
     names = [name for name, _value in chosen.labels]
@@ -48,7 +48,7 @@ def _of_options(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
 def _of_files(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
     from gpuwarden.alerts.tls import context  # noqa: PLC0415 - only where there is a file to try
 
-    files = {"ca_file": (chosen.ca_file.path,), "cert_file": (None, chosen.cert_file.path, chosen.key_file.path)}
+    files = {"ca_file": (chosen.ca_file,), "cert_file": (None, chosen.cert_file, chosen.key_file)}
     for name, paths in files.items():
         try:
             if any(paths):

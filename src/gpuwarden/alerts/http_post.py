@@ -103,7 +103,7 @@ class Poster:
     def _context(self) -> ssl.SSLContext:
         """Return what TLS goes by, made anew when a file has changed: certificates are replaced in time."""
         chosen = self._chosen
-        files = (chosen.ca_file.path, chosen.cert_file.path, chosen.key_file.path)
+        files = (chosen.ca_file, chosen.cert_file, chosen.key_file)
         stamp = tuple(_stamped(path) for path in files if path is not None)
         if self._tls is None or self._tls[0] != stamp:
             from gpuwarden.alerts.tls import context  # noqa: PLC0415 - HTTP has no need of it

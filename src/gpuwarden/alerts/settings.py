@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpuwarden import thresholds
-from gpuwarden.config_values import CELSIUS, DURATION, NUMBER, SHARE, SIZE, Kind, between
+from gpuwarden.config_values import DURATION, NUMBER, SHARE, SIZE, Kind, between
 from gpuwarden.quantities import amount
 
 _UNITS = (("d", 86400, "day"), ("h", 3600, "hour"), ("m", 60, "minute"), ("s", 1, "second"))
@@ -19,7 +19,7 @@ _UNITS = (("d", 86400, "day"), ("h", 3600, "hour"), ("m", 60, "minute"), ("s", 1
 # No range of time is empty in PromQL, and none reaches beyond what a Prometheus keeps.
 TIME = between(DURATION, "1s", "720h")
 PART = between(SHARE, "0%", "100%")
-DEGREES = between(CELSIUS, "0", "100")
+DEGREES = between(NUMBER, "0", "100")
 AMOUNT = between(SIZE, "0", "64TiB")
 
 

@@ -11,8 +11,8 @@ from gpuwarden.config import Receipts as Settings
 
 def place(settings: Settings) -> Path | None:
     """Return the folder; None for none. One that nobody chose is where this user may write."""
-    chosen = settings.path.path
-    if chosen is None or settings.path != Config().receipts.path:
+    chosen = settings.path
+    if chosen is None or chosen != Config().receipts.path:
         return chosen
     return _in(state_folder.state_folder())
 

@@ -40,7 +40,7 @@ def _missing(chosen: Notify) -> Iterator[tuple[str, str]]:
                     secret.read_ascii() if option == "webhook_token" else secret.read()
             except SecretError as error:
                 yield option, str(error)
-    path = chosen.ca_file.path
+    path = chosen.ca_file
     if path is not None:
         from gpuwarden.alerts.tls import context  # noqa: PLC0415 - only where it is asked for
 

@@ -78,7 +78,7 @@ class _NoSendingOn(urllib.request.HTTPRedirectHandler):
 
 def _opener(settings: Notify) -> urllib.request.OpenerDirector:
     try:
-        handler = urllib.request.HTTPSHandler(context=context(settings.ca_file.path))
+        handler = urllib.request.HTTPSHandler(context=context(settings.ca_file))
     except OSError as error:
         raise DeliveryError(f"notify.ca_file: {error.strerror or error}") from None
     return urllib.request.build_opener(handler, _NoSendingOn())
