@@ -87,84 +87,57 @@ _OPTIONAL_TEXT = or_none(TEXT, None)
 _OPTIONAL_SECRET = or_none(SECRET, Secret())
 
 
+# A row an option: kind and default, then the meaning.
+# fmt: off
+
 @dataclass(frozen=True, slots=True)
 class Log:
     """What the daemon writes to standard error, which systemd keeps in the journal."""
 
-    level: str = option(
-        choice("level", "debug", "info", "warning", "error"),
-        "info",
-        "The least severe lines that are written.",
-    )
+    level: str = option(choice("level", "debug", "info", "warning", "error"), "info",
+        "The least severe lines that are written.")
 
 
 @dataclass(frozen=True, slots=True)
 class Web:
     """The server that Prometheus scrapes."""
 
-    listen: Address = option(
-        ADDRESS,
-        "127.0.0.1:9846",
+    listen: Address = option(ADDRESS, "127.0.0.1:9846",
         "Where to listen: 0.0.0.0 is every IPv4 address, an IPv6 address stands in brackets and the whole in quotes, "
-        "and port 0 takes any free port.",
-    )
-    max_connections: int = option(
-        between(WHOLE, "1", "10000"),
-        "256",
-        "Connections held at once, beyond which the one that has been idle or slow for longest is cut.",
-    )
-    timeout: float = option(
-        between(DURATION, "100ms", "5m"),
-        "10s",
-        "How long a client may take to send its request or to read its answer.",
-    )
+        "and port 0 takes any free port.")
+    max_connections: int = option(between(WHOLE, "1", "10000"), "256",
+        "Connections held at once, beyond which the one that has been idle or slow for longest is cut.")
+    timeout: float = option(between(DURATION, "100ms", "5m"), "10s",
+        "How long a client may take to send its request or to read its answer.")
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
     """Reading the driver."""
 
-    interval: float = option(
-        between(DURATION, "100ms", "1h"),
-        "1s",
-        "Time from one poll of the GPUs to the next, which is also how old a scraped value can be.",
-    )
-    slow_interval: float = option(
-        between(DURATION, "1s", "1h"),
-        "15s",
+    interval: float = option(between(DURATION, "100ms", "1h"), "1s",
+        "Time from one poll of the GPUs to the next, which is also how old a scraped value can be.")
+    slow_interval: float = option(between(DURATION, "1s", "1h"), "15s",
         "Time between reads of what changes slowly or costs the driver much, such as error counters, links and limits; "
-        "docs/metrics.md names the tier of each metric.",
-    )
-    memory_interval: float = option(
-        between(DURATION, "20ms", "1h"),
-        "100ms",
+        "docs/metrics.md names the tier of each metric.")
+    memory_interval: float = option(between(DURATION, "20ms", "1h"), "100ms",
         "Time between looks at memory alone, which catch its peaks between polls; as long as poll.interval or longer "
-        "leaves them out.",
-    )
+        "leaves them out.")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
     """What is asked of the GPUs."""
 
-    gpm: bool = option(
-        BOOLEAN,
-        "true",
+    gpm: bool = option(BOOLEAN, "true",
         "Read how busy SMs, pipes and memory are (GPM, on Hopper and newer); false leaves the hardware's counters to "
-        "another program that profiles, such as DCGM, where the two disturb each other.",
-    )
-    pcie_throughput: bool = option(
-        BOOLEAN,
-        "false",
+        "another program that profiles, such as DCGM, where the two disturb each other.")
+    pcie_throughput: bool = option(BOOLEAN, "false",
         "Whether to measure PCIe throughput on GPUs without GPM whose byte counters are too narrow to be of use; each "
-        "GPU then blocks in the driver for 40 ms every poll.slow_interval.",
-    )
-    let_sleep: bool = option(
-        BOOLEAN,
-        "false",
+        "GPU then blocks in the driver for 40 ms every poll.slow_interval.")
+    let_sleep: bool = option(BOOLEAN, "false",
         "Whether to skip GPUs that the kernel has suspended (runtime D3), and to release the driver while no GPU is in "
-        "use so that they can be, at the price of gaps in readings.",
-    )
+        "use so that they can be, at the price of gaps in readings.")
 
     @property
     def opted_in(self) -> frozenset[str]:
@@ -176,57 +149,35 @@ class Gpus:
 class KernelLog:
     """The kernel log, where the driver writes XIDs that it tells nobody else of."""
 
-    path: Path = option(
-        PATH,
-        "/dev/kmsg",
-        "The kernel log's device, which docs/operations.md says how to let the service read.",
-    )
+    path: Path = option(PATH, "/dev/kmsg",
+        "The kernel log's device, which docs/operations.md says how to let the service read.")
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
     """The processes that hold device memory, one by one."""
 
-    series: bool = option(
-        BOOLEAN,
-        "false",
-        "Whether each process gets series of its own, beside those of its owners; each new process makes new ones.",
-    )
-    max_series: int = option(
-        between(WHOLE, "1", "100000"),
-        "256",
-        "Processes that get series at once, those with the most device memory first.",
-    )
+    series: bool = option(BOOLEAN, "false",
+        "Whether each process gets series of its own, beside those of its owners; each new process makes new ones.")
+    max_series: int = option(between(WHOLE, "1", "100000"), "256",
+        "Processes that get series at once, those with the most device memory first.")
 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
     """Who holds device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
 
-    max: int = option(
-        between(WHOLE, "1", "10000"),
-        "32",
-        "Owners of a kind exposed on each GPU, those with the most device memory first; the rest is the owner `other`.",
-    )
-    docker: Path | None = option(
-        _OPTIONAL_PATH, "/run/docker.sock", "Docker's socket, asked for the names of containers if it is there."
-    )
+    max: int = option(between(WHOLE, "1", "10000"), "32",
+        "Owners of a kind exposed on each GPU, those with the most device memory first; the rest is the owner `other`.")
+    docker: Path | None = option(_OPTIONAL_PATH, "/run/docker.sock",
+        "Docker's socket, asked for the names of containers if it is there.")
     podman: Path | None = option(_OPTIONAL_PATH, "/run/podman/podman.sock", "Podman's socket, likewise.")
-    kubernetes_logs: Path | None = option(
-        _OPTIONAL_PATH,
-        "/var/log",
-        "Where Kubernetes keeps `pods` and `containers`, whose file names tell the names of both.",
-    )
-    slurm_job_map: Path | None = option(
-        _OPTIONAL_PATH,
-        "none",
-        "A directory of dcgm-exporter's kind, in which each GPU's file, named by its index, lists the GPU's jobs.",
-    )
-    slurm_gpustat: Path | None = option(
-        _OPTIONAL_PATH,
-        "/run/gpustat",
-        "A directory of jobstats' kind, in which each GPU's file, named by index or UUID, has the job and its user id.",
-    )
+    kubernetes_logs: Path | None = option(_OPTIONAL_PATH, "/var/log",
+        "Where Kubernetes keeps `pods` and `containers`, whose file names tell the names of both.")
+    slurm_job_map: Path | None = option(_OPTIONAL_PATH, "none",
+        "A directory of dcgm-exporter's kind, in which each GPU's file, named by its index, lists the GPU's jobs.")
+    slurm_gpustat: Path | None = option(_OPTIONAL_PATH, "/run/gpustat",
+        "A directory of jobstats' kind, in which each GPU's file, named by index or UUID, has the job and its user id.")
 
 
 NO_OWNERS = Owners(docker=None, podman=None, kubernetes_logs=None, slurm_job_map=None, slurm_gpustat=None)
@@ -236,174 +187,100 @@ NO_OWNERS = Owners(docker=None, podman=None, kubernetes_logs=None, slurm_job_map
 class Runs:
     """The training runs that report to the daemon."""
 
-    socket: Path = option(
-        SOCKET_PATH,
-        "/run/gpuwarden/run.sock",
-        "The Unix socket that runs report to, of at most 107 bytes.",
-    )
-    socket_mode: int = option(
-        MODE,
-        "0666",
-        "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.",
-    )
-    socket_group: str | None = option(
-        _OPTIONAL_TEXT,
-        "none",
+    socket: Path = option(SOCKET_PATH, "/run/gpuwarden/run.sock",
+        "The Unix socket that runs report to, of at most 107 bytes.")
+    socket_mode: int = option(MODE, "0666",
+        "Who may report, as the socket's file mode; quote it, as other programs may read a bare 0666 as 438.")
+    socket_group: str | None = option(_OPTIONAL_TEXT, "none",
         'The group that the socket belongs to, whose members alone may report with the mode "0660"; the service has to '
-        "be in it (docs/operations.md).",
-    )
-    max: int = option(
-        between(WHOLE, "1", "2048"),
-        "512",
-        "Runs kept at once, beyond which a new one is turned away and counted.",
-    )
-    expiry: float = option(
-        between(DURATION, "1s", "24h"),
-        "2m",
-        "How long a run's last report counts as current, and how long its counters stay after its end.",
-    )
-    stall_factor: int = option(
-        between(WHOLE, "1", "1000"),
-        "10",
+        "be in it (docs/operations.md).")
+    max: int = option(between(WHOLE, "1", "2048"), "512",
+        "Runs kept at once, beyond which a new one is turned away and counted.")
+    expiry: float = option(between(DURATION, "1s", "24h"), "2m",
+        "How long a run's last report counts as current, and how long its counters stay after its end.")
+    stall_factor: int = option(between(WHOLE, "1", "1000"), "10",
         "How many times as long as the run's slow steps (95th percentile) a step may take before the run counts as "
-        "stalled.",
-    )
-    stall_after: float = option(
-        between(DURATION, "1s", "24h"),
-        "1m",
-        "How long a step may take in any case before the run counts as stalled.",
-    )
-    context_overhead: int = option(
-        between(SIZE, "0", "64GiB"),
-        "512MiB",
+        "stalled.")
+    stall_after: float = option(between(DURATION, "1s", "24h"), "1m",
+        "How long a step may take in any case before the run counts as stalled.")
+    context_overhead: int = option(between(SIZE, "0", "64GiB"), "512MiB",
         "Device memory that a process holds beside its allocator's pool (CUDA context, cuBLAS, cuDNN), which headroom "
-        "leaves out.",
-    )
+        "leaves out.")
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
     """When a GPU counts as under pressure, which runs that hear advice are told of (docs/pressure.md)."""
 
-    memory_some: float = option(
-        between(SHARE, "1%", "90%"),
-        f"{thresholds.LITTLE_MEMORY:.0%}",
-        "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.",
-    )
-    memory_critical: float = option(
-        between(SHARE, "0%", "80%"),
-        f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
-        "The same, where pressure is critical; less than pressure.memory_some.",
-    )
-    oom_some: float = option(
-        between(DURATION, "1s", "24h"),
-        f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
-        "Time until a run that grows is out of memory, at which pressure begins.",
-    )
-    oom_critical: float = option(
-        between(DURATION, "0", "23h"),
-        f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
-        "The same, where pressure is critical; less than pressure.oom_some.",
-    )
-    thermal_some: float = option(
-        between(NUMBER, "1", "50"),
-        f"{thresholds.NEAR_SLOWDOWN:.0f}",
-        "Degrees Celsius left before a GPU slows itself down, at which pressure by heat begins.",
-    )
-    thermal_critical: float = option(
-        between(NUMBER, "0", "49"),
-        f"{thresholds.SLOWDOWN:.0f}",
-        "The same, where pressure is critical; less than pressure.thermal_some.",
-    )
-    hold: float = option(
-        between(DURATION, "0", "1h"),
-        "30s",
-        "How long it has to be clearly better before a level falls.",
-    )
-    neighbour_share: float = option(
-        between(SHARE, "1%", "100%"),
-        "10%",
-        "Of what a run could still allocate on a GPU, the part that another process takes before it is told.",
-    )
+    memory_some: float = option(between(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
+        "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.")
+    memory_critical: float = option(between(SHARE, "0%", "80%"), f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
+        "The same, where pressure is critical; less than pressure.memory_some.")
+    oom_some: float = option(between(DURATION, "1s", "24h"), f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
+        "Time until a run that grows is out of memory, at which pressure begins.")
+    oom_critical: float = option(between(DURATION, "0", "23h"), f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
+        "The same, where pressure is critical; less than pressure.oom_some.")
+    thermal_some: float = option(between(NUMBER, "1", "50"), f"{thresholds.NEAR_SLOWDOWN:.0f}",
+        "Degrees Celsius left before a GPU slows itself down, at which pressure by heat begins.")
+    thermal_critical: float = option(between(NUMBER, "0", "49"), f"{thresholds.SLOWDOWN:.0f}",
+        "The same, where pressure is critical; less than pressure.thermal_some.")
+    hold: float = option(between(DURATION, "0", "1h"), "30s",
+        "How long it has to be clearly better before a level falls.")
+    neighbour_share: float = option(between(SHARE, "1%", "100%"), "10%",
+        "Of what a run could still allocate on a GPU, the part that another process takes before it is told.")
 
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
     """The receipts of training runs: what each was, did and cost, a file a run."""
 
-    path: Path | None = option(
-        _OPTIONAL_PATH,
-        "/var/lib/gpuwarden/receipts",
+    path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
         "The folder they lie in, `none` to keep them in memory alone; unless it is set, a daemon that is not root's "
-        "has them in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).",
-    )
-    max: int = option(
-        between(WHOLE, "1", "100000"),
-        "1000",
-        "Receipts of ended runs kept in the folder, beyond which the user with most of them loses the oldest.",
-    )
+        "has them in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).")
+    max: int = option(between(WHOLE, "1", "100000"), "1000",
+        "Receipts of ended runs kept in the folder, beyond which the user with most of them loses the oldest.")
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
     """What an administrator may tell the running daemon."""
 
-    socket: Path = option(
-        CONTROL_PATH,
-        "control.sock",
+    socket: Path = option(CONTROL_PATH, "control.sock",
         "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
-        "name stands for one beside runs.socket.",
-    )
+        "name stands for one beside runs.socket.")
 
 
 @dataclass(frozen=True, slots=True)
 class Alertmanager:
     """Alertmanagers that the daemon itself tells of alerts, before Prometheus (docs/alertmanager.md)."""
 
-    url: tuple[str, ...] = option(
-        several(SERVER_URL, "list of servers' URLs"), "none", "Where they are; each of them gets every alert."
-    )
+    url: tuple[str, ...] = option(several(SERVER_URL, "list of servers' URLs"), "none",
+        "Where they are; each of them gets every alert.")
     job: str = option(TEXT, "gpuwarden", "The label `job` that Prometheus gives this daemon: its scrape job.")
-    instance: str = option(
-        or_none(TEXT, ""),
-        "none",
+    instance: str = option(or_none(TEXT, ""), "none",
         "The label `instance` that Prometheus gives it: the target, as Prometheus has it; none is web.listen, with "
-        "the name of the machine for every address.",
-    )
-    labels: tuple[tuple[str, str], ...] = option(
-        several(LABEL, "list of labels"), "none", "Further labels of all alerts: Prometheus' external_labels."
-    )
-    resend: float = option(
-        between(DURATION, "1s", "10m"),
-        "30s",
+        "the name of the machine for every address.")
+    labels: tuple[tuple[str, str], ...] = option(several(LABEL, "list of labels"), "none",
+        "Further labels of all alerts: Prometheus' external_labels.")
+    resend: float = option(between(DURATION, "1s", "10m"), "30s",
         "Time after which an alert that still fires is told again; four times as long after the last time it counts as "
-        "over.",
-    )
-    timeout: float = option(
-        between(DURATION, "100ms", "1m"),
-        "10s",
-        "How long an Alertmanager may take to answer, before it is tried again.",
-    )
-    user: str = option(
-        or_none(TEXT, ""), "none", "Who the daemon is, for a server that asks for a user and a password."
-    )
+        "over.")
+    timeout: float = option(between(DURATION, "100ms", "1m"), "10s",
+        "How long an Alertmanager may take to answer, before it is tried again.")
+    user: str = option(or_none(TEXT, ""), "none",
+        "Who the daemon is, for a server that asks for a user and a password.")
     password: Secret = option(_OPTIONAL_SECRET, "none", "The user's password.")
     bearer_token: Secret = option(_OPTIONAL_SECRET, "none", "A token to show instead.")
-    ca_file: Path | None = option(
-        _OPTIONAL_PATH,
-        "none",
-        "Certificates in PEM to trust beside the system's, for servers with one of your own.",
-    )
-    cert_file: Path | None = option(
-        _OPTIONAL_PATH, "none", "The daemon's own certificate in PEM, for a server that asks for one."
-    )
-    key_file: Path | None = option(
-        _OPTIONAL_PATH, "none", "Its key, without a password; none is in the file of the certificate."
-    )
-    docs: str = option(DOCS, "docs", "Where the folder docs/ is served, for links in alerts: a URL, or its name.")
-    grafana: str = option(
-        or_none(DOCS, ""), "http://localhost:3000", "Where Grafana is, for links in alerts; none for no such links."
-    )
+    ca_file: Path | None = option(_OPTIONAL_PATH, "none",
+        "Certificates in PEM to trust beside the system's, for servers with one of your own.")
+    cert_file: Path | None = option(_OPTIONAL_PATH, "none",
+        "The daemon's own certificate in PEM, for a server that asks for one.")
+    key_file: Path | None = option(_OPTIONAL_PATH, "none",
+        "Its key, without a password; none is in the file of the certificate.")
+    docs: str = option(DOCS, "docs",
+        "Where the folder docs/ is served, for links in alerts: a URL, or its name.")
+    grafana: str = option(or_none(DOCS, ""), "http://localhost:3000",
+        "Where Grafana is, for links in alerts; none for no such links.")
 
 
 _SEVERITY = choice("severity", "critical", "warning", "info")
@@ -414,52 +291,32 @@ _SEVERITY_MEANING = "The least severe alerts that go there."
 class Notify:
     """Whom the daemon tells of alerts by itself, where no Prometheus does (docs/notify.md)."""
 
-    webhook: tuple[Secret, ...] = option(
-        several(SECRET_URL, "list of web addresses"), "none", "Where to post alerts as JSON."
-    )
+    webhook: tuple[Secret, ...] = option(several(SECRET_URL, "list of web addresses"), "none",
+        "Where to post alerts as JSON.")
     webhook_token: Secret = option(_OPTIONAL_SECRET, "none", "A bearer token that is sent along with them.")
     webhook_severity: str = option(_SEVERITY, "info", _SEVERITY_MEANING)
-    apprise: tuple[Secret, ...] = option(
-        several(SERVICE_URL, "list of services"),
-        "none",
+    apprise: tuple[Secret, ...] = option(several(SERVICE_URL, "list of services"), "none",
         "URLs of apprise (https://github.com/caronc/apprise) for mail, Slack and other services; needs the package "
-        "apprise (docs/notify.md).",
-    )
+        "apprise (docs/notify.md).")
     apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
-    mute: tuple[str, ...] = option(
-        several(TEXT, "list of alerts"),
-        "none",
-        "Names of alerts (docs/alerts.md) that are not sent, such as RunKilled where people end their runs by Ctrl-C.",
-    )
-    ca_file: Path | None = option(
-        _OPTIONAL_PATH,
-        "none",
-        "Certificates in PEM to trust beside the system's, for servers with one of your own.",
-    )
-    docs: str = option(DOCS, "docs", "Where the folder docs/ is served, for links in messages: a URL, or its name.")
-    timeout: float = option(
-        between(DURATION, "100ms", "1m"), "10s", "How long a server may take for each part of its answer."
-    )
-    group_wait: float = option(
-        between(DURATION, "0", "10m"),
-        "3s",
-        "How long the first alert waits for others that come with it, to go in the same message.",
-    )
-    max_per_hour: int = option(
-        between(WHOLE, "1", "3600"),
-        "20",
+    mute: tuple[str, ...] = option(several(TEXT, "list of alerts"), "none",
+        "Names of alerts (docs/alerts.md) that are not sent, such as RunKilled where people end their runs by Ctrl-C.")
+    ca_file: Path | None = option(_OPTIONAL_PATH, "none",
+        "Certificates in PEM to trust beside the system's, for servers with one of your own.")
+    docs: str = option(DOCS, "docs",
+        "Where the folder docs/ is served, for links in messages: a URL, or its name.")
+    timeout: float = option(between(DURATION, "100ms", "1m"), "10s",
+        "How long a server may take for each part of its answer.")
+    group_wait: float = option(between(DURATION, "0", "10m"), "3s",
+        "How long the first alert waits for others that come with it, to go in the same message.")
+    max_per_hour: int = option(between(WHOLE, "1", "3600"), "20",
         "Messages to each target in the long run, and a quarter as many in a row; more alerts make longer messages, "
-        "not more. Messages with a new critical alert have as many of their own.",
-    )
-    repeat: float = option(
-        between(DURATION, "1m", "720h"), "4h", "How long until an alert that still fires is told again."
-    )
+        "not more. Messages with a new critical alert have as many of their own.")
+    repeat: float = option(between(DURATION, "1m", "720h"), "4h",
+        "How long until an alert that still fires is told again.")
     resolved: bool = option(BOOLEAN, "true", "Whether to tell that an alert is over.")
-    resolve_after: float = option(
-        between(DURATION, "0", "24h"),
-        "5m",
-        "How long an alert has to be gone until it counts as over: one that comes and goes is told once.",
-    )
+    resolve_after: float = option(between(DURATION, "0", "24h"), "5m",
+        "How long an alert has to be gone until it counts as over: one that comes and goes is told once.")
 
     @property
     def anyone(self) -> bool:
@@ -472,29 +329,20 @@ class Simulation:
     """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
 
     gpus: int = option(between(WHOLE, "1", "64"), "8", "How many there are.")
-    seed: int = option(
-        between(WHOLE, "0", "4294967295"),
-        "1",
-        "What their readings are drawn from: the same seed gives the same readings.",
-    )
+    seed: int = option(between(WHOLE, "0", "4294967295"), "1",
+        "What their readings are drawn from: the same seed gives the same readings.")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration; `Config()` holds the defaults."""
 
-    source: Source = option(
-        SOURCE,
-        "nvml",
+    source: Source = option(SOURCE, "nvml",
         "Where GPU readings come from: nvml is the driver, simulated needs none, capture:FILE replays recorded "
-        "answers, and auto is the driver if there is one, else simulated with a warning.",
-    )
-    compat: str = option(
-        choice("set of names", "none", "dcgm"),
-        "none",
+        "answers, and auto is the driver if there is one, else simulated with a warning.")
+    compat: str = option(choice("set of names", "none", "dcgm"), "none",
         "Names that the page bears beside its own: dcgm is those of dcgm-exporter, for dashboards and alerts made for "
-        "it (docs/migration.md).",
-    )
+        "it (docs/migration.md).")
     log: Log = Log()
     web: Web = Web()
     poll: Poll = Poll()
@@ -521,6 +369,7 @@ class Config:
         return self.runs.socket.parent / self.control.socket  # an absolute path stands for itself
 
 
+# fmt: on
 SECTIONS: dict[str, Any] = {item.name: item.default for item in fields(Config) if "option" not in item.metadata}
 
 
