@@ -210,7 +210,7 @@ class Daemon:
             started()
             await self._keep_polling(stop)
             if self._poller.outdated:
-                raise OSError(None, "the driver's library was replaced on disk; restart the daemon to load the new one")
+                raise OSError(None, "the driver was updated; restart the daemon to load its new library")
         finally:
             systemd.notify("STOPPING=1")
             self._control.stop()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-from gpuwarden.gpu import library
 from gpuwarden.gpu.advice import hidden_gpus
 from gpuwarden.gpu.nvml import DRIVER_GONE, LIBRARY_MISMATCH, UNSUPPORTED, Nvml, NVMLError, code_of
 from gpuwarden.gpu.snapshot import Driver
@@ -36,8 +34,8 @@ class Session:
         self._retry_at = 0.0
         self.driver: Driver | None = None
         self.open = False
-        self._library: tuple[Path, library.Identity | None] | None = None  # its folder, and what lay there then
-        self.outdated = False  # whether the library was replaced, so that only a new process can load the driver's own
+        self._matched = False  # whether the driver ever answered otherwise than that its library is another version's
+        self.outdated = False  # whether the driver was updated since, so that only a new process can load its library
         self.number = 0  # of this session: what was learnt in another one, handles above all, does not hold in it
 
     def count(self) -> int:
@@ -86,20 +84,15 @@ class Session:
             version = self._nvml.nvmlSystemGetDriverVersion()
         except NVMLError as error:
             self._refused, self._retry_at = error, time.monotonic() + RETRY_SECONDS
-            self._remember_library()
-            self.outdated = code_of(error) == LIBRARY_MISMATCH and self._library_was_replaced()
+            mismatch = code_of(error) == LIBRARY_MISMATCH
+            self._matched = self._matched or not mismatch
+            # A process that met the mismatch at its start has the new library already: a restart would not help.
+            self.outdated = mismatch and self._matched
             raise
-        self._remember_library()
+        self._matched = True
         self.driver = Driver(version, "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
         self.number += 1
         self.open = True
-
-    def _remember_library(self) -> None:
-        if self._library is None and (folder := library.loaded_from()):
-            self._library = folder, library.on_disk(folder)
-
-    def _library_was_replaced(self) -> bool:
-        return self._library is not None and library.on_disk(self._library[0]) != self._library[1]
 
 
 def if_supported(ask: Callable[[], T]) -> T | None:
