@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import (
+    MIG_ENABLED,
     NOT_AVAILABLE,
     NOT_AVAILABLE_LONG,
     UNSUPPORTED,
@@ -157,6 +158,16 @@ class Device:
     def is_settled(self, matter: Any) -> bool:
         """Tell whether a matter was settled since the handle was attached."""
         return matter in self._settled
+
+    @property
+    def divided(self) -> bool:
+        """Whether the GPU is divided into MIG instances now. Blocks; raises NVMLError."""
+        mode = self.supported(self.nvml.nvmlDeviceGetMigMode)
+        return mode is not None and list(mode[:1]) == [MIG_ENABLED]
+
+    def share(self, metric: int) -> float | None:
+        """Return a GPM metric, as Gpm.share does; a divided GPU is sampled by instance. Blocks; raises NVMLError."""
+        return self.gpm.share(self.handle, metric, divided=lambda: self.divided)
 
     @property
     def answered(self) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import (
     MEMORY_V2,
-    MIG_ENABLED,
     NO_MIG_DEVICE,
     UNSUPPORTED,
     Attributes,
@@ -23,12 +22,6 @@ from gpuwarden.gpu.snapshot import MigIdentity
 
 MOST_INSTANCES = 64  # that are looked for on a GPU; today's hardware has 7
 RECONFIGURED = "mig_reconfigured"  # counted with the GPU's errors when an instance that had series is gone
-
-
-def mig_enabled(gpu: Device) -> bool:
-    """Tell whether the GPU is divided now. Raises NVMLError."""
-    mode = gpu.supported(gpu.nvml.nvmlDeviceGetMigMode)
-    return mode is not None and list(mode[:1]) == [MIG_ENABLED]
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +112,7 @@ class Instances:
 
     def _found(self, errors: Counter[str]) -> Iterable[Instance]:
         nvml, gpu = self._gpu.nvml, self._gpu
-        if not mig_enabled(gpu):
+        if not gpu.divided:
             return
         gpu_uuid = nvml.nvmlDeviceGetUUID(gpu.handle)
         for index in range(min(gpu.supported(nvml.nvmlDeviceGetMaxMigDeviceCount) or 0, MOST_INSTANCES)):

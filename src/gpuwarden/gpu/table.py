@@ -335,21 +335,21 @@ class MigReadings(Table[Instance], prefix="gpuwarden_mig_", key=("uuid",)):
         instance.memory_reserved, source="nvmlDeviceGetMemoryInfo_v2")
     graphics_engine_active_ratio = Metric[Instance](
         "gpuwarden_mig_graphics_engine_active_ratio", "gauge", "ratio", "Share of the time with any compute or graphics work under way, since the reading before.",
-        instance.graphics_engine, source=f"{_MIG_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
+        activity.graphics_engine, source=f"{_MIG_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
     sm_active_ratio = Metric[Instance](
         "gpuwarden_mig_sm_active_ratio", "gauge", "ratio", "Share of the SMs that were busy, mean since the reading before.",
-        instance.sm_active, source=f"{_MIG_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
+        activity.sm_active, source=f"{_MIG_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
     sm_occupancy_ratio = Metric[Instance](
         "gpuwarden_mig_sm_occupancy_ratio", "gauge", "ratio", "Active warps over the most that the SMs can hold, mean since the reading before.",
-        instance.sm_occupancy, source=f"{_MIG_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
+        activity.sm_occupancy, source=f"{_MIG_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
     pipe_active_ratio = Metric[Instance](
         "gpuwarden_mig_pipe_active_ratio", "gauge", "ratio", "Share of the time that the SMs' pipes were active, mean since the reading before.",
-        instance.pipes, labels=("pipe",),
+        activity.pipes, labels=("pipe",),
         source=f"{_MIG_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
     dram_active_ratio = Metric[Instance](
         "gpuwarden_mig_dram_active_ratio", "gauge", "ratio", "Device memory's bandwidth in use over its most, mean since the reading before.",
-        instance.dram, source=f"{_MIG_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
+        activity.dram, source=f"{_MIG_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
     pcie_throughput_bytes_per_second = Metric[Instance](
         "gpuwarden_mig_pcie_throughput_bytes_per_second", "gauge", "bytes_per_second", "Bytes a second over PCIe, mean since the reading before.",
-        instance.pcie, labels=("direction",), source=f"{_MIG_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
+        activity.pcie, labels=("direction",), source=f"{_MIG_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
     # fmt: on

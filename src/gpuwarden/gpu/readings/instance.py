@@ -1,18 +1,10 @@
-"""What a MIG instance is and has, and how busy it is."""
+"""Identity, parts and memory of a MIG instance."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from gpuwarden.gpu.mig import Instance
-from gpuwarden.gpu.nvml import (
-    GPM_DRAM_ACTIVE,
-    GPM_GRAPHICS_ENGINE,
-    GPM_PCIE,
-    GPM_PIPES,
-    GPM_SM_ACTIVE,
-    GPM_SM_OCCUPANCY,
-)
 from gpuwarden.metric import Labels
 
 
@@ -67,38 +59,3 @@ def memory_free(mig: Instance) -> float | None:
 def memory_reserved(mig: Instance) -> float | None:
     """Return bytes; None where the driver has only the older memory call."""
     return getattr(mig.memory, "reserved", None)
-
-
-def graphics_engine(mig: Instance) -> float | None:
-    """Return the share of the time with any work under way."""
-    return mig.share(GPM_GRAPHICS_ENGINE)
-
-
-def sm_active(mig: Instance) -> float | None:
-    """Return the share of SMs that were busy."""
-    return mig.share(GPM_SM_ACTIVE)
-
-
-def sm_occupancy(mig: Instance) -> float | None:
-    """Return active warps over the most that there can be."""
-    return mig.share(GPM_SM_OCCUPANCY)
-
-
-def pipes(mig: Instance) -> Mapping[Labels, float]:
-    """Return the share of the time that each pipe was active."""
-    return _shares(mig, GPM_PIPES)
-
-
-def pcie(mig: Instance) -> Mapping[Labels, float]:
-    """Return bytes a second by direction."""
-    return _shares(mig, GPM_PCIE)
-
-
-def dram(mig: Instance) -> float | None:
-    """Return device memory's bandwidth in use over its most."""
-    return mig.share(GPM_DRAM_ACTIVE)
-
-
-def _shares(mig: Instance, metrics: Mapping[str, int]) -> Mapping[Labels, float]:
-    found = {(name,): mig.share(number) for name, number in metrics.items()}
-    return {labels: share for labels, share in found.items() if share is not None}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.nvml import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
-from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.gpu.nvml import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, Nvml
+from gpuwarden.gpu.readings.shapes import by_label, field, present, settings
 from gpuwarden.metric import Labels
 
-
-def ecc_mode(gpu: Device) -> dict[Labels, float]:
-    """Whether memory is checked, and whether it will be after the next reset."""
-    return present(("current", "pending"), gpu.fields([(fields.ECC_CURRENT, 0), (fields.ECC_PENDING, 0)]))
+ecc_mode = by_label({"current": fields.ECC_CURRENT, "pending": fields.ECC_PENDING})
+remapped_rows = by_label(fields.REMAPPED_ROWS)
+remap_pending = field(fields.ROW_REMAP_PENDING)
+remap_failed = field(fields.ROW_REMAP_FAILED)
+repairs_pending = settings(Nvml.nvmlDeviceGetRepairStatus, ("channel", "tpc"))
+# GPUs before Ampere retire pages where newer ones remap rows.
+retired_pages = by_label(fields.RETIRED_PAGES)
+retirement_pending = field(fields.RETIRED_PAGES_PENDING)
 
 
 def ecc_errors(gpu: Device) -> dict[Labels, float]:
@@ -66,22 +70,6 @@ def sram_threshold_exceeded(gpu: Device) -> float | None:
     return None if told is None else float(bool(told.bThresholdExceeded))
 
 
-def remapped_rows(gpu: Device) -> dict[Labels, float]:
-    """Rows that a spare one stands in for, by the errors that led to it."""
-    causes = fields.REMAPPED_ROWS
-    return present(causes, gpu.fields((number, 0) for number in causes.values()))
-
-
-def remap_pending(gpu: Device) -> float | None:
-    """Whether a row waits for the next reset to be replaced."""
-    return gpu.field(fields.ROW_REMAP_PENDING)
-
-
-def remap_failed(gpu: Device) -> float | None:
-    """Whether a row could not be replaced."""
-    return gpu.field(fields.ROW_REMAP_FAILED)
-
-
 def spare_rows(gpu: Device) -> dict[Labels, float]:
     """Banks by how many of their spare rows are left."""
     banks = gpu.supported(gpu.nvml.nvmlDeviceGetRowRemapperHistogram)
@@ -96,19 +84,3 @@ def unrepairable(gpu: Device) -> float | None:
     """Whether device memory has errors that no spare row can stand in for."""
     flag = gpu.supported(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
     return None if flag is None else float(bool(flag))
-
-
-def repairs_pending(gpu: Device) -> dict[Labels, float]:
-    """Whether a memory channel or a group of SMs (TPC) waits for the next reset to be repaired."""
-    return present(("channel", "tpc"), gpu.supported(gpu.nvml.nvmlDeviceGetRepairStatus) or (None, None))
-
-
-def retired_pages(gpu: Device) -> dict[Labels, float]:
-    """Pages taken out of use, by the errors that led to it: what GPUs before Ampere do in place of remapping rows."""
-    causes = fields.RETIRED_PAGES
-    return present(causes, gpu.fields((number, 0) for number in causes.values()))
-
-
-def retirement_pending(gpu: Device) -> float | None:
-    """Whether a page waits for the next reset to be taken out of use."""
-    return gpu.field(fields.RETIRED_PAGES_PENDING)

@@ -11,8 +11,9 @@ from gpuwarden.gpu.nvml import (
     INFOROM_PARTS,
     RECOVERY_ACTIONS,
     VIRTUALIZATION_MODES,
+    Nvml,
 )
-from gpuwarden.gpu.readings.shapes import one_of, present
+from gpuwarden.gpu.readings.shapes import answer, one_of, settings, state
 from gpuwarden.metric import Labels
 
 _RESETS = frozenset({1, 4, 6})  # the recovery actions that reset the GPU
@@ -21,39 +22,13 @@ _FABRIC_FAULTS = {"bandwidth": 0, "route_recovery": 2, "route_unhealthy": 4, "ac
 _REGISTERED = FABRIC_STATES["completed"]
 
 
-def persistence(gpu: Device) -> float | None:
-    """Whether the driver stays loaded for a GPU that nobody uses."""
-    return gpu.supported(gpu.nvml.nvmlDeviceGetPersistenceMode)
-
-
-def compute(gpu: Device) -> dict[Labels, float]:
-    """Who may open a context."""
-    return one_of(COMPUTE_MODES, gpu.supported(gpu.nvml.nvmlDeviceGetComputeMode))
-
-
-def mig(gpu: Device) -> dict[Labels, float]:
-    """Whether the GPU is divided into instances, and whether it will be after the next reset."""
-    return present(("current", "pending"), gpu.supported(gpu.nvml.nvmlDeviceGetMigMode) or (None, None))
-
-
-def accounting(gpu: Device) -> float | None:
-    """Whether the driver keeps account of processes."""
-    return gpu.supported(gpu.nvml.nvmlDeviceGetAccountingMode)
-
-
-def display(gpu: Device) -> float | None:
-    """Whether a display is drawn by the GPU, which takes memory and time of it."""
-    return gpu.supported(gpu.nvml.nvmlDeviceGetDisplayActive)
-
-
-def addressing(gpu: Device) -> dict[Labels, float]:
-    """How the GPU sees the memory of processes on the CPU."""
-    return one_of(ADDRESSING_MODES, gpu.supported(gpu.nvml.nvmlDeviceGetAddressingMode))
-
-
-def virtualization(gpu: Device) -> dict[Labels, float]:
-    """How the GPU is given to a virtual machine, if it is."""
-    return one_of(VIRTUALIZATION_MODES, gpu.supported(gpu.nvml.nvmlDeviceGetVirtualizationMode))
+persistence = answer(Nvml.nvmlDeviceGetPersistenceMode)
+compute = state(COMPUTE_MODES, Nvml.nvmlDeviceGetComputeMode)
+mig = settings(Nvml.nvmlDeviceGetMigMode, ("current", "pending"))
+accounting = answer(Nvml.nvmlDeviceGetAccountingMode)
+display = answer(Nvml.nvmlDeviceGetDisplayActive)
+addressing = state(ADDRESSING_MODES, Nvml.nvmlDeviceGetAddressingMode)
+virtualization = state(VIRTUALIZATION_MODES, Nvml.nvmlDeviceGetVirtualizationMode)
 
 
 def recovery(gpu: Device) -> dict[Labels, float]:

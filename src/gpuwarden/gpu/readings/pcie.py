@@ -5,10 +5,14 @@ from __future__ import annotations
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import NOT_AVAILABLE, PCIE_DIRECTIONS
-from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.gpu.readings.shapes import by_label, field, present
 from gpuwarden.metric import Labels
 
 _BITS_32 = 1 << 32
+
+
+replays = field(fields.PCIE_REPLAYS)
+errors = by_label(fields.PCIE_ERRORS)
 
 
 def generation(gpu: Device) -> float | None:
@@ -35,17 +39,6 @@ def highest_width(gpu: Device) -> float | None:
 
 def _told(answer: int | None) -> int | None:
     return None if answer == NOT_AVAILABLE else answer or None  # a link has no 0 lanes
-
-
-def replays(gpu: Device) -> float | None:
-    """Packets that were sent again."""
-    return gpu.field(fields.PCIE_REPLAYS)
-
-
-def errors(gpu: Device) -> dict[Labels, float]:
-    """Errors by type, of the device's life since the driver loaded."""
-    numbers = fields.PCIE_ERRORS
-    return present(numbers, gpu.fields((number, 0) for number in numbers.values()))
 
 
 def transferred(gpu: Device) -> dict[Labels, float]:

@@ -1,9 +1,11 @@
-"""Shapes of readings that subjects share."""
+"""Shapes of readings that subjects share, and readers of what one call or field answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from gpuwarden.gpu.device import Device
 from gpuwarden.metric import Labels
 
 
@@ -18,3 +20,31 @@ def one_of(states: Mapping[str, int], number: float | None) -> dict[Labels, floa
         return {}
     shown: dict[Labels, float] = {(name,): float(state == number) for name, state in states.items()}
     return shown if number in states.values() else {**shown, (f"state_{number:.0f}",): 1.0}
+
+
+# Each returns a reader, which raises NVMLError. `function` is the seam's own, such as Nvml.nvmlDeviceGetNumGpuCores.
+
+
+def answer(function: Callable[..., Any]) -> Callable[[Device], float | None]:
+    """Read one number; None where this device or driver does not have it."""
+    return lambda gpu: gpu.supported(getattr(gpu.nvml, function.__name__))
+
+
+def state(states: Mapping[str, int], function: Callable[..., Any]) -> Callable[[Device], dict[Labels, float]]:
+    """Read the number of a state, shown as `one_of` does."""
+    return lambda gpu: one_of(states, gpu.supported(getattr(gpu.nvml, function.__name__)))
+
+
+def settings(function: Callable[..., Any], names: tuple[str, str]) -> Callable[[Device], dict[Labels, float]]:
+    """Read two numbers that one call answers."""
+    return lambda gpu: present(names, gpu.supported(getattr(gpu.nvml, function.__name__)) or (None, None))
+
+
+def field(number: int) -> Callable[[Device], float | None]:
+    """Read one field."""
+    return lambda gpu: gpu.field(number)
+
+
+def by_label(numbers: Mapping[str, int]) -> Callable[[Device], dict[Labels, float]]:
+    """Read a field for each label value."""
+    return lambda gpu: present(numbers, gpu.fields((number, 0) for number in numbers.values()))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
-from gpuwarden.gpu.readings.shapes import present
+from gpuwarden.gpu.readings.shapes import by_label, present
 from gpuwarden.metric import Labels
 
 _MOST_FANS = 32  # that are asked for, whatever the driver says
+
+
+margin_thresholds = by_label(fields.MARGIN_THRESHOLDS)  # what newer GPUs have in place of thresholds in celsius
 
 
 def temperatures(gpu: Device) -> dict[Labels, float]:
@@ -37,12 +40,6 @@ def margin(gpu: Device) -> float | None:
         return own
     slowdown = _threshold(gpu, "slowdown")
     return slowdown - gpu.query(gpu.nvml.nvmlDeviceGetTemperature, TEMPERATURE_CORE) if slowdown else None
-
-
-def margin_thresholds(gpu: Device) -> dict[Labels, float]:
-    """Margins at which the device does something about its heat: what newer ones tell in place of temperatures."""
-    numbers = fields.MARGIN_THRESHOLDS
-    return present(numbers, gpu.fields((number, 0) for number in numbers.values()))
 
 
 def fan_speeds(gpu: Device) -> dict[Labels, float]:
