@@ -128,6 +128,7 @@ def test_time_and_idle_time(box: Box) -> None:
     """Seconds are those from the first poll that finds the run there; idle ones are those without a kernel."""
     share = box.poll(8)
     assert (share.seconds, share.busy, share.idle) == (8, 6, 2)
+    assert set(share.throttled) == {"sw_power_cap"}  # that a GPU has no work is no throttling
 
 
 def test_energy_is_the_counters(box: Box) -> None:
@@ -135,7 +136,10 @@ def test_energy_is_the_counters(box: Box) -> None:
     assert box.poll(9).joules == 0
     share = box.poll(1)
     assert (share.joules, share.joules_by_power) == (3000, None)
+    box.meet(BOB)
     assert box.poll(10).joules == 6000
+    box.poll(10)
+    assert [run.account.shares["GPU-0"].joules for run in box.join()] == [9000, 6000]  # all of it for each
 
 
 def test_run_that_begins_between_two_looks_has_its_part() -> None:
@@ -183,18 +187,6 @@ def test_step_time_lost() -> None:
     share = box.poll(10, tell)
     assert share.throttled == {"sw_power_cap": 10}
     assert share.throttled_steps["sw_power_cap"] == pytest.approx(4)  # seconds 1 to 3 by word, 7 by what had ended
-
-
-def test_only_slowdowns_count(box: Box) -> None:
-    """That a GPU has no work is no throttling."""
-    assert set(box.poll(10).throttled) == {"sw_power_cap"}
-
-
-def test_shared_gpu_counts_for_each(box: Box) -> None:
-    """Two runs on a GPU have all of its energy each."""
-    box.meet(BOB)
-    box.poll(20)
-    assert [run.account.shares["GPU-0"].joules for run in box.join()] == [6000, 6000]
 
 
 def test_failed_poll_adds_nothing(box: Box) -> None:
@@ -341,37 +333,19 @@ def test_account_is_taken_up() -> None:
     assert run.account.host_memory_peak == 123
 
 
-def test_phase_that_was_not_counted_before() -> None:
-    """What is taken up may lack the phase that the run is in: its time is counted from here on."""
-    box = Box()
-    box.meet(ALICE)
-    box.resume(Account({}, {"predict": 90.0}, None))
-    box.join()
-    box.poll(10)
-    (run,) = box.join()
-    assert run.account.phases == {"predict": 90, "train": 10}
-
-
 def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
-    """A disk that was slow to tell of the run's past costs nothing of it."""
-    before = Share("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
+    """What was counted before, on several occasions, is added up; of two peaks the higher one stays."""
+    held = Share("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
+    gone = Share("A100", 50.0)
     box.poll(10)
-    box.resume(Account({"GPU-0": before}))
+    box.resume(Account({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
+    box.resume(Account({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
     share = box.poll(1)
     assert (share.seconds, share.joules, share.memory_peak, share.lowest_headroom) == (111, 23000, 2 * GIB, 4)
     assert share.throttled == {"sw_power_cap": 12}
-
-
-def test_late_word_of_gpus_held_no_more_of_phases_and_of_the_host_is_added(box: Box) -> None:
-    """What was counted before, on several occasions, is added up; of two peaks the higher one stays."""
-    gone = Share("A100", 50.0, None, None, None, None, {}, {}, None, None, None, None, {})
-    box.poll(10)
-    box.resume(Account({"GPU-9": gone}, {"train": 90.0}, 123))
-    box.resume(Account({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
-    box.poll(1)
     (run,) = box.join()
     assert run.account.shares["GPU-9"].seconds == 100
-    assert run.account.phases == {"train": 106, "test": 1, "predict": 0, "idle": 0}
+    assert run.account.phases == {"train": 16, "test": 1, "predict": 90, "idle": 0}
     assert run.account.host_memory_peak == 123
 
 

@@ -24,6 +24,8 @@ from gpuwarden.runs.exit_status import exit_status
 from mock_nvml import MockNvml
 from system_parts import require
 
+pytestmark = pytest.mark.slow  # many processes, each with its end
+
 CONFIG = "poll:\n  interval: 200ms\n  slow_interval: 1s\nkernel_log:\n  path: {log}\nruns:\n  expiry: {expiry}\n"
 
 
@@ -207,26 +209,17 @@ def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
         assert "XID 45" not in outcomes[1][1]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "oom-kill:constraint=CONSTRAINT_NONE,global_oom,task=python,pid={pid},uid=0",
-        "Out of memory: Killed process {pid} (python) total-vm:1kB",
-    ],
-)
-def test_kernel_log_tells_of_the_oom_killer(daemon: Daemon, fifo: Fifo, line: str) -> None:
+def test_kernel_log_tells_of_the_oom_killer(daemon: Daemon, fifo: Fifo) -> None:
     """The kernel's words before a SIGKILL make it the OOM killer's; those on another process do not."""
     require(is_initial(), "the kernel log has the machine's pids, and those of this pid namespace are others")
-    victim, other = TestRun(daemon, "victim"), TestRun(daemon, "other")
-    with ending(victim, other):
-        fifo.write(line.format(pid=victim.pid))
-        for run in (victim, other):
+    chosen, killed, other = (TestRun(daemon, name) for name in ("chosen", "killed", "other"))
+    with ending(chosen, killed, other):
+        fifo.write(f"oom-kill:constraint=CONSTRAINT_NONE,global_oom,task=python,pid={chosen.pid},uid=0")
+        fifo.write(f"Out of memory: Killed process {killed.pid} (python) total-vm:1kB")
+        for run in (chosen, killed, other):
             run.popen.send_signal(signal.SIGKILL)
-        where = "the host was out of memory"
-        assert victim.ended() == (
-            "oom_killed",
-            f"oom_killed (the kernel log says that the OOM killer killed it: {where})",
-        )
+        words = "the kernel log says that the OOM killer killed it: the host was out of memory"
+        assert chosen.ended() == killed.ended() == ("oom_killed", f"oom_killed ({words})")
         assert other.ended() == ("killed", "killed (ended by SIGKILL)")
 
 
@@ -273,14 +266,12 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize(
-    ("how", "status"), [("os._exit(0)", 0), ("os._exit(7)", 7 << 8), ("os.kill(os.getpid(), 9)", 9)]
-)
-def test_status_of_a_process_that_is_no_child(how: str, status: int) -> None:
+def test_status_of_a_process_that_is_no_child() -> None:
     """The status is told while nobody has waited for it; that of a process that began at another time is not."""
-    with unreaped(how) as (process, pidfd, start):
-        assert exit_status(pidfd, process.pid, start) == status
-        assert exit_status(pidfd, process.pid, start + 1) is None
+    for how, status in (("os._exit(0)", 0), ("os._exit(7)", 7 << 8), ("os.kill(os.getpid(), 9)", 9)):
+        with unreaped(how) as (process, pidfd, start):
+            assert exit_status(pidfd, process.pid, start) == status
+            assert exit_status(pidfd, process.pid, start + 1) is None
 
 
 def test_hidden_status_is_no_success() -> None:

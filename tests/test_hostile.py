@@ -192,48 +192,17 @@ def siege(tmp_path: Path, mock_nvml: MockNvml, expiry: int) -> Iterator[Siege]:
 
 def test_wrong_messages_are_counted(siege: Siege) -> None:
     """Whatever bytes come, each message is counted under its reason, and the connection's next is heard."""
-    wrong: list[tuple[bytes, str]] = [
-        (b"{", "not_json"),
+    wrong: list[tuple[bytes, str]] = [  # the tests of the protocol have all of them
         (b"\xff\xfe{}", "not_json"),
-        (b"[]", "not_json"),
-        (b"null", "not_json"),
-        (json.dumps(REPORT).encode("utf-16"), "not_json"),
         (b"[" * MAX_MESSAGE_BYTES, "not_json"),
         (b'{"v":1,"type":"report","x":' + b'{"a":' * 1000 + b"1" + b"}" * 1001, "not_json"),
         (b"9" * 5000, "not_json"),
-        (b"x" * (MAX_MESSAGE_BYTES + 1), "too_long"),
         (b"x" * 150_000, "too_long"),
-        (b"{}", "unknown_version"),
-        (b'{"v":2,"type":"hello"}', "unknown_version"),
         (b'{"v":1e400,"type":"hello"}', "unknown_version"),
-        (b'{"v":1}', "unknown_type"),
         (b'{"v":1,"type":["hello"]}', "unknown_type"),
-        (b'{"v":1,"type":"shutdown"}', "unknown_type"),
+        (json.dumps({**REPORT, "steps": 10**400}).encode(), "invalid"),
+        (json.dumps({**REPORT, "memory": {"GPU:0": {"current": {}, "peak": 1}}}).encode(), "invalid"),
     ]
-    for field, value in (
-        ("steps", -1),
-        ("steps", 2**63),
-        ("steps", 10**400),
-        ("steps", 1.5),
-        ("steps", True),
-        ("steps", "1"),
-        ("step_seconds", float("nan")),
-        ("step_seconds", float("inf")),
-        ("step_seconds", -1),
-        ("step_buckets", BUCKETS[1:]),
-        ("step_buckets", [*BUCKETS[1:], -1]),
-        ("step_buckets", [*BUCKETS[1:], True]),
-        ("step_buckets", [*BUCKETS[1:], [1]]),
-        ("step_buckets", {}),
-        ("memory", {f"GPU:{n}": {"current": 1, "peak": 1} for n in range(65)}),
-        ("memory", {"GPU:0": {"current": {}, "peak": 1}}),
-        ("memory", []),
-        ("phase", "TRAIN"),
-        ("phase", ["train"]),
-        ("errors", {"other": -1}),
-        ("loss", float("inf")),
-    ):
-        wrong.append((json.dumps({**REPORT, field: value}).encode(), "invalid"))
     with siege.connect() as connection:
         connection.send(json.dumps(HELLO).encode())
         for message, _reason in wrong:

@@ -7,9 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import pytest
 from services import ROOT, Daemon, Process, ending, until
 
 from mock_nvml import MockNvml
@@ -41,35 +42,43 @@ def contained(folder: Path, daemon: Daemon, *unshare: str) -> Process:
 
 
 def child_of(pid: int) -> int:
-    """Return the pid of a process's one child, as seen here."""
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    return int(child)
+    """Return the pid of a process's one child, as seen here; 0 where it has none yet."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii") or 0)
 
 
-@pytest.mark.parametrize("unshare", [PID_NAMESPACE, USER_NAMESPACE], ids=["pid namespace", "user namespace"])
-def test_contained_run_is_known_by_its_pid_outside(
-    tmp_path: Path, mock_nvml: MockNvml, unshare: tuple[str, ...]
-) -> None:
-    """Its pid, and its user's, are those outside; that it was killed in there is seen, and how."""
-    needs_namespace(*unshare)
+def infos(daemon: Daemon, pid: int) -> Any:
+    """Return the labels of a process's run on the page."""
+    return daemon.samples().all("gpuwarden_run_info", pid=str(pid))
+
+
+def shows(daemon: Daemon, name: str, **labels: str) -> None:
+    """Wait until the page has such a sample that is not 0."""
+    until(lambda: daemon.samples().value(name, **labels), f"{name} {labels}")
+
+
+def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Their pids, and their user's, are those outside; that they were killed in there is seen, and how."""
     config = tmp_path / "config.yaml"
     config.write_text("poll:\n  slow_interval: 1s\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        run = contained(tmp_path, daemon, *unshare)
-        with ending(run):
-            (labels,) = until(lambda: daemon.samples().all("gpuwarden_run_info"), "the run on the page")
+    runs = {}
+    for name, unshare in (("pid", PID_NAMESPACE), ("user", USER_NAMESPACE)):
+        needs_namespace(*unshare)
+        (tmp_path / name).mkdir()
+        runs[name] = contained(tmp_path / name, daemon, *unshare)
+    with ending(daemon, *runs.values()):
+        for run in runs.values():
+            outer = until(partial(child_of, run.pid), "the run's process")
+            (labels,) = until(partial(infos, daemon, outer), "the run on the page")
             shown = dict(labels)
-            outer = child_of(run.pid)
-            assert (shown["pid"], shown["uid"], shown["run_name"]) == (str(outer), str(os.getuid()), "contained")
+            assert (shown["uid"], shown["run_name"]) == (str(os.getuid()), "contained")
             inner = re.search(r"^NSpid:.*\t(\d+)$", Path(f"/proc/{outer}/status").read_text(), re.MULTILINE)
             assert inner
             assert inner[1] == "1"
-            who = shown["run_id"]
-            until(lambda: daemon.samples().value("gpuwarden_run_host_memory_bytes", run_id=who), "its processes")
+            shows(daemon, "gpuwarden_run_host_memory_bytes", run_id=shown["run_id"])
             os.kill(outer, signal.SIGKILL)
-            until(lambda: daemon.samples().value("gpuwarden_run_up", run_id=who) == 0, "its end")
-            until(lambda: daemon.samples().value("gpuwarden_run_outcome", run_id=who, outcome="killed"), "how it ended")
+            shows(daemon, "gpuwarden_run_outcome", run_id=shown["run_id"], outcome="killed")
+            assert daemon.samples().value("gpuwarden_run_up", run_id=shown["run_id"]) == 0
 
 
 def test_daemon_in_a_container_shows_what_runs_outside_say(tmp_path: Path, mock_nvml: MockNvml) -> None:
@@ -85,14 +94,11 @@ def test_daemon_in_a_container_shows_what_runs_outside_say(tmp_path: Path, mock_
             shown = dict(labels)
             assert (shown["pid"], shown["uid"], shown["run_name"]) == ("0", str(os.getuid()), "outside")
             who = shown["run_id"]
-            until(lambda: daemon.samples().value("gpuwarden_run_steps_total", run_id=who), "its steps")
+            shows(daemon, "gpuwarden_run_steps_total", run_id=who)
             samples = daemon.samples()
             assert samples.value("gpuwarden_run_up", run_id=who) == 1
             assert samples.value("gpuwarden_run_start_timestamp_seconds", run_id=who) is None
             assert samples.value("gpuwarden_run_processes", run_id=who) is None
             run.kill()
-            until(lambda: daemon.samples().value("gpuwarden_run_up", run_id=who) == 0, "its end")
-            until(
-                lambda: daemon.samples().value("gpuwarden_run_outcome", run_id=who, outcome="unknown"),
-                "that nobody knows how it ended",
-            )
+            shows(daemon, "gpuwarden_run_outcome", run_id=who, outcome="unknown")
+            assert daemon.samples().value("gpuwarden_run_up", run_id=who) == 0

@@ -169,6 +169,15 @@ def test_what_may_be_absent_may_be_null() -> None:
         assert refusal(json.dumps({**REPORT, name: None}).encode()).startswith(f"invalid: {name}")
 
 
+def test_messages_of_the_first_clients() -> None:
+    """They wrote null for what is not known, and mean what they meant."""
+    hello = '"name":"train.py","framework":"keras 3","devices":{"GPU:0":null},"visible_devices":"0","device_order":null'
+    assert decode(f'{{"v":1,"type":"hello",{hello}}}'.encode()) == Hello("train.py", "keras 3", {"GPU:0": None}, "0")
+    report = {**REPORT, "epoch": None, "batch": None, "dropped": 0}
+    report["memory"] = {"GPU:0": {"current": 1, "peak": 2, "limit": None}}
+    assert decode(json.dumps(report).encode()) == decode(json.dumps(REPORT).encode())
+
+
 def test_messages_of_newer_clients() -> None:
     """Unknown fields are ignored, unknown kinds of error count as other ones, unknown actions not at all."""
     said = {**REPORT, "future": 1, "errors": {"new": 2, "other": 1}, "actions": {"new": 1, "stop": 2}}

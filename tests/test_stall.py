@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import pytest
 from services import Daemon, ending, until
 from test_endings import TestRun
 
@@ -21,9 +18,9 @@ REPORT = Report("train", 5, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, stepping=Tr
 PATIENCE = Patience(factor=10.0, least=15.0)
 
 
-@pytest.mark.parametrize(
-    ("report", "silent", "expected"),
-    [
+def test_what_is_a_stall() -> None:
+    """A step under way for longer than ten slow ones, and than the least, is a stall; a first step is none."""
+    cases = [
         (REPORT, 20.0, False),
         (REPORT, 20.1, True),
         (replace(REPORT, step_p95=0.001), 15.0, False),  # fast steps: not before the least
@@ -31,16 +28,13 @@ PATIENCE = Patience(factor=10.0, least=15.0)
         (replace(REPORT, step_p95=None), 15.1, True),  # only the first step was made, which says nothing of the next
         (replace(REPORT, stepping=False), 1e9, False),
         (replace(REPORT, steps=0), 1e9, False),  # it compiles
-    ],
-)
-def test_what_is_a_stall(report: Report, silent: float, *, expected: bool) -> None:
-    """A step under way for longer than ten slow ones, and than the least, is a stall; a first step is none."""
-    assert hangs(report, silent, PATIENCE) is expected
+    ]
+    assert [case for case in cases if hangs(case[0], case[1], PATIENCE) is not case[2]] == []
 
 
-@pytest.mark.parametrize(
-    ("signs", "expected"),
-    [
+def test_cause() -> None:
+    """The sign that says most names the cause; without signs it is unknown."""
+    cases: list[tuple[Signs, Cause]] = [
         (Signs("stopped", cpus=1.0, gpu=1.0), "stopped"),
         (Signs("uninterruptible", cpus=0.0, gpu=1.0), "uninterruptible"),
         (Signs("sleeping", cpus=1.0, gpu=1.0), "gpu_busy"),
@@ -55,11 +49,8 @@ def test_what_is_a_stall(report: Report, silent: float, *, expected: bool) -> No
         (Signs("sleeping", gpu=1.0), "gpu_busy"),
         (Signs(gpu=0.0), "unknown"),
         (Signs(), "unknown"),
-    ],
-)
-def test_cause(signs: Signs, expected: Cause) -> None:
-    """The sign that says most names the cause; without signs it is unknown."""
-    assert cause(signs) == expected
+    ]
+    assert [(signs, cause(signs)) for signs, _ in cases] == cases
 
 
 def used(cpu: float, state: str = "sleeping") -> Usage:
@@ -108,113 +99,67 @@ def test_cpu_is_that_since_the_last_look() -> None:
     assert causes == ["waiting"] * 4 + ["cpu_busy"] * 2 + ["stopped"] * 2
 
 
-@pytest.mark.parametrize(("state", "expected"), [("sleeping", "waiting"), ("running", "cpu_busy"), (None, "waiting")])
-def test_state_is_that_of_the_stall(state: str | None, expected: str) -> None:
+def test_state_is_that_of_the_stall() -> None:
     """As a stall begins the process is looked at; CPUs it used before are no sign, and later looks count again."""
-    watch = StallWatch()
-    watch.hear(REPORT, 0.0)
-    watch.look(used(1000.0), 1.0)
-    watch.look(used(1010.0), 11.0)
-    moved = replace(REPORT, steps=6)
-    watch.hear(moved, 12.0)
-    told: list[Cause] = []
-    for now in (33.0, 34.0):
-        stall = watch.judge(moved, idle, lambda: state, PATIENCE, now)
-        assert stall is not None
-        told.append(stall.cause)
-    assert told == [expected] * 2
-    watch.look(used(1020.0, "stopped"), 35.0)
-    stall = watch.judge(moved, idle, hidden, PATIENCE, 35.0)
-    assert stall is not None
-    assert stall.cause == "stopped"
+    states: dict[str | None, str] = {"sleeping": "waiting", "running": "cpu_busy", None: "waiting"}
+    for state, expected in states.items():
+        watch = StallWatch()
+        watch.hear(REPORT, 0.0)
+        watch.look(used(1000.0), 1.0)
+        watch.look(used(1010.0), 11.0)
+        moved = replace(REPORT, steps=6)
+        watch.hear(moved, 12.0)
+        stalls = [watch.judge(moved, idle, lambda state=state: state, PATIENCE, now) for now in (33.0, 34.0)]  # type: ignore[misc]
+        watch.look(used(1020.0, "stopped"), 35.0)
+        stalls.append(watch.judge(moved, idle, hidden, PATIENCE, 35.0))
+        assert [stall and stall.cause for stall in stalls] == [expected, expected, "stopped"]
 
 
 CONFIG = """
-poll: {interval: 200ms, slow_interval: 1s}
+poll: {interval: 200ms, slow_interval: 1h}
 kernel_log: {path: /nowhere}
 runs: {stall_after: 1s, expiry: 3s}
 """
+HANGS = {"sleep": "waiting", "burn": "cpu_busy", "stop": "stopped"}  # what a run does as it has reported: the cause
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
-    """Start a daemon that has little patience."""
+def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A run that hangs in a step stalls, with what it does instead, until it goes on or ends; one at rest does not.
+
+    The cause is known at once, however seldom the host is read. Reports older than the expiry are not shown as current.
+    """
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     daemon = Daemon(tmp_path, "--config", str(config), env=mock_nvml.env(gpus=1))
     with ending(daemon):
-        yield daemon
+        runs = {how: TestRun(daemon, how, how) for how in (*HANGS, "rest")}
+        stopped = runs["stop"]
 
+        def shown(name: str, run: TestRun = stopped) -> float | None:
+            return daemon.samples().value(f"gpuwarden_run_{name}", run_id=run.run_id)
 
-def causes(daemon: Daemon, run_id: str) -> list[str]:
-    """Return the causes of a stall that the page shows."""
-    found = daemon.samples().all("gpuwarden_run_stall_cause", run_id=run_id)
-    assert len(found) in (0, len(CAUSES))
-    return [dict(labels)["cause"] for labels, value in found.items() if value]
+        def causes(run: TestRun) -> list[str]:
+            found = daemon.samples().all("gpuwarden_run_stall_cause", run_id=run.run_id)
+            assert len(found) in (0, len(CAUSES))
+            return [dict(labels)["cause"] for labels, value in found.items() if value]
 
-
-def stalled(daemon: Daemon, run_id: str) -> float | None:
-    """Return whether the page says that a run is stalled."""
-    return daemon.samples().value("gpuwarden_run_stalled", run_id=run_id)
-
-
-def shows_cause(daemon: Daemon, run_id: str, cause: str) -> None:
-    """Wait until the page shows a stall of that cause."""
-    until(lambda: causes(daemon, run_id) == [cause], f"a stall: {cause}")
-
-
-HANGS = {"sleep": "waiting", "burn": "cpu_busy", "stop": "stopped"}  # what a run does as it has reported: the cause
-
-
-def test_hanging_runs_stall_with_their_cause(daemon: Daemon) -> None:
-    """A run that hangs in a step is stalled, with what it does instead; one that rests between steps is not."""
-    runs = {how: TestRun(daemon, how, how) for how in (*HANGS, "rest")}
-    with ending(*runs.values()):
-        for how, expected in HANGS.items():
-            shows_cause(daemon, runs[how].run_id, expected)
-            assert stalled(daemon, runs[how].run_id) == 1
-            assert daemon.samples().value("gpuwarden_run_stalls_total", run_id=runs[how].run_id) == 1
-        assert stalled(daemon, runs["rest"].run_id) == 0
-        assert causes(daemon, runs["rest"].run_id) == []
-
-
-def lines(daemon: Daemon, said: str) -> list[str]:
-    """Return the lines of the log that say so."""
-    return [line for line in daemon.output().splitlines() if said in line]
-
-
-def test_log_names_the_cause_at_once(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """The log's line has a cause also where the host is looked at much more seldom."""
-    config = tmp_path / "config.yaml"
-    config.write_text(CONFIG.replace("slow_interval: 1s", "slow_interval: 1h"))
-    daemon = Daemon(tmp_path, "--config", str(config), env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        runs = {how: TestRun(daemon, how, how) for how in HANGS}
         with ending(*runs.values()):
             for how, expected in HANGS.items():
-                (told,) = until(partial(lines, daemon, f"name='{how}' stalls: no step for "), "the line")
+                until(lambda how=how, expected=expected: causes(runs[how]) == [expected], f"a stall: {expected}")  # type: ignore[misc]
+                assert (shown("stalled", runs[how]), shown("stalls_total", runs[how])) == (1, 1)
+                (told,) = [line for line in daemon.output().splitlines() if f"name='{how}' stalls: no step" in line]
                 assert told.endswith(f"({expected})")
-
-
-def test_stopped_run_goes_on(daemon: Daemon) -> None:
-    """SIGSTOP is a stall that outlasts the expiry, without old values as new; after SIGCONT the next step ends it."""
-    run = TestRun(daemon, "stopped", "stop")
-    with ending(run):
-        until(lambda: stalled(daemon, run.run_id) == 1, "the stall")
-        until(lambda: daemon.samples().value("gpuwarden_run_batch", run_id=run.run_id) is None, "its report is old")
-        until(lambda: not daemon.samples().all("gpuwarden_run_phase", run_id=run.run_id), "its report is old")
-        assert stalled(daemon, run.run_id) == 1
-        assert daemon.samples().value("gpuwarden_run_up", run_id=run.run_id) == 1
-        run.popen.send_signal(signal.SIGCONT)
-        run.say("step")
-        until(lambda: stalled(daemon, run.run_id) == 0, "its next step")
-        assert causes(daemon, run.run_id) == []
-        assert daemon.samples().value("gpuwarden_run_stalls_total", run_id=run.run_id) == 1
-        log = daemon.output()
-        assert "name='stopped' stalls: no step for" in log
-        assert "name='stopped' goes on after" in log
-        until(lambda: stalled(daemon, run.run_id) == 1, "another stall")
-        run.kill()
-        until(lambda: daemon.samples().value("gpuwarden_run_up", run_id=run.run_id) == 0, "its end")
-        assert stalled(daemon, run.run_id) is None
-        assert "name='stopped' ended in its stall after" in daemon.output()
+            assert (shown("stalled", runs["rest"]), causes(runs["rest"])) == (0, [])
+            until(lambda: shown("batch") is None, "its report is old")
+            assert not daemon.samples().all("gpuwarden_run_phase", run_id=stopped.run_id)
+            assert (shown("stalled"), shown("up")) == (1, 1)
+            stopped.popen.send_signal(signal.SIGCONT)
+            stopped.say("step")
+            until(lambda: shown("stalled") == 0, "its next step")
+            assert (causes(stopped), shown("stalls_total")) == ([], 1)
+            assert "name='stop' goes on after" in daemon.output()
+            until(lambda: shown("stalled") == 1, "another stall")
+            stopped.kill()
+            until(lambda: shown("up") == 0, "its end")
+            assert shown("stalled") is None
+            assert "name='stop' ended in its stall after" in daemon.output()
