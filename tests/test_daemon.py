@@ -91,6 +91,30 @@ def test_page_is_rendered_once_and_never_an_old_one(tmp_path: Path, monkeypatch:
     asyncio.run(scenario())
 
 
+def test_early_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something to tell brings a poll before the next is due, what happens meanwhile one more, and a stop ends it."""
+    warden = daemon(tmp_path)
+    polls = 0
+
+    async def poll() -> None:
+        nonlocal polls
+        polls += 1
+        (warden._nudge if polls < 3 else warden._stop)()
+
+    monkeypatch.setattr(warden, "_poll_or_show_nothing", poll)
+
+    async def scenario() -> None:
+        now = asyncio.get_running_loop().time
+        warden._nudge()
+        await warden._sleep(now())  # due: the poll that follows serves
+        assert polls == 0
+        warden._nudge()
+        await asyncio.wait_for(warden._sleep(now() + 3600), 60)
+        assert polls == 3
+
+    asyncio.run(scenario())
+
+
 def test_more_simulated_runs_than_allowed_are_counted(tmp_path: Path) -> None:
     """A simulated run over the cap is refused like any other, and costs no poll."""
     warden = daemon(tmp_path, runs__max="2")

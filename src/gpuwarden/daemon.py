@@ -18,7 +18,6 @@ from gpuwarden.api import box, history
 from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
-from gpuwarden.event_loop import Alarm
 from gpuwarden.exposition import OPENMETRICS, Entries, Exposition, Page, negotiate
 from gpuwarden.gpu import kernel_xid, pid_namespace
 from gpuwarden.gpu.containers import ContainerNames
@@ -100,8 +99,9 @@ class Daemon:
         self._xids = XidWatch(source.nvml)
         self._poller.register(self._xids.events)
         predecessors = Predecessors()
-        self._stop: Alarm | None = None  # while it serves
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
+        self._stopped = False
+        self._wakeup = asyncio.Event()
         self._xids.events.heard = self._nudge_from_thread
         self._registry = RunRegistry(
             limit=config.runs.max,
@@ -124,13 +124,13 @@ class Daemon:
         here = source.name == "nvml"
         owners = config.owners if here else NO_OWNERS
         self._names = ProcessNames() if here else None
-        users = UserNames(source.user_name)
+        self._users = UserNames(source.user_name)
         # What runs report beside GPUs that are not this machine's is for looking at, and not to be kept.
         folder = place(config.receipts) if here else None
         self._receipts = Receipts(
             folder,
             config.receipts.max,
-            users.name,
+            self._users.name,
             most_runs=config.runs.max,
             predecessors=predecessors,
         )
@@ -139,7 +139,7 @@ class Daemon:
             config.owners.max,
             self._names.identify if self._names else source.identify,
             containers=self._containers,
-            users=users,
+            users=self._users,
             maps=JobMaps(owners.slurm_job_map, owners.slurm_gpustat),
         )
         self._host_reader = HostReader()
@@ -151,7 +151,6 @@ class Daemon:
         self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
         self._teller = teller(config)
-        self._users = users
         self._series = RecentSeries()
         self._events = RecentEvents()
         self._started = time.time()
@@ -194,10 +193,9 @@ class Daemon:
 
         Raises OSError where something is in the way, or where only a restart can load the driver's new library.
         """
-        stop = self._stop = Alarm()
         loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.ring)
+            loop.add_signal_handler(number, self._stop)
         try:
             await self.web.start(*self._config.web.listen)
             runs = self._config.runs
@@ -208,7 +206,7 @@ class Daemon:
             systemd.ready(longest_silence=4 * self._config.poll.interval)
             await self._take_commands()
             started()
-            await self._keep_polling(stop)
+            await self._keep_polling()
             if self._poller.outdated:
                 raise OSError(None, "the driver was updated; restart the daemon to load its new library")
         finally:
@@ -270,34 +268,46 @@ class Daemon:
                 await self.poll()
         return f"{self.status}." if paused else f"There was no pause: {self.status}."
 
-    async def _keep_polling(self, stop: Alarm) -> None:
+    async def _keep_polling(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()
         gc.collect()
         gc.freeze()  # later collections leave out what the start made
-        while not (stop.rung or self._poller.outdated):
+        while not (self._stopped or self._poller.outdated):
             self.follow_events()
             due = max(due + self._config.poll.interval, loop.time())  # after a slow poll: no burst to catch up
-            await self._sleep(stop, due)
-            if not stop.rung:
+            await self._sleep(due)
+            if not self._stopped:
                 await self._poll_or_show_nothing()
 
-    async def _sleep(self, stop: Alarm, due: float) -> None:
-        """Sleep until the next poll is due; poll before where something happened that somebody is to be told of."""
+    async def _sleep(self, due: float) -> None:
+        """Sleep until the next poll is due; poll early where there is something to tell, as often as is allowed."""
         loop = asyncio.get_running_loop()
-        while await stop.sleep(due) and not stop.rung:
-            at = self._early.next(loop.time())
-            while loop.time() < min(at, due) and not stop.rung:
-                await stop.sleep(min(at, due))
-            if at >= due or stop.rung:
+        while await self._is_woken(due) and not self._stopped:
+            at = min(self._early.next(loop.time()), due)
+            while await self._is_woken(at) and not self._stopped:
+                pass  # one early poll serves all that happen before it
+            if at >= due or self._stopped:
                 break
             self._early.take(at)
             await self._poll_or_show_nothing()
 
+    async def _is_woken(self, until: float) -> bool:
+        """Sleep until then, by the loop's time, or until something wakes the daemon; tell whether it did."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wakeup.wait(), until - asyncio.get_running_loop().time())
+        woken = self._wakeup.is_set()
+        self._wakeup.clear()
+        return woken
+
+    def _stop(self) -> None:
+        """End serving; a poll under way comes to its end."""
+        self._stopped = True
+        self._wakeup.set()
+
     def _nudge(self) -> None:
-        """Have a poll soon: there may be something that a run, or who gets alerts, is to be told of."""
-        if self._stop is not None:
-            self._stop.nudge()
+        """Have a poll soon: there may be something to tell a run, or those who get alerts."""
+        self._wakeup.set()
 
     def _nudge_from_thread(self) -> None:
         """Do so if there is a run that hears, or somebody who gets alerts."""
@@ -351,7 +361,7 @@ class Daemon:
         self._events.see(state)
         self._state, self._page, self._state_json = state, None, None
         self._answered = self._answered or not snapshot.hung
-        if self._stop is not None and systemd.listens():  # else the service is another program's
+        if self._loop is not None and systemd.listens():  # else the service is another program's
             systemd.notify(f"STATUS={_status(state)}", *(["WATCHDOG=1"] if self._feeds_watchdog(snapshot) else []))
         return state
 
