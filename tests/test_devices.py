@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import pytest
-
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.devices import resolve
 from snapshots import divided, gpu, snapshot
@@ -20,9 +18,9 @@ def hello(devices: Mapping[str, str | None], visible: str | None = None, order: 
     return Hello("run", "tensorflow", devices, visible, order)
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
+def test_box_of_equal_gpus() -> None:
+    """Equal models keep PCI order in CUDA, so indices and CUDA_VISIBLE_DEVICES tell the GPU."""
+    cases: list[tuple[Hello, dict[str, str]]] = [
         (hello({"CPU:0": "GPU-2"}), {"CPU:0": "GPU-2"}),
         (hello({"CPU:0": "GPU-9"}), {}),
         (hello({"GPU:0": "GPU-9"}), {}),  # in another container than the daemon's
@@ -36,11 +34,8 @@ def hello(devices: Mapping[str, str | None], visible: str | None = None, order: 
         (hello(TWO, ""), {}),
         (hello(TWO, "GPU-"), {}),
         (hello({"GPU:x": None, "GPU:²": None, "TPU:0": None}), {}),
-    ],
-)
-def test_box_of_equal_gpus(said: Hello, expected: dict[str, str]) -> None:
-    """Equal models keep PCI order in CUDA, so indices and CUDA_VISIBLE_DEVICES tell the GPU."""
-    assert resolve(said, 99, BOX) == expected
+    ]
+    assert [(said, resolve(said, 99, BOX)) for said, _ in cases] == cases
 
 
 def test_mixed_models_need_pci_order() -> None:
@@ -58,9 +53,9 @@ def test_single_device_is_where_the_process_holds_memory() -> None:
     assert resolve(hello({"GPU:0": None}), 7, both) == {}
 
 
-@pytest.mark.parametrize(
-    ("said", "pid", "expected"),
-    [
+def test_instance_of_a_divided_gpu() -> None:
+    """A run is on the instance it names, or holds memory on; a divided GPU is no device, and an index no evidence."""
+    cases: list[tuple[Hello, int, dict[str, str]]] = [
         (hello({"CPU:0": "MIG-0-2"}), 99, {"CPU:0": "MIG-0-2"}),
         (hello(ONE, "MIG-0-1"), 99, {"GPU:0": "MIG-0-1"}),
         (hello(ONE, "MIG-0-1,MIG-0-2"), 99, {"GPU:0": "MIG-0-1"}),  # CUDA takes one
@@ -74,8 +69,5 @@ def test_single_device_is_where_the_process_holds_memory() -> None:
         (hello(ONE), 7, {"GPU:0": "MIG-0-1"}),
         (hello(ONE, "0"), 7, {"GPU:0": "MIG-0-1"}),
         (hello(ONE), 99, {}),
-    ],
-)
-def test_instance_of_a_divided_gpu(said: Hello, pid: int, expected: dict[str, str]) -> None:
-    """A run is on the instance it names, or holds memory on; a divided GPU is no device, and an index no evidence."""
-    assert resolve(said, pid, DIVIDED) == expected
+    ]
+    assert [(said, pid, resolve(said, pid, DIVIDED)) for said, pid, _ in cases] == cases

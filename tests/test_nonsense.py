@@ -137,7 +137,7 @@ class Liar:
         return self._random.sample(of, self._random.randrange(len(of)))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_nonsense_costs_nobody_else(seed: int) -> None:
     """Every poll comes to a page, receipts that its readers take, and stories that a terminal shows."""
     liar, config, sent = Liar(Random(seed)), Config(), list[Advice]()  # noqa: S311 - no secret

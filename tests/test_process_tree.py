@@ -149,20 +149,20 @@ def test_workers_count_to_their_run(program: Program) -> None:
     assert present(with_workers).cpus == len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_worker_that_was_waited_for_counts_once(program: Program, *, seen: bool) -> None:
+def test_worker_that_was_waited_for_counts_once(program: Program) -> None:
     """What an ended child had used stays in its run's counter, be it seen before or not, and is there once."""
     trees = ProcessTrees()
-    before = trees.read([program.peer])[program.peer].cpu_seconds
-    program.do("fork burn 0.5")
-    if seen:
-        assert before + 0.5 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.9
-    program.do("end")
-    program.do("wait")
-    for _ in range(3):
-        usage = trees.read([program.peer])[program.peer]
-        assert before + 0.5 - TICKS <= usage.cpu_seconds < before + 0.9
-        assert present(usage).processes == 1
+    for seen in (True, False):
+        before = trees.read([program.peer])[program.peer].cpu_seconds
+        program.do("fork burn 0.3")
+        if seen:
+            assert before + 0.3 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.55
+        program.do("end")
+        program.do("wait")
+        for _ in range(3):
+            usage = trees.read([program.peer])[program.peer]
+            assert before + 0.3 - TICKS <= usage.cpu_seconds < before + 0.55
+            assert present(usage).processes == 1
 
 
 def test_worker_that_nobody_waits_for_is_kept(program: Program) -> None:
@@ -345,15 +345,16 @@ def test_folder_of_another_process_is_read_anew(program: Program) -> None:
     assert dict(proc.listed(stale))[program.peer.pid] == real
 
 
-@pytest.mark.parametrize(("signal", "state"), [(None, "sleeping"), (19, "stopped")], ids=["sleeping", "stopped"])
-def test_state_of_the_main_process(program: Program, signal: int | None, state: str) -> None:
+def test_state_of_the_main_process(program: Program) -> None:
     """A process that waits for its next line sleeps; one that was stopped says so."""
-    program.do("stay")
-    if signal:
-        os.kill(program.peer.pid, signal)
-    look: Callable[[], bool] = lambda: present(ProcessTrees().read([program.peer])[program.peer]).state == state  # noqa: E731
-    until(look, f"it is {state}")
-    os.kill(program.peer.pid, 18)
+
+    def state() -> str | None:
+        return present(ProcessTrees().read([program.peer])[program.peer]).state
+
+    until(lambda: state() == "sleeping", "it sleeps")
+    os.kill(program.peer.pid, signal.SIGSTOP)
+    until(lambda: state() == "stopped", "it is stopped")
+    os.kill(program.peer.pid, signal.SIGCONT)
 
 
 def test_processes_of_a_run_are_bounded(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,38 +399,38 @@ def end_unseen(process: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-NO_PIDFD = OSError(errno.EPERM, "a container's filter of system calls")
+def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that goes on under its own start lives, and none that has ended, though nobody has waited for it.
 
-
-@pytest.mark.parametrize("refused", [None, NO_PIDFD])
-def test_process_that_lives(monkeypatch: pytest.MonkeyPatch, refused: OSError | None) -> None:
-    """One that goes on under its own start lives, and none that has ended, though nobody has waited for it."""
-    if refused:
-        monkeypatch.setattr(os, "pidfd_open", raising(refused))
-    with sleeping() as process:
-        start = str(start_of(process.pid))
-        assert proc.lives(process.pid, start)
-        assert proc.lives(process.pid, "0")  # not known
-        assert not proc.lives(process.pid, "7")
-        end_unseen(process)
-        assert proc.stat(process.pid)
-        assert not proc.lives(process.pid, start)
-        process.wait()
-        assert not proc.lives(process.pid, start)
-        assert not proc.lives(process.pid, "0")
+    It is so too where a container's filter of system calls refuses a pidfd.
+    """
+    for refused in (False, True):
+        if refused:
+            monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EPERM, "refused")))
+        with sleeping() as process:
+            start = str(peer(process.pid).start)
+            lives = [proc.lives(process.pid, each) for each in (start, "0", "7")]  # 0 is not known
+            end_unseen(process)
+            assert proc.stat(process.pid)
+            lives.append(proc.lives(process.pid, start))
+            process.wait()
+            lives += [proc.lives(process.pid, each) for each in (start, "0")]
+            assert lives == [True, True, False, False, False, False]
     assert not proc.lives(2**70, "0")
 
 
 def test_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel still says whether it is there."""
+    """The kernel still says whether it is there; without a descriptor left nobody is taken for dead."""
     monkeypatch.setattr(proc, "_content", lambda _path: b"")
     with sleeping() as process:
-        assert proc.lives(process.pid, "99")
-        assert proc.lives(process.pid, "0")
+        lives = [proc.lives(process.pid, each) for each in ("99", "0")]
         end_unseen(process)
-        assert not proc.lives(process.pid, "99")
+        lives.append(proc.lives(process.pid, "99"))
         process.wait()
-        assert not proc.lives(process.pid, "0")
+        lives.append(proc.lives(process.pid, "0"))
+        assert lives == [True, True, False, False]
+    monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EMFILE, "too many open files")))
+    assert proc.lives(os.getpid(), "99")
 
 
 def test_process_whose_main_thread_has_ended() -> None:
@@ -439,16 +440,9 @@ def test_process_whose_main_thread_has_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         try:
             until(lambda: (fields := proc.stat(process.pid)) and fields[0] == b"Z", "the main thread's end")
-            assert proc.lives(process.pid, str(start_of(process.pid)))
+            assert proc.lives(process.pid, str(peer(process.pid).start))
         finally:
             process.kill()
-
-
-def test_whether_a_process_lives_without_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be read then, and nobody is taken for dead."""
-    monkeypatch.setattr(proc, "_content", lambda _path: b"")
-    monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EMFILE, "too many open files")))
-    assert proc.lives(os.getpid(), "99")
 
 
 def raising(error: OSError) -> Callable[[int], int]:
@@ -458,13 +452,6 @@ def raising(error: OSError) -> Callable[[int], int]:
         raise error
 
     return refuse
-
-
-def start_of(pid: int) -> int:
-    """Return when a process began, in clock ticks since boot."""
-    fields = proc.stat(pid)
-    assert fields
-    return int(fields[19])
 
 
 def test_nearest_above() -> None:
