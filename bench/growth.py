@@ -26,7 +26,7 @@ RUNS_REPORTING = 500
 RUNS_POLLED = 50
 REPORT_SECONDS = 0.25
 POLL_SECONDS = 1.0
-MOST_SHARE = 0.01  # of a poll's interval
+MOST_SHARE = 0.05  # of a poll's interval
 MOST_MICROSECONDS = 4.0  # a report
 REPORT = Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {}, batch_size=32)
 EPOCH_SECONDS = 60.0

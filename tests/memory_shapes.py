@@ -9,8 +9,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gpuwarden.protocol import DeviceMemory
+from gpuwarden.runs.downsampling import Downsampled
 from gpuwarden.runs.growth import Growth, GrowthWatch
-from gpuwarden.runs.ladder import Ladder
+from gpuwarden.runs.history import Window, sample
 
 MIB = 1 << 20
 REPORT_SECONDS = 0.25
@@ -53,61 +55,55 @@ class Seen:
         return [(at, growth) for at, growth in self.polls if growth is not None]
 
 
-@dataclass
-class _Report:
-    at: float
-    current: int
-    peak: int
-    epochs: int
-    beside: int
+class Memory(Downsampled[Window]):
+    """Series of what a run has in use."""
+
+    def report(self, at: float, current: float, peak: float | None = None, limit: float | None = None) -> None:
+        """Add one report, in bytes."""
+        memory = DeviceMemory(int(current), int(current if peak is None else peak))
+        since = at if self.newest is None else self.newest.ended
+        self.append(sample(at, memory, since=since, limit=limit))
 
 
 class OutOfMemoryError(Exception):
     """A step found no memory, at a time."""
 
 
-def _reports(training: Training) -> Iterator[_Report]:
+def _reports(training: Training) -> Iterator[tuple[float, float, float]]:
+    """Yield times, bytes in use, and the allocator's mark."""
     chance = random.Random(training.seed)  # noqa: S311 - the same each time
-    at, due, peak, epochs, leaked = 0.0, 0.0, 0, 1, 0.0
+    at, due, peak, leaked = 0.0, 0.0, 0.0, 0.0
     epoch_ends = training.epoch
     while at < training.seconds:
         if at >= epoch_ends:
             ends = at + training.validation
             while at < ends:
                 held = training.base + training.kept(at) + leaked
-                peak = max(peak, int(held + training.transient / 2))
-                yield _Report(at, int(held), peak, epochs, int(leaked))
+                peak = max(peak, held + training.transient / 2)
+                yield at, held, peak
                 leaked += training.leaked * REPORT_SECONDS / training.validation
                 at += REPORT_SECONDS
-            epochs += 1
             epoch_ends = at + training.epoch
         held = training.base + training.kept(at) + leaked + chance.random() * training.noise
         highest = held + training.transient * (1 - training.varied * chance.random())
         if highest > training.cap:
             raise OutOfMemoryError(at)
-        peak = max(peak, int(highest))
+        peak = max(peak, highest)
         if at >= due:
             due = at + REPORT_SECONDS
-            yield _Report(at, int(held), peak, epochs, int(leaked))
+            yield at, held, peak
         at += training.step
 
 
 def watched(training: Training, *, scale: float = 1.0, shift: float = 0.0) -> Seen:
     """Let it train, and look each poll. All bytes are multiplied by `scale`, all times shifted by `shift`."""
-    seen, ladder, watch, due = Seen(), Ladder(), GrowthWatch(), POLL_SECONDS
+    seen, memory, watch, due = Seen(), Memory(), GrowthWatch(), POLL_SECONDS
     try:
-        for report in _reports(training):
-            while report.at >= due:
-                seen.polls.append((due, watch.look(ladder, due + shift)))
+        for at, current, peak in _reports(training):
+            while at >= due:
+                seen.polls.append((due, watch.look(memory, due + shift)))
                 due += POLL_SECONDS
-            ladder.hear(
-                report.at + shift,
-                int(report.current * scale),
-                int(report.peak * scale),
-                epochs=report.epochs,
-                beside=int(report.beside * scale),
-                cap=training.cap * scale,
-            )
+            memory.report(at + shift, current * scale, peak * scale, training.cap * scale)
     except OutOfMemoryError as error:
         seen.ended = error.args[0]
     return seen

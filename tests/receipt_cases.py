@@ -126,8 +126,8 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
         histories={UUID: history()},
         batch_sizes=batch_sizes(),
         batch_size_advice=advise(Cost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
-        growth={UUID: Growth(1e6, 0.9e6, 1.1e6, 0.0, 7980.0, 4 * GIB, "steady", None, TimeLeft(900.0, 800.0, 1000.0))},
-        host_growth=Growth(1e5, 0.9e5, 1.1e5, 0.0, 7980.0, GIB, "steady", None, TimeLeft(9000.0, 8000.0, None)),
+        growth={UUID: Growth(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
+        host_growth=Growth(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
         marks=merged(
             [Mark(0.0, "phase", "training begins"), Mark(4000.0, "neighbour", "pid 9 took 2.0 GiB", UUID)], []
         ),

@@ -288,7 +288,7 @@ def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, tau
 
 def look(watch: BatchSizeWatch, now: float, capacity: float = 5096.0 * MIB) -> BatchSizeAdvice | None:
     """Have it look at a run that can have so many bytes."""
-    return watch.look(HELLO, {"GPU-0": MemoryHistory(cap=capacity)}, now)
+    return watch.look(HELLO, {"GPU-0": MemoryHistory(limit=capacity)}, now)
 
 
 def test_advice_for_a_run() -> None:

@@ -14,7 +14,7 @@ KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")
 FAILURE = End("uncaught ValueError", "failed")
 ILLEGAL = Error("illegal_address", "InternalError", "an illegal memory access was encountered", "train", 9)
-GROWTH = Growth(3 * 2**20, 0.0, 4 * 2**20, since=0.0, at=9.0, grown=12 * 2**30, pattern="steady")
+GROWTH = Growth(3 * 2**20, 12 * 2**30)
 EXIT_3, CORE = 3 << 8, 0x80
 
 CASES: dict[str, tuple[Evidence, str, str]] = {

@@ -1,82 +1,63 @@
-"""What is kept of a run's memory stays bounded and true, however long the run lasts."""
+"""What is kept of a run's memory: each report's figures, those of polls, and the peak of training."""
 
 from dataclasses import replace
 
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Phase, Report
-from gpuwarden.runs.history import MOST_EPOCHS, MOST_WINDOWS, MemoryHistory
+from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.runs.history import MemoryHistory
 
 MIB = 1 << 20
 REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
 
 
-def told(history: MemoryHistory, at: float, current: int, *, peak: int | None = None, **changes: object) -> None:
-    """Have the history hear one report."""
-    report = replace(REPORT, **changes)  # type: ignore[arg-type] # fields of a report
-    history.hear(DeviceMemory(current, current if peak is None else peak), report, at)
+def report(history: MemoryHistory, at: float, current: int, peak: int | None = None, **changes: object) -> None:
+    """Have the history take one report."""
+    memory = DeviceMemory(current, current if peak is None else peak)
+    history.hear(memory, replace(REPORT, **changes), at)  # type: ignore[arg-type] # fields of a report
 
 
-def test_a_long_run_is_kept_in_few_windows() -> None:
-    """A day of reports fits in as many windows as a minute, and no low or high of it is lost."""
+def test_reports_of_a_window() -> None:
+    """The least and the most in use, the mark at the least, the largest batch, and the last of what is said."""
     history = MemoryHistory()
-    reports = 40_000
-    for each in range(reports):
-        current = 100 * MIB if each != 31_234 else 7 * MIB
-        told(history, each * 0.25, current if each != 2_222 else 900 * MIB, steps=each)
-    windows = history.windows
-    assert MOST_WINDOWS / 2 <= len(windows) <= MOST_WINDOWS
-    assert sum(window.reports for window in windows) == reports
-    assert [min(each.lowest for each in windows), max(each.highest for each in windows)] == [7 * MIB, 900 * MIB]
-    assert all(one.ended == other.began and one.steps < other.steps for one, other in zip(windows, windows[1:]))  # noqa: B905, RUF007 - Python 3.10
-    assert (windows[0].began, windows[-1].ended, windows[-1].steps) == (0, (reports - 1) * 0.25, reports - 1)
+    report(history, 3.0, 7 * MIB, 20 * MIB, steps=1, batch_size=64, epoch=0)
+    report(history, 3.2, 5 * MIB, 30 * MIB, steps=2, batch_size=32, epoch=0)
+    report(history, 3.4, 6 * MIB, 40 * MIB, steps=3, batch_size=None, epoch=1)
+    (window,) = history.windows
+    assert (window.began, window.ended, window.steps, window.epoch, window.batch_size) == (3.0, 3.4, 3, 1, 64)
+    assert (window.lowest, window.highest, window.peak) == (5 * MIB, 7 * MIB, 40 * MIB)
+    assert (window.lowest_at, window.peak_at_lowest) == (3.2, 30 * MIB)
+    report(history, 9.0, 6 * MIB, steps=4)
+    assert [(each.began, each.ended) for each in history.windows] == [(3.0, 3.4), (3.4, 9.0)]
 
 
-def test_short_epochs_leave_the_past_as_it_was() -> None:
-    """Each epoch begins a window; a day of short ones must not melt into one, nor make those of later ones endless."""
+def test_training_begins_with_a_step() -> None:
+    """What is in use while a model is being made is no part of its training; its evaluation is."""
+    made, evaluated = MemoryHistory(), MemoryHistory()
+    report(made, 1.0, MIB)
+    report(made, 5.0, MIB, steps=1)
+    report(made, 6.0, MIB, steps=2)
+    report(evaluated, 2.0, MIB, phase="test")
+    assert (made.training_began, evaluated.training_began) == (5.0, 2.0)
+
+
+def test_the_peak_of_training_is_not_that_of_a_validation() -> None:
+    """A rise belongs to the phase that the report before it named, as a new phase is reported when it begins."""
     history = MemoryHistory()
-    for each in range(80_000):
-        told(history, each * 0.25, 100 * MIB, steps=each, epoch=each // 4)
-    windows = history.windows
-    assert MOST_WINDOWS / 2 <= len(windows) <= MOST_WINDOWS
-    assert max(each.ended - each.began for each in windows) <= 20_000 / 50
-    for each in range(80_000, 88_000):
-        told(history, each * 0.25, 100 * MIB, steps=each, epoch=20_000)
-    assert len([each for each in history.windows if each.epoch == 20_000]) > 4
-
-
-def test_epochs_are_kept_once_they_have_ended() -> None:
-    """Each epoch has its own least, and many epochs share entries evenly."""
-    history = MemoryHistory()
-    for each in range(40):
-        told(history, each, (each % 4 + each // 4) * MIB, epoch=each // 4)
-    assert [each.epoch for each in history.epochs] == list(range(9))
-    assert [each.lowest for each in history.epochs] == [number * MIB for number in range(9)]
-    for each in range(40, 40_000):
-        told(history, each, each // 4 * MIB, epoch=each // 4)
-    assert MOST_EPOCHS / 2 <= len(history.epochs) <= MOST_EPOCHS
-    assert {each.reports for each in history.epochs[:-1]} == {history.epochs[0].reports}
-    assert sum(each.reports for each in history.epochs) == 40_000 - 4
-
-
-def test_growth_is_laid_to_the_phase_it_happened_in() -> None:
-    """A validation shorter than a report's interval keeps its growth: its begin and its end are reported."""
-    history = MemoryHistory()
-    current, at = 100 * MIB, 0.0
-    phases: tuple[tuple[Phase, int], ...] = (("train", 0), ("test", 3 * MIB))
-    for _ in range(5):
-        for phase, grows in phases:
-            told(history, at, current, peak=current + 50 * MIB, phase=phase)
-            current, at = current + grows, at + 0.1
-    assert history.phases["test"].grown == 4 * 3 * MIB
-    assert history.phases["train"].grown == 0
-    assert history.phases["test"].peak == 162 * MIB
+    report(history, 0.0, 5 * MIB, 10 * MIB)
+    report(history, 0.1, 5 * MIB, 20 * MIB, phase="test")
+    report(history, 0.2, 5 * MIB, 90 * MIB, phase="test")
+    report(history, 0.3, 5 * MIB, 95 * MIB)
+    assert history.training_peak == 20 * MIB
 
 
 def test_polls_add_what_the_driver_knows() -> None:
-    """The least headroom and the most that others held, of all polls of a window."""
+    """The least headroom and the most that others held, of all polls of a window; and what it can have by the last."""
     history = MemoryHistory()
     history.see(1.0, 2.0)  # before the first report there is no window
-    told(history, 0.0, MIB)
+    report(history, 0.0, MIB)
     history.see(500.0, None)
     history.see(300.0, 70.0)
     history.see(None, 60.0)
     assert (history.windows[-1].headroom, history.windows[-1].others) == (300.0, 70.0)
+    assert history.limit is None
+    history.see(400.0, 60.0)
+    assert history.limit == 400.0 + MIB

@@ -11,7 +11,7 @@ from gpuwarden.metric import Reading
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.outlook import TOLD_GROWTHS, Outlook
+from gpuwarden.runs.outlook import MAX_LOGGED_LEAKS, Outlook
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.registry import RunRegistry
@@ -131,12 +131,12 @@ def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.Log
 def test_the_log_of_what_comes_and_goes_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """The end of a growth is told where its begin was."""
     caplog.set_level(logging.INFO)
-    outlook, growth = Outlook(), Growth(1.0 * MIB, 0.0, 2.0 * MIB, since=0.0, at=60.0, grown=60 * MIB, pattern="steady")
-    for number in range(3 * TOLD_GROWTHS):
+    outlook, growth = Outlook(), Growth(1.0 * MIB, 60 * MIB)
+    for number in range(3 * MAX_LOGGED_LEAKS):
         for found in (growth, None):
-            outlook._tell(f"GPU-{number % 2}", found, WHO)
-    assert caplog.text.count("memory grows on") == TOLD_GROWTHS
-    assert caplog.text.count("memory grows no more") == TOLD_GROWTHS
+            outlook._report(f"GPU-{number % 2}", found, WHO)
+    assert caplog.text.count("memory grows on") == MAX_LOGGED_LEAKS
+    assert caplog.text.count("memory grows no more") == MAX_LOGGED_LEAKS
 
 
 def usage(memory: int, cgroup: CgroupMemory | None = None) -> Usage:
@@ -152,12 +152,12 @@ def test_the_host_ends_at_what_ends_first() -> None:
         for look in range(60):
             held = GIB + look * 40 * MIB
             cgroup = None if limit is None else CgroupMemory(limit, held)
-            growth = outlook.on_host(usage(held, cgroup), 6 * GIB - held, {}, WHO, look * 5.0)
+            growth = outlook.on_host(usage(held, cgroup), 6 * GIB - held, WHO, look * 5.0)
         assert growth is not None
         assert growth.bytes_per_second == pytest.approx(8 * MIB, rel=0.02)
         assert growth.left is not None
         ends.append(growth.left.seconds)
-        assert outlook.on_host(None, None, {}, WHO, 301.0) is None
+        assert outlook.on_host(None, None, WHO, 301.0) is None
     assert ends[1] == pytest.approx((4 * GIB - GIB - 59 * 40 * MIB) / (8 * MIB), rel=0.1)
     assert ends[0] == pytest.approx((6 * GIB - GIB - 59 * 40 * MIB) / (8 * MIB), rel=0.1)
 
@@ -167,7 +167,7 @@ def test_a_fast_leak_on_the_host_is_urgent() -> None:
     outlook = Outlook()
     wanted = []
     for at, memory in ((0.0, GIB), (5.0, GIB + 10 * MIB), (10.0, 2 * GIB), (15.0, 3 * GIB), (20.0, 3 * GIB)):
-        outlook.on_host(usage(memory), 16 * GIB - memory, {}, WHO, at)
+        outlook.on_host(usage(memory), 16 * GIB - memory, WHO, at)
         wanted.append(outlook.urgent)
     assert wanted == [False, False, True, True, False]
 

@@ -105,7 +105,7 @@ def full() -> State:
     }
     whole = replace(held, readings=readings, xids={79: XidCount(2, 0.5), 13: XidCount(1, -1e5)})
     mig = divided(1, free=[5 * GIB, 6 * GIB], held={9: 0})
-    grows = Growth(1e6, 1e6, 1e6, 0.0, 60.0, 60 << 20, "steady", left=TimeLeft(50.0, 40.0, None))
+    grows = Growth(1e6, 60 << 20, TimeLeft(50.0, 40.0, None))
     run = a_run(
         growth={"GPU-0": grows},
         host_growth=grows,

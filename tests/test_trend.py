@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.runs.trend import FEWEST_POINTS, MOST_POINTS, trend
+from gpuwarden.runs.trend import MIN_TREND_POINTS, running_minimum, trend
 
-VALUES = st.lists(st.integers(-(10**6), 10**6), min_size=FEWEST_POINTS, max_size=MOST_POINTS)
+VALUES = st.lists(st.integers(-(10**6), 10**6), min_size=MIN_TREND_POINTS, max_size=24)
 
 
 def test_a_line_has_its_slope_for_sure() -> None:
     """Of points on a line the slope is that line's, and so are its bounds."""
     found = trend([(at, 5 + 3 * at) for at in range(10)])
     assert found is not None
-    assert (found.slope, found.lower, found.upper, found.rising) == (3, 3, 3, 1)
+    assert (found.slope, found.lower, found.upper) == (3, 3, 3)
 
 
 def test_a_few_wild_points_do_not_matter() -> None:
@@ -42,13 +42,16 @@ def test_the_interval_holds_what_it_promises() -> None:
 
 
 def test_what_stays_has_no_trend() -> None:
-    """Equal values neither rise nor fall; too few points say nothing, and too many are refused."""
+    """Equal values neither rise nor fall, and too few points say nothing."""
     found = trend([(at, 7) for at in range(5)])
     assert found is not None
-    assert (found.slope, found.rising) == (0, 0.5)
+    assert (found.slope, found.lower, found.upper) == (0, 0, 0)
     assert trend([(0, 1), (1, 2)]) is None
-    with pytest.raises(ValueError, match="at most 24"):
-        trend([(at, at) for at in range(MOST_POINTS + 1)])
+
+
+def test_the_running_minimum_is_what_was_never_given_back() -> None:
+    """At each place it is the least from there to the end."""
+    assert running_minimum([3, 5, 4, 9, 6]) == [3, 4, 4, 6, 6]
 
 
 @given(VALUES, st.integers(-(10**6), 10**6), st.sampled_from([0.25, 2.0, 64.0]))
@@ -60,7 +63,6 @@ def test_shift_and_scale(values: list[int], shift: int, scale: float) -> None:
     assert moved is not None
     assert moved.slope == found.slope * scale / 2
     assert (moved.lower, moved.upper) == (found.lower * scale / 2, found.upper * scale / 2)
-    assert moved.rising == found.rising
 
 
 @given(VALUES)

@@ -10,7 +10,7 @@ import pytest
 from gpuwarden.protocol import Allocation, DeviceMemory, Error, Phase
 from gpuwarden.runs.case import Case, Taken
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.history import PhaseMemory, Window
+from gpuwarden.runs.history import Window
 from gpuwarden.runs.verdict import judge
 
 MIB = 1 << 20
@@ -22,7 +22,7 @@ EAGER = "{{function_node __wrapped__Fill_device_/job:localhost}} OOM when alloca
 def window(steps: int, lowest: float, peak: float, **changes: Any) -> Window:
     """Make a stretch of a run's life of half a second; in MiB."""
     made = Window(0, 0.5, steps, "train", 0, round(lowest * MIB), round(lowest * MIB), round(peak * MIB))
-    return made._replace(**changes)
+    return replace(made, **changes)
 
 
 def steps_of(peak: float, base: float = 12.0) -> tuple[Window, ...]:
@@ -66,7 +66,7 @@ TRAINED: dict[str, Any] = {
     "steps": 40,
     "stay_steps": 40,
     "windows": steps_of(39.5),
-    "phases": {"train": PhaseMemory(peak=round(39.5 * MIB))},
+    "training_peak": round(39.5 * MIB),
 }
 LARGE_BATCH = case("16000,1000", 61, after=(11.9, 203.9), before=(11.7, 193.6), batch_size=16000)
 LEAK = case(
@@ -77,7 +77,7 @@ LEAK = case(
     steps=80,
     stay_steps=80,
     windows=tuple(window(20 * each, 12 + 50 * each, 50 + 50 * each) for each in range(1, 5)),
-    phases={"train": PhaseMemory(peak=250 * MIB)},
+    training_peak=250 * MIB,
 )
 PIECES = case("51,262144", 51, after=(104, 216), text=EAGER)
 VALIDATION = case("40000,1000", 152.6, after=(12.2, 206.2), before=(12.2, 39.5), phase="test", **TRAINED)
@@ -93,7 +93,7 @@ NEIGHBOUR = case(
 )
 PIPELINE = case(None, 381.7, after=(1, 2), text="passed to ParallelMapDatasetV2:21 transformation with iterator: OOM")
 PIPELINE = replace(PIPELINE, error=replace(PIPELINE.error, kind="host_oom"))
-GROWTH = Growth(2.0 * MIB, 1.0 * MIB, 3.0 * MIB, since=0.0, at=100.0, grown=200 * MIB, pattern="steady")
+GROWTH = Growth(2.0 * MIB, 200 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         pytest.param(changed(LEAK, after=memory(190, 252)), "leak", id="leaked, with room between steps"),
         pytest.param(changed(LEAK, windows=(), growth=GROWTH), "leak", id="growth that was told"),
         pytest.param(
-            changed(LEAK, windows=SUDDEN, growth=GROWTH._replace(grown=4 * MIB)),
+            changed(LEAK, windows=SUDDEN, growth=replace(GROWTH, grown=4 * MIB)),
             "unknown",
             id="growth of next to nothing",
         ),

@@ -210,11 +210,6 @@ def _host_growth(lived: float) -> Growth:
     left = 3 * 3600 - lived % 3600
     return Growth(
         _HOST_GROWTH,
-        0.8 * _HOST_GROWTH,
-        1.2 * _HOST_GROWTH,
-        since=0.0,
-        at=lived,
         grown=int(_HOST_GROWTH * max(lived, 0.0)),
-        pattern="steady",
         left=TimeLeft(left, 0.8 * left, 1.3 * left),
     )

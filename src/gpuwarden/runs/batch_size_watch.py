@@ -89,9 +89,9 @@ class BatchSizeWatch:
         for uuid in self._memory:
             history = histories.get(uuid)
             cost = cost_of(self.seen(uuid, histories), others)
-            if history is None or history.cap is None or cost is None:
+            if history is None or history.limit is None or cost is None:
                 return None
-            advice = advise(cost, present, history.cap, failed=self._failed, of=len(self._memory))
+            advice = advise(cost, present, history.limit, failed=self._failed, of=len(self._memory))
             if advice is None:
                 return None
             found.append(advice)

@@ -9,13 +9,12 @@ in torch, the frames of the exception still hold all of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpuwarden.protocol import Allocation, DeviceMemory, Error, Phase
+from gpuwarden.protocol import Allocation, DeviceMemory, Error
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.history import PhaseMemory, Window
+from gpuwarden.runs.history import Window
 
 _BY_ITSELF = re.compile(r"\[Op:(?!__)\w+\]")  # TensorFlow names the operation; of a function it writes __inference_…
 _IN_A_GRAPH = re.compile(r"\{\{node ")
@@ -45,7 +44,8 @@ class Case:
     `asked` is the largest allocation that failed on the device, `after` what the allocator said after it and `before`
     at the report before it. `room` is the most that the run's allocator could have in use as things stood (headroom and
     what was in use), `size` the device's memory. `others` is what other processes hold there, `taken` what of it is
-    new, `holders` all of it by process. `windows` and `phases` are the run's history there up to the error.
+    new, `holders` all of it by process. `windows` are the run's history there up to the error, `training_peak` the
+    allocator's own mark when it last rose in training.
     `batch_size` is that of the step, else the usual one; `largest_before` the largest of earlier steps; `stay_steps`
     counts the steps of the same stay in training that went well, `unseen_steps` those that no report told of before
     the error did. `failed_peak` is the highest mark that an earlier out-of-memory has left: no step that went well was
@@ -64,7 +64,7 @@ class Case:
     taken: tuple[Taken, ...] = ()
     holders: tuple[Taken, ...] = ()
     windows: tuple[Window, ...] = ()
-    phases: Mapping[Phase, PhaseMemory] = field(default_factory=dict)
+    training_peak: int | None = None
     batch_size: int | None = None
     largest_before: int | None = None
     stay_steps: int = 0
@@ -142,11 +142,11 @@ class Case:
     @property
     def usual(self) -> float | None:
         """Bytes that training steps which went well had in use beside the base, at their peak."""
-        known = self.phases.get("train")
-        if not self.error.steps or known is None or known.peak is None or known.peak <= self.failed_peak:
+        peak = self.training_peak
+        if not self.error.steps or peak is None or peak <= self.failed_peak:
             return None
-        reached = next((each for each in self.windows if each.peak >= known.peak), None)
-        return None if reached is None else max(known.peak - reached.lowest, 0)
+        reached = next((each for each in self.windows if each.peak >= peak), None)
+        return None if reached is None else max(peak - reached.lowest, 0)
 
     @property
     def larger_batch(self) -> bool | None:

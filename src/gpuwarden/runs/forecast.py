@@ -1,72 +1,46 @@
-"""When something that grows will meet its limit: by a line where it grows steadily, by its steps where it has some."""
+"""Forecast of when growing memory meets its limit: by a line, or by its steps where it has regular ones."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
-from operator import sub
-from typing import Literal, NamedTuple
 
-from gpuwarden.runs.stretch import Stretch
 from gpuwarden.runs.trend import Trend, median
 
-Pattern = Literal["steady", "staircase", "by epoch"]
-
-SMALLEST_RISE = 1 / 64  # of what was grown: less is noise
-ALIKE = 0.25  # by which steps may differ from their median, and pauses likewise
-MOST_NOISE = 0.1  # of a step, that is usually in use on top of the floor
-LEAST_STEPS = 3
-MOST_STEPS = 8
-PUNCTUAL = 1.5  # times its pause after the last step, the next one is there
-# Share of what a step takes that finds no place though as much is free: TensorFlow's allocator hands out a piece whole
-# that is up to twice as large as asked for (bfc_allocator.cc). Steps of one large tensor lost a third in real leaks; of
-# many small ones they lose nothing. Not where growth comes by regular steps: a whole one would hang on it.
-LOST = 1 / 16
-DOUBT = 0.15  # of the seconds that are left, at least: rates change, and the last allocation is not the average one
+ALIKE_RATIO = 0.25  # by which steps may differ from their median, and pauses likewise
+# Part of what a training step takes that finds no place though as much is free: TensorFlow's allocator hands out a
+# piece whole that is up to twice as large as asked for (bfc_allocator.cc). Chosen on bench/situations.py --set paced.
+LOST_RATIO = 1 / 16
+MIN_DOUBT_RATIO = 0.15  # of the seconds left: rates change, and the last allocation is not the average one
 
 
-class Step(NamedTuple):
-    """A rise: when it began, by how many bytes, after how many seconds without one, and in which epoch.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rise of the floor: when it began, by how many bytes, and how many seconds without one came before.
 
-    Of `pause` is left out what lies between two points.
+    `sharp`: when it was is known much better than how long that pause was.
     """
 
     at: float
     size: float
     pause: float
-    epochs: int
-    sharp: bool  # when it was is known much better than how long the pause before it was
+    sharp: bool
 
 
-class Rhythm(NamedTuple):
-    """Steps that can be told apart: bytes of one, seconds from one to the next, when the last was and to what `level`.
-
-    `regular`: they are alike; `by_epoch`: and there is one in each epoch.
-    """
+@dataclass(frozen=True, slots=True)
+class Stairs:
+    """Steps that are alike and come regularly: bytes of one, seconds between two, when the last was and to what."""
 
     size: float
     pause: float
     last: float
     level: float
-    regular: bool
-    by_epoch: bool
 
 
-class Transient(NamedTuple):
-    """Bytes that training steps take on top of what is in use between them: surely, probably, and at most.
-
-    Those are above the line through the floor; `above_floor` is above the floor itself.
-    """
-
-    sure: float
-    likely: float
-    most: float
-    above_floor: float
-
-
-class TimeLeft(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
     """Seconds to the limit, and their bounds; there is no `upper` where it may never come."""
 
     seconds: float
@@ -79,93 +53,81 @@ class TimeLeft(NamedTuple):
         return TimeLeft(max(self.seconds - seconds, 0.0), max(self.lower - seconds, 0.0), upper)
 
 
-def steps_of(stretch: Stretch) -> list[Step]:
-    """Return the rises of the floor that matter; those of neighbouring points are one where others have pauses."""
-    times, floor, epochs = stretch.times, stretch.floor, stretch.epochs
+def steps_of(times: Sequence[float], floor: Sequence[float], smallest: float) -> list[Step]:
+    """Return the rises of the floor by `smallest` bytes or more; those of neighbouring points are one sharp step."""
     steps: list[Step] = []
     last, level, before = times[0], floor[0], -1  # when and how far it rose last, and to which point
-    least = max(ceil(SMALLEST_RISE * stretch.grown), 1)
     for number, held in enumerate(floor):
         size = held - level
-        if size < least:
+        if size <= 0 or size < smallest:
             continue
         at = times[number - 1]
         spacing = times[number] - at
-        pause = at - last - spacing
-        if pause < 0:
-            pause = 0.0
-        if before == number - 1 and steps[-1].sharp and pause < steps[-1].pause / 4:
-            steps[-1] = steps[-1]._replace(at=at, size=steps[-1].size + size, epochs=epochs[number])
+        pause = max(at - last - spacing, 0.0)
+        if before == number - 1 and steps[-1].sharp and pause < steps[-1].pause * ALIKE_RATIO:
+            steps[-1] = replace(steps[-1], at=at, size=steps[-1].size + size)
         else:
-            sharp = pause > spacing and held - floor[number - 1] > size / 2
-            steps.append(Step(at, size, pause, epochs[number], sharp))
+            steps.append(Step(at, size, pause, sharp=pause > spacing and held - floor[number - 1] > size / 2))
         last, level, before = at, held, number
     return steps
 
 
-def rhythm_of(steps: Sequence[Step], stretch: Stretch) -> Rhythm | None:
-    """Return how the last steps went, where they can be told apart and nothing is given back between them.
+def stairs_of(steps: Sequence[Step], level: float, noise: float, now: float) -> Stairs | None:
+    """Return the last steps, up to `level`, if they are alike and regular; the very last may be under way still.
 
-    The last one may be under way, and is left out then.
+    `noise` is how much is usually in use between them on top of the floor: it has to be small beside a step.
     """
-    found = _rhythm(steps, stretch, stretch.floor[-1])
-    if (found is None or not found.regular) and len(steps) > LEAST_STEPS:
-        before = _rhythm(steps[:-1], stretch, stretch.floor[-1] - steps[-1].size)
-        if before is not None and before.regular and stretch.times[-1] < before.last + PUNCTUAL * before.pause:
+    found = _regular(steps, level, noise)
+    if found is None and steps:
+        before = _regular(steps[:-1], level - steps[-1].size, noise)
+        if before is not None and now < before.last + (1 + 2 * ALIKE_RATIO) * before.pause:
             return before
     return found
 
 
-def _rhythm(steps: Sequence[Step], stretch: Stretch, level: float) -> Rhythm | None:
-    sharp = list(takewhile(lambda step: step.sharp, reversed(steps)))[:MOST_STEPS][::-1]
-    if len(sharp) < LEAST_STEPS:
+def _regular(steps: Sequence[Step], level: float, noise: float) -> Stairs | None:
+    blurred = [number for number, step in enumerate(steps) if not step.sharp]
+    sharp = steps[blurred[-1] + 1 if blurred else 0 :][-8:]
+    if len(sharp) < 3:  # noqa: PLR2004 - two pauses, of which each can confirm the other
         return None
-    sizes = [step.size for step in sharp]
-    size = median(sizes)
-    first = bisect_left(stretch.times, sharp[0].at)
-    if median(map(sub, stretch.lows[first:], stretch.floor[first:])) > size * MOST_NOISE:
-        return None
+    size = median(step.size for step in sharp)
     pauses = [after.at - before.at for before, after in pairwise(sharp)]
     pause = median(pauses)
-    alike = all(abs(each - size) <= ALIKE * size for each in sizes)
-    regular = alike and all(abs(each - pause) <= ALIKE * pause for each in pauses)
-    epochs = sharp[-1].epochs - sharp[0].epochs
-    by_epoch = regular and epochs == len(sharp) - 1
-    return Rhythm(size, pause, sharp[-1].at, level, regular=regular, by_epoch=by_epoch)
+    if noise > ALIKE_RATIO * size or any(abs(step.size - size) > ALIKE_RATIO * size for step in sharp):
+        return None
+    if any(abs(each - pause) > ALIKE_RATIO * pause for each in pauses):
+        return None
+    return Stairs(size, pause, sharp[-1].at, level)
 
 
 def time_left(
-    lows: Sequence[tuple[float, float]],
     trend: Trend,
-    rhythm: Rhythm | None,
+    stairs: Stairs | None,
     *,
-    transient: Transient,
-    cap: float,
-    cap_slope: float,
+    level: float,
+    step_bytes: tuple[float, float],
+    limit: float,
+    limit_slope: float,
     now: float,
 ) -> TimeLeft:
-    """Return how long it is to the limit `cap`, which itself moves by `cap_slope` bytes a second."""
-    level = level_of(lows, trend.slope, now)
+    """Return how long it is from `level` to the limit, which itself moves by `limit_slope` bytes a second.
 
-    def to(limit: float, slope: float) -> float:
-        return max(limit - level, 0.0) / (slope - cap_slope)
+    `step_bytes` are what training steps take on top of that: probably, and at most.
+    """
+    likely, most = step_bytes
 
-    seconds = to(cap - transient.likely * (1 + LOST), trend.slope)
-    lower, upper = (
-        to(cap - transient.most, trend.upper),
-        to(cap, trend.lower) if trend.lower > max(cap_slope, 0) else None,
-    )
-    if rhythm is not None and rhythm.regular:
-        room = max(cap - transient.above_floor - rhythm.level, 0.0)
-        due = rhythm.last + max(ceil(room / (rhythm.size - cap_slope * rhythm.pause)), 1) * rhythm.pause
-        seconds = max(due - now, rhythm.pause / 10)
-        lower, upper = min(lower, seconds - rhythm.pause), None if upper is None else max(upper, seconds + rhythm.pause)
-    doubt = DOUBT * seconds
-    return TimeLeft(
-        seconds, max(min(seconds - doubt, lower), 0.0), None if upper is None else max(seconds + doubt, upper)
-    )
+    def until(end: float, slope: float) -> float:
+        return max(end - level, 0.0) / (slope - limit_slope)
 
-
-def level_of(lows: Sequence[tuple[float, float]], slope: float, at: float) -> float:
-    """Return where a line of that slope through the middle of the points is at a time."""
-    return median(low - slope * then for then, low in lows) + slope * at
+    seconds = until(limit - likely * (1 + LOST_RATIO), trend.slope)
+    lower = until(limit - most, trend.upper)
+    upper = until(limit, trend.lower) if trend.lower > max(limit_slope, 0) else None
+    if stairs is not None:
+        room = max(limit - likely - stairs.level, 0.0)
+        count = max(ceil(room / (stairs.size - limit_slope * stairs.pause)), 1)
+        seconds = max(stairs.last + count * stairs.pause - now, stairs.pause / 10)
+        lower = min(lower, seconds - stairs.pause)
+        upper = None if upper is None else max(upper, seconds + stairs.pause)
+    doubt = MIN_DOUBT_RATIO * seconds
+    lower, upper = max(min(seconds - doubt, lower), 0.0), None if upper is None else max(seconds + doubt, upper)
+    return TimeLeft(seconds, lower, upper)

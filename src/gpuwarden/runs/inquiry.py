@@ -143,7 +143,7 @@ class Inquiry:
             after=after or before,
             before=before,
             windows=tuple(history.windows) if history else (),
-            phases={phase: replace(each) for phase, each in history.phases.items()} if history else {},
+            training_peak=history.training_peak if history else None,
             batch_size=error.batch_size or (report.batch_size if report else None),
             largest_before=self._largest_in_stay,
             stay_steps=max(error.steps - self._stay_began, 0),

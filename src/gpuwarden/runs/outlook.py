@@ -1,121 +1,113 @@
-"""What a run's memory will come to, on GPUs and on the host; one log line when it begins to grow, one when it ends."""
+"""Watch over the leaks of a run, on GPUs and on the host, with a log line when one begins and one when it ends."""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.protocol import DeviceMemory
 from gpuwarden.quantities import amount, foreseen, rate
+from gpuwarden.runs.downsampling import Downsampled
 from gpuwarden.runs.growth import Growth, GrowthWatch
-from gpuwarden.runs.history import MemoryHistory
-from gpuwarden.runs.ladder import Ladder
+from gpuwarden.runs.history import MemoryHistory, Window, sample
 from gpuwarden.runs.process_tree import Present, Usage
 
 log = logging.getLogger(__name__)
 
-TOLD_GROWTHS = 20  # of a run, in the log
+MAX_LOGGED_LEAKS = 20  # of a run, in the log
 HOST = "the host"
-URGENT_SECONDS = 120.0  # at the rate from look to look, until the host has no memory left
+URGENT_SECONDS = 120.0  # at the rate from sample to sample, until the host has no memory left
+
+
+@dataclass(slots=True)
+class _Place:
+    """One GPU, or the host: the watch over it, and the leak that is reported there."""
+
+    watch: GrowthWatch = field(default_factory=GrowthWatch)
+    reported: Growth | None = None
+    logged: bool = False  # whether a line told that
 
 
 @dataclass(slots=True)
 class Outlook:
-    """Of one run. Used by one event loop; times are seconds since the run was first heard of."""
+    """Leaks of one run, by place. Used by one event loop; times are seconds since the run's first message.
 
-    _watches: dict[str, GrowthWatch] = field(default_factory=dict)  # by UUID
-    _host: GrowthWatch = field(default_factory=GrowthWatch)
-    _host_memory: Ladder = field(default_factory=Ladder)
-    _usage: Usage | None = None  # that was looked at last
-    _last_look: tuple[float, int] | None = None  # at the host: when, and bytes
-    urgent: bool = False  # whether the host is to be looked at often, as its memory may not last for long
-    _told: dict[str, Growth] = field(default_factory=dict)
-    _failed: bool = False  # since growth was told last
-    _logged: dict[str, bool] = field(default_factory=dict)  # whether a line told of what is in `_told`
+    `urgent`: the host's memory is to be sampled often, as it may not last for long.
+    """
+
+    urgent: bool = False
+    _places: defaultdict[str, _Place] = field(default_factory=lambda: defaultdict(_Place))  # by UUID, or HOST
+    _host_memory: Downsampled[Window] = field(default_factory=Downsampled)
+    _usage: Usage | None = None  # the last sample of the host
+    _failed: bool = False  # since a leak was reported last
     _lines: int = 0
 
     def on_gpus(
         self, histories: Mapping[str, MemoryHistory], current: Collection[str], who: tuple[str, str], now: float
     ) -> dict[str, Growth]:
         """Return by UUID what grows, of those that are current; `who` is the run's id and name."""
+        for uuid in self._places.keys() - {HOST}:
+            if uuid not in current:  # the run has ended, or is silent: that its memory grows no more is no news
+                self._places[uuid].reported = None
         found: dict[str, Growth] = {}
         for uuid in current:
             history = histories.get(uuid)
-            if history is None:
+            if history is None or history.training_began is None:
                 continue
-            watch = self._watches.get(uuid)
-            if watch is None:
-                watch = self._watches[uuid] = GrowthWatch()
-            growth = watch.look(history.ladder, now, history.phase_beside)
+            growth = self._places[uuid].watch.look(history.series, now, history.training_began)
+            self._report(uuid, growth, who)
             if growth is not None:
                 found[uuid] = growth
-            self._tell(uuid, growth, who)
-        if self._told:
-            for uuid in self._told.keys() - found.keys() - {HOST}:
-                if uuid not in current:  # the run has ended, or is silent: that its memory grows no more is no news
-                    del self._told[uuid]
         return found
 
-    def on_host(
-        self,
-        usage: Usage | None,
-        available: float | None,
-        histories: Mapping[str, MemoryHistory],
-        who: tuple[str, str],
-        now: float,
-    ) -> Growth | None:
+    def on_host(self, usage: Usage | None, available: float | None, who: tuple[str, str], now: float) -> Growth | None:
         """Return how the processes' memory grows; `available` is what the host has left, in bytes.
 
-        It ends at the cgroup's limit where that has less left. `histories` tell the run's epochs.
+        It ends at the cgroup's limit where that has less left.
         """
         present = usage.present if usage else None
         if present is None:
             self.urgent = False
-            self._told.pop(HOST, None)
+            self._places[HOST].reported = None
             return None
         if usage is not self._usage:
             self._usage = usage
-            epochs = max((history.begun for history in histories.values()), default=0)
-            self._look_at_host(present, _host_cap(present, available), epochs, now)
-        growth = self._host.look(self._host_memory, now)
-        self._tell(HOST, growth, who)
+            self._sample_host(present.memory, _host_limit(present, available), now)
+        growth = self._places[HOST].watch.look(self._host_memory, now)
+        self._report(HOST, growth, who)
         return growth
 
     def known(self, where: str) -> Growth | None:
-        """Return the growth that the last poll told of, on a GPU by UUID or on HOST."""
-        return self._told.get(where)
+        """Return the growth that the last poll found, on a GPU by UUID or on HOST."""
+        return self._places[where].reported if where in self._places else None
 
     def fail(self) -> None:
         """Take note that the run met an out-of-memory: that its memory grows no more after that is no news."""
         self._failed = True
 
-    def _look_at_host(self, present: Present, cap: float | None, epochs: int, now: float) -> None:
-        memory = present.memory
-        self._host_memory.hear(now, memory, memory, epochs=epochs, cap=cap)
-        if cap is not None and self._last_look is not None:
-            at, before = self._last_look
-            self.urgent = (cap - memory) * (now - at) < URGENT_SECONDS * (memory - before)
-        self._last_look = now, memory
+    def _sample_host(self, memory: int, limit: float | None, now: float) -> None:
+        before = self._host_memory.newest
+        if limit is not None and before is not None:
+            self.urgent = (limit - memory) * (now - before.ended) < URGENT_SECONDS * (memory - before.highest)
+        since = now if before is None else before.ended
+        self._host_memory.append(sample(now, DeviceMemory(memory, memory), since=since, limit=limit))
 
-    def _tell(self, where: str, growth: Growth | None, who: tuple[str, str]) -> None:
-        before = self._told.get(where)
-        if growth is None and before is None:
-            return
-        if growth is not None:
-            self._told[where] = growth
-            if before is None:
-                self._failed = False
-                self._logged[where] = self._lines < TOLD_GROWTHS
-                if self._logged[where]:
-                    self._lines += 1
-                    log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(growth))
-        elif before is not None:
-            del self._told[where]
-            if self._logged[where] and not self._failed:
-                log.info("run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, amount(before.grown))
+    def _report(self, where: str, growth: Growth | None, who: tuple[str, str]) -> None:
+        place = self._places[where]
+        before, place.reported = place.reported, growth
+        if growth is not None and before is None:
+            self._failed = False
+            place.logged = self._lines < MAX_LOGGED_LEAKS
+            if place.logged:
+                self._lines += 1
+                log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(growth))
+        elif before is not None and growth is None and place.logged and not self._failed:
+            log.info("run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, amount(before.grown))
 
 
-def _host_cap(present: Present, available: float | None) -> float | None:
+def _host_limit(present: Present, available: float | None) -> float | None:
     cgroup = present.cgroup_memory
     rooms = [] if available is None else [available]
     if cgroup is not None:

@@ -310,7 +310,7 @@ class Record:
             account=self.account,
             batch_size_advice=self.batch_sizes.look(self.hello, self.histories, now),
             growth=self.outlook.on_gpus(self.histories, memory, who, age),
-            host_growth=self.outlook.on_host(usage if up else None, available, self.histories, who, age),
+            host_growth=self.outlook.on_host(usage if up else None, available, who, age),
         )
 
     def _unknown(

@@ -6,8 +6,9 @@ Points are windows of the history, joined until they are few; those of an earlie
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gpuwarden.runs.history import Window, joined
+from gpuwarden.runs.history import Window
 
 MOST_POINTS = 60  # of a device
 MOST_TOGETHER = 480  # of all devices of a run
@@ -30,7 +31,7 @@ def thinned(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
         # The end of all would be a part of its own.
         place = min(int((window.ended - began) / part), most - 1)
         if place == last:
-            found[-1] = joined(found[-1], window)
+            found[-1] = found[-1].joined(window)
         else:
             found.append(window)
         last = place
@@ -39,4 +40,4 @@ def thinned(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
 
 def shifted(windows: Sequence[Window], seconds: float) -> list[Window]:
     """Return windows as seen from a begin that lies so many seconds earlier."""
-    return [window._replace(began=window.began + seconds, ended=window.ended + seconds) for window in windows]
+    return [replace(window, began=window.began + seconds, ended=window.ended + seconds) for window in windows]

@@ -1,71 +1,56 @@
-"""How a few points rise over time, by ranks: pure statistics that no single point can spoil.
+"""Trend of a few points over time by ranks, which no single point can spoil.
 
 The slope is Theil's and Sen's, the median of the slopes of all pairs, and its interval Sen's (Journal of the American
-Statistical Association 63, 1968); the share of pairs that rise is what Mann's and Kendall's test counts.
+Statistical Association 63, 1968).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import accumulate, combinations
 from math import sqrt
-from typing import NamedTuple
+from typing import TypeVar
 
-FEWEST_POINTS = 3
-MOST_POINTS = 24  # of which 276 pairs take some 40 µs
+MIN_TREND_POINTS = 3
+DEVIATIONS_OF_NINE_TENTHS = 1.645  # of the normal distribution
 
-_Z = 1.645  # standard deviations that hold nine tenths
+Number = TypeVar("Number", bound=float)
 
 
 def median(values: Iterable[float]) -> float:
     """Return the middle one of at least one value, or the mean of the two.
 
-    The statistics module has it too, but takes 0.7 MiB of memory, as it loads random and decimal.
+    The statistics module has it too, but loads random and decimal, 0.7 MiB of memory.
     """
-    return _middle(sorted(values))
-
-
-def _middle(ordered: Sequence[float]) -> float:
+    ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-class Trend(NamedTuple):
-    """`slope` a second, which lies between `lower` and `upper` with nine tenths' confidence.
+def running_minimum(values: Sequence[Number]) -> list[Number]:
+    """Return at each place the least value from there to the end: a floor that never falls."""
+    return list(accumulate(reversed(values), min))[::-1]
 
-    `rising` is the share of rising pairs among those whose two values differ; 0.5 is no trend.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """`slope` a second, which lies between `lower` and `upper` with nine tenths' confidence."""
 
     slope: float
     lower: float
     upper: float
-    rising: float
 
 
 def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """Return how the points (seconds, value) rise; None of fewer than three. Their times rise, and differ.
 
-    Raises ValueError for more than MOST_POINTS: the cost is quadratic.
+    The cost grows with the square of their number: a dozen take some 20 µs.
     """
-    if len(points) > MOST_POINTS:
-        raise ValueError(f"at most {MOST_POINTS} points")
-    if len(points) < FEWEST_POINTS:
+    count = len(points)
+    if count < MIN_TREND_POINTS:
         return None
-    slopes = [(value - before) / (at - then) for (then, before), (at, value) in combinations(points, 2)]
-    slopes.sort()
-    falling, rising = bisect_left(slopes, 0), len(slopes) - bisect_right(slopes, 0)
-    lower, upper = _interval(len(points), len(slopes))
-    return Trend(
-        slope=_middle(slopes),
-        lower=slopes[lower],
-        upper=slopes[upper],
-        rising=rising / (rising + falling) if rising + falling else 0.5,
-    )
-
-
-def _interval(points: int, pairs: int) -> tuple[int, int]:
-    """Return the ranks, from 0, of the slopes that bound the interval."""
-    spread = _Z * sqrt(points * (points - 1) * (2 * points + 5) / 18)
-    lower = max(int((pairs - spread) / 2), 0)
-    return lower, pairs - 1 - lower
+    slopes = sorted((value - before) / (at - then) for (then, before), (at, value) in combinations(points, 2))
+    spread = DEVIATIONS_OF_NINE_TENTHS * sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    lower = max(int((len(slopes) - spread) / 2), 0)
+    return Trend(median(slopes), slopes[lower], slopes[-1 - lower])

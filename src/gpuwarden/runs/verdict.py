@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, get_args
 from gpuwarden.protocol import Phase
 from gpuwarden.quantities import amount, lasting, rate
 from gpuwarden.runs.case import Case, kernel_like
-from gpuwarden.runs.floor import rise
 from gpuwarden.runs.growth import Growth
+from gpuwarden.runs.trend import running_minimum
 
 Name = Literal[
     "too_big", "batch_too_large", "leak", "fragmentation", "neighbour", "phase_peak", "host_input", "unknown"
@@ -27,6 +27,7 @@ FULL = 0.9  # of what the run can have: a base above it leaves no room to train 
 TIGHT = 0.85  # of it in use: then what grew is what is missing
 SLACK = 0.05  # of it, free in sum, from which on pieces are the reason: allocators round up
 NEW_SLACK = 0.2  # likewise in a step as large as none before: it may have needed more than what failed
+MIN_RISES = 2.5  # equal ones, that a steady rise has at least: one step up may show half-way, as two
 HELD = 0.1  # of it more than after the first steps: then something else than the batch has taken it
 ONE_OF = 2  # times the weights, beyond which a request for a whole program holds more than gradients
 _SETTINGS = {
@@ -199,9 +200,9 @@ def _leak(case: Case) -> Finding | None:
     in_use = base + need
     if in_use < TIGHT * room:
         return None
-    steady = rise(case.windows, base)
-    grown = max(case.growth.grown if case.growth else 0, steady.grown if steady else 0)
-    how = f"at {rate(case.growth.bytes_per_second)}" if case.growth else f"over {steady.steps} steps" if steady else ""
+    rise, steps = _steady_rise(case)
+    grown = max(case.growth.grown if case.growth else 0, rise)
+    how = f"at {rate(case.growth.bytes_per_second)}" if case.growth else f"over {steps} steps"
     if grown < in_use - room or grown < SLACK * room:
         return None
     return Finding(
@@ -256,7 +257,7 @@ def _phase_peak(case: Case) -> Finding | None:
     if case.error.kind != "device_oom":
         return None
     phase, usual, steps = case.error.phase, case.usual, case.error.steps
-    peak = case.phases["train"].peak if "train" in case.phases else None
+    peak = case.training_peak
     before = f", {steps} steps," if steps else ""
     peaked = f"peaked at {amount(peak)}" if peak is not None else "went well"
     if phase in ("test", "predict") and steps:
@@ -383,10 +384,20 @@ def _need(case: Case) -> float | None:
     return max(found, default=None)
 
 
+def _steady_rise(case: Case) -> tuple[float, int]:
+    """Return the bytes by which what is in use between steps kept rising up to the base, and over how many steps."""
+    stepping = [each for each in case.windows if each.steps]
+    floor = running_minimum([*(each.lowest for each in stepping), case.base or 0])
+    grown = floor[-1] - floor[0]
+    squares = sum((after - before) ** 2 for before, after in pairwise(floor))
+    if not grown or grown**2 < MIN_RISES * squares:
+        return 0, 0
+    return grown, stepping[-1].steps - stepping[0].steps
+
+
 def _grown(case: Case, missing: float) -> float:
     """Bytes by which the run itself has grown where that explains what is missing; else 0."""
-    steady = rise(case.windows, case.base or 0)
-    grown = max(case.growth.grown if case.growth else 0, steady.grown if steady else 0)
+    grown = max(case.growth.grown if case.growth else 0, _steady_rise(case)[0])
     return grown if grown >= missing else 0.0
 
 
@@ -424,7 +435,7 @@ def _scales(case: Case) -> str | None:
 def _signs_of_a_batch(case: Case) -> Iterator[str]:
     """Give what shows that a batch took the memory, the surest first."""
     error, shape, asked = case.error, case.shape, case.requested
-    peak = case.phases["train"].peak if "train" in case.phases else None
+    peak = case.training_peak
     if case.stay_steps and not case.giant and peak is not None:
         yield f"came in a step like {case.stay_steps} before it, which had only just fitted with {amount(peak)}"
     if case.shape_batch:
@@ -449,12 +460,11 @@ def _signs_of_a_batch(case: Case) -> Iterator[str]:
 
 def _at_the_edge(case: Case) -> bool:
     """Tell whether the batch can be to blame: no step like it went well before, or only just."""
-    known = case.phases.get("train")
     if not case.stay_steps or case.giant:
         return True
-    if case.usual is None or case.room is None or known is None or known.peak is None:
+    if case.usual is None or case.room is None or case.training_peak is None:
         return False
-    return TIGHT * case.room <= known.peak <= case.room and case.held_more <= HELD * case.room
+    return TIGHT * case.room <= case.training_peak <= case.room and case.held_more <= HELD * case.room
 
 
 def _had_room(case: Case) -> bool:
