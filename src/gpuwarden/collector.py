@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from gpuwarden.config import load
 from gpuwarden.daemon import Daemon
+from gpuwarden.dcgm.table import DcgmReadings
 from gpuwarden.exposition import TABLES, Entries, family_of, samples
 from gpuwarden.metric import Metric, Readings, Table
 from gpuwarden.sources import open_source
@@ -52,7 +53,7 @@ class GpuWardenCollector(Collector):
         """
         config = load(None if config_file is None else Path(config_file), overrides)
         self._interval = config.poll.interval
-        self._tables = (*TABLES, *_foreign_tables(config.compat))
+        self._tables: tuple[type[Table[Any]], ...] = TABLES if config.compat == "none" else (*TABLES, DcgmReadings)
         self._daemon = Daemon(config, open_source(config.source, config.simulation))
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # runs on a thread of its own after the first poll
@@ -122,11 +123,3 @@ def family_for(row: Metric[Any]) -> Family:
     """Return prometheus-client's family for a row, without samples."""
     name, kind = family_of(row)
     return Family(name, row.help, kind)
-
-
-def _foreign_tables(compat: str) -> tuple[type[Table[Any]], ...]:
-    if compat == "none":
-        return ()
-    from gpuwarden.dcgm.table import DcgmReadings  # noqa: PLC0415 - in memory only where it is wanted
-
-    return (DcgmReadings,)

@@ -10,15 +10,16 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden import systemd
 from gpuwarden.allowance import Allowance
 from gpuwarden.api import box, history
-from gpuwarden.compat import teller
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
-from gpuwarden.exposition import OPENMETRICS, Entries, Exposition, Page, negotiate
+from gpuwarden.dcgm.page import DcgmPage, host_name
+from gpuwarden.exposition import OPENMETRICS, Entries, Exposition, Page, entries, negotiate
 from gpuwarden.gpu import kernel_xid, pid_namespace
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.owners import OwnerBook
@@ -150,7 +151,7 @@ class Daemon:
         self._available: int | None = None  # bytes of the host's memory, at the last look at its runs
         self._usages: Mapping[Peer, Usage] = {}
         self._exposition = Exposition()
-        self._teller = teller(config)
+        self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._series = RecentSeries()
         self._events = RecentEvents()
         self._started = time.time()
@@ -222,7 +223,7 @@ class Daemon:
 
     def entries(self, state: State) -> Iterable[tuple[type[Table[Any]], Entries]]:
         """Return what is exposed of the state last polled, table by table."""
-        return self._teller.entries(state)
+        return chain(entries(state), self._dcgm.entries(state) if self._dcgm else ())
 
     def follow_events(self) -> None:
         """Wait, on a thread, for XIDs of the GPUs that the last poll found."""
@@ -356,7 +357,8 @@ class Daemon:
         state = self._join(snapshot, now)
         if self._telling:
             self._telling.see(state, now)
-        self._teller.see(state)
+        if self._dcgm:
+            self._dcgm.see(state)
         self._series.see(state, now)
         self._events.see(state)
         self._state, self._page, self._state_json = state, None, None

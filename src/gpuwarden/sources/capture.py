@@ -12,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from gpuwarden.gpu import nvml
 from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS
 
@@ -29,43 +30,21 @@ Struct: TypeAlias = "Mapping[str, int | str | None]"
 Answer: TypeAlias = "float | str | Struct | Sequence[Struct | int] | Answers | None"
 Answers: TypeAlias = "Mapping[str, Answer]"
 
-# What of a struct is kept; all other answers are texts or whole numbers.
-FIELDS = {
-    "nvmlDeviceGetMemoryInfo": ("total", "free", "used", "reserved"),  # version 1 has no `reserved`
-    "nvmlDeviceGetUtilizationRates": ("gpu", "memory"),
-    "nvmlDeviceGetPciInfo": ("busId",),
-    "nvmlDeviceGetBAR1MemoryInfo": ("bar1Total", "bar1Free", "bar1Used"),
-    "nvmlDeviceGetSramEccErrorStatus": (
-        "volatileCor",
-        "volatileUncParity",
-        "volatileUncSecDed",
-        "aggregateCor",
-        "aggregateUncParity",
-        "aggregateUncSecDed",
-        "aggregateUncBucketL2",
-        "aggregateUncBucketSm",
-        "aggregateUncBucketPcie",
-        "aggregateUncBucketMcu",
-        "aggregateUncBucketOther",
-        "bThresholdExceeded",
-    ),
-    "nvmlDeviceGetRowRemapperHistogram": ("max", "high", "partial", "low", "none"),
-    "nvmlDeviceGetGpuFabricInfoV": ("status", "state", "cliqueId", "healthMask"),
-    "nvmlDeviceGetComputeRunningProcesses": ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"),
-    "nvmlDeviceGetGraphicsRunningProcesses": ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"),
-    "nvmlGpmQueryDeviceSupport": ("isSupportedDevice",),
-    "nvmlDeviceGetAttributes_v2": (
-        "multiprocessorCount",
-        "sharedCopyEngineCount",
-        "sharedDecoderCount",
-        "sharedEncoderCount",
-        "sharedJpegCount",
-        "sharedOfaCount",
-        "gpuInstanceSliceCount",
-        "computeInstanceSliceCount",
-    ),
-}
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+# What of a struct is kept: all that the seam names; all other answers are texts or whole numbers.
+_STRUCTS: Mapping[str, type] = {
+    "nvmlDeviceGetMemoryInfo": nvml.Memory,  # version 1 has no `reserved`
+    "nvmlDeviceGetUtilizationRates": nvml.Utilization,
+    "nvmlDeviceGetPciInfo": nvml.PciInfo,
+    "nvmlDeviceGetBAR1MemoryInfo": nvml.Bar1Memory,
+    "nvmlDeviceGetSramEccErrorStatus": nvml.SramErrors,
+    "nvmlDeviceGetRowRemapperHistogram": nvml.SpareRows,
+    "nvmlDeviceGetGpuFabricInfoV": nvml.FabricInfo,
+    "nvmlGpmQueryDeviceSupport": nvml.GpmSupport,
+    "nvmlDeviceGetAttributes_v2": nvml.Attributes,
+    **dict.fromkeys(LISTS, nvml.ProcessInfo),
+}
+FIELDS = {function: tuple(struct.__annotations__) for function, struct in _STRUCTS.items()}
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 GPM_METRICS = "nvmlGpmMetricsGet"
 GPM_SAMPLES = ("nvmlGpmSampleGet", "nvmlGpmMigSampleGet")  # by the number of arguments that name a GPU instance
