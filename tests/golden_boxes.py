@@ -17,6 +17,7 @@ from typing import Any
 
 from simulated_box import Clock
 
+from gpuwarden.api.box import Seen, write_state
 from gpuwarden.config import Config
 from gpuwarden.dcgm.page import DcgmPage
 from gpuwarden.exposition import Exposition, entries
@@ -26,6 +27,8 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.pressure import PressureWatch
+from gpuwarden.recent.events import RecentEvents
+from gpuwarden.recent.series import RecentSeries
 from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load, save
 from gpuwarden.sources.driver import binding
 from gpuwarden.sources.recording import SAMPLE_SECONDS, record
@@ -190,6 +193,22 @@ def replayed(capture: Path, tables: Callable[[State], Iterator[Any]] = entries) 
     loaded = load(capture)
     time = _Time()
     return page(CapturedNvml(loaded, time.clock).nvml, time, len(loaded.frames), tables)
+
+
+def state_document(capture: Path) -> bytes:
+    """Write `/api/v1/state` of a capture's last frame, a key a line."""
+    states: list[State] = []
+
+    def tables(state: State) -> Iterator[Any]:
+        states.append(state)
+        return entries(state)
+
+    replayed(capture, tables)
+    seen = Seen(states[-1], RecentSeries(), RecentEvents(), str, Path("/run/gpuwarden/run.sock"), EPOCH)
+    seen.events.see(states[-1])
+    document = json.loads(write_state(seen))
+    document["host"]["name"] = "box"
+    return f"{json.dumps(document, indent=1)}\n".encode()
 
 
 def survival(nvml: Nvml, capture: Path) -> tuple[set[str], list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from browser import Tab
-from gpuwarden.api.box import Seen, StateWriter
+from gpuwarden.api.box import Seen, write_state
 from gpuwarden.page import files
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
@@ -59,7 +59,7 @@ def answer(state: State) -> dict[str, Any]:
     """Return what the API says of a poll."""
     events = RecentEvents()
     events.see(state)
-    return dict(json.loads(StateWriter().write(Seen(state, RecentSeries(), events, str, SOCKET, 1.0))))
+    return dict(json.loads(write_state(Seen(state, RecentSeries(), events, str, SOCKET, 1.0))))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from golden_boxes import FOLDER, GOLDENS, RECORDED, Golden, dcgm, replayed
+from golden_boxes import FOLDER, GOLDENS, RECORDED, Golden, dcgm, replayed, state_document
 
 from gpuwarden.gpu.nvml import FUNCTIONS
 from mock_nvml import MockNvml
@@ -23,6 +23,7 @@ from mock_nvml import MockNvml
 Check: TypeAlias = "Callable[[str, bytes], None]"
 BOXES = [pytest.param(golden, id=name) for name, golden in GOLDENS.items()]
 WITH_DCGM = ("h100", "mig", "h200")  # whose page of DCGM's names is pinned as well
+WITH_STATE = ("h100", "mig", "broken")  # whose `/api/v1/state` is pinned as well
 # What is no question with an answer of its own: the start and end, the look-up, what samples and events are kept in.
 NO_QUESTIONS = {
     "nvmlInit",
@@ -132,6 +133,12 @@ def test_page_of_dcgm_names(name: str, check: Check) -> None:
     check(f"{name}.dcgm.prom", replayed(FOLDER / f"{name}.json", dcgm()))
 
 
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_state_document(name: str, check: Check) -> None:
+    """The committed capture gives the committed answer of the API."""
+    check(f"{name}.state.json", state_document(FOLDER / f"{name}.json"))
+
+
 def test_every_function_is_recorded(made: Made) -> None:
     """No function of the seam is forgotten: each is asked in the recording of some box here, and so compared."""
     asked = set[str]().union(*(made.survival(name)[0] for name in GOLDENS))
@@ -142,5 +149,5 @@ def test_every_function_is_recorded(made: Made) -> None:
 def test_no_file_is_left_over() -> None:
     """Nothing lies in tests/goldens that no test looks at."""
     wanted = {f"{name}.{ending}" for name in (*GOLDENS, *RECORDED) for ending in ("json", "prom")}
-    wanted |= {f"{name}.dcgm.prom" for name in WITH_DCGM}
+    wanted |= {f"{name}.dcgm.prom" for name in WITH_DCGM} | {f"{name}.state.json" for name in WITH_STATE}
     assert {file.name for file in FOLDER.iterdir()} == wanted

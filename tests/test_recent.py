@@ -10,7 +10,7 @@ from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.pressure import Pressure
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
-from gpuwarden.recent.events import MAX_TEXT, MOST_EVENTS, RecentEvents
+from gpuwarden.recent.events import MAX_EVENTS, MAX_TEXT, RecentEvents
 from gpuwarden.recent.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.peer import Peer
@@ -185,7 +185,7 @@ def test_xids_of_the_last_hour_are_told() -> None:
     again = box(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
     events.see(again)
     events.see(again)
-    assert [(event.at, event.kind, event.level) for event in events.newest_first()] == [
+    assert [(event.timestamp_seconds, event.kind, event.level) for event in events.newest_first()] == [
         (100_005.0, "xid", "critical"),
         (100_000.0, "xid", "critical"),
     ]
@@ -222,9 +222,9 @@ def test_life_of_a_run_is_told() -> None:
 def test_events_are_bounded() -> None:
     """The newest stay; a text that is long is cut."""
     events = RecentEvents()
-    for pid in range(1, 2 * MOST_EVENTS):
+    for pid in range(1, 2 * MAX_EVENTS):
         long = Ending("failed", "why " * 500, float(pid), settled=True)
         events.see(box(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
-    assert len(events.newest_first()) == MOST_EVENTS
+    assert len(events.newest_first()) == MAX_EVENTS
     assert max(len(text) for text in texts(events)) == MAX_TEXT
-    assert events.newest_first()[0].at == 2 * MOST_EVENTS - 1
+    assert events.newest_first()[0].timestamp_seconds == 2 * MAX_EVENTS - 1

@@ -11,7 +11,7 @@ import pytest
 from test_state_api import REPORT, a_run, full
 
 from browser import Tab, chromium
-from gpuwarden.api.box import MOST_PROCESSES
+from gpuwarden.api.box import MAX_PROCESSES
 from gpuwarden.gpu import xid
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.processes import ProcessIdentity
@@ -319,7 +319,7 @@ def test_without_a_run_the_page_says_how_to_report(page: Stage, tab: Tab) -> Non
 
 def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, tab: Tab) -> None:
     """Each process has its user and its job, container, unit or run; the largest first, and the rest is counted."""
-    held = {pid: pid * GIB for pid in range(1, MOST_PROCESSES + 3)}
+    held = {pid: pid * GIB for pid in range(1, MAX_PROCESSES + 3)}
     identities = {52: ProcessIdentity(1000, "<b>"), 51: ProcessIdentity(1000, "python")}
     holders = {52: Holder("ada", "<i>", "", "4711", "", "52-9"), 51: Holder("grace", "", "", "", "a.service")}
     shown = page.show(tab, box(gpu(0, held=held), owners=Owners(holders=holders, identities=identities)))
@@ -331,7 +331,7 @@ def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, 
         ["0", "51.0 GiB", "grace", "python 51", "systemd unit a.service"],
         ["0", "50.0 GiB", "unknown", "50", "-"],
     ]
-    assert len(rows) == MOST_PROCESSES
+    assert len(rows) == MAX_PROCESSES
     assert "and 38 more processes" in shown
     assert "And 2 more processes that hold less." in shown
     crowd = tuple(a_run(pid, left=0.0, began=float(pid)) for pid in range(1, 130))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden import systemd
 from gpuwarden.allowance import Allowance
-from gpuwarden.api import box, history
+from gpuwarden.api.box import Seen, write_state
+from gpuwarden.api.history import write_history
 from gpuwarden.config import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
@@ -158,7 +159,6 @@ class Daemon:
         self._state: State | None = None
         self._page: Page | None = None
         self._state_json: bytes | None = None
-        self._state_writer: box.StateWriter | None = None
         self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of its points
         self._dropped = {"processes": 0, "owners": 0}
         self._answered = False  # whether the driver ever did
@@ -477,16 +477,15 @@ class Daemon:
             return Response(503, _NO_PAGE)
         if self._state_json is None:
             socket = self._config.runs.socket
-            seen = box.Seen(self._state, self._series, self._events, self._users.name, socket, self._started)
-            self._state_writer = self._state_writer or box.StateWriter()
-            self._state_json = self._state_writer.write(seen)
+            seen = Seen(self._state, self._series, self._events, self._users.name, socket, self._started)
+            self._state_json = write_state(seen)
         return _json(self._state_json)
 
     def _serve_history(self, _request: Request) -> Response:
         if self._state is None:
             return Response(503, _NO_PAGE)
         if self._history_json[0] != self._series.points:
-            self._history_json = self._series.points, history.write_history(self._series, self._state.snapshot.time)
+            self._history_json = self._series.points, write_history(self._series, self._state.snapshot.time)
         return _json(self._history_json[1])
 
 

@@ -1,12 +1,16 @@
-"""The reference of the answers' keys, written from their forms: docs/state.md."""
+"""Reference of the API's documents (docs/state.md), generated from their dataclasses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from inspect import cleandoc
+from typing import Any, get_args, get_origin
 
-from gpuwarden.api.box import STATE
-from gpuwarden.api.history import HISTORY
+from gpuwarden.api.box import BoxDocument
+from gpuwarden.api.document import document_keys, key_meanings
+from gpuwarden.api.history import HistoryDocument
+from gpuwarden.metric import Metric
 
 _ABOUT = """
 What the daemon answers to `/api/v1/state` and `/api/v1/history`; [api.md](api.md) says how to ask, and what for.
@@ -27,16 +31,38 @@ def state_markdown() -> str:
 def _lines() -> Iterator[str]:
     yield "# The box as JSON"
     yield ""
-    yield "Written by `gpuwarden reference state` from its forms; `make docs` keeps it up to date."
+    yield "Written by `gpuwarden reference state`; `make docs` keeps it up to date."
     yield ""
     yield cleandoc(_ABOUT)
-    for form in (*STATE.parts(), *HISTORY.parts()):
-        yield ""
-        yield f"## {form.title}"
-        yield ""
-        yield form.about
-        yield ""
-        yield "| key | always | meaning |"
-        yield "| --- | --- | --- |"
-        for key in form.keys:
-            yield f"| `{key.name}` | {'yes' if key.always else ''} | {key.meaning} |"
+    for title, answer in (("/api/v1/state", BoxDocument), ("/api/v1/history", HistoryDocument)):
+        places: dict[type, list[str]] = {}
+        for document, path in _parts(answer, ""):
+            places.setdefault(document, []).append(f"`{path or title}`")
+        for document, paths in places.items():
+            yield f"\n## {', '.join(paths)}\n\n{document.__doc__}\n"
+            yield "| key | always | meaning |\n| --- | --- | --- |"
+            for (name, required), (_, _, meaning) in zip(document_keys(document), key_meanings(document), strict=True):
+                yield f"| `{name}` | {'yes' if required else ''} | {_sentence(meaning)} |"
+
+
+def _parts(document: type, path: str) -> Iterator[tuple[type, str]]:
+    """Return a document and all that are in it, each with the path that leads there, in the way of jq."""
+    yield document, path
+    for name, kind, _ in key_meanings(document):
+        part = _part(kind)
+        if part is not None:
+            many = get_origin(kind) in (Sequence, Mapping)
+            yield from _parts(part, f"{path}.{name}{'[]' if many else ''}")
+
+
+def _part(kind: Any) -> type | None:
+    """Return the document that a type is, or holds."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind
+    return next(filter(None, map(_part, get_args(kind))), None)
+
+
+def _sentence(meaning: str | Metric[Any]) -> str:
+    if isinstance(meaning, str):
+        return meaning
+    return f"{meaning.help} `{meaning.name}`.{f' By {meaning.labels[0]}.' if meaning.labels else ''}"

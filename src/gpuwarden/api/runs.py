@@ -1,198 +1,201 @@
-"""A training run in `/api/v1/state`: how it stands now; its receipt says what it did so far."""
+"""Training runs in `/api/v1/state`, as they are now; a run's receipt says what it did so far."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from gpuwarden.api.form import Form, Json, Key
-from gpuwarden.api.gpus import TROUBLE
+from gpuwarden.api.gpus import Number, headroom_ratio
 from gpuwarden.api.troubles import GRAVITIES, Judged, Trouble, gravest
-from gpuwarden.protocol import DeviceMemory, Report
+from gpuwarden.protocol import Report
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.stall import Stall
-from gpuwarden.runs.verdict import Verdict
 from gpuwarden.state import State
 
-MOST_RUNS = 100  # the API has the others, and the page all: an answer is written on the loop
-
-
-class SeenRun(NamedTuple):
-    """A run with what else the poll has to say of it; `steps_per_second` is that of the last minute."""
-
-    run: Run
-    state: State
-    troubles: Sequence[Trouble]
-    user: str | None = None
-    steps_per_second: float | None = None
-
-
-class SeenDevice(NamedTuple):
-    """A run on one GPU or MIG instance."""
-
-    run: Run
-    state: State
-    uuid: str
-
-    @property
-    def memory(self) -> DeviceMemory | None:
-        """What its allocator says."""
-        return self.run.memory.get(self.uuid)
-
-    @property
-    def growth(self) -> Growth | None:
-        """How that grows, if it does for good."""
-        return self.run.growth.get(self.uuid)
-
-
-def _share(seen: SeenDevice) -> float | None:
-    left, memory = seen.run.headroom.get(seen.uuid), seen.memory
-    if left is None or memory is None:
-        return None
-    return left / (left + memory.current) if left + memory.current else 0.0
-
-
-def _level(seen: SeenDevice) -> str | None:
-    pressure = seen.state.pressure.of_runs.get((seen.run.peer.run_id, seen.uuid))
-    return pressure.level if pressure else None
-
-
-def _devices(seen: SeenRun) -> list[Json]:
-    run = seen.run
-    uuids = dict.fromkeys((*run.devices, *run.memory, *run.headroom_unknown))
-    return [DEVICE.write(SeenDevice(run, seen.state, uuid)) for uuid in uuids if uuid]
-
-
-def _input_wait(report: Report) -> float | None:
-    waited, observed = report.input_wait_seconds, report.input_observed_seconds
-    return min(waited / observed, 1.0) if waited is not None and observed else None
-
-
-def _of_memory(read: Callable[[DeviceMemory], Any]) -> Callable[[SeenDevice], Any]:
-    return lambda seen: read(memory) if (memory := seen.memory) else None
-
-
-def _of_growth(read: Callable[[Growth], Any]) -> Callable[[SeenDevice], Any]:
-    return lambda seen: read(growth) if (growth := seen.growth) else None
-
-
-def _of_report(read: Callable[[Report], Any]) -> Callable[[SeenRun], Any]:
-    return lambda seen: read(seen.run.report) if seen.run.report else None
-
-
-def _now(read: Callable[[Report], Any]) -> Callable[[SeenRun], Any]:
-    """Read something that is so now, by the last report; nothing once that is old or the run has ended."""
-    return lambda seen: read(seen.run.report) if seen.run.report and seen.run.current else None
+MAX_RUNS = 100  # the API has the others, and the page all: an answer is written on the loop
 
 
 # fmt: off
-STALL = Form[Stall](
-    "`stall`",
-    "A step that takes much longer than the run's steps usually do (runs.md).",
-    (
-        Key("seconds", "Time without a step.", lambda each: each.seconds, always=True),
-        Key("cause", "What the run seems to do instead.", lambda each: each.cause, always=True),
-    ),
-)
-VERDICT = Form[Verdict](
-    "`verdict`",
-    "Why the run's last out-of-memory came (verdicts.md).",
-    (
-        Key("name", "One of the verdicts.", lambda each: each.name, always=True),
-        Key("evidence", "What it rests on, with numbers.", lambda each: each.evidence, always=True),
-        Key("next_step", "What to do.", lambda each: each.next_step, always=True),
-    ),
-)
-DEVICE = Form[SeenDevice](
-    "Each of `devices`",
-    "The run on one GPU or MIG instance. What follows from its last report is there while that holds.",
-    (
-        Key("uuid", "UUID of the GPU or MIG instance.", lambda seen: seen.uuid, always=True),
-        Key("memory_in_use_bytes", "What its allocator has handed out.", _of_memory(lambda each: each.current)),
-        Key("memory_peak_bytes", "Most that it ever had handed out.", _of_memory(lambda each: each.peak)),
-        Key("memory_limit_bytes", "Its allocator's own limit.", _of_memory(lambda each: each.limit)),
-        Key("memory_reserved_bytes", "What its allocator holds of the device, where it says so.", _of_memory(lambda each: each.reserved)),
-        Key("headroom_bytes", "What it can still allocate (headroom.md).", lambda seen: seen.run.headroom.get(seen.uuid)),
-        Key("headroom_ratio", "Of what it uses and can still allocate, the part that it can still allocate.", _share),
-        Key("headroom_at_peak_bytes", "What it could still allocate if it used as much as at its peak.", lambda seen: seen.run.headroom_at_peak.get(seen.uuid)),
-        Key("headroom_unknown", "Why no headroom can be told.", lambda seen: seen.run.headroom_unknown.get(seen.uuid)),
-        Key("pressure", "How close it is to the end of that memory: none, some or critical.", _level),
-        Key("memory_growth_bytes_per_second", "How fast what is in use grows for good, while it does so (foresight.md).", _of_growth(lambda each: each.bytes_per_second)),
-        Key("memory_grown_bytes", "What it has grown by so far.", _of_growth(lambda each: each.grown)),
-        Key("seconds_to_oom", "How long it is to the limit at that rate.", _of_growth(lambda each: each.left and each.left.seconds)),
-        Key("seconds_to_oom_lower", "At least so long.", _of_growth(lambda each: each.left and each.left.lower)),
-        Key("seconds_to_oom_upper", "At most so long; not there where it may never come.", _of_growth(lambda each: each.left and each.left.upper)),
-    ),
-)
-RUN = Form[SeenRun](
-    "Each of `runs`",
-    "A training run that goes on, or has ended lately (`runs.expiry`).",
-    (
-        Key("run_id", "The run on this box since it was booted; the label of the metrics.", lambda seen: seen.run.peer.run_id, always=True),
-        Key("name", "What the run calls itself.", lambda seen: seen.run.hello.name, always=True),
-        Key("framework", "What it trains with.", lambda seen: seen.run.hello.framework, always=True),
-        Key("up", "Whether its process lives and has not said its end.", lambda seen: seen.run.up, always=True),
-        Key("current", "Whether its last report still tells of now.", lambda seen: seen.run.current, always=True),
-        Key("condition", "ok, warning or critical: the worst of its troubles.", lambda seen: gravest(seen.troubles), always=True),
-        Key("troubles", "What is wrong with it, the worst first.", lambda seen: list(map(TROUBLE.write, seen.troubles)), part=TROUBLE),
-        Key("receipt", "Path of its receipt: all else that is known of it (receipts.md).", lambda seen: f"/api/v1/runs/{quote(seen.run.peer.run_id, safe='')}", always=True),
-        Key("pid", "Its process; 0 for one that this daemon cannot see.", lambda seen: seen.run.peer.pid, always=True),
-        Key("uid", "Whose process that is.", lambda seen: seen.run.peer.uid, always=True),
-        Key("user", "The user's name.", lambda seen: seen.user),
-        Key("job", "Job of several processes that it is part of.", lambda seen: seen.run.hello.job),
-        Key("rank", "Its place in the job, from 0.", lambda seen: seen.run.hello.rank),
-        Key("began_timestamp_seconds", "When it first reported to this daemon, in Unix time.", lambda seen: seen.run.began, always=True),
-        Key("last_report_timestamp_seconds", "When it last reported, in Unix time.", lambda seen: seen.run.last_report),
-        Key("ended_timestamp_seconds", "When it ended, in Unix time.", lambda seen: e.at if (e := seen.run.ending) else None),
-        Key("outcome", "How it ended (runs.md); may change for some seconds.", lambda seen: e.outcome if (e := seen.run.ending) else None),
-        Key("evidence", "What that was concluded from.", lambda seen: e.evidence if (e := seen.run.ending) else None),
-        Key("phase", "What it does now: train, test, predict or idle.", _now(lambda report: report.phase)),
-        Key("epoch", "The epoch it is in, from 0.", _now(lambda report: report.epoch)),
-        Key("batch", "The batch of the epoch it is at, from 0.", _now(lambda report: report.batch)),
-        Key("batch_size", "Examples of its last step.", _now(lambda report: report.batch_size)),
-        Key("steps", "Training steps so far.", _of_report(lambda report: report.steps)),
-        Key("steps_per_second", "Steps a second over the last minute, or since it began; not there for its first seconds.", lambda seen: seen.steps_per_second),
-        Key("step_median_seconds", "What half of its steps did not exceed.", _of_report(lambda report: report.step_median)),
-        Key("step_p95_seconds", "What 95 % of its steps did not exceed.", _of_report(lambda report: report.step_p95)),
-        Key("input_wait_ratio", "Of the time of its steps, the part in which they waited for input, where that is known (slow.md).", _of_report(_input_wait)),
-        Key("loss", "The last loss, where the user lets it be told.", _now(lambda report: report.loss)),
-        Key("errors", "Errors that steps raised, by kind (errors.md).", _of_report(lambda report: dict(report.errors))),
-        Key("stall", "There while a step hangs.", lambda seen: STALL.write(s) if (s := seen.run.stall) else None, part=STALL),
-        Key("verdict", "There once it was out of memory.", lambda seen: VERDICT.write(v) if (v := seen.run.verdict) else None, part=VERDICT),
-        Key("batch_size_advice", "Which batch size would fit, in a sentence (batch-size.md).", lambda seen: a.text if (a := seen.run.batch_size_advice) else None),
-        Key("host_memory_bytes", "Host memory resident in its processes.", lambda seen: p.memory if (u := seen.run.usage) and (p := u.present) and seen.run.up else None),
-        Key("host_memory_growth_bytes_per_second", "How fast that grows for good, while it does so.", lambda seen: g.bytes_per_second if (g := seen.run.host_growth) else None),
-        Key("host_memory_grown_bytes", "What it has grown by so far.", lambda seen: g.grown if (g := seen.run.host_growth) else None),
-        Key("seconds_to_host_oom", "How long it is at that rate until the host has no more.", lambda seen: g.left.seconds if (g := seen.run.host_growth) and g.left else None),
-        Key("seconds_to_host_oom_lower", "At least so long.", lambda seen: g.left.lower if (g := seen.run.host_growth) and g.left else None),
-        Key("seconds_to_host_oom_upper", "At most so long; not there where it may never come.", lambda seen: g.left.upper if (g := seen.run.host_growth) and g.left else None),
-        Key("unresolved_devices", "Devices of the run that could not be told to be a certain GPU.", lambda seen: seen.run.unresolved or None),
-        Key("devices", "Its GPUs and MIG instances.", _devices, part=DEVICE),
-    ),
-)
+@dataclass(frozen=True, slots=True)
+class StallDocument:
+    """Step that takes much longer than the run's steps usually do (runs.md)."""
+
+    seconds: Annotated[float, "Time without a step."]
+    cause: Annotated[str, "What the run seems to do instead."]
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictDocument:
+    """Reason of the run's last out-of-memory (verdicts.md)."""
+
+    name: Annotated[str, "One of the verdicts."]
+    evidence: Annotated[str, "What it rests on, with numbers."]
+    next_step: Annotated[str, "What to do."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDocument:
+    """The run on one GPU or MIG instance. What follows from its last report is there while that holds."""
+
+    uuid: Annotated[str, "UUID of the GPU or MIG instance."]
+    memory_in_use_bytes: Annotated[int | None, "What its allocator has handed out."] = None
+    memory_peak_bytes: Annotated[int | None, "Most that it ever had handed out."] = None
+    memory_limit_bytes: Annotated[int | None, "Its allocator's own limit."] = None
+    memory_reserved_bytes: Annotated[int | None, "What its allocator holds of the device, where it says so."] = None
+    headroom_bytes: Annotated[Number, "What it can still allocate (headroom.md)."] = None
+    headroom_ratio: Annotated[Number, "Of what it uses and can still allocate, the part that it can still allocate."] = None
+    headroom_at_peak_bytes: Annotated[Number, "What it could still allocate if it used as much as at its peak."] = None
+    headroom_unknown: Annotated[str | None, "Why no headroom can be told."] = None
+    pressure: Annotated[str | None, "How close it is to the end of that memory: none, some or critical."] = None
+    memory_growth_bytes_per_second: Annotated[Number, "How fast what is in use grows for good, while it does so (foresight.md)."] = None
+    memory_grown_bytes: Annotated[int | None, "What it has grown by so far."] = None
+    seconds_to_oom: Annotated[Number, "How long it is to the limit at that rate."] = None
+    seconds_to_oom_lower: Annotated[Number, "At least so long."] = None
+    seconds_to_oom_upper: Annotated[Number, "At most so long; not there where it may never come."] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDocument:
+    """Training run that goes on, or has ended lately (`runs.expiry`)."""
+
+    run_id: Annotated[str, "The run on this box since it was booted; the label of the metrics."]
+    name: Annotated[str, "What the run calls itself."]
+    framework: Annotated[str, "What it trains with."]
+    up: Annotated[bool, "Whether its process lives and has not said its end."]
+    current: Annotated[bool, "Whether its last report still tells of now."]
+    condition: Annotated[str, "ok, warning or critical: the worst of its troubles."]
+    troubles: Annotated[Sequence[Trouble], "What is wrong with it, the worst first."] = ()
+    receipt: Annotated[str, "Path of its receipt: all else that is known of it (receipts.md)."]
+    pid: Annotated[int, "Its process; 0 for one that this daemon cannot see."]
+    uid: Annotated[int, "Whose process that is."]
+    user: Annotated[str | None, "The user's name."] = None
+    job: Annotated[str | None, "Job of several processes that it is part of."] = None
+    rank: Annotated[int | None, "Its place in the job, from 0."] = None
+    began_timestamp_seconds: Annotated[float, "When it first reported to this daemon, in Unix time."]
+    last_report_timestamp_seconds: Annotated[Number, "When it last reported, in Unix time."] = None
+    ended_timestamp_seconds: Annotated[Number, "When it ended, in Unix time."] = None
+    outcome: Annotated[str | None, "How it ended (runs.md); may change for some seconds."] = None
+    evidence: Annotated[str | None, "What that was concluded from."] = None
+    phase: Annotated[str | None, "What it does now: train, test, predict or idle."] = None
+    epoch: Annotated[int | None, "The epoch it is in, from 0."] = None
+    batch: Annotated[int | None, "The batch of the epoch it is at, from 0."] = None
+    batch_size: Annotated[int | None, "Examples of its last step."] = None
+    steps: Annotated[int | None, "Training steps so far."] = None
+    steps_per_second: Annotated[Number, "Steps a second over the last minute, or since it began; not there for its first seconds."] = None
+    step_median_seconds: Annotated[Number, "What half of its steps did not exceed."] = None
+    step_p95_seconds: Annotated[Number, "What 95 % of its steps did not exceed."] = None
+    input_wait_ratio: Annotated[Number, "Of the time of its steps, the part in which they waited for input, where that is known (slow.md)."] = None
+    loss: Annotated[Number, "The last loss, where the user lets it be told."] = None
+    errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind (errors.md)."] = None
+    stall: Annotated[StallDocument | None, "There while a step hangs."] = None
+    verdict: Annotated[VerdictDocument | None, "There once it was out of memory."] = None
+    batch_size_advice: Annotated[str | None, "Which batch size would fit, in a sentence (batch-size.md)."] = None
+    host_memory_bytes: Annotated[Number, "Host memory resident in its processes."] = None
+    host_memory_growth_bytes_per_second: Annotated[Number, "How fast that grows for good, while it does so."] = None
+    host_memory_grown_bytes: Annotated[int | None, "What it has grown by so far."] = None
+    seconds_to_host_oom: Annotated[Number, "How long it is at that rate until the host has no more."] = None
+    seconds_to_host_oom_lower: Annotated[Number, "At least so long."] = None
+    seconds_to_host_oom_upper: Annotated[Number, "At most so long; not there where it may never come."] = None
+    unresolved_devices: Annotated[int | None, "Devices of the run that could not be told to be a certain GPU."] = None
+    devices: Annotated[Sequence[DeviceDocument], "Its GPUs and MIG instances."] = ()
 # fmt: on
 
 
-def write_runs(
+def run_documents(
     judged: Judged, user_name: Callable[[int], str], pace: Callable[[str], float | None]
-) -> tuple[list[Json], int]:
-    """Write the runs of a poll: those that go on first, then the worst, then the newest; and say how many there are not.
+) -> tuple[list[RunDocument], int]:
+    """Return the runs of a poll, those that go on first, then the worst, then the newest; and how many are left out.
 
-    `pace` gives the steps a second of a run by its id.
+    `pace` returns the steps a second of a run by its id.
     """
     ordered = sorted(judged.runs, key=lambda each: (not each[0].up, -GRAVITIES.index(gravest(each[1])), -each[0].began))
-    chosen = ordered[:MOST_RUNS]
-    written = [
-        RUN.write(
-            SeenRun(run, judged.state, troubles, _user(run, user_name), pace(run.peer.run_id) if run.up else None)
-        )
-        for run, troubles in chosen
-    ]
-    return written, len(ordered) - len(chosen)
+    chosen = [_run(run, troubles, judged.state, user_name, pace) for run, troubles in ordered[:MAX_RUNS]]
+    return chosen, len(ordered) - len(chosen)
 
 
-def _user(run: Run, user_name: Callable[[int], str]) -> str | None:
-    name = user_name(run.peer.uid)
-    return None if name == str(run.peer.uid) else name
+def _run(
+    run: Run,
+    troubles: Sequence[Trouble],
+    state: State,
+    user_name: Callable[[int], str],
+    pace: Callable[[str], float | None],
+) -> RunDocument:
+    peer, hello, ending, verdict = run.peer, run.hello, run.ending, run.verdict
+    user = user_name(peer.uid)
+    uuids = dict.fromkeys((*run.devices, *run.memory, *run.headroom_unknown))
+    present = run.usage.present if run.usage and run.up else None
+    return RunDocument(
+        run_id=peer.run_id,
+        name=hello.name,
+        framework=hello.framework,
+        up=run.up,
+        current=run.current,
+        condition=gravest(troubles),
+        troubles=troubles,
+        receipt=f"/api/v1/runs/{quote(peer.run_id, safe='')}",
+        pid=peer.pid,
+        uid=peer.uid,
+        user=None if user == str(peer.uid) else user,
+        job=hello.job,
+        rank=hello.rank,
+        began_timestamp_seconds=run.began,
+        last_report_timestamp_seconds=run.last_report,
+        ended_timestamp_seconds=ending.at if ending else None,
+        outcome=ending.outcome if ending else None,
+        evidence=ending.evidence if ending else None,
+        steps_per_second=pace(peer.run_id) if run.up else None,
+        stall=StallDocument(run.stall.seconds, run.stall.cause) if run.stall else None,
+        verdict=VerdictDocument(verdict.name, verdict.evidence, verdict.next_step) if verdict else None,
+        batch_size_advice=run.batch_size_advice.text if run.batch_size_advice else None,
+        host_memory_bytes=present.memory if present else None,
+        unresolved_devices=run.unresolved or None,
+        devices=[_device(run, uuid, state) for uuid in uuids if uuid],
+        **(_progress(run.report, current=run.current) if run.report else {}),
+        **_growth(run.host_growth, "host_memory", "seconds_to_host_oom"),
+    )
+
+
+def _progress(report: Report, *, current: bool) -> dict[str, Any]:
+    """Return what a report says; what is so now only while the report is current."""
+    waited, observed = report.input_wait_seconds, report.input_observed_seconds
+    found: dict[str, Any] = {
+        "steps": report.steps,
+        "step_median_seconds": report.step_median,
+        "step_p95_seconds": report.step_p95,
+        "input_wait_ratio": min(waited / observed, 1.0) if waited is not None and observed else None,
+        "errors": dict(report.errors),
+    }
+    if current:
+        found |= {name: getattr(report, name) for name in ("phase", "epoch", "batch", "batch_size", "loss")}
+    return found
+
+
+def _growth(growth: Growth | None, memory: str, seconds: str) -> dict[str, Any]:
+    """Return growth of memory and the time it leaves, by keys that begin with `memory` and `seconds`."""
+    if growth is None:
+        return {}
+    found: dict[str, Any] = {f"{memory}_growth_bytes_per_second": growth.bytes_per_second}
+    found[f"{memory}_grown_bytes"] = growth.grown
+    if left := growth.left:
+        found |= {seconds: left.seconds, f"{seconds}_lower": left.lower, f"{seconds}_upper": left.upper}
+    return found
+
+
+def _device(run: Run, uuid: str, state: State) -> DeviceDocument:
+    memory, headroom = run.memory.get(uuid), run.headroom.get(uuid)
+    pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
+    return DeviceDocument(
+        uuid=uuid,
+        memory_in_use_bytes=memory.current if memory else None,
+        memory_peak_bytes=memory.peak if memory else None,
+        memory_limit_bytes=memory.limit if memory else None,
+        memory_reserved_bytes=memory.reserved if memory else None,
+        headroom_bytes=headroom,
+        headroom_ratio=headroom_ratio(headroom, memory.current) if memory and headroom is not None else None,
+        headroom_at_peak_bytes=run.headroom_at_peak.get(uuid),
+        headroom_unknown=run.headroom_unknown.get(uuid),
+        pressure=pressure.level if pressure else None,
+        **_growth(run.growth.get(uuid), "memory", "seconds_to_oom"),
+    )

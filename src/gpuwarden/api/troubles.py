@@ -6,7 +6,8 @@ Levels follow the alert rules and the thresholds that these share.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, get_args
 
 from gpuwarden import thresholds
 from gpuwarden.gpu.snapshot import Gpu
@@ -27,38 +28,30 @@ _SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_
 _OOM = ("device_oom", "host_oom")
 
 
-class Trouble(NamedTuple):
-    """One thing that is wrong, in a few words."""
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that is wrong with the driver, a GPU or a run. The last three keys are in the box's list alone."""
 
-    level: Gravity
-    text: str
-
-
-class BoxTrouble(NamedTuple):
-    """Likewise, with what it is about: the driver, a GPU or a run."""
-
-    level: Gravity
-    text: str
-    name: str
-    uuid: str | None = None
-    run_id: str | None = None
+    level: Annotated[Gravity, "How grave it is: warning or critical, as in the alerts."]
+    text: Annotated[str, "What it is, in a few words."]
+    name: Annotated[str | None, "What it is about: the driver, a GPU by its number, or a run by its name."] = None
+    uuid: Annotated[str | None, "The GPU."] = None
+    run_id: Annotated[str | None, "The run."] = None
 
 
-_AnyTrouble = TypeVar("_AnyTrouble", Trouble, BoxTrouble)
-
-
-def gravest(troubles: Iterable[Trouble | BoxTrouble]) -> Gravity:
+def gravest(troubles: Iterable[Trouble]) -> Gravity:
     """Return how grave the worst of them is."""
     return max((trouble.level for trouble in troubles), key=GRAVITIES.index, default="ok")
 
 
-def box_condition(state: State, troubles: Iterable[BoxTrouble]) -> Condition:
+def box_condition(state: State, troubles: Iterable[Trouble]) -> Condition:
     """Return how the box is: the worst of its troubles; unknown where no GPU was asked, during a pause say."""
     worst = gravest(troubles)
     return worst if worst != "ok" or any(gpu.asked for gpu in state.snapshot.gpus) else "unknown"
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Judged:
     """A poll's GPUs and runs, each with what is wrong with it, the worst first."""
 
     state: State
@@ -75,26 +68,26 @@ def judge(state: State) -> Judged:
     )
 
 
-def _worst_first(troubles: Iterable[_AnyTrouble]) -> list[_AnyTrouble]:
+def _worst_first(troubles: Iterable[Trouble]) -> list[Trouble]:
     return sorted(troubles, key=lambda trouble: -GRAVITIES.index(trouble.level))
 
 
-def box_troubles(judged: Judged) -> list[BoxTrouble]:
+def box_troubles(judged: Judged) -> list[Trouble]:
     """Say what is wrong with the driver, GPUs and runs, the worst first; of runs that ended only those of late."""
     return _worst_first(_of_box(judged))
 
 
-def _of_box(judged: Judged) -> Iterator[BoxTrouble]:
+def _of_box(judged: Judged) -> Iterator[Trouble]:
     snapshot = judged.state.snapshot
     if snapshot.fault is not None:
-        yield BoxTrouble("critical", f"does not answer: {snapshot.fault}", "the driver")
+        yield Trouble("critical", f"does not answer: {snapshot.fault}", "the driver")
     for gpu, troubles in judged.gpus:
-        for level, text in troubles:
-            yield BoxTrouble(level, text, f"GPU {gpu.identity.index}", uuid=gpu.identity.uuid)
+        for trouble in troubles:
+            yield replace(trouble, name=f"GPU {gpu.identity.index}", uuid=gpu.identity.uuid)
     for run, of_run in judged.runs:
         if run.up or (run.ending and snapshot.time - run.ending.at < thresholds.DIED_SECONDS):
-            for level, text in of_run:
-                yield BoxTrouble(level, text, f"run {run.hello.name}", run_id=run.peer.run_id)
+            for trouble in of_run:
+                yield replace(trouble, name=f"run {run.hello.name}", run_id=run.peer.run_id)
 
 
 def _of_gpu(gpu: Gpu, state: State) -> Iterator[Trouble]:

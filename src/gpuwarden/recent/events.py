@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
 from gpuwarden import thresholds
 from gpuwarden.gpu.snapshot import Gpu
@@ -15,11 +16,10 @@ from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 
-MOST_EVENTS = 50
+MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
 
 EventKind = Literal["xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory"]
-EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 Grade = Literal["info", "warning", "critical"]
 
 _BY_SEVERITY: Mapping[Severity, Grade] = {"info": "info", "warn": "warning", "page": "critical"}
@@ -27,15 +27,16 @@ _BY_LEVEL: Mapping[Level, Grade] = {"none": "info", "some": "warning", "critical
 _OOM = ("device_oom", "host_oom")
 
 
-class Event(NamedTuple):
-    """Something that happened: `at` in Unix time, `text` in one sentence, and what it is about."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the box."""
 
-    at: float
-    kind: EventKind
-    level: Grade
-    text: str
-    uuid: str | None = None
-    run_id: str | None = None
+    timestamp_seconds: Annotated[float, "When, in Unix time."]
+    kind: Annotated[EventKind, f"One of {', '.join(get_args(EventKind))}."]
+    level: Annotated[Grade, "info, warning or critical."]
+    text: Annotated[str, "What it was, in a sentence."]
+    uuid: Annotated[str | None, "The GPU or MIG instance that it is about."] = None
+    run_id: Annotated[str | None, "The run that it is about."] = None
 
 
 class _Known:
@@ -53,7 +54,7 @@ class RecentEvents:
     """Looks from poll to poll for what has changed. Used by one event loop."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._runs: dict[str, _Known] = {}
         self._levels: Mapping[Labels, Level] = {}
         self._faults: dict[str, str | None] = {}
@@ -62,7 +63,7 @@ class RecentEvents:
 
     def newest_first(self) -> list[Event]:
         """Return the events by their times."""
-        return sorted(self._events, key=lambda event: -event.at)
+        return sorted(self._events, key=lambda event: -event.timestamp_seconds)
 
     def see(self, state: State) -> None:
         """Take a poll; some 10 µs where nothing has changed."""

@@ -1,0 +1,81 @@
+"""JSON documents of the API: dataclasses whose fields are the keys, each annotated with its meaning.
+
+A field without a default is always there; one with a default has no key where it is None or empty. A field annotated
+with a row of a metric table instead of a text is the reading of that row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from math import isfinite
+from typing import Any, get_args, get_type_hints
+
+from gpuwarden.metric import Metric, Readings
+
+API_VERSION = 1
+VERSION_MEANING = f"Version of this form: {API_VERSION}. A later one may add keys, and no other change."
+_DIGITS = 6
+
+
+def as_json(document: Any) -> bytes:
+    """Render a document on one line."""
+    return f"{json.dumps(document, default=_keys, separators=(',', ':'), allow_nan=False)}\n".encode()
+
+
+def _keys(document: Any) -> dict[str, Any]:
+    found = {}
+    for name, required in document_keys(document.__class__):
+        value = _plain(getattr(document, name))
+        if required or not (value is None or (isinstance(value, (list, tuple, dict)) and not value)):
+            found[name] = value
+    return found
+
+
+@cache
+def document_keys(document: type) -> tuple[tuple[str, bool], ...]:
+    """Return each key of a document, and whether it is always there."""
+    return tuple((each.name, each.default is MISSING) for each in fields(document))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {key: each for key, inner in value.items() if (each := _plain(inner)) is not None}
+    return value
+
+
+def plain(value: float) -> float | None:
+    """Return a number as it is to be read: whole where it is, else of six digits; None where it is none."""
+    if not isfinite(value):
+        return None
+    return int(value) if value.is_integer() else round(value, _DIGITS)
+
+
+def readings_of(document: type, readings: Readings) -> dict[str, Any]:
+    """Return the fields of a document that are rows of a metric table, with their readings."""
+    return {name: _reading(row, readings.get(row), is_flag=is_flag) for name, (row, is_flag) in _rows(document).items()}
+
+
+def _reading(row: Metric[Any], reading: Any, *, is_flag: bool) -> Any:
+    if row.labels:
+        return {labels[0]: value for labels, value in reading.items()} if isinstance(reading, Mapping) else None
+    return bool(reading) if is_flag and reading is not None else reading
+
+
+@cache
+def _rows(document: type) -> Mapping[str, tuple[Metric[Any], bool]]:
+    return {
+        name: (meaning, bool in get_args(kind))
+        for name, kind, meaning in key_meanings(document)
+        if isinstance(meaning, Metric)
+    }
+
+
+def key_meanings(document: type) -> Iterator[tuple[str, Any, str | Metric[Any]]]:
+    """Return name, type and meaning of each field."""
+    for name, hint in get_type_hints(document, include_extras=True).items():
+        yield name, hint.__origin__, hint.__metadata__[0]
