@@ -83,7 +83,7 @@ class RunRegistry:
             )
 
     def _admit(self, peer: Peer, hello: Hello, now: float) -> Record:
-        if len(self._records) >= self._limit and not self._make_room(now) and not self._displace(peer):
+        if len(self._records) >= self._limit and not self._make_room(peer, now):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
         record = self._records[peer.run_id] = Record(
             peer,
@@ -98,21 +98,18 @@ class RunRegistry:
         log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
         return record
 
-    def _make_room(self, now: float) -> bool:
-        """Forget one run for a new one: the first that ended, else the one silent for longest, past its expiry."""
+    def _make_room(self, newcomer: Peer, now: float) -> bool:
+        """Give up one run for a new one; return whether there was one to give up.
+
+        That is the run that ended first, or the one silent for longest, past its expiry. Else it is a run of the user
+        with the most, unless that is the newcomer's user: the newest one, and not the oldest, since a run that is
+        turned away comes back, and the longest history would be lost each time.
+        """
         ended = [(record.inquest.ended, run_id) for run_id, record in self._records.items() if record.inquest]
         silent = [(each.seen, run_id) for run_id, each in self._records.items() if now - each.seen > self._rules.expiry]
-        if not ended and not silent:
-            return False
-        self._forget(min(ended or silent)[1], now)
-        return True
-
-    def _displace(self, newcomer: Peer) -> bool:
-        """Turn a run of the user with the most away, unless that is the newcomer's user; return whether there is room.
-
-        It is the newest one, and not the oldest: a run that is turned away comes back, and the longest history would
-        be lost each time.
-        """
+        if ended or silent:
+            self._forget(min(ended or silent)[1], now)
+            return True
         crowd = user_with_most((record.peer.uid for record in self._records.values()), newcomer=newcomer.uid)
         if crowd == newcomer.uid:
             return False
