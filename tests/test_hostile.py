@@ -22,7 +22,7 @@ from hostile_user import NOBODY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, STEP_BUCKETS, Hello, Report, encode
+from gpuwarden.protocol import STEP_BUCKETS, Hello, Report, encode
 from gpuwarden.runs.server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PROCESS
 from mock_nvml import MockNvml
 
@@ -190,29 +190,6 @@ def siege(tmp_path: Path, mock_nvml: MockNvml, expiry: int) -> Iterator[Siege]:
             assert statistics.median(scraper.ages) < 3  # a poll and a report, on a machine that may be busy
 
 
-def test_wrong_messages_are_counted(siege: Siege) -> None:
-    """Whatever bytes come, each message is counted under its reason, and the connection's next is heard."""
-    wrong: list[tuple[bytes, str]] = [  # the tests of the protocol have all of them
-        (b"\xff\xfe{}", "not_json"),
-        (b"[" * MAX_MESSAGE_BYTES, "not_json"),
-        (b'{"v":1,"type":"report","x":' + b'{"a":' * 1000 + b"1" + b"}" * 1001, "not_json"),
-        (b"9" * 5000, "not_json"),
-        (b"x" * 150_000, "too_long"),
-        (b'{"v":1e400,"type":"hello"}', "unknown_version"),
-        (b'{"v":1,"type":["hello"]}', "unknown_type"),
-        (json.dumps({**REPORT, "steps": 10**400}).encode(), "invalid"),
-        (json.dumps({**REPORT, "memory": {"GPU:0": {"current": {}, "peak": 1}}}).encode(), "invalid"),
-    ]
-    with siege.connect() as connection:
-        connection.send(json.dumps(HELLO).encode())
-        for message, _reason in wrong:
-            connection.send(message)
-        expected = Counter(reason for _message, reason in wrong)
-        until(lambda: siege.rejected() == expected, f"{expected} rejected")
-        connection.send(json.dumps({**REPORT, "steps": 4711}).encode())
-        until(lambda: 4711 in siege.samples().all("gpuwarden_run_steps_total").values(), "the right one is heard")
-
-
 def test_text_stays_text(siege: Siege) -> None:
     """No text of a message forges a sample or a line of the log; the status page's tests have what it shows of them."""
     fields = [("name", HELLO), ("framework", HELLO), ("visible_devices", HELLO), ("device_order", HELLO)]
@@ -254,21 +231,6 @@ def _openmetrics(siege: Siege) -> str:
     wanted = {"Accept": "application/openmetrics-text;version=1.0.0"}
     with urllib.request.urlopen(urllib.request.Request(f"{siege.daemon.url}/metrics", headers=wanted)) as answer:
         return str(answer.read().decode())
-
-
-def test_identity_is_the_kernels(siege: Siege) -> None:
-    """A message that claims to be another process, user or run is of its sender all the same."""
-    claims = {"pid": siege.good.pid, "uid": 4242, "gid": 0, "start": 1, "run_id": "1-1", "peer": {"pid": 1}}
-    with siege.connect() as connection:
-        for message in (HELLO, {**REPORT, "steps": 99_999_999}):
-            connection.send(json.dumps({**message, **claims}).encode())
-        (labels,) = until(
-            lambda: siege.samples().all("gpuwarden_run_info", pid=str(os.getpid())), "this process as a run"
-        )
-    assert dict(labels)["uid"] == str(os.getuid())
-    of_good = siege.samples().all("gpuwarden_run_info", pid=str(siege.good.pid))
-    assert [dict(each)["run_name"] for each in of_good] == ["good"]
-    assert "4242" not in siege.uids()
 
 
 def test_changing_names_make_few_series(siege: Siege) -> None:
