@@ -49,8 +49,18 @@ def box() -> Iterator[Simulation]:
 
 
 def daemon(box: Simulation) -> Daemon:
-    """Make a daemon on the box that gives up a hanging call soon."""
-    return Daemon(load(None, {"poll.interval": "100ms"}), Source("simulated", box.nvml))
+    """Make a daemon on the box that serves, and gives up a hanging call soon."""
+    warden = Daemon(load(None, {"poll.interval": "100ms"}), Source("simulated", box.nvml))
+    warden._loop = asyncio.new_event_loop()
+    warden._loop.close()
+    return warden
+
+
+def test_daemon_inside_another_program_is_silent(box: Simulation, manager: Manager) -> None:
+    """The service is that program's, whose watchdog it must not feed."""
+    asyncio.run(Daemon(load(None, {}), Source("simulated", box.nvml)).poll())
+    with pytest.raises(BlockingIOError):
+        manager.heard()
 
 
 def fed(warden: Daemon, manager: Manager) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from gpuwarden import config_file, thresholds
 from gpuwarden.config_file import Entry, Problem
@@ -69,7 +69,8 @@ class ConfigError(Exception):
         self.problems = tuple(problems)
 
 
-class Option(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Option:
     """What is declared of one option; `default` is written as in the file."""
 
     kind: Kind[Any]

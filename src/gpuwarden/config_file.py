@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import cast
 
 import yaml
 
@@ -43,7 +43,8 @@ class Problem:
         return ": ".join(part for part in (where, self.key, self.message) if part)
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """One option as somebody wrote it, or one value of its list; `place` is None where it stands in no file."""
 
     key: str

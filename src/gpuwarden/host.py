@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import psutil
 
@@ -22,7 +22,8 @@ _SHM = "/dev/shm"  # noqa: S108 - its fill level is read, nothing is written
 _PRESSURE = Path("/proc/pressure")
 
 
-class Space(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Space:
     """Bytes that there are, and bytes in use."""
 
     size: int

@@ -11,8 +11,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 KMSG = Path("/dev/kmsg")
 MAX_RECORDS = 5000  # in one `read`: some 15 ms where none is wanted
@@ -23,7 +23,8 @@ RETRY_SECONDS = 60.0  # between attempts to open a log that may not be read
 _HEADER = re.compile(rb"\d{1,9},(\d{1,18}),(\d{1,18}),")  # priority, number, microseconds since boot
 
 
-class Record(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Record:
     """A message of the kernel; it was logged between `earliest` and `latest` (monotonic), at Unix time `time`."""
 
     message: bytes
