@@ -86,7 +86,6 @@ bench: ## measure beside peers, by size and for long; an hour
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/callback.py
-	$(BIN)/python bench/watch.py
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/alert_latency.py
 	$(BIN)/python bench/many_runs.py

@@ -1,15 +1,18 @@
-"""CPU time that the callback takes of a training step: `python bench/callback.py` prints a Markdown table in a minute.
+"""CPU time that the callback and the watch take of a step: `python bench/callback.py` prints a table; `--quick` a look.
 
-The thread's CPU time is taken around the hook of each step, in fits of a real model, so with the processor's caches as
-training leaves them. A hook that does nothing is measured in the same way: that is the cost of the measurement. The
-daemon is the real one on the mock driver: there, absent, and stopped. The bar is MEAN_BAR, in the mean over all steps,
-less the cost of the measurement.
+The thread's CPU time is taken around the hook of each step: for the callback in fits of a real model, for the watch in
+a loop that hashes a mebibyte a step, so with the processor's caches as a step leaves them. An empty hook is measured in
+the same way: that is the cost of the measurement. The daemon is the real one on the mock driver: present, absent, and
+stopped. The bar is MEAN_BAR, in the mean over all steps, less the cost of the measurement.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 from time import thread_time_ns
@@ -24,12 +27,14 @@ os.environ |= {  # before TensorFlow is imported: the allocator of a GPU, put in
 import numpy as np
 
 from daemons import absent, present, stopped
+from gpuwarden import watch
 from gpuwarden.keras import GpuWarden, keras
 from programs import conditions
 
 MEAN_BAR = 10.0  # µs of CPU time a step
-STEPS = 5000
+STEPS = 200 if "--quick" in sys.argv else 5000
 GPU = "GPU-00000000-0000-4000-8000-000000000000"
+DATA = bytes(1 << 20)
 
 
 class Empty(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -39,45 +44,69 @@ class Empty(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
         """Do nothing."""
 
 
-def measure(callback: Any) -> list[float]:
+def timed(hook: Callable[..., None], took: list[float]) -> Callable[..., None]:
+    """Return a function that calls the hook and notes the CPU time, in µs."""
+
+    def call(number: int, logs: Any = None) -> None:  # noqa: ARG001 - Keras's arguments
+        begin = thread_time_ns()
+        hook(number)
+        took.append((thread_time_ns() - begin) / 1000)
+
+    return call
+
+
+def of_callback(callback: Any) -> list[float]:
     """Fit, after a fit that compiles; return the CPU time of each step's hook, in µs."""
     layers = [keras.layers.Input((32,)), keras.layers.Dense(16), keras.layers.Dense(16), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     model.compile("sgd", "mse")
-    hook, took = callback.on_train_batch_begin, list[float]()
-
-    def timed(batch: int, logs: Any = None) -> None:
-        begin = thread_time_ns()
-        hook(batch, logs)
-        took.append((thread_time_ns() - begin) / 1000)
-
-    callback.on_train_batch_begin = timed
+    took: list[float] = []
+    callback.on_train_batch_begin = timed(callback.on_train_batch_begin, took)
     for steps in (100, STEPS):
         took.clear()
         x = np.ones((steps * 16, 32), "float32")
         model.fit(x, x[:, :1], batch_size=16, verbose=0, shuffle=False, callbacks=[callback])
-    return sorted(took)
+    return took
+
+
+def of_loop(step: Callable[[int], None]) -> list[float]:
+    """Make steps; return the CPU time of each `step`, in µs."""
+    took: list[float] = []
+    noted = timed(step, took)
+    for _ in range(STEPS):
+        hashlib.blake2b(DATA).digest()
+        noted(16)
+    return took
+
+
+def measurements(path: str, *, acting: bool) -> Iterator[tuple[str, bool, list[float]]]:
+    """Measure with the daemon at `path`; give the hook, whether it is a fit's, and the CPU time of each step."""
+    settings: dict[str, Any] = {"socket": path, "devices": {"CPU:0": GPU}}
+    yield "GpuWarden()", True, of_callback(GpuWarden(**settings))
+    if acting:
+        yield "GpuWarden(on_pressure=...)", True, of_callback(GpuWarden(on_pressure=print, **settings))
+    with watch(**settings) as run:
+        yield "watch()", False, of_loop(run.step)
 
 
 def main() -> None:
     """Print the table."""
     print(f"{conditions()}. CPU time of each step's hook in µs, {STEPS} steps a row; the bar is {MEAN_BAR:g} µs.\n")
-    print("| callback | daemon | mean | of an empty hook's | less it | p50 | p99 | max | met |")
-    print("| --- | --- | --: | --: | --: | --: | --: | --: | --- |")
-    empty = measure(Empty())
-    rows = [("empty hook", "", empty)]
+    print("| hook | daemon | mean | of an empty hook | ratio | difference | p50 | p99 | max | met |")
+    print("| --- | --- | --: | --: | --: | --: | --: | --: | --: | --- |")
+    empty = {True: mean(of_callback(Empty())), False: mean(of_loop(lambda _: None))}
     for daemon in (present, absent, stopped):
         with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder, daemon(Path(folder)):
-            settings: dict[str, Any] = {"socket": f"{folder}/run.sock", "devices": {"CPU:0": GPU}}
-            rows.append(("GpuWarden()", daemon.__name__, measure(GpuWarden(**settings))))
-            if daemon is present:
-                acts = measure(GpuWarden(on_pressure=print, **settings))
-                rows.append(("GpuWarden(on_pressure=...)", daemon.__name__, acts))
-    for name, there, took in rows:
-        less = mean(took) - mean(empty)
-        figures = f"{mean(took):.2f} | {mean(took) / mean(empty):.1f} | {less:.2f}"
-        spread = f"{took[len(took) // 2]:.2f} | {took[len(took) * 99 // 100]:.2f} | {took[-1]:.0f}"
-        print(f"| {name} | {there} | {figures} | {spread} | {'yes' if less <= MEAN_BAR else '**no**'} |")
+            for name, fits, took in measurements(f"{folder}/run.sock", acting=daemon is present):
+                took.sort()
+                less = mean(took) - empty[fits]
+                print(
+                    f"| {name} | {daemon.__name__} | {mean(took):.2f} | {empty[fits]:.2f} "
+                    f"| {mean(took) / empty[fits]:.1f} | {less:.2f} "
+                    f"| {took[len(took) // 2]:.2f} | {took[len(took) * 99 // 100]:.2f} | {took[-1]:.0f} "
+                    f"| {'yes' if less <= MEAN_BAR else '**no**'} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

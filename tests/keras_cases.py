@@ -37,10 +37,11 @@ from receiver import Receiver
 
 from gpuwarden import keras as keras_callback
 from gpuwarden.client.frameworks.tensorflow import physical_devices
+from gpuwarden.client.model_memory import with_model
 from gpuwarden.client.run import Run, join
 from gpuwarden.client.wrapped import unwrap
 from gpuwarden.keras import GpuWarden, keras
-from gpuwarden.protocol import Hello, Report
+from gpuwarden.protocol import Allocation, Error, Hello, Report
 
 IMPORTED = sorted(name for name in sys.modules if name.startswith(("gpuwarden", "pynvml")))
 
@@ -752,6 +753,14 @@ def case_early(daemon: Daemon) -> Any:
 
 def case_physical(daemon: Daemon) -> Any:
     return physical_devices("CPU")
+
+
+def case_model_memory(daemon: Daemon) -> Any:
+    made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1000), keras.layers.BatchNormalization()])
+    made.compile(optimizer="adam", loss="mse")
+    made.optimizer.build(made.trainable_variables)
+    said = with_model(Error("device_oom", "", "", "train", 3, (Allocation(80, "4,1000"),)), made)
+    return [said.weights, said.trainable, said.like_weight]
 
 
 def case_hooks(daemon: Daemon) -> Any:

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import random
-import signal
 import sys
 import traceback
 import warnings
@@ -447,27 +446,6 @@ def case_of_a_callback(_: Path) -> Any:
         )
         outcomes[hook] = {**seen, "hooks": counts.hooks}
     return outcomes
-
-
-class Interrupted(keras.Sequential):  # type: ignore[misc] # Keras ships no types
-    """Is read back as a time limit is over."""
-
-    def load_weights(self, *_: Any) -> None:  # noqa: D102
-        signal.raise_signal(signal.SIGUSR1)
-
-
-def over_time(_number: int, _frame: Any) -> None:
-    raise TimeoutError("over time")
-
-
-def case_interrupted(_: Path) -> Any:
-    made = Interrupted([keras.layers.Input((3,)), keras.layers.Dense(1)])
-    made.compile("adam", "mse")
-    before = signal.signal(signal.SIGUSR1, over_time)
-    try:
-        return raised(lambda: fit_with_oom_retry(made, dataset, 1024, verbose=0, callbacks=[Runs(0, "batch")]))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 class Unsavable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types

@@ -15,12 +15,13 @@ PATIENCE = 30  # seconds until a test that waits for a message in vain fails
 class Receiver:
     """A listening SOCK_SEQPACKET socket; `accept` gives the connections of runs, oldest first."""
 
-    def __init__(self, path: Path, backlog: int = 8) -> None:
+    def __init__(self, path: Path, backlog: int = 8, patience: float = PATIENCE) -> None:
         self.path = str(path)
+        self._patience = patience
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.path)
         self._listener.listen(backlog)
-        self._listener.settimeout(PATIENCE)
+        self._listener.settimeout(self._patience)
         self._peers: list[Peer] = []
 
     def accept(self) -> Peer:
@@ -37,7 +38,7 @@ class Receiver:
         except BlockingIOError:
             return False
         finally:
-            self._listener.settimeout(PATIENCE)
+            self._listener.settimeout(self._patience)
         return True
 
     def kill(self) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from services import ROOT, Daemon, Process, ending, fetch, until
 
+pytestmark = pytest.mark.frameworks
+
 # The framework that each needs, the name it reports under, its steps and examples.
 EXAMPLES = {
     "batch_size": ("tensorflow", "batch size", 3 * 16, 3 * 8192),

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.frameworks
+
 TRAINING_TIME = 300  # seconds until training that hangs is ended
 MOST = 0.5  # of the time of steps that wait for nearly nothing else
 LITTLE = 0.3

@@ -443,6 +443,13 @@ def test_physical(saw: Any) -> None:
     assert saw == {"CPU:0": ["CPU:0", "CPU:1"]}
 
 
+def test_model_memory(saw: Any) -> None:
+    """What a model with Adam holds: weights, two slots of each, and some scalars; an allocation of a weight's shape."""
+    weights, trainable, like_weight = saw
+    assert (trainable, like_weight) == (4 * (4000 + 1000 + 1000 + 1000), True)
+    assert 3 * trainable + 8000 <= weights <= 3 * trainable + 8000 + 64
+
+
 def test_hooks(saw: Any) -> None:
     """Every hook is one that Keras calls; none makes Keras read a batch's logs or leave its asynchronous dispatch."""
     assert saw["unknown"] == []
@@ -451,7 +458,7 @@ def test_hooks(saw: Any) -> None:
 
 def test_imports(saw: list[str]) -> None:
     """The callback brings its own half into the training process, and nothing of the daemon's."""
-    parts = {"_version", "client", "frozen", "keras", "protocol"}
+    parts = {"_version", "client", "keras", "protocol"}
     ours = {"gpuwarden", *(f"gpuwarden.{each}" for each in parts)}
     assert {name for name in saw if not name.startswith("gpuwarden.client.")} <= ours
 

@@ -50,6 +50,8 @@ from test_keras import (
 from gpuwarden.protocol import End, Hello, Report
 from system_parts import require
 
+pytestmark = pytest.mark.frameworks
+
 HERE = Path(__file__).parents[1] / "build/keras2"
 CASES = (
     *("validation", "evaluate", "predict", "several_steps_an_execution", "unknown_length", "compiled", "eager"),
@@ -103,7 +105,7 @@ def test_workers(tmp_path: Path) -> None:
     With tf_keras: the fit of Keras 3.15 fails under this strategy, with and without the callback.
     """
     require(any((HERE / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
-    daemon = Receiver(tmp_path / "run.sock")
+    daemon = Receiver(tmp_path / "run.sock", patience=TRAINING_TIME)
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     path = os.pathsep.join((str(HERE.parents[1] / "src"), str(HERE / "tf_keras")))
     workers = [

@@ -22,7 +22,7 @@ STEPS = 40
 ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 CRITICAL = Advice(1, "pressure", "critical", "GPU-0", "nearly full", "memory")
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs Keras")
+pytestmark = pytest.mark.frameworks
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
 
@@ -201,7 +201,7 @@ def test_bad_arguments(case: dict[str, Any]) -> None:
 def test_workers(tmp_path: Path) -> None:
     """Of two real workers one is advised: both act, at the same epoch's end, also where the other is switched off."""
     environment = keras2()
-    daemon = Receiver(tmp_path / "run.sock")
+    daemon = Receiver(tmp_path / "run.sock", patience=TRAINING_TIME)
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     workers = [
         subprocess.Popen(

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.frameworks
+
 TRAINING_TIME = 300  # seconds until training that hangs is ended
 MESSAGE = dict[str, Any]
 ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}

@@ -19,6 +19,8 @@ pytest.importorskip("ipykernel", reason="needs ipykernel")
 MODEL = """
 import numpy as np
 from gpuwarden.keras import GpuWarden, keras
+
+pytestmark = pytest.mark.frameworks
 model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 x = np.ones((8, 3), "float32")

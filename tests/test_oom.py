@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -20,7 +19,7 @@ WIDTH = 10_000
 MIB = 1 << 20
 STARTING = 120.0  # seconds for TensorFlow and a case
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+pytestmark = pytest.mark.frameworks
 
 
 class Trainer(Process):

@@ -15,13 +15,13 @@ import pytest
 
 TRAINING_TIME = 600  # seconds: TensorFlow waits 10 s for memory before it gives up
 AT_ONCE = (  # each line in a process of its own, none of which waits for memory much longer than the others
-    ("two_retries", "validation", "other_errors", "interrupted"),
+    ("two_retries", "validation", "other_errors"),
     ("before_the_first_epoch", "later", "second_optimizer", "of_a_callback"),
     ("half_written", "without_y", "validated", "of_the_checkpoint"),
     ("effective", "exhausted", "unreadable", "arguments"),
 )
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+pytestmark = pytest.mark.frameworks
 
 
 def play(folder: Path, *cases: str, script: str = "oom_retry_cases.py", **environment: str) -> dict[str, Any]:
@@ -181,11 +181,6 @@ def test_unreadable(case: Any) -> None:
     said = [each for each in case["said"] if each.startswith("fit_with_oom_retry")]
     assert ["could not be put back" in each and "nothing there" in each for each in said] == [True]
     assert saw["notes"] == said * (sys.version_info >= (3, 11))
-
-
-def test_interrupted(case: Any) -> None:
-    """What a signal handler raises as the model is put back is raised as it is."""
-    assert case["saw"] == {"type": "TimeoutError", "text": "over time", "notes": []}
 
 
 def test_of_a_callback(case: Any) -> None:

@@ -1,9 +1,7 @@
-"""Where in a program an exception was raised, and what a model tells of its memory, with the real frameworks."""
+"""Where in a program an exception was raised, and what a model tells of its memory."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,20 +112,3 @@ def test_model() -> None:
     assert with_model(oom("4,5"), SimpleNamespace()) == oom("4,5")
     other = Error("other", "ValueError", "no", "train", 3)
     assert with_model(other, model) == other
-
-
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
-def test_model_of_keras() -> None:
-    """A real model with Adam: weights, two slots of each, and some scalars."""
-    import keras  # noqa: PLC0415 - takes seconds
-
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1000), keras.layers.BatchNormalization()])
-    model.compile(optimizer="adam", loss="mse")
-    model.optimizer.build(model.trainable_variables)
-    told = with_model(oom("4,1000"), model)
-    trainable = 4 * (4000 + 1000 + 1000 + 1000)
-    assert told.trainable == trainable
-    assert told.weights is not None
-    assert 3 * trainable + 8000 <= told.weights <= 3 * trainable + 8000 + 64
-    assert told.like_weight is True
-    assert "tensorflow" in sys.modules or keras.backend.backend() != "tensorflow"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -25,7 +24,7 @@ CASES = {
     "pieces": "fragmentation",
 }
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+pytestmark = pytest.mark.frameworks
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterable
 from math import inf
 
 from gpuwarden.protocol import STEP_BUCKETS
@@ -27,15 +27,15 @@ class Durations:
         """Note `steps` that took `seconds` together."""
         self.extend((seconds,), steps)
 
-    def extend(self, executions: Sequence[float], steps: int) -> None:
-        """Note executions of `steps` each, by the seconds each took. It costs by how much they differ."""
-        self.total += sum(executions)
-        self.count += len(executions) * steps
-        ordered = sorted(executions) if steps == 1 else sorted(each / steps for each in executions)
-        if ordered:
-            self._least, self._most = min(self._least, ordered[0]), max(self._most, ordered[-1])
-        _spread(ordered, steps, STEP_BUCKETS, self.buckets)
-        _spread(ordered, steps, _CLASSES, self._classes)
+    def extend(self, executions: Iterable[float], steps: int) -> None:
+        """Note executions of `steps` each, by the seconds each took."""
+        for execution in executions:
+            seconds = execution / steps
+            self.total += execution
+            self.count += steps
+            self._least, self._most = min(self._least, seconds), max(self._most, seconds)
+            self.buckets[bisect_left(STEP_BUCKETS, seconds)] += steps
+            self._classes[bisect_left(_CLASSES, seconds)] += steps
 
     def percentiles(self, *shares: float) -> tuple[float | None, ...]:
         """Return the seconds that each share of the steps, rising and from 0 to 1, did not exceed; None without any.
@@ -51,21 +51,6 @@ class Durations:
                 middle = min(max(_middle(entry[0]), self._least), self._most)
             found.append(middle)
         return tuple(found)
-
-
-def _spread(
-    ordered: Sequence[float],
-    weight: int,
-    bounds: Sequence[float],
-    counts: MutableSequence[int] | MutableMapping[int, int],
-) -> None:
-    """Count each of the rising values under the first bound that it does not exceed, many by one search."""
-    done = 0
-    while done < len(ordered):
-        at = bisect_left(bounds, ordered[done])
-        alike = bisect_right(ordered, bounds[at], done) if at < len(bounds) else len(ordered)
-        counts[at] += (alike - done) * weight
-        done = alike
 
 
 def _middle(at: int) -> float:

@@ -1,7 +1,7 @@
-"""One loop of this process: what it notes of its steps, and when that is counted into the run and reported.
+"""Loop tracker: what one loop of this process notes of its steps, counted into the run and reported.
 
-Noting takes no lock and costs next to nothing. Counting and reporting is done by one thread at a time, a few times a
-second, for all loops of the run: the thread that looks may not be the one whose steps are slow.
+Noting takes no lock. Counting and reporting is done by one thread at a time, a few times a second, for all loops of the
+run: the thread that reports may not be the one whose steps are slow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from numbers import Integral, Real
@@ -29,23 +28,14 @@ from gpuwarden.client.settings import Settings
 from gpuwarden.client.uncaught import is_error
 from gpuwarden.protocol import MAX_COUNT, PHASES, Error, Hello, Phase
 
-MAX_NOTED = 1 << 16  # steps that wait to be counted, should a look of another thread never come back
+MAX_NOTED = 1 << 16  # steps that wait to be counted, should another thread's report never come back
+CLOSE_WAIT = 0.1  # seconds that the end of a loop may wait for another thread's report
 MAX_CHANGES = 20  # reports a second of a new phase or epoch; more wait for the next look
 MAX_ADVICE = 8  # different sentences in the log
 
 _open: set[Loop] = set()
 _joined: weakref.WeakSet[Run] = weakref.WeakSet()
-_looking = threading.Lock()  # never waited for
-_take = partial(_looking.acquire, False)  # noqa: FBT003 - by position it is quicker
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What grows with the steps, as of the last one or as of the last counting."""
-
-    examples: int = 0
-    waited: float = 0.0
-    observed: float = 0.0
+_reporting = threading.Lock()
 
 
 class Loop:
@@ -61,11 +51,9 @@ class Loop:
         self._resting = True  # no step came since the beginning, the data's end or a phase
         self._stepped = False  # ever
         self._begun: float | None = None  # when the step under way began; may be unknown before the first
-        self._took: deque[float | None] = deque(maxlen=MAX_NOTED)  # seconds of steps, None for one that is not timed
-        self._note = self._took.append
+        # Of each step: seconds, None if it is not timed; examples; seconds that it waited for its batches.
+        self._noted: deque[tuple[float | None, int | None, float | None]] = deque(maxlen=MAX_NOTED)
         self._fetched: float | None = None  # seconds that the step under way has waited for its batches
-        self._made, self._told = _Sums(), _Sums()
-        self._last_size = self._largest = 0  # examples of the last step, and of the largest since the last counting
         self._epoch: int | None = None
         self._in_epoch = 0  # steps
         self._loss: float | None = None
@@ -89,33 +77,23 @@ class Loop:
             atexit.register(_count_rest, weakref.ref(run))  # called before what the run itself has registered
         self._tell(run.report)
 
+    @guarded
     def step(self, batch_size: int | None, loss: float | None) -> None:
         """Note that a step has ended."""
-        guard = self._guard
-        if guard.off:
-            return
-        try:
-            now = monotonic()
-            if self.phase == "train":
-                took = now - self._begun if self._stepped and self._begun is not None else None
-                self._note(took)
-                if self._resting:
-                    self._set_off(now)
-                if self._fetched is not None:
-                    self._count_wait(took)
-                if batch_size is not None:
-                    size = batch_size if type(batch_size) is int and batch_size > 0 else self._size(batch_size)
-                    self._made.examples += size
-                    self._last_size = size
-                    self._largest = max(self._largest, size)
-                if loss is not None:
-                    self._loss = loss if type(loss) is float else self._number(loss)
-            if now >= self.run.look_due:
-                self._tell(self.run.observe)
-            if self.phase == "train":
-                self._begun = monotonic()  # what this took is no part of a step
-        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
-            guard.failed(error, self._give_up)
+        now = monotonic()
+        if self.phase == "train":
+            took = now - self._begun if self._stepped and self._begun is not None else None
+            if self._resting:
+                self._set_off(now)
+            size = None if batch_size is None else self._whole(batch_size, "batch_size")
+            self._noted.append((took, size, self._fetched))
+            self._fetched = None
+            if loss is not None:
+                self._loss = self._number(loss)
+        if now >= self.run.look_due:
+            self._tell(self.run.observe)
+        if self.phase == "train":
+            self._begun = monotonic()  # what this took is no part of a step
 
     def _set_off(self, now: float) -> None:
         """Note the first step after a rest; the very first may compile."""
@@ -123,12 +101,6 @@ class Loop:
             self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._begun
         self._stepped, self._resting, self.stepping = True, False, True
         self._failed_in = None
-
-    def _count_wait(self, took: float | None) -> None:
-        if took is not None and self._fetched is not None:
-            self._made.waited += self._fetched
-            self._made.observed += took
-        self._fetched = None
 
     @guarded
     def begin_epoch(self, number: Any) -> None:
@@ -204,13 +176,17 @@ class Loop:
     @property
     def told(self) -> Told:
         """What the daemon has said, up to now; nothing where the loop does nothing any more."""
-        self._listen()
         run: Run | None = getattr(self, "run", None)  # its making may have failed
-        return Told() if run is None or self._guard.off else run.told
+        if run is None or self._guard.off:
+            return Told()
+        self._listen()
+        return run.told
 
     @guarded
     def _listen(self) -> None:
-        self._only_one(partial(self.run.listen, monotonic()))
+        now = monotonic()
+        if now >= self.run.listen_due:
+            self._only_one(partial(self.run.listen, now))
 
     def close(self) -> None:
         """Report the last totals, and do nothing any more."""
@@ -221,12 +197,12 @@ class Loop:
     def _close(self) -> None:
         self.stepping, self.phase, self.closed = False, "idle", True
         others = [each for each in tuple(_open) if each.run is self.run and not each.closed]
-        (others or [self])[0].report()
+        (others or [self])[0].report_end()
 
     @guarded
-    def report(self) -> None:
-        """Report where this loop stands."""
-        self._tell(self.run.report)
+    def report_end(self) -> None:
+        """Report that a loop has ended, and where this one stands."""
+        self._only_one(partial(self._count_and_send, self.run.report), CLOSE_WAIT)
 
     def _give_up(self) -> None:
         """Say that no step of this loop is under way: its silence from here on is no step that hangs."""
@@ -249,21 +225,14 @@ class Loop:
         run.stepping = any(each.stepping for each in tuple(_open) if each.run is run)
         send(monotonic())
 
-    def _only_one(self, act: Callable[[], None]) -> None:
-        """Do what only one thread may do at a time; not at all while another does."""
-        lock, take = _looking, _take
-        # A loop, not a call of acquire(): CPython lets signals in as a call returns, and a Ctrl-C there would leave the
-        # lock held for ever. It lets none in as a loop takes its next item, nor before what `finally` calls.
-        for _ in iter(take, False):  # noqa: FBT003 - what it gives while another has it
+    def _only_one(self, act: Callable[[], None], wait: float = 0.0) -> None:
+        """Do what only one thread may do at a time; not at all while another does for longer than `wait` seconds."""
+        lock = _reporting
+        if lock.acquire(timeout=wait):
             try:
                 act()
             finally:
                 lock.release()
-            if not any(each.closed for each in tuple(_open)):
-                break
-            # One closed meanwhile and could not count itself, or nobody held it any more. Not `act` again, which may
-            # only listen: nobody would be counted by that, and this would never end.
-            act = partial(self._count_and_send, self.run.report)
 
     def _change(self) -> None:
         """Report a new state at once; or, where that is done too often, with the next report."""
@@ -282,30 +251,21 @@ class Loop:
 
     def count(self) -> None:
         """Count what is noted into the run."""
-        run, took, made, told = self.run, self._took, self._made, self._told
-        noted = [took.popleft() for _ in range(len(took))]
-        timed = [each for each in noted if each is not None]
+        run = self.run
+        noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        timed = [took for took, _, _ in noted if took is not None]
         run.execute(timed, 1)
         run.count(len(noted) - len(timed), None)
         self._in_epoch += len(noted)
-        if (examples := made.examples) > told.examples:
-            total = (run.examples or 0) + examples - told.examples
+        if sizes := [size for _, size, _ in noted if size]:
+            total = (run.examples or 0) + sum(sizes)
             run.examples = total if total < MAX_COUNT else run.examples  # a message with more would be refused
-            told.examples = examples
-            self._tell_sizes()
-        waited, observed = made.waited, made.observed
-        if observed > told.observed:
-            run.input.add(waited - told.waited, observed - told.observed)
-            told.waited, told.observed = waited, observed
+            run.sized(sizes[-1], max(sizes))
+        if waits := [(waited, took) for took, _, waited in noted if waited is not None and took is not None]:
+            run.input.add(sum(waited for waited, _ in waits), sum(took for _, took in waits))
         if (loss := self._loss) is not None:
             run.loss = loss if abs(loss) < MAX_COUNT else None  # NaN and infinity are no numbers of a message
             self._loss = None
-
-    def _tell_sizes(self) -> None:
-        last, largest = self._last_size, self._largest
-        self._largest = 0
-        if last > 0 and largest < MAX_COUNT:
-            self.run.sized(last, largest)
 
     def _hello(self) -> Hello:
         name = self._settings.name or default_name()
@@ -316,9 +276,6 @@ class Loop:
         if self.phase == "train":
             self._begun = monotonic()
             self._fetched = None
-
-    def _size(self, value: Any) -> int:
-        return self._whole(value, "batch_size") or 0
 
     def _whole(self, value: Any, what: str) -> int | None:
         if isinstance(value, Integral) and 0 <= value < MAX_COUNT:  # type: ignore[operator] # they compare
@@ -356,9 +313,8 @@ def _count_rest(reference: weakref.ref[Run]) -> None:
 
 
 def _forget_in_child() -> None:
-    global _looking, _take  # noqa: PLW0603 - the lock may be held, by a thread that the child does not have
-    _looking = threading.Lock()
-    _take = partial(_looking.acquire, False)  # noqa: FBT003 - as above
+    global _reporting  # noqa: PLW0603 - the lock may be held, by a thread that the child does not have
+    _reporting = threading.Lock()
     for each in tuple(_open):
         each.forget()
     _open.clear()

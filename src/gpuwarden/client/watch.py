@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -56,7 +57,7 @@ class Watch:
         self._loop = loop
 
     def step(self, batch_size: int | None = None, loss: float | None = None) -> None:
-        """Note that a step has ended, in about 1 µs but a few times a second; it never waits and never raises.
+        """Note that a step has ended, in about 2 µs but a few times a second; it never waits and never raises.
 
         `batch_size` is how many examples went through it. `loss` is a number of the host's: a tensor is left out, since
         to read it would wait for the device.
@@ -78,18 +79,25 @@ class Watch:
         """Go through a loader's batches, and note how long the loop waits for each; the loader does as ever."""
         return Batches(self, self._loop, loader)
 
-    def phase(self, name: Phase) -> Stay:
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
         """Stay in another phase for a while, "test", "predict" or "idle": its time is no step time.
 
         `with run.phase("test"): ...`. Steps within are not counted.
         """
-        return Stay(self, self._loop, name)
+        self._loop.enter(name)
+        try:
+            yield
+        except BaseException:
+            self._loop.leave(failed=True)
+            raise
+        self._loop.leave(failed=False)
 
     @property
     def pressure(self) -> Level:
         """Pressure on this process's GPUs now: "none", "some" or "critical"; "none" too where no daemon says otherwise.
 
-        As of now, or 50 ms before, and 200 ms where the daemon has just said something; it never waits.
+        As of now, or 50 ms before; it never waits.
         """
         return self._loop.told.pressure
 
@@ -131,45 +139,19 @@ class Batches(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         self._loop.begin_batches()
         asked = monotonic()
-        iterator = iter(self._loader)
-        self._loop.waited_since(asked)  # a loader that starts workers does it here
-        return _Pass(self._watch, self._loop, iterator)
+        return self._pass(iter(self._loader), asked)  # a loader that starts workers does it in iter()
+
+    def _pass(self, iterator: Iterator[T], asked: float) -> Iterator[T]:
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                self._loop.rest()
+                return
+            self._loop.waited_since(asked)
+            yield batch
+            del batch  # else it would stay in memory while the next is made
+            asked = monotonic()
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type] # raises TypeError as the loader does
-
-
-class _Pass(Iterator[T]):
-    """One pass; it holds no batch, which would keep it in memory while the next is made."""
-
-    def __init__(self, watch: Watch, loop: Loop, iterator: Iterator[T]) -> None:
-        self._watch = watch
-        self._loop = loop
-        self._iterator = iterator
-
-    def __next__(self) -> T:
-        asked = monotonic()
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            self._loop.rest()
-            raise
-        self._loop.waited_since(asked)
-        return batch
-
-
-class Stay:
-    """A phase that a loop is in for a while."""
-
-    def __init__(self, watch: Watch, loop: Loop, name: Phase) -> None:
-        self._watch = watch
-        self._loop = loop
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._loop.enter(self._name)
-
-    def __exit__(
-        self, _cls: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self._loop.leave(failed=error is not None)

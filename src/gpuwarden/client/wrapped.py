@@ -30,22 +30,24 @@ class Observer(Protocol):
 class _Wrapped:
     """Calls as `function` does, and answers for it to whoever reads or sets an attribute.
 
-    A copy or pickle is one of the function alone. About 0.1 µs a call.
+    A copy or pickle is one of the function alone. `feed` is shown the arguments of each call and may replace them.
     """
 
     # Under names that no function has for itself.
-    __slots__ = ("__weakref__", "_gpuwarden_function", "_gpuwarden_observer")
+    __slots__ = ("__weakref__", "_gpuwarden_feed", "_gpuwarden_function", "_gpuwarden_observer")
 
     _gpuwarden_function: Callable[..., Any]
     _gpuwarden_observer: weakref.ref[Observer]
+    _gpuwarden_feed: Feed | None
 
-    def __init__(self, function: Callable[..., Any], observer: Observer) -> None:
+    def __init__(self, function: Callable[..., Any], observer: Observer, feed: Feed | None) -> None:
         object.__setattr__(self, "_gpuwarden_function", function)
         object.__setattr__(self, "_gpuwarden_observer", weakref.ref(observer))
+        object.__setattr__(self, "_gpuwarden_feed", feed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._gpuwarden_function(*args, **kwargs)
+            return self._gpuwarden_function(*_fed(self._gpuwarden_feed, args), **kwargs)
         except BaseException as error:  # KeyboardInterrupt too: what was called is over
             _tell(self._gpuwarden_observer, error)
             raise
@@ -67,47 +69,29 @@ class _Wrapped:
         return operator.getitem, ((self._gpuwarden_function,), 0)
 
 
-class _Fed(_Wrapped):
-    """Shows `feed` the arguments before each call, and calls with those it gives; about 0.2 µs more a call."""
-
-    __slots__ = ("_gpuwarden_feed",)
-
-    _gpuwarden_feed: Feed
-
-    def __init__(self, function: Callable[..., Any], observer: Observer, feed: Feed) -> None:
-        super().__init__(function, observer)
-        object.__setattr__(self, "_gpuwarden_feed", feed)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Not super().__call__: each frame here stands in the traceback of the user's error.
-        try:
-            return self._gpuwarden_function(*_fed(self._gpuwarden_feed, args), **kwargs)
-        except BaseException as error:
-            _tell(self._gpuwarden_observer, error)
-            raise
-
-
 def wrap(function: Callable[..., Any], observer: Observer, feed: Feed | None = None) -> Callable[..., Any]:
     """Return a callable that tells `observer`, which it holds weakly, of what `function` raises; never one in another.
 
     The end of the data is no error, and told as what it is. What `observer` itself raises is dropped. `feed` is shown
     the arguments of each call and may replace them; where it raises, they stay.
     """
-    return _Wrapped(unwrap(function), observer) if feed is None else _Fed(unwrap(function), observer, feed)
+    return _Wrapped(unwrap(function), observer, feed)
 
 
 def unwrap(function: Any) -> Any:
     """Return what `wrap` was given; anything else as it is."""
     # Not isinstance: that would believe what the function says of its __class__.
-    return function._gpuwarden_function if type(function) in (_Wrapped, _Fed) else function  # noqa: SLF001 - our own
+    return function._gpuwarden_function if type(function) is _Wrapped else function  # noqa: SLF001 - our own
 
 
 def tells(function: Any, observer: Observer) -> bool:
     """Say whether this came of `wrap` for `observer`."""
-    return type(function) in (_Wrapped, _Fed) and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
+    return type(function) is _Wrapped and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
 
 
-def _fed(feed: Feed, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _fed(feed: Feed | None, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if feed is None:
+        return args
     try:
         return feed(args)
     except Exception:  # noqa: BLE001 - whatever fails here must not end a training run
