@@ -262,7 +262,7 @@ def test_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3 * MAX_SOURCES):
         made.take(pressure("some", f"GPU-{number}"), 0.0)
     assert len(caplog.messages) == MAX_LINES
-    assert (made.count, len(made._levels)) == (3 * MAX_SOURCES, MAX_SOURCES)
+    assert (made.count, len(made._episodes)) == (3 * MAX_SOURCES, MAX_SOURCES)
     made.take(pressure("critical", "GPU-0"), HOUR)
     assert len(caplog.messages) == MAX_LINES + 1
 
@@ -288,6 +288,7 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         ([pressure("critical"), pressure("critical", resource="thermal")], 2, 2),
         ([pressure("critical"), pressure("critical", OTHER), pressure("none"), pressure("critical")], 1, 1),
         ([event(), event(uuid=OTHER), event("neighbour", "some")], 2, 1),
+        ([pressure("critical"), pressure("some", OTHER), pressure("none"), pressure("critical", OTHER)], 1, 1),
         ([pressure("critical"), pressure("none")], 0, 0),
     ],
 )

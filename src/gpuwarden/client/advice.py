@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, TypeVar
 
 from gpuwarden.protocol import LEVELS, MAX_DEVICES, RESOURCES, Advice, Level
 
@@ -24,19 +23,19 @@ RETURN = 60.0  # seconds in which a daemon that comes again goes on with the epi
 
 _GRAVITY = {level: gravity for gravity, level in enumerate(LEVELS)}
 
-Key = TypeVar("Key", bound=Hashable)
-
 
 @dataclass(slots=True)
 class _Episode:
-    """A time in which something was the matter: the worst that was said of it, and until when it lasts (monotonic)."""
+    """A time in which something was the matter with a device."""
 
-    worst: Level = "none"
-    until: float = inf
+    level: Level = "none"  # of pressure, now
+    worst: Level = "none"  # of all that was said
+    until: float = inf  # monotonic
 
 
-class _Alarm(NamedTuple):
-    """An episode that has come to a level it had not had, by what was said; `serial` counts them."""
+@dataclass(frozen=True, slots=True)
+class _Alarm:
+    """Advice of a level that its subject's episodes had not had, but `before`; `serial` counts them."""
 
     serial: int
     before: Level
@@ -54,9 +53,7 @@ class Told:
     def __init__(self) -> None:
         self.count = 0
         self.last: Advice | None = None
-        self._levels: dict[tuple[str, str], Level] = {}  # by UUID and resource, of those under pressure
-        self._by_device: dict[tuple[str, str], _Episode] = {}  # for the log
-        self._by_subject: dict[str, _Episode] = {}  # for what is done about it
+        self._episodes: dict[tuple[str, str], _Episode] = {}  # by UUID and subject
         self._alarms: deque[_Alarm] = deque(maxlen=MAX_ALARMS)
         self._raised = 0
         self._answered: dict[Hashable, int] = {}
@@ -65,11 +62,12 @@ class Told:
     @property
     def pressure(self) -> Level:
         """The worst level on the run's devices now; "none" where no daemon says otherwise."""
-        return max(tuple(self._levels.values()), key=_GRAVITY.__getitem__, default="none")
+        return _worst(each.level for each in tuple(self._episodes.values()))
 
     def pressure_on(self, uuid: str, resource: str) -> Level:
-        """Give the level of one device's resource."""
-        return self._levels.get((uuid, resource), "none")
+        """Return the level of one device's resource."""
+        episode = self._episodes.get((uuid, resource))
+        return "none" if episode is None else episode.level
 
     def take(self, advice: Advice, now: float) -> None:
         """Take note of advice; `now` is monotonic."""
@@ -77,44 +75,37 @@ class Told:
         self.last = advice
         subject, pressed = _subject(advice)
         device = advice.uuid, subject
-        if device not in self._by_device and len(self._by_device) >= MAX_SOURCES:
+        if device not in self._episodes and len(self._episodes) >= MAX_SOURCES:
             return
-        until = inf if pressed else now + EVENT_LASTS
+        lasting = self._lasting(subject, now)
+        episode = self._episodes.pop(device, None)
         if advice.level == "none":
-            self._levels.pop(device, None)
-            if self._by_device.pop(device, None) is not None:
+            if episode is not None:
                 self._write(logging.INFO, advice, now)
-            self._relieve(subject, now)
+                for each in lasting:  # it was one with theirs, which goes on
+                    each.worst = _worst((each.worst, episode.worst))
             return
-        if pressed:
-            self._levels[device] = advice.level
-        if _worsened(self._by_device, device, advice.level, until, now) is not None:
+        if episode is None or now > episode.until:
+            episode = _Episode()
+        before = _worst(each.worst for each in lasting)
+        if _GRAVITY[advice.level] > _GRAVITY[episode.worst]:
+            episode.worst = advice.level
             self._write(logging.WARNING, advice, now)
-        before = _worsened(self._by_subject, subject, advice.level, until, now)
-        if before is not None:
+        episode.level = advice.level if pressed else "none"
+        episode.until = inf if pressed else now + EVENT_LASTS
+        self._episodes[device] = episode
+        if _GRAVITY[advice.level] > _GRAVITY[before]:
             self._raised += 1
             self._alarms.append(_Alarm(self._raised, before, advice))
 
-    def _relieve(self, subject: str, now: float) -> None:
-        """End the episode as far as devices go of which nothing is the matter any more.
-
-        Of some a daemon may have told that is no more: those are part of it for RETURN, and for ever if that were not
-        looked at, as the next daemon has nothing to say of them.
-        """
-        on_others = [each.until for (_, other), each in self._by_device.items() if other == subject]
-        until = max((each for each in on_others if each >= now), default=None)
-        if until is None:
-            self._by_subject.pop(subject, None)
-        elif subject in self._by_subject:
-            self._by_subject[subject].until = until
-
     def lose(self, now: float) -> None:
-        """Take note that no daemon is there: nobody says any more that there is pressure."""
-        if self._levels:
-            self._levels.clear()
-            for episodes in (self._by_device, self._by_subject):
-                for each in episodes.values():
-                    each.until = min(each.until, now + RETURN)
+        """Take note that no daemon is there: nobody says any more that there is pressure.
+
+        The next daemon has nothing to say of a device that was relieved meanwhile: each episode lasts for RETURN.
+        """
+        for each in self._episodes.values():
+            if each.level != "none":
+                each.level, each.until = "none", now + RETURN
 
     def unanswered(self, who: Hashable, level: Level, now: float) -> list[Advice]:
         """Give the advice that `who` has not been given yet by which episodes that still last came to `level`."""
@@ -127,12 +118,11 @@ class Told:
             for each in self._alarms
             if each.serial > since
             and _GRAVITY[each.before] < _GRAVITY[level] <= _GRAVITY[each.advice.level]
-            and self._lasts(each.advice, now)
+            and self._lasting(_subject(each.advice)[0], now)
         ]
 
-    def _lasts(self, advice: Advice, now: float) -> bool:
-        episode = self._by_subject.get(_subject(advice)[0])
-        return episode is not None and now <= episode.until
+    def _lasting(self, subject: str, now: float) -> list[_Episode]:
+        return [each for (_, other), each in self._episodes.items() if other == subject and now <= each.until]
 
     def _write(self, severity: int, advice: Advice, now: float) -> None:
         """Write a line to the log, one of MAX_LINES an hour."""
@@ -150,14 +140,5 @@ def _subject(advice: Advice) -> tuple[str, bool]:
     return str(advice.resource if pressed else advice.kind), pressed
 
 
-def _worsened(episodes: dict[Key, _Episode], key: Key, level: Level, until: float, now: float) -> Level | None:
-    """Give the worst level that this episode had, if this one is worse, else None."""
-    episode = episodes.get(key)
-    if episode is None or now > episode.until:
-        episode = episodes[key] = _Episode()
-    episode.until = until
-    before = episode.worst
-    if _GRAVITY[level] <= _GRAVITY[before]:
-        return None
-    episode.worst = level
-    return before
+def _worst(levels: Iterable[Level]) -> Level:
+    return max(levels, key=_GRAVITY.__getitem__, default="none")
