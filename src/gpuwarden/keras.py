@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from gpuwarden.client import company, keras_model, unbegun
-from gpuwarden.client.answer import OnPressure, PressureLevel, Responder, Wish, checked_wish, fulfil
+from gpuwarden.client.answer import OnPressure, PressureLevel, Responder, checked_responder
 from gpuwarden.client.batch_size import find_batch_size
 from gpuwarden.client.batches import Batches
 from gpuwarden.client.errors import describe
@@ -79,8 +79,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
         self._settings = settings
         self._loss = loss
-        wish = checked_wish(on_pressure, pressure_level, checkpoint_path)
-        self._responder = None if wish is None else Responder(wish)
+        self._responder = checked_responder(on_pressure, pressure_level, checkpoint_path)
         self._guard = Guard("callback", off=settings.disabled)
         # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
         self._watched: Any = None
@@ -166,7 +165,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if self._responder is not None and not self._nested and company.has_workers(self._watched):
             agreed, advice = self._responder.together(self._run.told if self._run else None, self._watched)
             if agreed:
-                self._act(self._responder.wish, advice)
+                self._act(self._responder, advice)
 
     @guarded
     def _end_epoch(self) -> None:
@@ -349,20 +348,20 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if advice:
             self._run.stepping = False
             self._report()
-            self._act(self._responder.wish, advice[-1])
+            self._act(self._responder, advice[-1])
             self._run.stepping = True
             self._report()
 
-    def _act(self, wish: Wish, advice: Advice | None) -> None:
+    def _act(self, responder: Responder, advice: Advice | None) -> None:
         """Do what the user wishes."""
         try:
             # Not the one that is watched: Keras gives this one its state back first, on JAX.
-            done = fulfil(wish, advice, self.model, first=company.is_first())
+            done = responder.act(advice, self.model)
         except BaseException as error:
             self.failed(error)
             raise
         if done and self._run is not None:
-            self._run.actions[wish.action] += 1
+            self._run.actions[responder.action] += 1
 
     def _end_steps(self) -> None:
         made = None if self._steps is None else self._steps.end_epoch()

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from gpuwarden.client import company
 from gpuwarden.client.advice import Told
@@ -24,35 +24,20 @@ OnPressure: TypeAlias = "Literal['checkpoint', 'stop'] | Callable[[Advice | None
 PressureLevel = Literal["some", "critical"]
 
 
-class Wish(NamedTuple):
-    """What the user wants to be done when advice comes of this level or a graver one."""
+class Responder:
+    """What the user wants to be done when advice of a level, or a graver one, comes. For the thread that trains."""
 
-    do: OnPressure
-    level: Level
-    path: Path
+    def __init__(self, do: OnPressure, level: Level, path: Path) -> None:
+        self._do = do
+        self._level = level
+        self._path = path
+        self._acts_alone = False  # without asking others
+        self._held: str | None = None  # why it does not act, as it was logged
 
     @property
     def action(self) -> Action:
         """What the daemon is told that was done."""
-        return "call" if callable(self.do) else self.do
-
-    def to_answer(self, told: Told, now: float) -> list[Advice]:
-        """Give what came that is to be answered: once in a process, however many fits of it wish the same.
-
-        From a GPU that is lost nothing can be saved.
-        """
-        who = _who(self.do) if callable(self.do) else self.do
-        advice = told.unanswered(who, self.level, now)
-        return [each for each in advice if not (each.kind == "gpu_lost" and self.do == "checkpoint")]
-
-
-class Responder:
-    """Finds out, for one callback, what is to be answered and by whom. For the thread that trains."""
-
-    def __init__(self, wish: Wish) -> None:
-        self.wish = wish
-        self._acts_alone = False  # on its wish, without asking others
-        self._held: str | None = None  # why it does not act, as it was logged
+        return "call" if callable(self._do) else self._do
 
     def look_around(self, model: Any) -> None:
         """Find out whether this process may act on its own, and say once where nobody here may act at all."""
@@ -63,16 +48,16 @@ class Responder:
             log.warning("on_pressure does nothing %s: all of them would have to agree", held)
 
     def alone(self, told: Told) -> list[Advice]:
-        """Give what is to be answered between two steps, where nobody else has to be asked."""
-        return self.wish.to_answer(told, monotonic()) if self._acts_alone else []
+        """Return what is to be answered between two steps, where nobody else has to be asked."""
+        return self._to_answer(told) if self._acts_alone else []
 
     def together(self, told: Told | None, model: Any) -> tuple[bool, Advice | None]:
-        """Ask the other workers at an epoch's end; say whether any worker wishes to act, and by what advice here.
+        """Ask the other workers at an epoch's end; return whether any worker wishes to act, and by what advice here.
 
         All of them ask, also one that is switched off or fails: the others would wait for it for ever.
         """
         try:
-            advice = [] if told is None else self.wish.to_answer(told, monotonic())
+            advice = [] if told is None else self._to_answer(told)
         except Exception:  # noqa: BLE001 - as said
             advice = []
         try:
@@ -82,11 +67,41 @@ class Responder:
             agreed = False
         return agreed, advice[-1] if advice else None
 
+    def _to_answer(self, told: Told) -> list[Advice]:
+        """Return what came that is to be answered: once in a process, however many fits of it wish the same.
 
-def checked_wish(
+        From a GPU that is lost nothing can be saved.
+        """
+        who = _who(self._do) if callable(self._do) else self._do
+        advice = told.unanswered(who, self._level, monotonic())
+        return [each for each in advice if not (each.kind == "gpu_lost" and self._do == "checkpoint")]
+
+    def act(self, advice: Advice | None, model: Any) -> bool:
+        """Do what is wished, in this thread; return whether it was done. An exception is logged, and training goes on.
+
+        What is no Exception goes on its way: a function of the user's ends the training by SystemExit or
+        KeyboardInterrupt. Of several workers, which all have to save, only the first one's file is kept.
+        """
+        try:
+            if self._do == "checkpoint":
+                save(model, self._path, keep=company.is_first())
+                _say("on_pressure: saved %s", self._path)
+            elif self._do == "stop":
+                model.stop_training = True
+                _say("on_pressure: training stops after this step")
+            else:
+                self._do(advice, model)
+        except Exception as error:  # noqa: BLE001 - the user's own, or a full disk: no reason to end a training run
+            with contextlib.suppress(Exception):
+                log.warning("on_pressure failed; training goes on", exc_info=error)
+            return False
+        return True
+
+
+def checked_responder(
     on_pressure: OnPressure | None, pressure_level: str, checkpoint_path: str | os.PathLike[str] | None
-) -> Wish | None:
-    """Check the wish, None for none. Raises ValueError or TypeError that begins with the name of what is wrong."""
+) -> Responder | None:
+    """Check what the user wishes. Raises ValueError or TypeError that begins with the name of the wrong argument."""
     if on_pressure not in (None, "checkpoint", "stop") and not callable(on_pressure):
         raise ValueError(f'on_pressure: want "checkpoint", "stop" or a function, not {on_pressure!r}')
     if callable(on_pressure):
@@ -101,7 +116,7 @@ def checked_wish(
         raise TypeError(f"checkpoint_path: want a path, not {checkpoint_path!r}")
     elif not (path := os.fspath(checkpoint_path)).endswith(SUFFIXES):
         raise ValueError(f"checkpoint_path: want a name that ends in {', '.join(SUFFIXES)}, not {checkpoint_path!r}")
-    return None if on_pressure is None else Wish(on_pressure, cast("Level", pressure_level), Path(path))
+    return None if on_pressure is None else Responder(on_pressure, cast("Level", pressure_level), Path(path))
 
 
 def _who(do: Callable[..., object]) -> Hashable:
@@ -131,28 +146,6 @@ def _check_function(do: Callable[..., object]) -> None:
         signature.bind(None, None)
     except TypeError as error:
         raise TypeError(f"on_pressure: want a function of the advice and the model: {error}") from None
-
-
-def fulfil(wish: Wish, advice: Advice | None, model: Any, *, first: bool) -> bool:
-    """Do what is wished, in this thread; say whether it was done. An exception is logged, and training goes on.
-
-    What is no Exception goes on its way: a function of the user's ends the training by SystemExit or KeyboardInterrupt.
-    `first`: of several workers, which all have to save, only the first one's file is kept.
-    """
-    try:
-        if wish.do == "checkpoint":
-            save(model, wish.path, keep=first)
-            _say("on_pressure: saved %s", wish.path)
-        elif wish.do == "stop":
-            model.stop_training = True
-            _say("on_pressure: training stops after this step")
-        else:
-            wish.do(advice, model)
-    except Exception as error:  # noqa: BLE001 - the user's own, or a full disk: no reason to end a training run
-        with contextlib.suppress(Exception):
-            log.warning("on_pressure failed; training goes on", exc_info=error)
-        return False
-    return True
 
 
 def save(model: Any, path: Path, *, keep: bool = True) -> None:
