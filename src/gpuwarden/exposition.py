@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from math import inf, isinf, isnan
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import HostReadings
@@ -58,15 +59,15 @@ class Page:
         )
 
 
-class _Lines(NamedTuple):
-    """The samples of one row about one subject: what was read, its series, and its text."""
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Samples of one row about one subject: the reading, and its text."""
 
     reading: Reading
-    series: tuple[_Series, ...]
     text: str
 
 
-_NO_LINES = _Lines(None, (), "")
+_NO_LINES = _Lines(None, "")
 
 
 def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
@@ -114,21 +115,16 @@ def _row(names: Labels, row: Metric[Any], subjects: Entries, old: Mapping[Labels
             continue
         lines = old.get(key, _NO_LINES)
         if lines.reading != reading:
-            lines = _written(names, key, row, reading, lines)
+            lines = _written(names, key, row, reading)
         if lines.text:
             found[key] = lines
     return found
 
 
-def _written(names: Labels, key: Labels, row: Metric[Any], reading: Reading, old: _Lines) -> _Lines:
-    """Write the lines anew; their names and labels are those of the old ones, where the labels are the same."""
+def _written(names: Labels, key: Labels, row: Metric[Any], reading: Reading) -> _Lines:
     series, values = samples(reading)
-    if series == old.series:
-        starts = [line.rpartition(" ")[0] for line in old.text.split("\n")[:-1]]
-    else:
-        starts = [_start(row, names, key, each) for each in series]
-    text = "".join([f"{start} {number(value)}\n" for start, value in zip(starts, values, strict=True)])
-    return _Lines(reading, series, text)
+    lines = (f"{_start(row, names, key, each)} {number(value)}\n" for each, value in zip(series, values, strict=True))
+    return _Lines(reading, "".join(lines))
 
 
 def _start(row: Metric[Any], names: Labels, key: Labels, series: _Series) -> str:

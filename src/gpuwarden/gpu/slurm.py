@@ -7,10 +7,10 @@ GPU 0, with a job id a line. jobstats' (/run/gpustat) has files named by index o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -47,34 +47,20 @@ class GpuJobs(NamedTuple):
         return self.instances.get(process.instance or "", self.whole)
 
 
-@dataclass(slots=True)
-class _Folder:
-    """One directory of maps; files are read again when they have changed."""
-
-    path: Path
-    _read: dict[str, tuple[tuple[int, int, int], tuple[str, ...]]] = field(default_factory=dict)
-
-    def lines(self) -> dict[str, tuple[str, ...]]:
-        """Return the lines of each file; nothing where there is no such directory."""
-        old, self._read = self._read, {}
-        try:
-            with os.scandir(self.path) as entries:
-                for _, entry in zip(range(MOST_FILES), entries, strict=False):
-                    self._take(entry, old)
-        except OSError:
-            self._read = {}
-        return {name: lines for name, (_state, lines) in self._read.items()}
-
-    def _take(self, entry: os.DirEntry[str], old: Mapping[str, tuple[tuple[int, int, int], tuple[str, ...]]]) -> None:
-        try:
-            if not entry.is_file():  # opening a pipe would wait for its writer
-                return
-            now = entry.stat()
-            state = (now.st_ino, now.st_mtime_ns, now.st_size)
-            known = old.get(entry.name)
-            self._read[entry.name] = known if known and known[0] == state else (state, _lines(entry.path))
-        except OSError:
-            return  # removed meanwhile, or not for us to read
+def _files(folder: Path | None) -> dict[str, tuple[str, ...]]:
+    """Return the lines of each file in a folder of maps; nothing where there is no such folder."""
+    found: dict[str, tuple[str, ...]] = {}
+    if folder is None:
+        return found
+    try:
+        with os.scandir(folder) as entries:
+            for _, entry in zip(range(MOST_FILES), entries, strict=False):
+                with contextlib.suppress(OSError):  # removed meanwhile, or not for us to read
+                    if entry.is_file():  # opening a pipe would wait for its writer
+                        found[entry.name] = _lines(entry.path)
+    except OSError:
+        return {}
+    return found
 
 
 def _lines(path: str) -> tuple[str, ...]:
@@ -87,13 +73,12 @@ class JobMaps:
     """Reads both kinds of map, each from its directory or, for None, not at all."""
 
     def __init__(self, job_map: Path | None, gpustat: Path | None) -> None:
-        self._job_map = _Folder(job_map) if job_map else None
-        self._gpustat = _Folder(gpustat) if gpustat else None
+        self._job_map = job_map
+        self._gpustat = gpustat
 
     def jobs(self, gpus: Iterable[Gpu]) -> Mapping[str, GpuJobs]:
         """Return the jobs of each GPU that has any, by UUID. Reads files of a local file system."""
-        job_map = self._job_map.lines() if self._job_map else {}
-        gpustat = self._gpustat.lines() if self._gpustat else {}
+        job_map, gpustat = _files(self._job_map), _files(self._gpustat)
         if not job_map and not gpustat:
             return {}
         by_index = _by_index(job_map)
