@@ -94,19 +94,21 @@ def test_lines_of_a_record_beyond_the_first_are_not_records(fifo: Fifo) -> None:
     assert list(xids(opened(fifo.path).read())) == []
 
 
-def test_old_records_keep_their_time(fifo: Fifo) -> None:
+def test_old_records_keep_their_time(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was logged before the daemon came is dated by the log; what comes later, between two reads."""
+    now = 1000.0  # of a machine that has just booted, or has not
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "time", lambda: 2e9 + now)
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=500.0)
     log = opened(fifo.path)
     (old,) = log.read()
-    assert old.time == pytest.approx(time.time() - 500, abs=5)
-    assert old.earliest == old.latest == pytest.approx(time.monotonic() - 500, abs=5)
-    between = time.monotonic()
+    assert (old.time, old.earliest, old.latest) == (pytest.approx(2e9 + 500), pytest.approx(500), old.earliest)
+    now = 1001.0
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=300.0)  # a clock that lags
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 48", age=-300.0)  # one that is ahead
     for new in log.read():
-        assert new.earliest <= between <= new.latest <= time.monotonic()
-        assert new.time == pytest.approx(time.time(), abs=5)
+        assert (new.earliest, new.latest) == (1000.0, 1001.0)
+        assert 1000 <= new.time - 2e9 <= 1001
 
 
 def test_what_the_kernel_overwrote_is_counted(fifo: Fifo) -> None:

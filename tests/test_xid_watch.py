@@ -211,12 +211,13 @@ def test_xid_of_a_gpu_lost_before_the_start(
     fifo: Fifo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged once, with the address and what to do, and counted, but not before every GPU had time to answer."""
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 1000)  # however short the machine's uptime
     watched = Watched(fifo)
     fifo.write(f"NVRM: Xid (PCI:0000:07:00): 79, pid=1, {LOST}", f"NVRM: GPU 0000:07:00.0: {LOST}", age=600)
     watched.poll(snapshot(gpu(0)))
     assert (watched.watch.dropped["unknown_gpu"], caplog.messages) == (0, [])
-    now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + IDENTIFY_SECONDS)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 1000 + IDENTIFY_SECONDS)
     for _ in range(3):
         watched.poll(snapshot(gpu(0)))
     assert watched.watch.dropped["unknown_gpu"] == 1  # told twice by the kernel
