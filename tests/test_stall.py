@@ -135,8 +135,8 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
         runs = {how: TestRun(daemon, how, how) for how in (*HANGS, "rest")}
         stopped = runs["stop"]
 
-        def shown(name: str, run: TestRun = stopped) -> float | None:
-            return daemon.samples().value(f"gpuwarden_run_{name}", run_id=run.run_id)
+        def shown(name: str, run: TestRun = stopped, **labels: str) -> float | None:
+            return daemon.samples().value(f"gpuwarden_run_{name}", run_id=run.run_id, **labels)
 
         def causes(run: TestRun) -> list[str]:
             found = daemon.samples().all("gpuwarden_run_stall_cause", run_id=run.run_id)
@@ -150,8 +150,7 @@ def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
                 (told,) = [line for line in daemon.output().splitlines() if f"name='{how}' stalls: no step" in line]
                 assert told.endswith(f"({expected})")
             assert (shown("stalled", runs["rest"]), causes(runs["rest"])) == (0, [])
-            until(lambda: shown("batch") is None, "its report is old")
-            assert not daemon.samples().all("gpuwarden_run_phase", run_id=stopped.run_id)
+            until(lambda: shown("phase", phase="train") is None, "its report is old")
             assert (shown("stalled"), shown("up")) == (1, 1)
             stopped.popen.send_signal(signal.SIGCONT)
             stopped.say("step")
