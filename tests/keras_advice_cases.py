@@ -17,7 +17,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,31 +276,13 @@ def case_interrupted(daemon: Daemon) -> Any:
 
 
 def case_several_fits(daemon: Daemon) -> Any:
-    """Fit three times in one episode, each time with a function that is made anew, of each kind."""
-
-    class Saves:
-        def __init__(self) -> None:
-            self.saved: list[str] = []
-
-        def save(self, _advice: Any, _model: Any) -> None:
-            self.saved.append("method")
-
-        def __call__(self, _advice: Any, _model: Any) -> None:
-            self.saved.append("object")
-
-    def note(kind: str, _advice: Any, _model: Any) -> None:
-        saves.saved.append(kind)
-
-    saves, says = Saves(), daemon.says({5: pressure("critical")})
+    """Fit three times in one episode, each time with a function that is made anew."""
+    calls: list[Any] = []
+    says = daemon.says({5: pressure("critical")})
     for _ in range(3):
-        for make in (lambda: saves.save, lambda: saves, lambda: partial(note, "partial"), closure(saves.saved)):
-            callback = daemon.callback(on_pressure=make())
-            fit(model(), says, hasten(callback), callback)
-    return saves.saved
-
-
-def closure(calls: list[Any]) -> Any:
-    return lambda: lambda _advice, _model: calls.append("closure")
+        callback = daemon.callback(on_pressure=called(calls))
+        fit(model(), says, hasten(callback), callback)
+    return len(calls)
 
 
 def case_in_validation(daemon: Daemon) -> Any:

@@ -91,7 +91,7 @@ def train(folder: Path, daemon: Daemon, kind: str) -> tuple[Trainer, list[Look]]
         return trainer, looks_at(daemon, trainer)
 
 
-@pytest.mark.parametrize("kind", ["steps", "validation"])
+@pytest.mark.parametrize("kind", ["steps", pytest.param("validation", marks=pytest.mark.frameworks)])
 def test_a_leak_is_foreseen(tmp_path: Path, daemon: Daemon, kind: str) -> None:
     """What each epoch gives back is never told; a leak is before half of its way, with its rate and a fitting end."""
     trainer, looks = train(tmp_path, daemon, kind)

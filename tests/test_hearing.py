@@ -295,28 +295,28 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 def test_unanswered(advice: list[Advice], some: int, critical: int) -> None:
     """An episode is to be acted on once, where it comes to the level that is asked for and is not over."""
     made = told(*advice)
-    assert len(made.unanswered("a", "some", 0.0)) == some
-    assert len(made.unanswered("b", "critical", 0.0)) == critical
-    assert made.unanswered("a", "some", 0.0) == made.unanswered("b", "critical", 0.0) == []
+    assert len(made.unanswered("stop", "some", 0.0)) == some
+    assert len(made.unanswered("call", "critical", 0.0)) == critical
+    assert made.unanswered("stop", "some", 0.0) == made.unanswered("call", "critical", 0.0) == []
 
 
 def test_next_episode() -> None:
     """The next episode is to be acted on again."""
     made = told(pressure("critical"))
-    assert made.unanswered("a", "critical", 0.0) == [pressure("critical")]
+    assert made.unanswered("stop", "critical", 0.0) == [pressure("critical")]
     for each in (pressure("none"), pressure("critical")):
         made.take(each, 1.0)
-    assert made.unanswered("a", "critical", 1.0) == [pressure("critical")]
+    assert made.unanswered("stop", "critical", 1.0) == [pressure("critical")]
 
 
 def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
     """What the next daemon has nothing to say of holds no episode open: another device's has an end, and a next one."""
     made = told(pressure("critical"))
-    episodes = [len(made.unanswered("a", "critical", 0.0))]
+    episodes = [len(made.unanswered("stop", "critical", 0.0))]
     made.lose(1.0)
     for at in (2.0, RETURN + 2, RETURN + 4, 9 * RETURN):
         made.take(pressure("critical", OTHER), at)
-        episodes.append(len(made.unanswered("a", "critical", at)))
+        episodes.append(len(made.unanswered("stop", "critical", at)))
         made.take(pressure("none", OTHER), at + 1)
     assert episodes == [1, 0, 1, 1, 1]
 
@@ -326,9 +326,9 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
     made = Told()
     for at in (0.0, EVENT_LASTS - 1, 2 * EVENT_LASTS - 2):
         made.take(event(), at)
-    assert len(made.unanswered("a", "critical", 0.0)) == len(caplog.messages) == 1
+    assert len(made.unanswered("stop", "critical", 0.0)) == len(caplog.messages) == 1
     made.take(event(), 3 * EVENT_LASTS)
-    assert len(made.unanswered("a", "critical", 3 * EVENT_LASTS)) == 1
+    assert len(made.unanswered("stop", "critical", 3 * EVENT_LASTS)) == 1
     assert len(caplog.messages) == 2
 
 
@@ -336,13 +336,13 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
 def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, episodes: int) -> None:
     """Without a daemon there is no pressure; one that is soon back goes on with the episode, later another begins."""
     made = told(pressure("critical"))
-    answered = len(made.unanswered("a", "critical", 0.0))
+    answered = len(made.unanswered("stop", "critical", 0.0))
     made.lose(0.0)
     made.lose(0.5)
     felt = [made.pressure]
     made.take(pressure("critical"), away)
     assert [*felt, made.pressure] == ["none", "critical"]
-    answered += len(made.unanswered("a", "critical", away))
+    answered += len(made.unanswered("stop", "critical", away))
     assert answered == len(caplog.messages) == episodes
 
 

@@ -285,6 +285,7 @@ def test_out_of_memory(saw: Any) -> None:
     assert saw["left"] == []
 
 
+@pytest.mark.frameworks  # in a process of its own
 def test_compiled_out_of_memory(tmp_path: Path) -> None:
     """XLA's out-of-memory is told, with how much was asked for and without the shape that XLA does not tell."""
     played = play(tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from gpuwarden.protocol import LEVELS, MAX_DEVICES, RESOURCES, Advice, Level
+from gpuwarden.protocol import LEVELS, MAX_DEVICES, RESOURCES, Action, Advice, Level
 
 log = logging.getLogger("gpuwarden")
 
 MAX_SOURCES = MAX_DEVICES * (len(RESOURCES) + 1)  # of advice that are told apart
 MAX_ALARMS = 16  # that wait to be answered
-MAX_ANSWERING = 64  # who answer, the last of a process
 MAX_LINES = 20  # of the log, an hour
 HOUR = 3600.0
 EVENT_LASTS = 600.0  # seconds in which an event that comes again is the same episode
@@ -56,7 +55,7 @@ class Told:
         self._episodes: dict[tuple[str, str], _Episode] = {}  # by UUID and subject
         self._alarms: deque[_Alarm] = deque(maxlen=MAX_ALARMS)
         self._raised = 0
-        self._answered: dict[Hashable, int] = {}
+        self._answered: dict[Action, int] = {}
         self._lines: deque[float] = deque(maxlen=MAX_LINES)
 
     @property
@@ -107,12 +106,10 @@ class Told:
             if each.level != "none":
                 each.level, each.until = "none", now + RETURN
 
-    def unanswered(self, who: Hashable, level: Level, now: float) -> list[Advice]:
-        """Give the advice that `who` has not been given yet by which episodes that still last came to `level`."""
-        since = self._answered.pop(who, 0)
-        self._answered[who] = self._raised
-        if len(self._answered) > MAX_ANSWERING:
-            del self._answered[next(iter(self._answered))]
+    def unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
+        """Return the advice that no such action has answered yet, of the lasting episodes that came to `level`."""
+        since = self._answered.get(action, 0)
+        self._answered[action] = self._raised
         return [
             each.advice
             for each in self._alarms

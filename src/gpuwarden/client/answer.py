@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -68,12 +67,11 @@ class Responder:
         return agreed, advice[-1] if advice else None
 
     def _to_answer(self, told: Told) -> list[Advice]:
-        """Return what came that is to be answered: once in a process, however many fits of it wish the same.
+        """Return what came that is to be answered: once in a process by each action, however many fits wish it.
 
         From a GPU that is lost nothing can be saved.
         """
-        who = _who(self._do) if callable(self._do) else self._do
-        advice = told.unanswered(who, self._level, monotonic())
+        advice = told.unanswered(self.action, self._level, monotonic())
         return [each for each in advice if not (each.kind == "gpu_lost" and self._do == "checkpoint")]
 
     def act(self, advice: Advice | None, model: Any) -> bool:
@@ -117,17 +115,6 @@ def checked_responder(
     elif not (path := os.fspath(checkpoint_path)).endswith(SUFFIXES):
         raise ValueError(f"checkpoint_path: want a name that ends in {', '.join(SUFFIXES)}, not {checkpoint_path!r}")
     return None if on_pressure is None else Responder(on_pressure, cast("Level", pressure_level), Path(path))
-
-
-def _who(do: Callable[..., object]) -> Hashable:
-    """Say which function it is: a method, a closure or a partial is made anew for each fit, and is the same one.
-
-    Nothing is held by that: a function may have the model.
-    """
-    while isinstance(do, functools.partial):
-        do = do.func
-    code = getattr(getattr(do, "__func__", do), "__code__", None)
-    return id(type(do) if code is None else code)
 
 
 def _check_function(do: Callable[..., object]) -> None:
