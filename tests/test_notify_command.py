@@ -16,10 +16,10 @@ from message_receivers import http_receiver, mail_receiver
 from services import free_port
 from test_config import problems
 
-from gpuwarden.alerts.notify import check, command
-from gpuwarden.alerts.notify.message import Message
-from gpuwarden.alerts.notify.webhook import Webhook
-from gpuwarden.config import Notify
+from gpuwarden.alerts import notification_test, validation
+from gpuwarden.alerts.delivery.message import Message
+from gpuwarden.alerts.delivery.webhook import WebhookTarget
+from gpuwarden.config import Config, Notify
 from gpuwarden.secret import NOT_ASCII, Secret
 
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
@@ -95,12 +95,12 @@ notify: {{webhook: "http://{place}", timeout: 300ms}}
 def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that nobody foresaw is told by its kind and its place; its text may hold a password."""
 
-    def fails(_target: Webhook, _message: Message) -> None:
+    def fails(_target: WebhookTarget, _message: Message) -> None:
         raise UnicodeEncodeError("ascii", TOKEN, 0, 1, "ordinal not in range")
 
-    monkeypatch.setattr(Webhook, "send", fails)
+    monkeypatch.setattr(WebhookTarget, "_deliver", fails)
     said: list[str] = []
-    assert command.test(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
+    assert notification_test.send_test(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
     assert re.search(r": NOT sent, by an error of gpuwarden's own, .*: UnicodeEncodeError in .*\.fails:\d+$", said[0])
     assert TOKEN not in said[0]
 
@@ -190,7 +190,7 @@ notify:
 def test_what_no_login_can_hold_is_a_warning() -> None:
     """A token outside ASCII is reported by the check already."""
     wrong = Secret(text="Schlüssel")
-    found = check.unready(Notify(webhook_token=wrong))
+    found = validation.missing(Config(notify=Notify(webhook=(Secret(text="https://x"),), webhook_token=wrong)))
     assert dict(found) == {"notify.webhook_token": f"the configuration {NOT_ASCII}"}
 
 

@@ -222,9 +222,9 @@ def _rules(parsed: argparse.Namespace) -> int:
 
 
 def _notify(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts.notify import command
+    from gpuwarden.alerts import notification_test
 
-    failed = command.test(_load(parsed).notify, lambda line: print(line, flush=True))  # noqa: T201 - the command's answer
+    failed = notification_test.send_test(_load(parsed).notify, lambda line: print(line, flush=True))  # noqa: T201 - the command's answer
     if failed is None:
         print("gpuwarden: nobody is to be told: name a target below `notify:` in the configuration", file=sys.stderr)  # noqa: T201
         return WRONG_USE
@@ -232,7 +232,7 @@ def _notify(parsed: argparse.Namespace) -> int:
 
 
 def _check_config(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts.readiness import warnings
+    from gpuwarden.alerts.validation import warnings
 
     for warning in warnings(load(parsed.file)):
         print(f"{parsed.file}: warning: {warning}", file=sys.stderr)  # noqa: T201 - as above

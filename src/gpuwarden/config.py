@@ -450,9 +450,6 @@ def _config(entries: Sequence[Entry], problems: Sequence[Problem]) -> Config:
 
 def _contradictions(config: Config) -> Iterator[tuple[Sequence[str], str]]:
     """Find options that are right by themselves and not together: their keys, the one to change first, and why."""
-    from gpuwarden.alerts import alertmanager_check  # noqa: PLC0415 - they read the classes above
-    from gpuwarden.alerts.notify import check  # noqa: PLC0415 - likewise
-
     for name in ("memory", "oom", "thermal"):
         less, more = f"{name}_critical", f"{name}_some"
         low, high = getattr(config.pressure, less), getattr(config.pressure, more)
@@ -465,9 +462,8 @@ def _contradictions(config: Config) -> Iterator[tuple[Sequence[str], str]]:
             ("control.socket", "runs.socket"),
             f"{path} is both runs.socket and control.socket: give them two paths",
         )
-    if config.alertmanager.url:
-        for key, message in alertmanager_check.problems(config.alertmanager):
-            yield (key,), message
-    if config.notify != Notify():
-        for key, message in check.problems(config.notify):
+    if config.alertmanager.url or config.notify != Notify():
+        from gpuwarden.alerts import validation  # noqa: PLC0415 - it imports this module, and all rules
+
+        for key, message in validation.problems(config):
             yield (key,), message

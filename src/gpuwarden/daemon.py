@@ -55,7 +55,7 @@ from gpuwarden.state import Counts, State
 from gpuwarden.web import Request, Response, WebServer
 
 if TYPE_CHECKING:
-    from gpuwarden.alerts.telling import Telling
+    from gpuwarden.alerts.delivery.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Daemon:
         self._runs = RunServer(self._registry)
         self._pressure = PressureWatch(config.pressure)
         self._adviser = Adviser(config.pressure, self._runs.send, self._registry.mark, alerting=config.alerting)
-        self._telling: Telling | None = None  # while it serves: who prints a page tells nobody
+        self._alerts: Dispatcher | None = None  # while it serves: who prints a page tells nobody
         self._early = Allowance(EARLY_POLLS, EARLY_POLL_SECONDS)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
         self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
@@ -202,7 +202,7 @@ class Daemon:
             runs = self._config.runs
             self._runs.start(runs.socket, runs.socket_mode, runs.socket_group)
             await self._receipts.open()  # now that this is no second daemon
-            self._telling = _telling(self._config)
+            self._alerts = _dispatcher(self._config)
             await self.poll()
             systemd.ready(longest_silence=4 * self._config.poll.interval)
             await self._take_commands()
@@ -217,8 +217,8 @@ class Daemon:
             self._containers.stop()
             self._runs.stop()
             await self._receipts.stop()
-            if self._telling:
-                await self._telling.stop()
+            if self._alerts:
+                await self._alerts.stop()
             await self.web.stop()
 
     def entries(self, state: State) -> Iterable[tuple[type[Table[Any]], Entries]]:
@@ -312,7 +312,7 @@ class Daemon:
 
     def _nudge_from_thread(self) -> None:
         """Do so if there is a run that hears, or somebody who gets alerts."""
-        if self._loop is not None and (self._adviser.limits or self._telling):
+        if self._loop is not None and (self._adviser.limits or self._alerts):
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 self._loop.call_soon_threadsafe(self._nudge)
 
@@ -355,8 +355,8 @@ class Daemon:
             self._available = memory_available()
             self._usages = self._trees.read(peers)
         state = self._join(snapshot, now)
-        if self._telling:
-            self._telling.see(state, now)
+        if self._alerts:
+            self._alerts.update(state, now)
         if self._dcgm:
             self._dcgm.see(state)
         self._series.see(state, now)
@@ -420,9 +420,9 @@ class Daemon:
                 receipt_errors=self._receipts.errors,
                 advice_dropped=self._adviser.dropped,
                 early_polls=self._early.taken,
-                alerts_dropped=self._telling.dropped if self._telling else None,
-                alerts_posted=self._telling.posted if self._telling else {},
-                notified=self._telling.notified if self._telling else {},
+                alerts_dropped=self._alerts.dropped if self._alerts else None,
+                alerts_posted=self._alerts.posted if self._alerts else {},
+                notified=self._alerts.notified if self._alerts else {},
             ),
         )
 
@@ -494,12 +494,12 @@ def _serve_page(request: Request) -> Response:
     return files.serve(request)
 
 
-def _telling(config: Config) -> Telling | None:
+def _dispatcher(config: Config) -> Dispatcher | None:
     if not config.alerting:
         return None
-    from gpuwarden.alerts.telling import Telling  # noqa: PLC0415 - in memory only where it is wanted
+    from gpuwarden.alerts.delivery.dispatcher import start_dispatcher  # noqa: PLC0415 - with TLS, 4 MiB
 
-    return Telling(config)
+    return start_dispatcher(config)
 
 
 def _json(body: bytes) -> Response:

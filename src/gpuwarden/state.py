@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gpuwarden._version import __version__
 from gpuwarden.gpu.owners import Owners
@@ -15,16 +14,12 @@ from gpuwarden.pressure import Pressure
 from gpuwarden.runs.run import Run
 
 
-class Posted(NamedTuple):
-    """What one Alertmanager was told: alerts, messages that failed, and alerts that it was not told of."""
+@dataclass(frozen=True, slots=True)
+class DeliveryCounts:
+    """Counts of one target of alerts: sent, failed attempts, and alerts that it was never notified of.
 
-    sent: int
-    failed: int
-    dropped: int
-
-
-class Notified(NamedTuple):
-    """What one target of `notify` was sent: messages, attempts that failed, and alerts that it was never told of."""
+    Of an Alertmanager `sent` counts alerts, of a target of `notify` messages.
+    """
 
     sent: int
     failed: int
@@ -49,8 +44,8 @@ class Counts:
     advice_dropped: int = 0
     early_polls: int = 0
     alerts_dropped: int | None = None  # None: the daemon itself tells nobody of alerts
-    alerts_posted: Mapping[str, Posted] = field(default_factory=dict)  # by the Alertmanager's URL
-    notified: Mapping[str, Notified] = field(default_factory=dict)  # by the target's name
+    alerts_posted: Mapping[str, DeliveryCounts] = field(default_factory=dict)  # by the Alertmanager's URL
+    notified: Mapping[str, DeliveryCounts] = field(default_factory=dict)  # by the target's name
 
 
 @dataclass(frozen=True, slots=True)

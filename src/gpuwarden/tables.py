@@ -226,7 +226,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_alertmanager_errors_total", "counter", "", "Messages of alerts that an Alertmanager did not take; the log says why.",
         lambda state: {(url,): posted.failed for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
     alertmanager_alerts_dropped_total = Metric[State](
-        "gpuwarden_alertmanager_alerts_dropped_total", "counter", "", "Alerts that were over before an Alertmanager could be told, and ends that it was not told of as too many waited.",
+        "gpuwarden_alertmanager_alerts_dropped_total", "counter", "", "Alerts that an Alertmanager was never sent: over before it took a message, or more at once than are kept.",
         lambda state: {(url,): posted.dropped for url, posted in state.counts.alerts_posted.items()}, labels=("alertmanager",), source="docs/alertmanager.md")
     notify_messages_total = Metric[State](
         "gpuwarden_notify_messages_total", "counter", "", "Messages about alerts that a target of notify has taken.",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS
-from gpuwarden.state import State
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -38,13 +37,3 @@ class Alert(NamedTuple):
     def key(self) -> Key:
         """What makes it the same alert from poll to poll."""
         return self.name, tuple(sorted(self.labels.items()))
-
-
-class Sink(Protocol):
-    """Whom alerts are told: called by the event loop at each poll, and never blocks."""
-
-    def see(self, firing: Sequence[Alert], ended: Sequence[Alert], state: State) -> None:
-        """Take all that fire in a poll, and those that fired at the last one and do no more."""
-
-    async def stop(self) -> None:
-        """Tell what is still to be told, for a short time, and end."""

@@ -1,7 +1,7 @@
-"""What targets have been told, kept on disk: a daemon that starts anew does not tell all of it again.
+"""Alerts that a target was notified of, saved on disk so that a restart repeats nothing; a file a target.
 
-A file a target. Used by the target's own thread; blocks as long as the file system does. Where nothing can be kept, a
-restart tells what still fires once more, in one message.
+Used by the sender's thread; blocks as the file system does. Where nothing can be saved, a restart sends what still
+fires once more, in one message.
 """
 
 from __future__ import annotations
@@ -13,67 +13,66 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.alerts.alert import Alert
-from gpuwarden.alerts.notify.message import clean
+from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.alerts.rules import ALERTS
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
-LARGEST_FILE = 1 << 22  # bytes
+MAX_FILE_BYTES = 1 << 22
 
-_LONGEST = 400  # characters of a text that is kept
+_MAX_LENGTH = 400  # characters of a saved text
 
 
-class Kept:
-    """The file of one target; none where there is no folder.
+class SentAlerts:
+    """File of one target in `folder`, None for none; `address_digest` says which address was notified, and may block.
 
-    `whom` gives a digest of the address that the target reaches, None where that is not known: what another address was
-    told is no news that this one has. It may block.
+    What another address was notified of is not taken: the new one has not seen it.
     """
 
-    def __init__(self, folder: Path | None, name: str, whom: Callable[[], str | None] = lambda: None) -> None:
-        self._whom = whom
+    def __init__(self, folder: Path | None, name: str, address_digest: Callable[[], str | None] = lambda: None) -> None:
+        self._address_digest = address_digest
         self._file = folder / f"{name}.json" if folder else None
         self._faulty = False
         self._to: str | None = None
 
     def read(self, wall: float) -> list[tuple[Alert, float]]:
-        """Return the alerts, and how many seconds ago each was told; nothing where there is no file of ours."""
+        """Return the alerts, and how many seconds ago each was sent; nothing where there is no file of ours."""
         if self._file is None:
             return []
-        self._to = self._whom()
+        self._to = self._address_digest()
         try:
             with self._file.open("rb") as file:
-                content = json.loads(file.read(LARGEST_FILE))
+                content = json.loads(file.read(MAX_FILE_BYTES))
             known = list(_alerts(content, wall))
             to = content.get("to")
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s cannot be read, so that alerts may be told again: %s", self._file, error)
+            log.warning("%s cannot be read, alerts may be sent again: %s", self._file, error)
             return []
         if to is None or self._to is None or to == self._to:
             return known
-        log.info("%s says what another address was told, so that what fires is told to the new one", self._file)
+        log.info("%s is of another address: what fires is sent to the new one", self._file)
         return []
 
-    def write(self, told: Iterable[tuple[Alert, float]], wall: float) -> None:
-        """Keep them; a fault is logged once."""
+    def write(self, sent: Iterable[tuple[Alert, float]], wall: float) -> None:
+        """Save them; a fault is logged once."""
         if self._file is None:
             return
-        # An address that changes while the daemon runs has not heard what the one before it has: the next start sees.
-        self._to = self._to or self._whom()
+        # An address that changes while the daemon runs counts as another one from the next start on.
+        self._to = self._to or self._address_digest()
         rows = [
             {
                 "name": alert.name,
                 "labels": dict(alert.labels),
-                "description": clean(alert.description, _LONGEST),
+                "description": clean(alert.description, _MAX_LENGTH),
                 "since": alert.since,
                 "last": alert.last,
-                "owner": clean(alert.owner, _LONGEST),
+                "owner": clean(alert.owner, _MAX_LENGTH),
                 "told": wall - seconds,
             }
-            for alert, seconds in told
+            for alert, seconds in sent
         ]
         new = self._file.with_suffix(".tmp")
         try:
@@ -83,7 +82,9 @@ class Kept:
             self._faulty = False
         except OSError as error:
             if not self._faulty:
-                log.warning("%s: what was told cannot be kept over a restart: %s", self._file, error.strerror or error)
+                log.warning(
+                    "%s: cannot be written, a restart may send alerts again: %s", self._file, error.strerror or error
+                )
             self._faulty = True
 
 

@@ -1,18 +1,18 @@
-"""Alerts through apprise, which knows some hundred services; the package is optional (`gpuwarden[notify]`).
+"""Delivery through apprise, which knows some hundred services; the package is optional (`gpuwarden[notify]`).
 
-It is imported by the thread that sends: the daemon does not wait for it.
+The thread that sends imports it: the daemon does not wait for it.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Any
 
-from gpuwarden.alerts.notify.echo import secrets_of, shown
-from gpuwarden.alerts.notify.markdown import inert
-from gpuwarden.alerts.notify.message import Message
-from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError, digest_of
+from gpuwarden.alerts.delivery.message import Message
+from gpuwarden.alerts.delivery.redaction import secrets_of, shown
+from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, PartlySentError
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret, SecretError
 
@@ -20,24 +20,21 @@ LONGEST_REASON = 200
 MOST_PIECES = 12  # of one message, to a service that takes short ones alone
 MISSING = f"needs the package apprise, which is not installed: {sys.executable} -m pip install apprise"
 
+# What makes a link or calls somebody, in Markdown or a chat's own marks: @word <@&1> <!here> [a](b) https://…
+_ACTIVE = re.compile(r"@(?!\s)|<(?!\s)|\](?=\()|:(?=//)|\bwww(?=\.)|\bmailto(?=:)", re.IGNORECASE)
+_JOINER = "\N{WORD JOINER}"  # no width, and no line ends at it
+
 _NOWHERE = logging.NullHandler()
 
 
-class AppriseService:
-    """Sends to one URL of apprise; its services have time limits of their own, of four seconds unless the URL says."""
+class AppriseTarget(MessageTarget):
+    """Target behind one URL of apprise; its services have timeouts of their own, 4 s unless the URL sets them."""
 
     def __init__(self, name: str, url: Secret, settings: Notify) -> None:
-        self.name = name
-        self.least = settings.apprise_severity
-        self.place = f"apprise ({url.text.partition(':')[0] if url.text else url})"
-        self._url = url
+        place = f"apprise ({url.text.partition(':')[0] if url.text else url})"
+        super().__init__(name, place, url, settings, settings.apprise_severity)
 
-    def whom(self) -> str | None:
-        """Return a digest of the address."""
-        return digest_of(self._url)
-
-    def send(self, message: Message) -> None:
-        """Hand it to apprise."""
+    def _deliver(self, message: Message) -> None:
         try:
             import apprise  # noqa: PLC0415 - optional, and large
         except ImportError:
@@ -87,4 +84,13 @@ def _outcome(result: Any, targets: int) -> DeliveryError:
     reason = "; ".join(reasons[-2:]) or "apprise could not deliver it"
     # Sent to some of the addresses of one URL, and refused by others: the same again would reach the first ones twice.
     in_part = targets > 1 and any(entry.message.startswith("Sent ") for entry in entries)
-    return SentInPartError(reason) if in_part else DeliveryError(reason)
+    return PartlySentError(reason) if in_part else DeliveryError(reason)
+
+
+def inert(text: str, docs: str = "") -> str:
+    """Return text that links nowhere and calls nobody, and looks the same; addresses below `docs` stand, if it is one.
+
+    For names of runs and users, which are other people's.
+    """
+    parts = text.split(f"{docs}/") if "://" in docs else [text]
+    return f"{docs}/".join(_ACTIVE.sub(rf"\g<0>{_JOINER}", part) for part in parts)

@@ -17,22 +17,21 @@ from alert_samples import gpu_down, gpu_hot, near_oom, xid
 from message_receivers import HttpReceiver, http_receiver, silent_receiver
 from services import until
 
-from gpuwarden.alerts import lingering
 from gpuwarden.alerts.alert import Alert
-from gpuwarden.alerts.notify import book as book_module
-from gpuwarden.alerts.notify import channel as channel_module
-from gpuwarden.alerts.notify.kept import Kept
-from gpuwarden.alerts.notify.message import Message
-from gpuwarden.alerts.notify.sink import Notifier
-from gpuwarden.alerts.notify.target import DeliveryError
-from gpuwarden.alerts.notify.targets import targets
-from gpuwarden.config import Notify
+from gpuwarden.alerts.delivery import queue as queue_module
+from gpuwarden.alerts.delivery import resolution, sender
+from gpuwarden.alerts.delivery.dispatcher import Dispatcher, message_targets
+from gpuwarden.alerts.delivery.message import Message
+from gpuwarden.alerts.delivery.persistence import SentAlerts
+from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Policy
+from gpuwarden.config import Config, Notify
 from gpuwarden.secret import Secret
-from gpuwarden.state import State
+from gpuwarden.state import DeliveryCounts, State
 from snapshots import snapshot
 
 SECRET = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
 NOTHING = State("nvml", 1.0, snapshot(), ())
+FROM_NOTIFY = Policy.from_notify
 FAST = Notify(group_wait=0.05, resolve_after=0.05, timeout=5, max_per_hour=3600)
 
 
@@ -41,20 +40,47 @@ def to(*servers: HttpReceiver, settings: Notify = FAST) -> Notify:
     return replace(settings, webhook=tuple(Secret(text=server.url) for server in servers))
 
 
-@contextlib.contextmanager
-def notifier(settings: Notify, folder: Path | None = None) -> Iterator[Notifier]:
-    """Run one, and end it."""
-    made = Notifier(settings, folder)
+class Fires:
+    """Stand-in of the conditions: what fires is what the test says."""
+
+    dropped = 0
+
+    def __init__(self) -> None:
+        self.alerts: list[Alert] = []
+
+    def see(self, _state: State, _now: float) -> tuple[list[Alert], list[Alert]]:
+        """Return what fires."""
+        return self.alerts, []
+
+
+def dispatcher(settings: Notify, folder: Path | None = None, targets: list[MessageTarget] | None = None) -> Dispatcher:
+    """Start one whose alerts the test gives."""
+    made = Dispatcher(Config(notify=settings), folder, targets)
+    made._firing = Fires()  # type: ignore[assignment]
     made.start()
+    return made
+
+
+@contextlib.contextmanager
+def notifier(settings: Notify, folder: Path | None = None) -> Iterator[Dispatcher]:
+    """Run one, and end it."""
+    made = dispatcher(settings, folder)
     try:
         yield made
     finally:
         asyncio.run(made.stop())
 
 
-def see(sink: Notifier, *firing: Alert) -> None:
+def see(sink: Dispatcher, *firing: Alert) -> None:
     """Hand over a poll."""
-    sink.see(firing, (), NOTHING)
+    assert isinstance(sink._firing, Fires)
+    sink._firing.alerts = list(firing)
+    sink.update(NOTHING, time.monotonic())
+
+
+def impatient(settings: Notify, min_severity: str) -> Policy:
+    """Return the policy of a target, with short waits after failures."""
+    return replace(FROM_NOTIFY(settings, min_severity), first_retry=0.01, max_retry=0.02)
 
 
 def names(content: Any, key: str = "firing") -> list[tuple[str, str]]:
@@ -72,7 +98,7 @@ def test_alerts_of_a_moment_are_one_message() -> None:
         see(sink)
         last = server.next().content
         assert (last["firing"], len(last["over"])) == ([], 3)
-        until(lambda: sink.counts == {"webhook": (2, 0, 0)}, "both are counted")
+        until(lambda: sink.notified == {"webhook": DeliveryCounts(2, 0, 0)}, "both are counted")
 
 
 def test_target_that_hangs_delays_nobody() -> None:
@@ -84,49 +110,51 @@ def test_target_that_hangs_delays_nobody() -> None:
             for index in range(3):
                 see(sink, *(gpu_down(i) for i in range(index + 1)))
                 assert names(server.next().content) == [("GpuDown", str(index))]
-            until(lambda: sink.counts == {"webhook": (0, 0, 0), "webhook-2": (3, 0, 0)}, "they are counted")
+            until(
+                lambda: sink.notified == {"webhook": DeliveryCounts(0, 0, 0), "webhook-2": DeliveryCounts(3, 0, 0)},
+                "they are counted",
+            )
 
 
 def test_target_that_takes_for_ever_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message that is under way for too long is counted and logged, once."""
-    monkeypatch.setattr(channel_module, "STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(sender, "STUCK_SECONDS", 0.1)
     with http_receiver() as server, notifier(to(server)) as sink:
         server.free.clear()
 
         def counted() -> bool:
             see(sink, gpu_down())
-            return sink.counts["webhook"].failed > 0
+            return sink.notified["webhook"].failed > 0
 
         until(counted, "it is counted")
         see(sink, gpu_down())
         server.free.set()
         assert names(server.next().content) == [("GpuDown", "3")]
-        until(lambda: sink.counts["webhook"] == (1, 1, 0), "it got through after all")
-    assert len([record for record in caplog.records if "takes a message for over" in record.getMessage()]) == 1
+        until(lambda: sink.notified["webhook"] == DeliveryCounts(1, 1, 0), "it got through after all")
+    assert len([record for record in caplog.records if "a message takes over" in record.getMessage()]) == 1
 
 
 def test_tries_again_with_all_that_came_meanwhile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A target that fails is told later, in one message, and the log has one line of it, and one of its end."""
-    monkeypatch.setattr(channel_module, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(channel_module, "LONGEST_WAIT", 0.02)
+    monkeypatch.setattr(Policy, "from_notify", impatient)
     caplog.set_level(logging.INFO)
     with http_receiver() as server, notifier(to(server)) as sink:
         server.status = 500
         see(sink, gpu_down(1))
-        until(lambda: sink.counts["webhook"].failed >= 3, "it has failed three times")
+        until(lambda: sink.notified["webhook"].failed >= 3, "it has failed three times")
         see(sink, gpu_down(1), gpu_down(2))
-        before = sink.counts["webhook"].failed
-        until(lambda: sink.counts["webhook"].failed >= before + 2, "what was under way has failed, and one with both")
+        before = sink.notified["webhook"].failed
+        until(lambda: sink.notified["webhook"].failed >= before + 2, "what was under way has failed, and one with both")
         server.status = 200
         assert names(server.next().content) == [("GpuDown", "1"), ("GpuDown", "2")]
-        until(lambda: sink.counts["webhook"].sent == 1, "it is counted")
+        until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
     faults = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert faults == ["webhook at 127.0.0.1: the server answers 500: ok"]
-    assert any("messages get through again, after" in record.getMessage() for record in caplog.records)
+    assert faults == ["webhook at 127.0.0.1: not sent: the server answers 500: ok"]
+    assert any("messages are delivered again, after" in record.getMessage() for record in caplog.records)
 
 
 def test_refused_message_waits_long() -> None:
@@ -134,9 +162,9 @@ def test_refused_message_waits_long() -> None:
     with http_receiver() as server, notifier(to(server)) as sink:
         server.status = 404
         see(sink, gpu_down())
-        until(lambda: sink.counts["webhook"].failed == 1, "it has failed")
-        (channel,) = sink._channels
-        until(lambda: channel._wait_until > time.monotonic() + 200, "it waits")
+        until(lambda: sink.notified["webhook"].failed == 1, "it has failed")
+        (each,) = sink._senders
+        until(lambda: each._wait_until > time.monotonic() + 200, "it waits")
         assert server.asked == 1
 
 
@@ -149,11 +177,11 @@ def test_storm_makes_few_messages() -> None:
             alerts.append(gpu_hot(index)._replace(description=f"GPU {index}"))
             see(sink, *alerts)
             if index < 2:
-                until(lambda count=index + 1: sink.counts["webhook"].sent == count, "it is told")  # type: ignore[misc]
-        (channel,) = sink._channels
-        with channel._turn:
-            assert channel._at() > time.monotonic() + 300
-            assert len(channel._book.take(time.monotonic(), time.time())) == 198
+                until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is told")  # type: ignore[misc]
+        (each,) = sink._senders
+        with each._turn:
+            assert each._next_message() > time.monotonic() + 300
+            assert len(each._queue.take(time.monotonic(), time.time())) == 198
         assert server.asked == 2
         see(sink, *alerts, xid(1))  # critical: it has an allowance of its own, and takes the others along
         contents = [server.next().content for _ in range(3)]
@@ -170,8 +198,8 @@ def test_last_words() -> None:
 
 def test_restart_does_not_tell_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that starts anew tells what is new, and the end of what an earlier one told."""
-    monkeypatch.setattr(book_module, "RECALLED_SECONDS", 0.0)
-    monkeypatch.setattr(lingering, "RECALLED_SECONDS", 0.0)
+    monkeypatch.setattr(queue_module, "RESTORED_SECONDS", 0.0)
+    monkeypatch.setattr(resolution, "RESTORED_SECONDS", 0.0)
     with http_receiver() as server:
         with notifier(to(server), tmp_path / "told") as sink:
             see(sink, gpu_down(1), near_oom())
@@ -188,7 +216,7 @@ def test_new_address_is_told_all(tmp_path: Path) -> None:
     """After an address was corrected the right one is told what the wrong one was; what is kept shows neither."""
     address = tmp_path / "address"
 
-    def start() -> contextlib.AbstractContextManager[Notifier]:
+    def start() -> contextlib.AbstractContextManager[Dispatcher]:
         return notifier(replace(FAST, webhook=(Secret(file=address),)), tmp_path / "told")
 
     with http_receiver() as wrong, http_receiver() as right:
@@ -201,7 +229,7 @@ def test_new_address_is_told_all(tmp_path: Path) -> None:
         with start() as sink:
             see(sink, gpu_down(1))
             assert "GPU 1 " in right.next().content["text"]
-            until(lambda: sink.counts["webhook"].sent == 1, "it is counted")
+            until(lambda: sink.notified["webhook"].sent == 1, "it is counted")
         address.unlink()
         with start() as sink:  # which cannot say whom it reaches, and tells none twice for that
             see(sink, gpu_down(1))
@@ -221,25 +249,25 @@ def test_whom_a_target_reaches(tmp_path: Path) -> None:
         [Notify(webhook=(each,)) for each in (one, other)],
         [Notify(apprise=(each,)) for each in (one, other)],
     ):
-        was, became = (next(iter(targets(each))).whom() for each in pair)
+        was, became = (next(iter(message_targets(each))).address_digest() for each in pair)
         assert was
         assert became
         assert was != became
         assert SECRET not in was
-    (absent,) = targets(replace(FAST, webhook=(Secret(file=tmp_path / "absent"),)))
-    assert absent.whom() is None
+    (absent,) = message_targets(replace(FAST, webhook=(Secret(file=tmp_path / "absent"),)))
+    assert absent.address_digest() is None
 
 
 def test_memory_is_of_one_address(tmp_path: Path) -> None:
     """What another address was told is not taken; one that changes meanwhile does so from the next start on."""
 
     def read(whom: str | None) -> list[tuple[Alert, float]]:
-        return Kept(tmp_path, "mail", lambda: whom).read(wall=1000.0)
+        return SentAlerts(tmp_path, "mail", lambda: whom).read(wall=1000.0)
 
     told = [(gpu_down(), 0.0)]
-    Kept(tmp_path, "mail").write(told, wall=1000.0)  # as older daemons did
+    SentAlerts(tmp_path, "mail").write(told, wall=1000.0)  # as older daemons did
     whom = ["aaaa"]
-    first = Kept(tmp_path, "mail", lambda: whom[0])
+    first = SentAlerts(tmp_path, "mail", lambda: whom[0])
     assert first.read(wall=1000.0) == told
     whom[0] = "bbbb"
     first.write(told, wall=1000.0)
@@ -249,20 +277,18 @@ def test_memory_is_of_one_address(tmp_path: Path) -> None:
 def test_memory_of_a_target(tmp_path: Path) -> None:
     """What was told is read as it was written, with how long ago that was; a clock that went back makes it now."""
     died = Alert("RunDied", {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice", last=6.0)
-    Kept(tmp_path, "mail").write([(died, 60.0), (gpu_down(), 0.0)], wall=1000.0)
+    SentAlerts(tmp_path, "mail").write([(died, 60.0), (gpu_down(), 0.0)], wall=1000.0)
     expected = died._replace(description="Run “a” ended.")
-    assert Kept(tmp_path, "mail").read(wall=1030.0) == [(expected, 90.0), (gpu_down(), 30.0)]
-    assert Kept(tmp_path, "mail").read(wall=950.0) == [(expected, 10.0), (gpu_down(), 0.0)]
-    assert Kept(None, "mail").read(wall=950.0) == []
+    assert SentAlerts(tmp_path, "mail").read(wall=1030.0) == [(expected, 90.0), (gpu_down(), 30.0)]
+    assert SentAlerts(tmp_path, "mail").read(wall=950.0) == [(expected, 10.0), (gpu_down(), 0.0)]
+    assert SentAlerts(None, "mail").read(wall=950.0) == []
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 2}', '{"version": 1, "alerts": [{}]}', "\0" * 100])
-def test_spoilt_memory_is_left_alone(tmp_path: Path, content: str) -> None:
+def test_spoilt_memory_is_left_alone(tmp_path: Path) -> None:
     """A file that is not ours to read costs no alert."""
-    (tmp_path / "webhook.json").write_text(content)
-    with http_receiver() as server, notifier(to(server), tmp_path) as sink:
-        see(sink, gpu_down())
-        assert names(server.next().content) == [("GpuDown", "3")]
+    for content in ("", "[]", '{"version": 2}', '{"version": 1, "alerts": [{}]}', "\0" * 100):
+        (tmp_path / "webhook.json").write_text(content)
+        assert SentAlerts(tmp_path, "webhook").read(1000.0) == []
 
 
 def test_no_memory_costs_no_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -272,35 +298,32 @@ def test_no_memory_costs_no_message(tmp_path: Path, caplog: pytest.LogCaptureFix
         for index in (1, 2):
             see(sink, *(gpu_down(i) for i in range(index)))
             server.next()
-        until(lambda: sink.counts["webhook"].sent == 2, "both are told")
-    assert len([record for record in caplog.records if "cannot be kept" in record.getMessage()]) == 1
+        until(lambda: sink.notified["webhook"].sent == 2, "both are told")
+    assert len([record for record in caplog.records if "cannot be written" in record.getMessage()]) == 1
 
 
 def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An error in one target's code is logged once and tried again, as any other failure."""
-    monkeypatch.setattr(channel_module, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(Policy, "from_notify", impatient)
     told: list[Message] = []
 
-    class Faulty:
-        name, least, place = "faulty", "info", "a faulty one"
-
-        def whom(self) -> None:
-            return None
-
-        def send(self, message: Message) -> None:
+    class Faulty(MessageTarget):
+        def _deliver(self, message: Message) -> None:
             told.append(message)
             if len(told) == 1:
                 raise ZeroDivisionError(SECRET)
             if len(told) == 2:
                 raise DeliveryError("not yet")
 
-    sink = Notifier(FAST, None, [Faulty()])
-    sink.start()
+    faulty = Faulty("faulty", "a faulty one", Secret(text=SECRET), FAST, "info")
+    sink = dispatcher(FAST, None, [faulty])
     see(sink, gpu_down())
-    until(lambda: sink.counts["faulty"].sent == 1, "the third attempt gets through")
+    until(lambda: sink.notified["faulty"].sent == 1, "the third attempt gets through")
     asyncio.run(sink.stop())
-    assert sink.counts["faulty"].failed == 2
-    (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert said.startswith("a faulty one: an error of gpuwarden's own, please report it: ZeroDivisionError in ")
-    assert re.search(r" > test_notify_channel\.send:\d+$", said)
+    assert sink.notified["faulty"].failed == 2
+    said, _not_yet = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said.startswith(
+        "a faulty one: not sent: an error of gpuwarden's own, please report it: ZeroDivisionError in "
+    )
+    assert re.search(r" > test_delivery_sender\._deliver:\d+$", said)
     assert SECRET not in caplog.text

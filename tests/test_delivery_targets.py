@@ -13,22 +13,24 @@ from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
 from message_receivers import certificate, http_receiver, mail_receiver, silent_receiver
 from services import free_port
 
-from gpuwarden.alerts.notify.echo import secrets_of
-from gpuwarden.alerts.notify.message import Message, Told
-from gpuwarden.alerts.notify.target import DeliveryError, SentInPartError
-from gpuwarden.alerts.notify.targets import targets
+from gpuwarden.alerts.delivery.dispatcher import message_targets
+from gpuwarden.alerts.delivery.message import Message, Notification
+from gpuwarden.alerts.delivery.redaction import secrets_of
+from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
 from gpuwarden.config import Notify, parse
 from gpuwarden.secret import HIDDEN, NOT_ASCII, Secret, hidden
 
-MESSAGE = Message("box1", "docs", (Told(near_oom()), Told(gpu_down(9))))
+MESSAGE = Message("box1", "docs", (Notification(near_oom()), Notification(gpu_down(9))))
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
-HOSTILE = Message("box1", "docs", (Told(near_oom("<!channel>\r\nBcc: eve@example.com\n\nGröße模", owner="a\nb")),))
+HOSTILE = Message(
+    "box1", "docs", (Notification(near_oom("<!channel>\r\nBcc: eve@example.com\n\nGröße模", owner="a\nb")),)
+)
 
 
 def send(settings: Notify, message: Message = MESSAGE) -> None:
     """Send a message to the one target of the settings."""
-    (target,) = targets(settings)
-    target.send(message)
+    (target,) = message_targets(settings)
+    target._deliver(message)
 
 
 def refusal(settings: Notify) -> DeliveryError:
@@ -112,7 +114,7 @@ def test_sends_nothing_on() -> None:
     """A server that points elsewhere does not get the message, or the token, carried there."""
     with http_receiver() as server, http_receiver() as elsewhere:
         server.status, server.headers = 302, {"Location": elsewhere.url}
-        assert "it sends on to another address" in str(refusal(Notify(webhook=(Secret(text=server.url),))))
+        assert "it redirects to another address" in str(refusal(Notify(webhook=(Secret(text=server.url),))))
         assert elsewhere.asked == 0
 
 
@@ -183,7 +185,11 @@ def test_apprise() -> None:
             assert part in got.content["message"]
         send(
             Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/"),)),
-            replace(MESSAGE, docs="https://x/docs", told=(Told(near_oom("@here [a](https://evil.example)")),)),
+            replace(
+                MESSAGE,
+                docs="https://x/docs",
+                notifications=(Notification(near_oom("@here [a](https://evil.example)")),),
+            ),
         )
         got = server.next()
         named = "Run @\u2060here [a]\u2060(https:\u2060//evil.example) (77-1) can allocate"
@@ -230,10 +236,10 @@ def test_mail_that_is_refused() -> None:
     with mail_receiver() as server:
         server.refused = {"ml@example.com"}
         error = refusal(mail_url(server.port))
-        assert isinstance(error, SentInPartError)
+        assert isinstance(error, PartlySentError)
         assert "no such user here" in str(error)
         server.refused = {"ml@example.com", "ops@example.com"}
-        assert not isinstance(refusal(mail_url(server.port)), SentInPartError)
+        assert not isinstance(refusal(mail_url(server.port)), PartlySentError)
     with mail_receiver(passwords={"alerts": "right"}) as server:
         server.refusal = "550 s3cret-password"
         error = refusal(mail_url(server.port, user="alerts:s3cret-password@"))
@@ -259,7 +265,7 @@ def test_apprise_service_with_short_messages(
     """A service with a limit gets a long message in pieces, or its begin if they were many; the URL may choose."""
     apprise = pytest.importorskip("apprise")
     told = (near_oom(), gpu_hot(), xid(1), *(gpu_down(index) for index in range(30)))
-    long = Message("box1", "docs", tuple(map(Told, told)))
+    long = Message("box1", "docs", tuple(map(Notification, told)))
     with http_receiver() as server:
         url = f"json://127.0.0.1:{server.port}/{chosen}"
         monkeypatch.setattr(type(apprise.Apprise.instantiate(url)), "body_maxlen", longest)
@@ -286,7 +292,7 @@ def test_places_are_no_secrets() -> None:
         ),
         "f",
     )
-    assert [(each.name, each.place) for each in targets(config.notify)] == [
+    assert [(each.name, each.place) for each in message_targets(config.notify)] == [
         ("webhook", "webhook at h.example.com"),
         ("webhook-2", "webhook at h.example.com"),
         ("apprise", "apprise (tgram)"),

@@ -1,53 +1,51 @@
-"""Alerts as JSON, for programs; docs/notify.md describes it."""
+"""Delivery as JSON, for programs; docs/notify.md describes the body."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
 from typing import Any
 
-from gpuwarden.alerts.notify.markdown import plain
-from gpuwarden.alerts.notify.message import (
+from gpuwarden.alerts.delivery.http import Server, host_of
+from gpuwarden.alerts.delivery.message import (
     LONGEST_NAME,
     LONGEST_OWNER,
     Message,
-    Told,
+    Notification,
     clean,
     page,
+    plain,
     still,
     what_to_do,
 )
-from gpuwarden.alerts.notify.post import host_of, post
-from gpuwarden.alerts.notify.target import digest_of
+from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret
 
 VERSION = 1
-MOST_ALERTS = 200  # in one body; further ones are counted in it
+MAX_ALERTS = 200  # in one body; further ones are counted in it
 
 
-class Webhook:
-    """Posts to one address."""
+class WebhookTarget(MessageTarget):
+    """Target behind one web address."""
 
     def __init__(self, name: str, url: Secret, settings: Notify) -> None:
-        self.name = name
-        self.least = settings.webhook_severity
-        self.place = f"webhook at {host_of(url)}"
-        self._url = url
-        self._settings = settings
+        super().__init__(name, f"webhook at {host_of(url)}", url, settings, settings.webhook_severity)
 
-    def whom(self) -> str | None:
-        """Return a digest of the address."""
-        return digest_of(self._url)
-
-    def send(self, message: Message) -> None:
-        """Post it."""
-        post(self._url, body(message), self._settings, self._settings.webhook_token)
+    def _deliver(self, message: Message) -> None:
+        settings = self._settings
+        server = Server(
+            url=self._url,
+            timeout=settings.timeout,
+            bearer_token=settings.webhook_token,
+            ca_file=settings.ca_file,
+        )
+        server.post(body(message))
 
 
 def body(message: Message) -> dict[str, Any]:
     """Return what is posted."""
     firing, over = message.firing, message.over
-    room = max(MOST_ALERTS - len(firing), 0)
+    room = max(MAX_ALERTS - len(firing), 0)
     return {
         "version": VERSION,
         "host": message.host,
@@ -55,14 +53,14 @@ def body(message: Message) -> dict[str, Any]:
         "severity": message.severity,
         "title": message.title,
         "text": message.text,
-        "firing": [_alert(each, message.docs) for each in firing[:MOST_ALERTS]],
+        "firing": [_alert(each, message.docs) for each in firing[:MAX_ALERTS]],
         "over": [_alert(each, message.docs) for each in over[:room]],
-        "left_out": len(firing[MOST_ALERTS:]) + len(over[room:]),
+        "left_out": len(firing[MAX_ALERTS:]) + len(over[room:]),
         "still": still(message.standing),
     }
 
 
-def _alert(told: Told, docs: str) -> dict[str, Any]:
+def _alert(told: Notification, docs: str) -> dict[str, Any]:
     alert = told.alert
     return {
         "alert": alert.name,
@@ -74,9 +72,9 @@ def _alert(told: Told, docs: str) -> dict[str, Any]:
         "do": plain(what_to_do(alert.rule), docs),
         "more": f"{docs}/{page(alert.rule)}",
         "since": _utc(alert.since),
-        "over": None if told.over is None else _utc(told.over),
+        "over": None if told.resolved_at is None else _utc(told.resolved_at),
         "ending": alert.ending,
-        "again": told.again,
+        "again": told.repeated,
     }
 
 

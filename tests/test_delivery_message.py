@@ -7,9 +7,17 @@ import re
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
 
 from gpuwarden.alerts.alert import Alert
-from gpuwarden.alerts.notify import webhook
-from gpuwarden.alerts.notify.markdown import inert, plain
-from gpuwarden.alerts.notify.message import LONGEST_TEXT, LONGEST_TITLE, Message, Told, texts, what_to_do
+from gpuwarden.alerts.delivery import webhook
+from gpuwarden.alerts.delivery.apprise import inert
+from gpuwarden.alerts.delivery.message import (
+    LONGEST_TEXT,
+    LONGEST_TITLE,
+    Message,
+    Notification,
+    plain,
+    texts,
+    what_to_do,
+)
 from gpuwarden.alerts.rules import ALERTS
 
 DOCS = "https://ops.example.com/docs"
@@ -20,7 +28,9 @@ HOSTILE = (
 
 def message(*told: Alert, over: tuple[Alert, ...] = (), docs: str = "docs") -> Message:
     """Return a message of alerts that fire, and of some that are over."""
-    return Message("box1", docs, (*map(Told, told), *(Told(each, over=each.since + 60) for each in over)))
+    return Message(
+        "box1", docs, (*map(Notification, told), *(Notification(each, resolved_at=each.since + 60) for each in over))
+    )
 
 
 def test_names_all_that_matters() -> None:
@@ -71,7 +81,7 @@ def test_end_that_nobody_saw() -> None:
 
 def test_again() -> None:
     """An alert that was told before says so."""
-    again = Message("box1", "docs", (Told(gpu_down(), again=True),), {"RunStalled": 2, "GpuXidWarning": 1})
+    again = Message("box1", "docs", (Notification(gpu_down(), repeated=True),), {"RunStalled": 2, "GpuXidWarning": 1})
     assert again.title.startswith("[CRITICAL, STILL] box1: GPU 3 ")
     assert ", told before." in again.text
     assert "Told before, and still there: GpuXidWarning, RunStalled (2).\n" in again.text

@@ -1,4 +1,4 @@
-"""What another side says of a failure, fit to be told: it may repeat the address that it was reached at."""
+"""Redaction of servers' error texts, which may repeat the address, user or password that they were reached with."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from base64 import b64encode
 from collections.abc import Iterable
 from urllib.parse import unquote, urlsplit
 
-from gpuwarden.alerts.notify.message import clean
+from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.secret import hidden
 
 
 def secrets_of(address: str) -> tuple[str, ...]:
-    """Return what of an address nobody is to see, as it is written and as servers read it."""
+    """Return the secret parts of an address, as written and as servers decode them."""
     try:
         user = urlsplit(address).netloc.rpartition("@")[0]
     except ValueError:  # what no library takes for an address
@@ -26,7 +26,7 @@ def basic(user: str) -> str:
 
 
 def shown(text: str, longest: int, secrets: Iterable[str]) -> str:
-    """Return it in one line without the secrets; cut last, as of a secret that is cut nothing would be known again."""
+    """Return it in one line without the secrets; cut last, as a secret that is cut would not be recognized."""
     return clean(hidden(text, *secrets), longest)
 
 

@@ -1,4 +1,4 @@
-"""What is said of alerts: one message for all that is to be told at once, bounded in length, and fit to be read.
+"""Messages about alerts for people: bounded in length, one for all alerts that are sent together.
 
 Names of runs, users and jobs are other people's: what would not print, or would begin a line of its own, is replaced.
 """
@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
 
 from gpuwarden.alerts.alert import Alert
-from gpuwarden.alerts.notify.markdown import plain
 from gpuwarden.alerts.rule import AlertRule, filled
 from gpuwarden.alerts.rules import ALERTS, Choices
 
@@ -30,36 +28,38 @@ RANK = {"critical": 0, "warning": 1, "info": 2}
 
 _WHAT = {"xid": "XID ", "kind": "", "outcome": ""}  # labels, and what is said before their values
 _AS_FOR = re.compile(r"as for (\w+)")  # a rule that has another's text
+_MARKED = re.compile(r"\[(?P<link>[^\]]+)\]\((?P<target>[^)\s]+)\)|`(?P<code>[^`]+)`|\*(?P<emphasis>[^*\s][^*]*)\*")
 _BEGIN = re.compile(r"^\[?[a-z]")  # also of a text that begins with a link
 
 
-class Told(NamedTuple):
-    """One alert of a message: new, told `again` as it fires still, or `over` since then, in Unix time."""
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One alert of a message: new, `repeated` as it fires still, or resolved since `resolved_at`, in Unix time."""
 
     alert: Alert
-    again: bool = False
-    over: float | None = None
+    repeated: bool = False
+    resolved_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """All that one message says; `standing` counts alerts by name that were told before, and fire still."""
+    """Content of one message; `standing` counts by name the alerts that were sent before, and fire still."""
 
     host: str
     docs: str
-    told: tuple[Told, ...] = ()
+    notifications: tuple[Notification, ...] = ()
     standing: Mapping[str, int] = field(default_factory=dict)
-    test: str = ""  # of a message that only tries the way: which alerts come by it
+    test: str = ""  # of a test message: which alerts the target gets
 
     @property
-    def firing(self) -> list[Told]:
+    def firing(self) -> list[Notification]:
         """Those that fire, the gravest first, and of each name one before the second of any."""
-        return _fairly(each for each in self.told if each.over is None)
+        return _fairly(each for each in self.notifications if each.resolved_at is None)
 
     @property
-    def over(self) -> list[Told]:
+    def over(self) -> list[Notification]:
         """Those that are over."""
-        return _fairly(each for each in self.told if each.over is not None)
+        return _fairly(each for each in self.notifications if each.resolved_at is not None)
 
     @property
     def severity(self) -> str:
@@ -73,7 +73,7 @@ class Message:
             return f"[TEST] {self.host}: gpuwarden can reach you"
         told = self.firing or self.over
         mark = self.severity.upper() or "OVER"
-        if told and all(each.again for each in told):
+        if told and all(each.repeated for each in told):
             mark += ", STILL"
         if len(told) == 1 and self.firing:
             said = clean(told[0].alert.description)
@@ -137,15 +137,28 @@ def subject(alert: Alert) -> str:
     return " on ".join(who) + (f" ({what})" if what else "")
 
 
-def facts(told: Told) -> str:
+def facts(told: Notification) -> str:
     """Say whom it concerns and since when, or how long it was there."""
     alert = told.alert
-    if told.over is not None:
-        return f"It fired from {moment(alert.since)} to {moment(told.over)}."
+    if told.resolved_at is not None:
+        return f"It fired from {moment(alert.since)} to {moment(told.resolved_at)}."
     who = f"Owner: {clean(alert.owner, LONGEST_OWNER)}. " if alert.owner.strip() else ""
     run = alert.labels.get("run_id", "")
     more = f" On the box: gpuwarden runs show {clean(run, LONGEST_NAME)}" if run else ""
-    return f"{who}Since {moment(alert.since)}{', told before' if told.again else ''}.{more}"
+    return f"{who}Since {moment(alert.since)}{', told before' if told.repeated else ''}.{more}"
+
+
+def plain(markdown: str, docs: str) -> str:
+    """Return the text without marks; links lead to pages below `docs`."""
+
+    def unmarked(found: re.Match[str]) -> str:
+        if not found["target"]:
+            return found["code"] or found["emphasis"]
+        where = found["target"] if "://" in found["target"] else f"{docs}/{found['target']}"
+        # A link that is named by its page needs no name in addition to its address.
+        return where if found["link"] == found["target"].partition("#")[0] else f"{found['link']} ({where})"
+
+    return _MARKED.sub(unmarked, markdown)
 
 
 def moment(at: float) -> str:
@@ -177,16 +190,16 @@ def page(rule: AlertRule) -> str:
     return f"alerts.md#{rule.name.lower()}"
 
 
-def by_rule(told: Iterable[Told]) -> Iterator[tuple[AlertRule, list[Told]]]:
+def by_rule(told: Iterable[Notification]) -> Iterator[tuple[AlertRule, list[Notification]]]:
     """Give alerts by their rules, in the order in which the rules come first."""
-    found: dict[str, list[Told]] = {}
+    found: dict[str, list[Notification]] = {}
     for each in told:
         found.setdefault(each.alert.name, []).append(each)
     for name, group in found.items():
         yield ALERTS[name], group
 
 
-def summed_up(told: Iterable[Told]) -> str:
+def summed_up(told: Iterable[Notification]) -> str:
     """Name the subjects of alerts, by alert, each of which has its share of the room."""
     groups = [(rule.name, [subject(each.alert) for each in group]) for rule, group in by_rule(told)]
     room = max(LONGEST_REST // max(len(groups), 1), LONGEST_NAME)
@@ -206,7 +219,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(digits[:18] or 0), rest) for digits, rest in re.findall(r"([0-9]*)([^0-9]*)", text, re.ASCII)]
 
 
-def _fairly(told: Iterable[Told]) -> list[Told]:
+def _fairly(told: Iterable[Notification]) -> list[Notification]:
     """Put the gravest first; within a severity the first of each name before the second of any: none is hidden."""
     ordered = sorted(told, key=lambda each: (_natural(subject(each.alert)), each.alert.key))
     seen: Counter[str] = Counter()

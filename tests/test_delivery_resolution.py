@@ -10,7 +10,7 @@ import pytest
 from test_firing import LOST, NOW, OF_GPU, poll, run
 
 from gpuwarden.alerts.alert import Alert, Key
-from gpuwarden.alerts.lingering import RECALLED_SECONDS, Lingering
+from gpuwarden.alerts.delivery.resolution import RESTORED_SECONDS, Resolution
 from gpuwarden.runs import proc
 from gpuwarden.state import State
 from gpuwarden.thresholds import DIED_SECONDS, XID_SECONDS
@@ -26,10 +26,10 @@ def changed(state: State, **fields: Any) -> State:
 
 
 def seen(
-    lingering: Lingering, firing: list[Alert], ended: list[Alert], state: State, now: float
+    resolution: Resolution, firing: list[Alert], ended: list[Alert], state: State, now: float
 ) -> tuple[set[Key], list[Alert]]:
     """Let a poll be; return what lingers and what is over."""
-    lingers, over = lingering.see(firing, ended, state, now)
+    lingers, over = resolution.update(firing, ended, state, now)
     return set(lingers), over
 
 
@@ -44,27 +44,27 @@ def seen(
 )
 def test_gpu_that_nobody_can_ask_is_not_well(unknown: State) -> None:
     """While nobody knows how a GPU is that was down, that is not over; it is when the GPU answers."""
-    lingering = Lingering()
-    assert seen(lingering, [DOWN], [], poll(LOST), 0) == (set(), [])
-    assert seen(lingering, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
-    assert seen(lingering, [], [], unknown, 5000) == ({DOWN.key}, [])
-    assert seen(lingering, [], [], WELL, 5001) == (set(), [DOWN])
+    resolution = Resolution()
+    assert seen(resolution, [DOWN], [], poll(LOST), 0) == (set(), [])
+    assert seen(resolution, [], [DOWN], unknown, 120) == ({DOWN.key}, [])
+    assert seen(resolution, [], [], unknown, 5000) == ({DOWN.key}, [])
+    assert seen(resolution, [], [], WELL, 5001) == (set(), [DOWN])
 
 
 def test_end_that_is_known() -> None:
     """What is seen to be over is so at once, and of what fires again nothing lingers."""
-    lingering = Lingering()
-    assert seen(lingering, [], [DOWN], WELL, 0) == (set(), [DOWN])
+    resolution = Resolution()
+    assert seen(resolution, [], [DOWN], WELL, 0) == (set(), [DOWN])
     silent = changed(poll(LOST), fault="driver_not_loaded")
-    assert seen(lingering, [], [DOWN], silent, 1) == ({DOWN.key}, [])
-    assert seen(lingering, [DOWN], [], poll(LOST), 2) == (set(), [])
-    assert seen(lingering, [], [], WELL, 3) == (set(), [])
+    assert seen(resolution, [], [DOWN], silent, 1) == ({DOWN.key}, [])
+    assert seen(resolution, [DOWN], [], poll(LOST), 2) == (set(), [])
+    assert seen(resolution, [], [], WELL, 3) == (set(), [])
 
 
 def test_gpu_that_the_driver_lists_no_more() -> None:
     """Of a GPU that is gone from the driver's list it is said that nobody saw it well."""
     ended = DOWN._replace(ending="not seen to be well: the driver lists it no more")
-    assert seen(Lingering(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
+    assert seen(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
 
 
 def test_what_an_earlier_daemon_told() -> None:
@@ -72,21 +72,21 @@ def test_what_an_earlier_daemon_told() -> None:
     often = Alert("GpuXidCritical", {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
     died = Alert("RunDied", {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
     past = Alert("RunDied", {"run_id": "8-1"}, "", NOW - 86400)
-    lingering = Lingering()
-    lingering.recall([DOWN, often, died, past], 0, NOW)
-    assert seen(lingering, [], [], WELL, 0) == ({DOWN.key, often.key, died.key}, [past])
-    assert seen(lingering, [], [], WELL, DIED_SECONDS - 290) == ({DOWN.key, often.key}, [died])
-    assert seen(lingering, [], [], WELL, RECALLED_SECONDS) == ({often.key}, [DOWN])
-    assert seen(lingering, [], [], WELL, XID_SECONDS - 601) == ({often.key}, [])
-    assert seen(lingering, [], [], WELL, XID_SECONDS - 600) == (set(), [often])
+    resolution = Resolution()
+    resolution.restore([DOWN, often, died, past], 0, NOW)
+    assert seen(resolution, [], [], WELL, 0) == ({DOWN.key, often.key, died.key}, [past])
+    assert seen(resolution, [], [], WELL, DIED_SECONDS - 290) == ({DOWN.key, often.key}, [died])
+    assert seen(resolution, [], [], WELL, RESTORED_SECONDS) == ({often.key}, [DOWN])
+    assert seen(resolution, [], [], WELL, XID_SECONDS - 601) == ({often.key}, [])
+    assert seen(resolution, [], [], WELL, XID_SECONDS - 600) == (set(), [often])
 
 
 def test_clock_that_went_back_keeps_no_event_for_longer() -> None:
     """One that is yet to come, by a clock that was set back, lingers for as long as any."""
     died = Alert("RunDied", {"run_id": "7-1"}, "", NOW + 86400)
-    lingering = Lingering()
-    lingering.recall([died], 0, NOW)
-    assert seen(lingering, [], [], WELL, DIED_SECONDS) == (set(), [died])
+    resolution = Resolution()
+    resolution.restore([died], 0, NOW)
+    assert seen(resolution, [], [], WELL, DIED_SECONDS) == (set(), [died])
 
 
 def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
@@ -95,17 +95,17 @@ def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
     stalled = Alert("RunStalled", {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW)
     gone = stalled._replace(labels={"run_id": f"{os.getpid()}-{start + 1}", "run_name": "unet"})
     known = stalled._replace(labels={"run_id": run().peer.run_id, "run_name": "unet"})
-    lingering = Lingering()
-    lingering.recall([stalled, gone, known], 0, NOW)
+    resolution = Resolution()
+    resolution.restore([stalled, gone, known], 0, NOW)
     state = poll(gpu(0), runs=(run(left=20),))
-    assert seen(lingering, [], [], state, RECALLED_SECONDS) == ({stalled.key}, [gone, known])
+    assert seen(resolution, [], [], state, RESTORED_SECONDS) == ({stalled.key}, [gone, known])
 
 
 @pytest.mark.parametrize("labels", [{}, {"run_id": "train.py", "uuid": ""}, {"run_id": "9" * 30 + "-1"}])
 @pytest.mark.parametrize("name", ["GpuDown", "RunStalled"])
 def test_alert_that_was_kept_and_changed_by_hand(name: str, labels: dict[str, str]) -> None:
     """Of one whose labels name nothing no poll fails: it is over."""
-    lingering = Lingering()
-    lingering.recall([Alert(name, labels, "", NOW)], 0, NOW)
-    lingers, over = seen(lingering, [], [], WELL, RECALLED_SECONDS)
+    resolution = Resolution()
+    resolution.restore([Alert(name, labels, "", NOW)], 0, NOW)
+    lingers, over = seen(resolution, [], [], WELL, RESTORED_SECONDS)
     assert (lingers, [each.labels for each in over]) == (set(), [labels])

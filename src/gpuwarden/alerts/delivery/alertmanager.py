@@ -1,0 +1,147 @@
+"""Delivery to Alertmanager's API, a poll after a condition holds.
+
+Each alert has the labels that Prometheus gives the one of the same rule, so that Alertmanager takes both for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote_plus
+
+from gpuwarden.alerts.alert import Alert
+from gpuwarden.alerts.delivery.http import Server
+from gpuwarden.alerts.delivery.message import Notification
+from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, digest_of
+from gpuwarden.alerts.rules import Choices, annotated
+from gpuwarden.config import Config
+from gpuwarden.secret import Secret
+
+log = logging.getLogger(__name__)
+
+PATH = "/api/v2/alerts"
+MAX_BATCH = 64  # alerts in a message, as Prometheus has it
+EXPIRY_RESENDS = 4  # times `resend` until an alert that is not sent again counts as resolved, as Prometheus has it
+MAX_CLOCK_DIFFERENCE_SECONDS = 15.0  # an answer has the time in whole seconds, and may take some
+_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to recognise them
+_LABEL = re.compile(r"{{ with \$labels\.(\w+) }}([^{]*){{ \. \| urlquery }}{{ end }}")
+
+
+class AlertmanagerTarget:
+    """Target at one Alertmanager.
+
+    An end is sent `resend` seconds after it: by then Prometheus has seen it too, and neither revokes the other's word.
+    """
+
+    def __init__(self, url: str, config: Config) -> None:
+        chosen = config.alertmanager
+        self.name = url
+        self.place = url
+        self.policy = Policy(
+            min_severity="info",
+            group_wait=0.0,
+            repeat=chosen.resend,
+            resolve_after=chosen.resend,
+            expire_unsent_after=chosen.resend,
+            expire_after=EXPIRY_RESENDS * chosen.resend,
+            first_retry=0.5,
+            max_retry=30.0,
+            max_batch=MAX_BATCH,
+            inhibits=False,  # Alertmanager does it, with what Prometheus sends too
+        )
+        listen = config.web.listen
+        reached = listen._replace(host=socket.gethostname()) if listen.host in _WILDCARDS else listen
+        self._own = {"job": chosen.job, "instance": chosen.instance or str(reached)}
+        self._external = dict(chosen.labels)  # as Prometheus' external_labels: an alert's own win
+        self._generator = f"http://{reached}/"
+        self._choices = Choices(job=chosen.job, docs=chosen.docs, grafana=chosen.grafana)
+        self._links: dict[str, dict[str, str]] = {}  # by alert, with places for its labels
+        self._server = Server(
+            url=Secret(text=url.rstrip("/") + PATH),
+            timeout=chosen.timeout,
+            bearer_token=chosen.bearer_token,
+            user=chosen.user,
+            password=chosen.password,
+            ca_file=chosen.ca_file,
+            cert_file=chosen.cert_file,
+            key_file=chosen.key_file,
+            proxies=False,
+        )
+        self._clock_offset = 0.0  # seconds that the Alertmanager's clock is ahead of this machine's
+
+    def address_digest(self) -> str | None:
+        """See Target."""
+        return digest_of(self._server.url)
+
+    def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
+        """See Target. Post again at once where the answer shows that the two clocks differ."""
+        del standing
+        for _ in range(2):
+            alerts = [self.rendered(each) for each in notifications]
+            try:
+                answer = self._server.post(alerts)
+            except DeliveryError as error:
+                # Alertmanager takes the valid alerts of a message that it refuses for the others.
+                if error.status == HTTPStatus.BAD_REQUEST:
+                    raise PartlySentError(str(error)) from None
+                raise
+            if not self._adjust_clock(answer.get("Date", "")):
+                return
+
+    def _adjust_clock(self, date: str) -> bool:
+        """Take over the receiver's clock; return whether it differs from the one that the alerts were sent by."""
+        try:
+            offset = parsedate_to_datetime(date).timestamp() - time.time()
+        except ValueError:
+            return False
+        if abs(offset - self._clock_offset) < MAX_CLOCK_DIFFERENCE_SECONDS:
+            return False
+        self._clock_offset = offset if abs(offset) >= MAX_CLOCK_DIFFERENCE_SECONDS else 0.0
+        log.warning("%s: its clock is %+.0f s from this machine's, alerts are sent by it", self.place, offset)
+        return True
+
+    def rendered(self, notification: Notification) -> dict[str, Any]:
+        """Return an alert as the API takes it, with times by the receiver's clock."""
+        alert = notification.alert
+        labels = {
+            **self._external,
+            **self._own,
+            **alert.labels,
+            "alertname": alert.name,
+            "severity": alert.rule.severity,
+        }
+        labels = {name: value for name, value in labels.items() if value}  # an empty label is none
+        ends = notification.resolved_at
+        if ends is None:
+            ends = time.time() + self.policy.expire_after
+        return {
+            "labels": labels,
+            "annotations": self._annotations(alert, labels),
+            # Never after its end or in the future, which Alertmanager refuses: the clock may have been set back.
+            "startsAt": _rfc3339(min(alert.since, ends, time.time()) + self._clock_offset),
+            "endsAt": _rfc3339(ends + self._clock_offset),
+            "generatorURL": self._generator,
+        }
+
+    def _annotations(self, alert: Alert, labels: Mapping[str, str]) -> dict[str, str]:
+        def where_known(found: re.Match[str]) -> str:
+            text = labels.get(found[1], "")
+            return f"{found[2]}{quote_plus(text)}" if text else ""
+
+        if alert.name not in self._links:
+            texts = annotated(alert.rule, self._choices)
+            self._links[alert.name] = {name: text for name, text in texts.items() if name.endswith("_url")}
+        owner = f" Owner: {alert.owner}." if alert.owner else ""
+        links = {name: _LABEL.sub(where_known, text) for name, text in self._links[alert.name].items()}
+        return {"summary": alert.rule.summary, "description": alert.description + owner, **links}
+
+
+def _rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")

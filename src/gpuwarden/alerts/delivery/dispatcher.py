@@ -1,0 +1,111 @@
+"""Dispatcher of the daemon's own alerts: evaluates the conditions once a poll, and updates each target's sender."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+
+from gpuwarden.alerts.delivery.alertmanager import AlertmanagerTarget
+from gpuwarden.alerts.delivery.apprise import AppriseTarget
+from gpuwarden.alerts.delivery.persistence import SentAlerts
+from gpuwarden.alerts.delivery.resolution import Resolution
+from gpuwarden.alerts.delivery.sender import Sender
+from gpuwarden.alerts.delivery.target import MessageTarget
+from gpuwarden.alerts.delivery.webhook import WebhookTarget
+from gpuwarden.alerts.firing import Firing
+from gpuwarden.alerts.validation import warnings
+from gpuwarden.config import Config, Notify
+from gpuwarden.state import DeliveryCounts, State
+from gpuwarden.state_folder import state_folder
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 3.0  # that a stop waits for new alerts to be sent; systemd waits for ten
+
+
+class Dispatcher:
+    """Delivery of alerts to all targets. Used by one event loop, and never blocks it.
+
+    `folder` keeps, over restarts, what the targets of `notify` were notified of; None for nowhere.
+    """
+
+    def __init__(self, config: Config, folder: Path | None, targets: Iterable[MessageTarget] | None = None) -> None:
+        self._firing = Firing(config.pressure)
+        self._resolution = Resolution()
+        self._alertmanagers = [
+            Sender(AlertmanagerTarget(url, config)) for url in dict.fromkeys(config.alertmanager.url)
+        ]
+        chosen = message_targets(config.notify) if targets is None else targets
+        self._notifiers = [Sender(each, SentAlerts(folder, each.name, each.address_digest)) for each in chosen]
+
+    @property
+    def _senders(self) -> Iterator[Sender]:
+        return chain(self._alertmanagers, self._notifiers)
+
+    def start(self) -> None:
+        """Start a thread a target."""
+        for sender in self._senders:
+            sender.start()
+            log.info("alerts of severity %s go to %s", sender.target.policy.min_severity, sender.target.place)
+
+    def update(self, state: State, now: float) -> None:
+        """Take one poll; `now` is monotonic."""
+        firing, ended = self._firing.see(state, now)
+        for sender in self._notifiers:
+            self._resolution.restore(sender.pop_restored(), now, time.time())
+        unconfirmed, resolved = self._resolution.update(firing, ended, state, now)
+        for sender in self._alertmanagers:  # which are notified of ends as Prometheus does, without confirmation
+            sender.update(firing)
+        for sender in self._notifiers:
+            sender.update(firing, unconfirmed, resolved)
+
+    async def stop(self) -> None:
+        """Send new alerts, for a short time, and end; what hangs is left behind."""
+        for sender in self._senders:
+            sender.stop()
+        end = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < end and any(sender.is_alive for sender in self._senders):  # noqa: ASYNC110 - threads
+            await asyncio.sleep(0.02)
+
+    @property
+    def dropped(self) -> int:
+        """Alerts that no target is notified of, as too many fire."""
+        return self._firing.dropped
+
+    @property
+    def posted(self) -> Mapping[str, DeliveryCounts]:
+        """Counts of Alertmanagers, by URL; those sent are alerts."""
+        return {
+            each.target.name: DeliveryCounts(each.alerts, each.failed, each.dropped) for each in self._alertmanagers
+        }
+
+    @property
+    def notified(self) -> Mapping[str, DeliveryCounts]:
+        """Counts of the targets of `notify`, by name; those sent are messages."""
+        return {each.target.name: DeliveryCounts(each.messages, each.failed, each.dropped) for each in self._notifiers}
+
+
+def start_dispatcher(config: Config) -> Dispatcher:
+    """Return a dispatcher that runs; log what keeps alerts from their targets."""
+    for warning in warnings(config):
+        log.warning("%s", warning)
+    folder = state_folder()
+    dispatcher = Dispatcher(config, folder / "notified" if folder else None)
+    dispatcher.start()
+    return dispatcher
+
+
+def message_targets(settings: Notify) -> Iterator[MessageTarget]:
+    """Yield the targets of the section `notify`, each by a name that no other has."""
+    for number, url in enumerate(settings.webhook, 1):
+        yield WebhookTarget(_name("webhook", number), url, settings)
+    for number, url in enumerate(settings.apprise, 1):
+        yield AppriseTarget(_name("apprise", number), url, settings)
+
+
+def _name(kind: str, number: int) -> str:
+    return kind if number == 1 else f"{kind}-{number}"

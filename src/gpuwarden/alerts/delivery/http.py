@@ -1,0 +1,174 @@
+"""HTTP client of all targets: posts JSON, with timeouts, through the environment's proxies, without redirects. Blocks.
+
+Secrets and certificates are read again for each request, as they may be replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from email.message import Message as Headers
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from gpuwarden._version import __version__
+from gpuwarden.alerts.delivery.redaction import basic, secrets_of, shown
+from gpuwarden.alerts.delivery.target import DeliveryError
+from gpuwarden.config_values import check_url
+from gpuwarden.secret import Secret, SecretError, hidden
+
+MAX_ANSWER_BYTES = 1024  # that are read
+MAX_WAIT_SECONDS = 3600.0  # that a server may ask to wait
+MAX_REASON_LENGTH = 200  # characters
+
+_TOO_MANY_REQUESTS = 429
+_TEMPORARY = {408, 425, _TOO_MANY_REQUESTS}
+_NO_SECRET = Secret()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Web server at one URL, with how it is authenticated and how the daemon authenticates itself to it.
+
+    `timeout` is in seconds, of each step of a connection.
+    """
+
+    url: Secret
+    timeout: float
+    bearer_token: Secret = _NO_SECRET
+    user: str = ""
+    password: Secret = _NO_SECRET
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    proxies: bool = True  # whether the environment's proxies are used
+
+    def post(self, content: Any) -> Headers:
+        """Post JSON and return the answer's headers; raises DeliveryError."""
+        try:
+            address = self.url.read()
+            authorization = self._authorization()
+            check_url(address)
+        except SecretError as error:
+            raise DeliveryError(str(error)) from None
+        except ValueError:
+            raise DeliveryError(f"{self.url} holds no address that begins with https://") from None
+        secrets = (*secrets_of(address), authorization.partition(" ")[2])
+        parts = urlsplit(address)
+        user, at, host = parts.netloc.rpartition("@")
+        if at:
+            authorization = authorization or f"Basic {basic(user)}"
+            address = urlunsplit(parts._replace(netloc=host))
+        headers = {"Content-Type": "application/json", "User-Agent": f"gpuwarden/{__version__}"}
+        if authorization:
+            headers["Authorization"] = authorization
+        try:
+            request = urllib.request.Request(address, json.dumps(content).encode(), headers, method="POST")  # noqa: S310 - check_url
+            with self._opener(parts.scheme).open(request, timeout=self.timeout) as answer:
+                # The body is of no interest; a server that is read from takes the end of the connection better.
+                with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                    answer.read1(MAX_ANSWER_BYTES)
+                taken: Headers = answer.headers
+                return taken
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refused(error, *secrets) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise DeliveryError(hidden(_reason(error, self.timeout), *secrets)) from None
+
+    def _authorization(self) -> str:
+        if self.bearer_token:
+            return f"Bearer {self.bearer_token.read_ascii()}"
+        return f"Basic {basic(f'{self.user}:{self.password.read_ascii()}')}" if self.user else ""
+
+    def _opener(self, scheme: str) -> urllib.request.OpenerDirector:
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
+        if not self.proxies:
+            handlers.append(urllib.request.ProxyHandler({}))
+        if scheme == "https":
+            context = tls_context(self.ca_file, self.cert_file, self.key_file)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        return urllib.request.build_opener(*handlers)
+
+
+def tls_context(trusted: Path | None, own: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
+    """Return a context that verifies servers by the system's authorities and those in the file `trusted`.
+
+    `own` is the daemon's certificate; its key is in the same file or in `key`. Raises OSError with a sentence as
+    `strerror` that names the file that cannot be read or used.
+    """
+    context = ssl.create_default_context()
+    for path in (trusted, own, key):
+        if path is not None:
+            try:
+                path.open("rb").close()  # of several files the ssl module does not say which one it cannot read
+            except OSError as error:
+                raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None
+    try:
+        if trusted is not None:
+            context.load_verify_locations(trusted)
+    except OSError as error:  # ssl.SSLError is one
+        raise OSError(error.errno, f"{trusted} cannot be used: {error.strerror or error}") from None
+    try:
+        if own is not None:
+            context.load_cert_chain(own, key, password="")
+    except OSError as error:
+        raise OSError(error.errno, f"{own} with its key cannot be used: {error.strerror or error}") from None
+    return context
+
+
+def host_of(url: Secret) -> str:
+    """Return the host of an address, for people; where that is kept elsewhere, where."""
+    if url.text is None:
+        return str(url)
+    return urlsplit(url.text).hostname or ""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET, or carry the token to another host."""
+
+    def redirect_request(self, *_arguments: Any) -> None:
+        """Follow none."""
+
+
+def _refused(error: urllib.error.HTTPError, *secrets: str) -> DeliveryError:
+    try:
+        said = shown(error.read(MAX_ANSWER_BYTES).decode(errors="replace"), MAX_REASON_LENGTH, secrets)
+    except (OSError, http.client.HTTPException):
+        said = ""
+    if error.headers.get("Location"):
+        said = "it redirects to another address; name that one"
+    return DeliveryError(
+        f"the server answers {error.code}" + (f": {said}" if said else f" ({shown(error.reason, 50, secrets)})"),
+        status=error.code,
+        wait=_asked_wait(error.headers.get("Retry-After", "")),
+        refused=error.code not in _TEMPORARY and error.code < http.client.INTERNAL_SERVER_ERROR,
+    )
+
+
+def _asked_wait(text: str) -> float:
+    is_number = text.isascii() and text.isdigit() and len(text) < len("999999")
+    return min(float(text), MAX_WAIT_SECONDS) if is_number else 0.0
+
+
+def _reason(error: Exception, timeout: float) -> str:
+    """Return why there is no answer; the text may repeat the address."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, http.client.HTTPException):
+        return f"what answers there does not speak HTTP ({type(cause).__name__})"
+    if isinstance(cause, TimeoutError):
+        return f"no answer within {timeout:g} s"
+    if isinstance(cause, socket.gaierror):
+        return f"its name is not known: {cause.strerror}"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS fails: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
+    return shown(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, MAX_REASON_LENGTH, ())

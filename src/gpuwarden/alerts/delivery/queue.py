@@ -1,0 +1,170 @@
+"""Queue of one target: which alerts it has to be notified of, and when. Pure; times are monotonic, in seconds.
+
+An alert is pending until the target was notified of it, then firing, and resolved once it has been gone for
+`resolve_after` seconds. The queue holds alerts, not messages: what happens to an alert while nothing can be sent
+replaces what was to be said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuwarden.alerts.alert import Alert, Key
+from gpuwarden.alerts.delivery.message import RANK, Notification
+from gpuwarden.alerts.delivery.target import Policy
+from gpuwarden.alerts.inhibition import hidden
+
+MAX_ALERTS = 2000  # of each severity; further ones are dropped and counted
+RESTORED_SECONDS = 15.0  # until an alert of an earlier daemon that does not fire counts as gone
+
+_REPEAT_RATIO = 0.5  # of the time to a repetition, after which an alert is repeated along with others
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One alert: when it was queued, last sent, and gone; `unconfirmed` where it stopped firing without a known end."""
+
+    alert: Alert
+    queued: float
+    sent: float | None = None
+    gone: float | None = None
+    unconfirmed: bool = False
+
+
+class Queue:
+    """Alerts of one target. An alert that is gone for less than `resolve_after` counts as never gone."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.dropped = 0  # alerts that the target was never notified of
+        self._policy = policy
+        self._entries: dict[Key, _Entry] = {}
+        self._left_out: set[Key] = set()
+
+    def restore(self, sent: Iterable[tuple[Alert, float]], now: float) -> None:
+        """Add what an earlier daemon sent, each with how many seconds ago; what does not fire soon counts as gone."""
+        for alert, seconds in sent:
+            known = self._entries.get(alert.key)
+            gone = now + RESTORED_SECONDS if known is None else known.gone
+            self._entries[alert.key] = _Entry(known.alert if known else alert, now, sent=now - seconds, gone=gone)
+
+    def update(
+        self, firing: Sequence[Alert], now: float, unconfirmed: Collection[Key] = (), resolved: Iterable[Alert] = ()
+    ) -> None:
+        """Take one poll: what fires, what is gone without a confirmed end, and what has a confirmed end."""
+        current = {alert.key: alert for alert in firing if self._concerns(alert)}
+        inhibited = hidden(current.values()) if self._policy.inhibits else set()
+        self._note_gone(current, unconfirmed, resolved, now)
+        left_out: set[Key] = set()
+        count = Counter(entry.alert.rule.severity for entry in self._entries.values())
+        for key, alert in current.items():
+            known = self._entries.get(key)
+            if known is not None:
+                known.alert, known.gone = alert, None
+                if key in inhibited and known.sent is None:
+                    del self._entries[key]
+            elif key in inhibited:
+                continue
+            elif count[alert.rule.severity] < MAX_ALERTS:
+                self._entries[key] = _Entry(alert, now)
+                count[alert.rule.severity] += 1
+            else:
+                left_out.add(key)
+        self.dropped += len(left_out - self._left_out)
+        self._left_out = left_out
+        if not self._policy.sends_resolved:
+            for key, entry in list(self._entries.items()):
+                if entry.sent is not None and self._is_resolved(entry, now):
+                    del self._entries[key]
+
+    def _note_gone(
+        self, current: Collection[Key], unconfirmed: Collection[Key], resolved: Iterable[Alert], now: float
+    ) -> None:
+        for key, entry in self._entries.items():
+            entry.unconfirmed = key in unconfirmed
+            if entry.unconfirmed:
+                entry.gone = None
+            elif key not in current and entry.gone is None:
+                entry.gone = now
+        for alert in resolved:
+            if alert.key in self._entries:
+                self._entries[alert.key].alert = alert
+
+    def _concerns(self, alert: Alert) -> bool:
+        return RANK[alert.rule.severity] <= RANK[self._policy.min_severity] and alert.name not in self._policy.mute
+
+    def expire(self, now: float) -> None:
+        """Drop what has been gone for too long to be worth a message; called after a failed delivery."""
+        for key, entry in list(self._entries.items()):
+            limit = self._policy.expire_unsent_after if entry.sent is None else self._policy.expire_after
+            if entry.gone is not None and now - entry.gone >= limit:
+                self.dropped += entry.sent is None
+                del self._entries[key]
+
+    def due(self) -> tuple[float, float]:
+        """Return when something is due, and when a new critical alert is; infinity for never."""
+        soonest = urgent = math.inf
+        for entry in self._entries.values():
+            at = self._due(entry)
+            soonest = min(soonest, at)
+            if entry.sent is None and entry.alert.rule.severity == "critical":
+                urgent = min(urgent, at)
+        return soonest, urgent
+
+    @property
+    def has_new(self) -> bool:
+        """Whether there is an alert that the target was never notified of."""
+        return any(entry.sent is None for entry in self._entries.values())
+
+    def take(self, now: float, wall: float) -> tuple[Notification, ...]:
+        """Return the next message's notifications, new and resolved alerts first; `wall` is `now` as Unix time."""
+        found: list[tuple[float, Notification]] = []
+        for entry in self._entries.values():
+            if entry.gone is not None and self._is_resolved(entry, now):
+                found.append((-math.inf, Notification(entry.alert, resolved_at=wall - (now - entry.gone))))
+            elif entry.sent is None:
+                found.append((-math.inf, Notification(entry.alert)))
+            elif entry.gone is None and not entry.unconfirmed and now - entry.sent >= self._repeat_age:
+                found.append((entry.sent, Notification(entry.alert, repeated=True)))
+        found.sort(key=lambda each: each[0])  # of repetitions the oldest: with a slow target each has its turn
+        return tuple(notification for _, notification in found[: self._policy.max_batch])
+
+    @property
+    def _repeat_age(self) -> float:
+        return _REPEAT_RATIO * self._policy.repeat
+
+    def standing(self, besides: Iterable[Notification]) -> Mapping[str, int]:
+        """Count by name what fires still and is not in this message."""
+        taken = {each.alert.key for each in besides}
+        return Counter(e.alert.name for key, e in self._entries.items() if key not in taken and e.gone is None)
+
+    def mark_sent(self, notifications: Iterable[Notification], now: float) -> None:
+        """Note what the target was notified of."""
+        for each in notifications:
+            entry = self._entries.get(each.alert.key)
+            if entry is None:
+                continue
+            if each.resolved_at is None:
+                entry.sent = now
+            elif entry.gone is not None:
+                del self._entries[each.alert.key]
+            else:  # it came back while its resolution was sent
+                entry.sent, entry.queued = None, now
+
+    def sent(self, now: float) -> Iterator[tuple[Alert, float]]:
+        """Yield each alert that the target was notified of, with how many seconds ago."""
+        for entry in self._entries.values():
+            if entry.sent is not None:
+                yield entry.alert, now - entry.sent
+
+    def _is_resolved(self, entry: _Entry, now: float) -> bool:
+        return entry.gone is not None and now - entry.gone >= self._policy.resolve_after
+
+    def _due(self, entry: _Entry) -> float:
+        if entry.sent is None:
+            return entry.queued + self._policy.group_wait
+        if entry.gone is None:
+            return math.inf if entry.unconfirmed else entry.sent + self._policy.repeat
+        return entry.gone + self._policy.resolve_after if self._policy.sends_resolved else math.inf
