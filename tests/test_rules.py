@@ -54,12 +54,16 @@ def _tests(path: Path) -> list[dict[str, Any]]:
 def test_names_exist() -> None:
     """A rule, and the text of an alert, name only metrics and labels that the tables declare."""
     values = Choices().values()
-    wrong = {name: found for name, rule in ALL.items() if (found := unknown(filled(rule.expr, values)))}
+    wrong = {name: found for name, rule in ALL.items() if (found := unknown(filled(_query(rule), values)))}
     asked = {
         name: re.findall(r"gpuwarden[_:][\w:]+", row["annotations"]["description"]) for name, row in ALERTS.items()
     }
     wrong_texts = {name: left for name, found in asked.items() if (left := set(found) - set(SAMPLES))}
     assert (wrong, wrong_texts) == ({}, {})
+
+
+def _query(rule: AlertRule | RecordingRule) -> str:
+    return rule.query if isinstance(rule, AlertRule) else rule.expr
 
 
 def test_tested_series_exist() -> None:

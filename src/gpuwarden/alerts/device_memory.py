@@ -34,23 +34,20 @@ RULES = (
         of_instances=True,
         severity="critical",
         expr=f"""
-            (
-              gpuwarden:device:memory_free_bytes <= %{{near_oom_ratio}} * {_SIZE}
-              and
-              gpuwarden:device:memory_used_bytes
-                - min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}])
-                >= %{{climb_ratio}} * {_SIZE}
-              and
-              min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}])
-                - min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}] offset %{{climb_window}})
-                >= %{{climb_ratio}} * {_SIZE}
-              and
-              min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}] offset %{{climb_window}})
-                >= (1 - %{{little_ratio}}) * {_SIZE}
-              unless on (cluster, job, instance, uuid)
-              gpuwarden_run_memory_headroom_bytes
-            )
-              %{{of_gpu}}
+            gpuwarden:device:memory_free_bytes <= %{{near_oom_ratio}} * {_SIZE}
+            and
+            gpuwarden:device:memory_used_bytes
+              - min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}])
+              >= %{{climb_ratio}} * {_SIZE}
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}])
+              - min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}] offset %{{climb_window}})
+              >= %{{climb_ratio}} * {_SIZE}
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}] offset %{{climb_window}})
+              >= (1 - %{{little_ratio}}) * {_SIZE}
+            unless on (cluster, job, instance, uuid)
+            gpuwarden_run_memory_headroom_bytes
         """,
         keep="1m",
         summary="The device memory of a GPU is about to be used up.",
@@ -90,24 +87,21 @@ RULES = (
         of_instances=True,
         severity="warning",
         expr=f"""
-            (
-              gpuwarden:device:memory_free_bytes / (deriv(gpuwarden:device:memory_used_bytes[%{{leak_window}}]) > 0)
-                < %{{oom_expected.seconds}}
-              and
-              gpuwarden:device:memory_free_bytes / (deriv(gpuwarden:device:memory_used_bytes[%{{leak_still}}]) > 0)
-                < %{{oom_expected.seconds}}
-              and
-              min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}])
-                > min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}] offset %{{leak_still}})
-              and
-              min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}] offset %{{leak_still}})
-                > min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_window}}])
-              and
-              gpuwarden:device:memory_used_bytes >= %{{leak_ratio}} * {_SIZE}
-              unless on (cluster, job, instance, uuid)
-              gpuwarden_run_memory_headroom_bytes
-            )
-              %{{of_gpu}}
+            gpuwarden:device:memory_free_bytes / (deriv(gpuwarden:device:memory_used_bytes[%{{leak_window}}]) > 0)
+              < %{{oom_expected.seconds}}
+            and
+            gpuwarden:device:memory_free_bytes / (deriv(gpuwarden:device:memory_used_bytes[%{{leak_still}}]) > 0)
+              < %{{oom_expected.seconds}}
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}])
+              > min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}] offset %{{leak_still}})
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}] offset %{{leak_still}})
+              > min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_window}}])
+            and
+            gpuwarden:device:memory_used_bytes >= %{{leak_ratio}} * {_SIZE}
+            unless on (cluster, job, instance, uuid)
+            gpuwarden_run_memory_headroom_bytes
         """,
         hold="%{leak_still}",
         summary="The device memory of a GPU grows steadily and will be used up.",
@@ -138,23 +132,20 @@ RULES = (
         subject="gpu",
         severity="info",
         expr=f"""
-            (
-              min_over_time(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}[%{{idle}}])
-                >= on (cluster, job, instance, uuid) group_left () (%{{idle_held_ratio}} * {_SIZE})
-              and
-              gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}
-              and
-              gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}} offset %{{idle}}
-              and
-              count_over_time(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}[%{{idle}}])
-                >= on (cluster, job, instance, uuid) group_left ()
-                (%{{idle_seen_ratio}} * count_over_time(gpuwarden_gpu_busy_seconds_total[%{{idle}}]))
-              and on (cluster, job, instance, uuid)
-              rate(gpuwarden_gpu_busy_seconds_total[%{{idle}}]) < %{{idle_ratio}}
-              and on (cluster, job, instance, uuid)
-              gpuwarden_gpu_busy_seconds_total offset %{{idle}}
-            )
-              %{{of_gpu}}
+            min_over_time(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}[%{{idle}}])
+              >= on (cluster, job, instance, uuid) group_left () (%{{idle_held_ratio}} * {_SIZE})
+            and
+            gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}
+            and
+            gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}} offset %{{idle}}
+            and
+            count_over_time(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}[%{{idle}}])
+              >= on (cluster, job, instance, uuid) group_left ()
+              (%{{idle_seen_ratio}} * count_over_time(gpuwarden_gpu_busy_seconds_total[%{{idle}}]))
+            and on (cluster, job, instance, uuid)
+            rate(gpuwarden_gpu_busy_seconds_total[%{{idle}}]) < %{{idle_ratio}}
+            and on (cluster, job, instance, uuid)
+            gpuwarden_gpu_busy_seconds_total offset %{{idle}}
         """,
         summary="Memory of a GPU is held for nothing.",
         description=(

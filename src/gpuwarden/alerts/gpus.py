@@ -15,6 +15,7 @@ RULES = (
               %{of_gpu}
               unless on (cluster, job, instance) gpuwarden_collector_success{collector="nvml"} == 0
         """,
+        names=(),
         hold="30s",
         keep=OUTLIVES_RESTART,
         summary="A GPU does not answer.",
@@ -72,11 +73,8 @@ RULES = (
         subject="gpu",
         severity="critical",
         expr="""
-            (
-              time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid=~"%{xids.page}"}
-                < %{xid_told.seconds}
-            )
-              %{of_gpu}
+            time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid=~"%{xids.page}"}
+              < %{xid_told.seconds}
         """,
         keep=OUTLIVES_RESTART,
         summary="A GPU met a fault that takes it out of service.",
@@ -109,11 +107,8 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid!~"%{xids.page}", xid!~"%{xids.info}"}
-                < %{xid_told.seconds}
-            )
-              %{of_gpu}
+            time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid!~"%{xids.page}", xid!~"%{xids.info}"}
+              < %{xid_told.seconds}
         """,
         summary="A GPU met a fault that is worth a look.",
         description=(
@@ -138,12 +133,9 @@ RULES = (
         subject="gpu",
         severity="critical",
         expr="""
-            (
-              gpuwarden_gpu_recovery_action{
-                action=~"gpu_reset|bus_reset|node_reboot|system_reboot|recover_imex_domain"
-              } == 1
-            )
-              %{of_gpu}
+            gpuwarden_gpu_recovery_action{
+              action=~"gpu_reset|bus_reset|node_reboot|system_reboot|recover_imex_domain"
+            } == 1
         """,
         keep=OUTLIVES_RESTART,
         summary="The driver wants a GPU recovered before it is used again.",
@@ -170,12 +162,9 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              gpuwarden_gpu_recovery_action{
-                action!~"none|gpu_reset|bus_reset|node_reboot|system_reboot|recover_imex_domain"
-              } == 1
-            )
-              %{of_gpu}
+            gpuwarden_gpu_recovery_action{
+              action!~"none|gpu_reset|bus_reset|node_reboot|system_reboot|recover_imex_domain"
+            } == 1
         """,
         summary="The driver wants a GPU to have no new work until it is recovered.",
         description=(
@@ -201,12 +190,9 @@ RULES = (
         subject="gpu",
         severity="critical",
         expr="""
-            (
-              gpuwarden_gpu_reset_required == 1
-                unless on (cluster, job, instance, uuid)
-              gpuwarden_gpu_recovery_action
-            )
-              %{of_gpu}
+            gpuwarden_gpu_reset_required == 1
+              unless on (cluster, job, instance, uuid)
+            gpuwarden_gpu_recovery_action
         """,
         keep=OUTLIVES_RESTART,
         summary="The driver wants a GPU reset before it is used again.",

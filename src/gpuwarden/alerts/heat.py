@@ -9,10 +9,7 @@ RULES = (
         name="GpuNearThermalSlowdown",
         subject="gpu",
         severity="warning",
-        expr="""
-            (gpuwarden_gpu_temperature_margin_celsius <= %{near_slowdown})
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_temperature_margin_celsius <= %{near_slowdown}",
         hold="1m",
         summary="A GPU is about to slow itself down because it is hot.",
         description=(
@@ -41,12 +38,9 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              gpuwarden_gpu_temperature_threshold_celsius{threshold="memory_max_operating"}
-                - on (cluster, job, instance, uuid) gpuwarden_gpu_temperature_celsius{sensor="memory"}
-                <= %{near_memory_slowdown}
-            )
-              %{of_gpu}
+            gpuwarden_gpu_temperature_threshold_celsius{threshold="memory_max_operating"}
+              - on (cluster, job, instance, uuid) gpuwarden_gpu_temperature_celsius{sensor="memory"}
+              <= %{near_memory_slowdown}
         """,
         hold="1m",
         summary="A GPU is about to slow itself down because its memory is hot.",
@@ -74,11 +68,8 @@ RULES = (
         subject="gpu",
         severity="critical",
         expr="""
-            (
-              rate(gpuwarden_gpu_clock_event_seconds_total{reason="hw_thermal_slowdown"}[%{slowed_window}])
-                > %{slowed_ratio}
-            )
-              %{of_gpu}
+            rate(gpuwarden_gpu_clock_event_seconds_total{reason="hw_thermal_slowdown"}[%{slowed_window}])
+              > %{slowed_ratio}
         """,
         keep=OUTLIVES_RESTART,
         summary="A GPU's hardware halves its clocks because it is too hot.",
@@ -106,11 +97,8 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              rate(gpuwarden_gpu_clock_event_seconds_total{reason="sw_thermal_slowdown"}[%{slowed_window}])
-                > %{slowed_ratio}
-            )
-              %{of_gpu}
+            rate(gpuwarden_gpu_clock_event_seconds_total{reason="sw_thermal_slowdown"}[%{slowed_window}])
+              > %{slowed_ratio}
         """,
         hold="%{slowed_hold}",
         summary="The driver has slowed a GPU down for long because it is hot.",
@@ -141,11 +129,8 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              rate(gpuwarden_gpu_clock_event_seconds_total{reason="hw_power_brake_slowdown"}[%{slowed_window}])
-                > %{slowed_ratio}
-            )
-              %{of_gpu}
+            rate(gpuwarden_gpu_clock_event_seconds_total{reason="hw_power_brake_slowdown"}[%{slowed_window}])
+              > %{slowed_ratio}
         """,
         summary="A GPU is braked from outside because the box is short of power.",
         description=(
@@ -173,12 +158,9 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              count by (cluster, job, instance, uuid) (gpuwarden_gpu_fan_speed_ratio == 0)
-                and on (cluster, job, instance, uuid)
-              gpuwarden_gpu_temperature_margin_celsius <= %{fan_needed}
-            )
-              %{of_gpu}
+            count by (cluster, job, instance, uuid) (gpuwarden_gpu_fan_speed_ratio == 0)
+              and on (cluster, job, instance, uuid)
+            gpuwarden_gpu_temperature_margin_celsius <= %{fan_needed}
         """,
         hold="1m",
         summary="A fan of a hot GPU stands still.",

@@ -28,17 +28,14 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              max_over_time(gpuwarden_gpu_pcie_link_width[%{link_window}]) / gpuwarden_gpu_pcie_link_max_width
-                * 2 ^ (
-                  max_over_time(gpuwarden_gpu_pcie_link_generation[%{link_window}])
-                    - on (cluster, job, instance, uuid) gpuwarden_gpu_pcie_link_max_generation{of="link"}
-                )
-                < 1
-                and on (cluster, job, instance, uuid)
-              rate(gpuwarden_gpu_busy_seconds_total[%{link_window}]) > %{link_busy}
-            )
-              %{of_gpu}
+            max_over_time(gpuwarden_gpu_pcie_link_width[%{link_window}]) / gpuwarden_gpu_pcie_link_max_width
+              * 2 ^ (
+                max_over_time(gpuwarden_gpu_pcie_link_generation[%{link_window}])
+                  - on (cluster, job, instance, uuid) gpuwarden_gpu_pcie_link_max_generation{of="link"}
+              )
+              < 1
+              and on (cluster, job, instance, uuid)
+            rate(gpuwarden_gpu_busy_seconds_total[%{link_window}]) > %{link_busy}
         """,
         summary="A GPU's PCIe link is slower than it could be, though the GPU works.",
         description=(
@@ -67,10 +64,7 @@ RULES = (
         name="GpuPcieReplays",
         subject="gpu",
         severity="warning",
-        expr="""
-            (60 * rate(gpuwarden_gpu_pcie_replays_total[%{link_window}]) > %{pcie_replays})
-              %{of_gpu}
-        """,
+        expr="60 * rate(gpuwarden_gpu_pcie_replays_total[%{link_window}]) > %{pcie_replays}",
         summary="Packets on a GPU's PCIe link are lost and sent again.",
         description=(
             "Over the last %{link_window.words} {{ $value | humanize }} packets a minute had to be sent again on the "
@@ -95,28 +89,25 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              count by (cluster, job, instance, uuid) (
-                gpuwarden_gpu_nvlink_up == 0
-                  and on (cluster, job, instance, uuid, link)
-                (
-                  gpuwarden_gpu_nvlink_up offset %{link_window} == 1
-                    or
-                  gpuwarden_gpu_nvlink_up offset 1h == 1
-                    or
-                  gpuwarden_gpu_nvlink_up offset %{nvlink_remembered} == 1
-                )
-                or
-                gpuwarden_gpu_nvlink_up == 0
-                  and on (cluster, job, instance, link)
-                (
-                  avg by (cluster, job, instance, link) (gpuwarden_gpu_nvlink_up) > 0.5
-                )
+            count by (cluster, job, instance, uuid) (
+              gpuwarden_gpu_nvlink_up == 0
+                and on (cluster, job, instance, uuid, link)
+              (
+                gpuwarden_gpu_nvlink_up offset %{link_window} == 1
+                  or
+                gpuwarden_gpu_nvlink_up offset 1h == 1
+                  or
+                gpuwarden_gpu_nvlink_up offset %{nvlink_remembered} == 1
               )
-                unless on (cluster, job, instance, uuid)
-              gpuwarden_gpu_mig_mode{setting="current"} == 1
+              or
+              gpuwarden_gpu_nvlink_up == 0
+                and on (cluster, job, instance, link)
+              (
+                avg by (cluster, job, instance, link) (gpuwarden_gpu_nvlink_up) > 0.5
+              )
             )
-              %{of_gpu}
+              unless on (cluster, job, instance, uuid)
+            gpuwarden_gpu_mig_mode{setting="current"} == 1
         """,
         hold="1m",
         summary="NVLinks of a GPU are down.",
@@ -149,17 +140,14 @@ RULES = (
         subject="gpu",
         severity="warning",
         expr="""
-            (
-              60 * sum by (cluster, job, instance, uuid) (
-                rate(
-                  gpuwarden_gpu_nvlink_errors_total{
-                    type!~"crc.*|ecc_data|symbol|effective|transmit_discard"
-                  }[%{link_window}]
-                )
+            60 * sum by (cluster, job, instance, uuid) (
+              rate(
+                gpuwarden_gpu_nvlink_errors_total{
+                  type!~"crc.*|ecc_data|symbol|effective|transmit_discard"
+                }[%{link_window}]
               )
-                > %{nvlink_errors}
             )
-              %{of_gpu}
+              > %{nvlink_errors}
         """,
         summary="A GPU's NVLinks have errors.",
         description=(
@@ -182,10 +170,7 @@ RULES = (
         name="GpuFabricNotJoined",
         subject="gpu",
         severity="critical",
-        expr="""
-            (gpuwarden_gpu_fabric_joined == 0)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_fabric_joined == 0",
         hold="5m",
         keep=OUTLIVES_RESTART,
         summary="A GPU has not joined its NVLink fabric.",
@@ -209,10 +194,7 @@ RULES = (
         name="GpuFabricFault",
         subject="gpu",
         severity="warning",
-        expr="""
-            (gpuwarden_gpu_fabric_fault == 1)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_fabric_fault == 1",
         hold="1m",
         summary="A GPU's place in its NVLink fabric has a fault.",
         description="The NVLink fabric of %{gpu} has the fault {{ $labels.fault }}.%{users}",

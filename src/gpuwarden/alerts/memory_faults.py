@@ -11,17 +11,14 @@ RULES = (
         subject="gpu",
         severity="critical",
         expr="""
-            (
-              round(
-                sum by (cluster, job, instance, uuid, location) (
-                  increase(
-                    gpuwarden_gpu_ecc_errors_total{type="uncorrected", lifetime="volatile"}[%{memory_errors_told}]
-                  )
+            round(
+              sum by (cluster, job, instance, uuid, location) (
+                increase(
+                  gpuwarden_gpu_ecc_errors_total{type="uncorrected", lifetime="volatile"}[%{memory_errors_told}]
                 )
               )
-                > 0
             )
-              %{of_gpu}
+              > 0
         """,
         keep=OUTLIVES_RESTART,
         summary="A GPU's memory had errors that could not be corrected.",
@@ -53,10 +50,7 @@ RULES = (
         name="GpuSramErrorsExceeded",
         subject="gpu",
         severity="warning",
-        expr="""
-            (gpuwarden_gpu_ecc_sram_threshold_exceeded == 1)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_ecc_sram_threshold_exceeded == 1",
         summary="A GPU's memory on the chip has had more errors than NVIDIA holds acceptable.",
         description="The memory on the chip of %{gpu} has had more errors than NVIDIA holds acceptable.%{users}",
         means=(
@@ -74,10 +68,7 @@ RULES = (
         name="GpuRowRemapPending",
         subject="gpu",
         severity="warning",
-        expr="""
-            (gpuwarden_gpu_row_remap_pending == 1)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_row_remap_pending == 1",
         summary="A GPU has to be reset for a bad row of its memory to be replaced.",
         description="A row of the memory of %{gpu} is bad and is replaced at its next reset.%{users}",
         means=(
@@ -95,10 +86,7 @@ RULES = (
         name="GpuRowRemapFailed",
         subject="gpu",
         severity="critical",
-        expr="""
-            (gpuwarden_gpu_row_remap_failed == 1)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_row_remap_failed == 1",
         keep=OUTLIVES_RESTART,
         summary="A bad row of a GPU's memory could not be replaced.",
         description=(
@@ -119,10 +107,7 @@ RULES = (
         name="GpuSpareRowsUsedUp",
         subject="gpu",
         severity="warning",
-        expr="""
-            (gpuwarden_gpu_row_remap_banks{spare_rows="none"} > 0)
-              %{of_gpu}
-        """,
+        expr='gpuwarden_gpu_row_remap_banks{spare_rows="none"} > 0',
         summary="Parts of a GPU's memory have no spare rows left.",
         description="Banks of the memory of %{gpu} without a spare row left: {{ $value | humanize }}.%{users}",
         means=(
@@ -137,10 +122,7 @@ RULES = (
         name="GpuMemoryUnrepairable",
         subject="gpu",
         severity="critical",
-        expr="""
-            (gpuwarden_gpu_memory_unrepairable == 1)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_memory_unrepairable == 1",
         keep=OUTLIVES_RESTART,
         summary="A GPU's memory has errors that cannot be repaired.",
         description="The memory of %{gpu} has errors that no spare row can stand in for.%{users}",
@@ -153,10 +135,7 @@ RULES = (
         name="GpuRepairPending",
         subject="gpu",
         severity="warning",
-        expr="""
-            (gpuwarden_gpu_repair_pending == 1)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_repair_pending == 1",
         summary="A GPU has to be reset for a part of it to be repaired.",
         description=(
             'A {{ if eq $labels.part "tpc" }}group of SMs{{ else }}memory channel{{ end }} of %{gpu} is repaired at '
@@ -171,10 +150,7 @@ RULES = (
         name="GpuRetiredPagesPending",
         subject="gpu",
         severity="warning",
-        expr="""
-            (gpuwarden_gpu_retired_pages_pending == 1)
-              %{of_gpu}
-        """,
+        expr="gpuwarden_gpu_retired_pages_pending == 1",
         summary="A GPU has to be reset for a bad page of its memory to be taken out of use.",
         description="A page of the memory of %{gpu} is bad and is taken out of use at its next reset.%{users}",
         means=(
@@ -189,10 +165,7 @@ RULES = (
         name="GpuManyRetiredPages",
         subject="gpu",
         severity="warning",
-        expr="""
-            (sum by (cluster, job, instance, uuid) (gpuwarden_gpu_retired_pages) >= %{many_retired_pages})
-              %{of_gpu}
-        """,
+        expr="sum by (cluster, job, instance, uuid) (gpuwarden_gpu_retired_pages) >= %{many_retired_pages}",
         summary="A GPU can hardly take more bad pages of its memory out of use.",
         description="{{ $value | humanize }} pages of the memory of %{gpu} are out of use, of 64 at most.%{users}",
         means=(

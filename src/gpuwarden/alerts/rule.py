@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import cleandoc
+from textwrap import indent
 from typing import Literal, NamedTuple
 
 Severity = Literal["critical", "warning", "info"]
@@ -41,7 +43,9 @@ class RecordingRule:
 class AlertRule:
     """One alert.
 
-    `of_instances` says that its device may be a MIG instance too, which only alerts of a `gpu` need to say.
+    `expr` gives the labels `run_id` or `uuid`, by which `query` adds the names of the subjects in `names`; None is the
+    alert's own subject. `of_instances` says that its device may be a MIG instance too, which only alerts of a `gpu`
+    need to say.
     `hold` and `keep` are durations in PromQL, or places for them: how long the expression has to hold before it fires,
     and how long it fires on after that (keep_firing_for). `summary` is constant, `description` a template of
     Prometheus'. The rest is for the docs, in Markdown: `told` says for how long it fires where that is not as long as
@@ -63,6 +67,17 @@ class AlertRule:
     do: str
     wrong: str
     of_instances: bool = False
+    names: tuple[Subject, ...] | None = None
+
+    @property
+    def query(self) -> str:
+        """Expression with the joins that add the names of its run or GPU."""
+        expr = cleandoc(self.expr)
+        subjects = {"run": ("run",), "gpu": ("gpu",), "box": ()}[self.subject] if self.names is None else self.names
+        if not subjects:
+            return expr
+        group = f"(\n{indent(expr, '  ')}\n)" if "\n" in expr else f"({expr})"
+        return "\n".join([group, *(f"  %{{of_{each}}}" for each in subjects)])
 
 
 class Group(NamedTuple):

@@ -139,7 +139,7 @@ def _alert(rule: AlertRule, values: Mapping[str, str], choices: Choices) -> dict
     timing = {"for": rule.hold, "keep_firing_for": rule.keep}
     return {
         "alert": rule.name,
-        "expr": filled(cleandoc(rule.expr), values),
+        "expr": filled(rule.query, values),
         **{key: filled(told, values) for key, told in timing.items() if told},
         "labels": {"severity": rule.severity},
         "annotations": annotated(rule, choices),

@@ -15,13 +15,10 @@ RULES = (
         subject="run",
         severity="critical",
         expr="""
-            (
-              gpuwarden_run_memory_headroom_bytes
-                <= %{near_oom_ratio} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
-            )
-              %{of_run}
-              %{of_gpu}
+            gpuwarden_run_memory_headroom_bytes
+              <= %{near_oom_ratio} * (gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes)
         """,
+        names=("run", "gpu"),
         # At once: at the next evaluation the run may be gone. As headroom swings with the steps, it fires on a while.
         keep="1m",
         summary="A training run is about to run out of device memory.",
@@ -54,20 +51,17 @@ RULES = (
         subject="run",
         severity="warning",
         expr="""
-            (
-              gpuwarden_run_memory_headroom_at_peak_bytes
-                <= %{near_oom_ratio}
-                  * (gpuwarden_run_memory_headroom_at_peak_bytes + gpuwarden_run_allocator_memory_peak_bytes)
-              and
-              gpuwarden_run_allocator_memory_peak_bytes
-                > min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}])
-              and
-              min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}])
-                > min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}] offset %{peak_rise})
-            )
-              %{of_run}
-              %{of_gpu}
+            gpuwarden_run_memory_headroom_at_peak_bytes
+              <= %{near_oom_ratio}
+                * (gpuwarden_run_memory_headroom_at_peak_bytes + gpuwarden_run_allocator_memory_peak_bytes)
+            and
+            gpuwarden_run_allocator_memory_peak_bytes
+              > min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}])
+            and
+            min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}])
+              > min_over_time(gpuwarden_run_allocator_memory_peak_bytes[%{peak_rise}] offset %{peak_rise})
         """,
+        names=("run", "gpu"),
         hold="1m",
         summary="A training run's peak of device memory still rises and is close to what it can get.",
         description=(
@@ -98,11 +92,8 @@ RULES = (
         subject="run",
         severity="warning",
         expr="""
-            (
-              time() - gpuwarden_run_last_error_timestamp_seconds{kind=~"device_oom|host_oom"}
-                < %{oom_told.seconds}
-            )
-              %{of_run}
+            time() - gpuwarden_run_last_error_timestamp_seconds{kind=~"device_oom|host_oom"}
+              < %{oom_told.seconds}
         """,
         summary="A training run ran out of memory.",
         description=(
@@ -138,11 +129,8 @@ RULES = (
         name="RunOutOfMemoryExpected",
         subject="run",
         severity="warning",
-        expr="""
-            (gpuwarden_run_seconds_to_oom < %{oom_expected.seconds})
-              %{of_run}
-              %{of_gpu}
-        """,
+        expr="gpuwarden_run_seconds_to_oom < %{oom_expected.seconds}",
+        names=("run", "gpu"),
         hold="30s",
         summary="A training run leaks device memory and will run out of it.",
         description=(
@@ -172,10 +160,7 @@ RULES = (
         name="RunHostOutOfMemoryExpected",
         subject="run",
         severity="warning",
-        expr="""
-            (gpuwarden_run_seconds_to_host_oom < %{oom_expected.seconds})
-              %{of_run}
-        """,
+        expr="gpuwarden_run_seconds_to_host_oom < %{oom_expected.seconds}",
         hold="30s",
         summary="A training run leaks host memory and will run out of it.",
         description=(
@@ -205,21 +190,18 @@ RULES = (
         subject="run",
         severity="warning",
         expr="""
-            (
-              max_over_time(gpuwarden:run:memory_within_reach_bytes[%{taken_window}])
-                - gpuwarden:run:memory_within_reach_bytes
-              and
-              avg_over_time(gpuwarden:run:memory_within_reach_bytes[%{taken_window}])
-                - gpuwarden:run:memory_within_reach_bytes
-                >= %{taken_ratio} * avg_over_time(gpuwarden_run_memory_headroom_bytes[%{taken_window}])
-              and
-              avg_over_time(gpuwarden:run:memory_within_reach_bytes[%{taken_window}])
-                - gpuwarden:run:memory_within_reach_bytes
-                >= %{taken_least}
-            )
-              %{of_run}
-              %{of_gpu}
+            max_over_time(gpuwarden:run:memory_within_reach_bytes[%{taken_window}])
+              - gpuwarden:run:memory_within_reach_bytes
+            and
+            avg_over_time(gpuwarden:run:memory_within_reach_bytes[%{taken_window}])
+              - gpuwarden:run:memory_within_reach_bytes
+              >= %{taken_ratio} * avg_over_time(gpuwarden_run_memory_headroom_bytes[%{taken_window}])
+            and
+            avg_over_time(gpuwarden:run:memory_within_reach_bytes[%{taken_window}])
+              - gpuwarden:run:memory_within_reach_bytes
+              >= %{taken_least}
         """,
+        names=("run", "gpu"),
         hold="10s",
         summary="Other processes take the device memory that a training run still needs.",
         description=(

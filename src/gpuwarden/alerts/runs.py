@@ -28,10 +28,7 @@ RULES = (
         name="RunStalled",
         subject="run",
         severity="warning",
-        expr="""
-            (gpuwarden_run_stalled == 1)
-              %{of_run}
-        """,
+        expr="gpuwarden_run_stalled == 1",
         summary="A training run hangs in a step.",
         description=(
             "Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} has made no step for much "
@@ -60,6 +57,7 @@ RULES = (
         subject="run",
         severity="warning",
         expr=_ENDED.replace("OUTCOMES", "failed|oom_killed|aborted|crashed"),
+        names=(),
         keep="%{died_told}",
         summary="A training run ended before it was finished.",
         description=_ENDED_SAID,
@@ -85,6 +83,7 @@ RULES = (
         subject="run",
         severity="info",
         expr=_ENDED.replace("OUTCOMES", "killed"),
+        names=(),
         keep="%{died_told}",
         summary="A training run was ended by a signal.",
         description=_ENDED_SAID,
@@ -106,12 +105,9 @@ RULES = (
         subject="run",
         severity="info",
         expr="""
-            (
-              rate(gpuwarden_run_input_wait_seconds_total[%{input_bound_window}])
-                / rate(gpuwarden_run_input_observed_seconds_total[%{input_bound_window}])
-                > %{input_bound_ratio}
-            )
-              %{of_run}
+            rate(gpuwarden_run_input_wait_seconds_total[%{input_bound_window}])
+              / rate(gpuwarden_run_input_observed_seconds_total[%{input_bound_window}])
+              > %{input_bound_ratio}
         """,
         hold="%{input_bound_hold}",
         summary="A training run waits for its input most of the time.",
