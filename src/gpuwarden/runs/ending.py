@@ -29,7 +29,7 @@ class Evidence(NamedTuple):
     `exit_status` is that of wait(2), None where nobody tells it. `oom_kill` is the kernel's word that it killed this
     process for memory; `cgroup_oom_kills` counts such kills in its cgroup, of whichever process, shortly before.
     `xids` are codes that its GPUs had shortly before. `error` is the last one that the run told. `host_growth` is how
-    the memory of its processes grew then.
+    the memory of its processes grew then. `goes_on`: the run closed its connection for good, and its process lives.
     """
 
     farewell: End | None = None
@@ -39,6 +39,7 @@ class Evidence(NamedTuple):
     xids: tuple[int, ...] = ()
     error: Error | None = None
     host_growth: Growth | None = None
+    goes_on: bool = False
 
 
 class Ending(NamedTuple):
@@ -67,6 +68,8 @@ def conclude(evidence: Evidence) -> tuple[Outcome, str]:
 
 def _conclude(evidence: Evidence) -> tuple[Outcome, list[str]]:
     status = evidence.exit_status
+    if evidence.goes_on:
+        return "unknown", ["it closed its connection, and its process went on"]
     if status is not None and os.WIFSIGNALED(status):
         return _of_signal(status, evidence)
     if status is not None:

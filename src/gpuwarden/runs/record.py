@@ -119,7 +119,8 @@ class Record:
             self.report, self.last_report, self.last_report_time = message, now, self.rules.wall()
             self.stalling.hear(message, now)
         elif isinstance(message, End):
-            self._end(now).hear(message)
+            inquest = self._end(now)
+            inquest.evidence = inquest.evidence._replace(farewell=message)
 
     def _rename(self, hello: Hello, now: float) -> None:
         """Take a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
@@ -221,9 +222,10 @@ class Record:
             return
         if inquest.gone is None:
             kills = self.present.oom_kills if self.present else None
-            inquest.see_exit(now, status, kills.since() if kills else 0)
-        elif status is not None:
-            inquest.see_status(status)
+            inquest.gone = now
+            inquest.evidence = inquest.evidence._replace(cgroup_oom_kills=kills.since() if kills else 0)
+        if status is not None:
+            inquest.evidence = inquest.evidence._replace(exit_status=status)
 
     def _end(self, now: float) -> Inquest:
         if self.inquest is None:
@@ -239,7 +241,8 @@ class Record:
         if inquest is None or inquest.settled:
             return None
         if inquest.gone is not None and self.peer.pid:
-            inquest.review(kills, xids(self.uuids.values(), snapshot, inquest.at))
+            codes = tuple(xids(self.uuids.values(), snapshot, inquest.at))
+            inquest.evidence = inquest.evidence._replace(oom_kill=inquest.oom_kill(kills), xids=codes)
         return self._settle(inquest) if inquest.ready(now) else None
 
     def conclude(self, now: float) -> Outcome | None:
@@ -247,7 +250,7 @@ class Record:
         inquest = self.inquest
         if inquest is None:
             inquest = self._end(now)
-            inquest.hear_nothing_more()
+            inquest.evidence = inquest.evidence._replace(goes_on=True)
         return None if inquest.settled else self._settle(inquest)
 
     def _settle(self, inquest: Inquest) -> Outcome | None:
