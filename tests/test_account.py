@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -375,7 +376,7 @@ class WithReceipts:
 
     def receipt(self) -> dict[str, Any]:
         """Return the run's receipt."""
-        return dict(json.loads(self.receipts.one(ALICE.run_id) or b"{}"))
+        return dict(json.loads(asyncio.run(self.receipts.one(ALICE.run_id)) or b"{}"))
 
     def gpu_seconds(self) -> float:
         """Return what it says that the run held GPUs for."""

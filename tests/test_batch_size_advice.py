@@ -13,7 +13,7 @@ from gpuwarden.runs.batch_memory import LATE_SECONDS, MOST_SIZES, BatchMemory
 from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
 from gpuwarden.runs.batch_size_watch import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch
 from gpuwarden.runs.history import MemoryHistory
-from gpuwarden.runs.predecessors import MOST_NAMES, Lesson, Predecessors
+from gpuwarden.runs.predecessors import MOST_NAMES, Predecessors
 
 MIB = 1 << 20
 FLOOR, BASE, EXAMPLE = 1000 * MIB, 1200 * MIB, 10 * MIB
@@ -250,13 +250,13 @@ def test_sizes_are_bounded() -> None:
 def test_predecessors_are_known_by_name_and_framework() -> None:
     """The newest word on a size counts, of each model; names are bounded."""
     predecessors = Predecessors()
-    predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(32), seen(64))))
-    predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(64, off=MIB), seen(64, floor=2 * FLOOR))))
-    predecessors.learn(Lesson(USER, "resnet", "torch", (seen(8),)))
-    predecessors.learn(None)
+    predecessors.learn(USER, "resnet", "tensorflow", (seen(32), seen(64)))
+    predecessors.learn(USER, "resnet", "tensorflow", (seen(64, off=MIB), seen(64, floor=2 * FLOOR)))
+    predecessors.learn(USER, "resnet", "torch", (seen(8),))
+    predecessors.learn(USER, "vgg", "tensorflow", ())
     assert predecessors.of(USER, HELLO) == (seen(32), seen(64, off=MIB), seen(64, floor=2 * FLOOR))
     for each in range(MOST_NAMES):
-        predecessors.learn(Lesson(USER, f"{each}", "tensorflow", (seen(1),)))
+        predecessors.learn(USER, f"{each}", "tensorflow", (seen(1),))
     assert predecessors.of(USER, HELLO) == ()
 
 
@@ -265,9 +265,9 @@ def test_nobody_teaches_the_runs_of_others() -> None:
     own = BASE + 64 * EXAMPLE
     assert told(look(watch_of(64, own, uid=OTHER), 0.0)) == told(look(watch_of(64, own, taught=False), 0.0))
     predecessors = Predecessors()
-    predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(32),)))
+    predecessors.learn(USER, "resnet", "tensorflow", (seen(32),))
     for each in range(2 * MOST_NAMES):
-        predecessors.learn(Lesson(OTHER, f"{each}", "tensorflow", (seen(1),)))
+        predecessors.learn(OTHER, f"{each}", "tensorflow", (seen(1),))
     assert predecessors.of(USER, HELLO) == (seen(32),)
     assert len(predecessors._seen) == MOST_NAMES
 
@@ -276,7 +276,7 @@ def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, tau
     """Make a watch that has heard a run's first report and one of its steps."""
     predecessors = Predecessors()
     if taught:
-        predecessors.learn(Lesson(USER, "resnet", "tensorflow", (seen(32), seen(16))))
+        predecessors.learn(USER, "resnet", "tensorflow", (seen(32), seen(16)))
     watch = BatchSizeWatch(predecessors, uid)
     first = replace(REPORT, steps=first_steps, memory={"GPU:0": DeviceMemory(MIB, MIB)})
     watch.hear(first, {}, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -174,11 +175,11 @@ def _as_sent(message: Message) -> Message:
 
 def _read(receipts: Receipts, peers: list[Peer]) -> None:
     """Read all receipts as `gpuwarden runs` does."""
-    listed: dict[str, Any] = json.loads(receipts.listing())
+    listed: dict[str, Any] = json.loads(asyncio.run(receipts.listing()))
     for plain in (*listed["live"], *listed["past"]):
         from_plain(plain)
     for peer in peers:
-        plain = receipts.one(peer.run_id)
+        plain = asyncio.run(receipts.one(peer.run_id))
         assert plain is not None
         for _label, text in story_lines(from_plain(json.loads(plain)), Page(40, ASCII)):
             assert shown(text).isprintable()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from gpuwarden.quantities import amount, duration, energy, foreseen, lasting, ra
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.run_story import conclusion
 from gpuwarden.runs import proc
+from gpuwarden.runs import receipt as module
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.receipt import PARTS, ReceiptError, from_plain, to_plain
+from gpuwarden.runs.receipt import ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
-from gpuwarden.runs.receipt_files import stem_of
 from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.receipts import Receipts
+from gpuwarden.runs.record_store import RecordStore, row_of
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account, Share
 from snapshots import GIB
@@ -328,7 +329,7 @@ def test_what_one_poll_saw() -> None:
 
 def test_reference_has_every_part() -> None:
     """docs/receipts.md describes each dataclass that a receipt is made of."""
-    assert set(RECEIPT_PARTS) == set(PARTS)
+    assert set(RECEIPT_PARTS) == {each for each in vars(module).values() if is_dataclass(each)}
 
 
 def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,16 +337,18 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     there = run(os.getpid(), ended=False)
     booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     before = replace(receipt(os.getpid(), ended=False), boot_id=booted, began_timestamp_seconds=BEGAN - 500)
-    (tmp_path / f"{stem_of(before)}.part.json").write_text(json.dumps(to_plain(before)))
+    store = RecordStore(tmp_path, 10)
+    store.write([row_of(before)])
+    store.close()
     monkeypatch.setattr(proc, "stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
         receipts = Receipts(tmp_path, 10, most_runs=9)
         await receipts.open()
-        found = json.loads(receipts.listing())
+        found = json.loads(await receipts.listing())
         receipts.take_up([there])
         receipts.see([there], 0.0)
-        return found, json.loads(receipts.listing())
+        return found, json.loads(await receipts.listing())
 
     found, again = asyncio.run(restart())
     assert (found["past"], again["past"]) == ([], [])

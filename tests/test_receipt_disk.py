@@ -1,36 +1,51 @@
-"""A folder of receipts that fails and is mended: what was seen meanwhile reaches it, at the latest at the end."""
+"""Records of runs over a disk that fails, hangs and is mended, over restarts, and over clocks that are set."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from receipt_cases import BEGAN, receipt, run
+from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 
+from gpuwarden.runs import receipts as module
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.receipt import to_plain
-from gpuwarden.runs.receipt_files import ReceiptFiles, stem_of
-from gpuwarden.runs.receipts import WRITE_SECONDS, Receipts
+from gpuwarden.runs.receipt import Receipt, from_plain, to_plain
+from gpuwarden.runs.receipts import RETRY_SECONDS, WRITE_SECONDS, Receipts
+from gpuwarden.runs.record_store import RecordStore, row_of
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account
 from snapshots import snapshot
 
+SO_FAR, ENDED = run(ended=False), run()
+
+
+def is_alive(*_: object) -> bool:
+    """Be a process that lives."""
+    return True
+
+
+@pytest.fixture(autouse=True)
+def alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all processes live."""
+    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", is_alive)
+
 
 class Keeper:
-    """Receipts in a folder, fed by polls."""
+    """Records in a folder, fed by polls."""
 
-    def __init__(self, folder: Path, most_runs: int = 99) -> None:
+    def __init__(self, folder: Path, most_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980) -> None:
         self.folder = folder
         self.accounts = Accounts(1.0)
-        self.receipts = Receipts(folder, 10, most_runs=most_runs)
+        self.receipts = Receipts(folder, 10, most_runs=most_runs, uptime=lambda: uptime)
 
     def poll(self, *runs: Run, later: float = 0.0) -> None:
         """Have a poll with those runs, as if it came so much later."""
@@ -40,151 +55,151 @@ class Keeper:
         self.receipts.see(runs, now)
 
     async def until(self, what: Callable[[], bool], *runs: Run, later: float = 0.0) -> None:
-        """Poll until that is so."""
-        end = time.monotonic() + 10
+        """Poll until that is so, at least once."""
+        self.poll(*runs, later=later)
         while not what():
-            assert time.monotonic() < end
-            self.poll(*runs, later=later)
             await asyncio.sleep(0.01)
+            self.poll(*runs, later=later)
 
-    def files(self) -> list[str]:
-        """Return the files of receipts, in order."""
-        return sorted(file.name for file in self.folder.iterdir()) if self.folder.is_dir() else []
+    async def listed(self) -> dict[str, Any]:
+        """Return all that is known."""
+        return dict(json.loads(await self.receipts.listing()))
+
+    def is_written(self) -> bool:
+        """Tell whether nothing waits to be written."""
+        return self.receipts._is_open and not (self.receipts._waiting or self.receipts._batch)
 
 
-PART, ENDED = "20270115T080000Z-4711-99.part.json", "20270115T080000Z-4711-99.json"
+def kept(folder: Path) -> tuple[list[int], list[Receipt]]:
+    """Return the pids of runs that ended, in order, and the records of those that had not."""
+    store = RecordStore(folder, 1000)
+    found = store.open(1000)
+    store.close()
+    return sorted(each.pid for each in found.ended), list(found.unfinished)
 
 
-def test_folder_is_tried_again_while_runs_live(tmp_path: Path) -> None:
-    """What could not be opened at the start is, within a minute, and has at once what is known so far."""
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run it, for a minute at most."""
+    asyncio.run(asyncio.wait_for(scenario, 60))
 
-    async def scenario() -> None:
-        keeper = Keeper(tmp_path / "receipts")
-        keeper.folder.write_text("in its place")
+
+def test_disk_is_tried_again(tmp_path: Path) -> None:
+    """With runs and without: what could not be opened at the start is later, and has what is known so far."""
+
+    async def scenario(folder: Path, *runs: Run) -> None:
+        store = RecordStore(folder, 10)
+        store.write([row_of(receipt(8))])
+        store.close()
+        folder.rename(folder.with_name("away"))
+        folder.write_text("in its place")
+        keeper = Keeper(folder)
         await keeper.receipts.open()
-        keeper.poll(run(ended=False))
-        keeper.folder.unlink()
+        keeper.poll(*runs)
+        folder.unlink()
+        folder.with_name("away").rename(folder)
         for _ in range(5):
-            keeper.poll(run(ended=False))
+            keeper.poll(*runs)
             await asyncio.sleep(0.02)
-        assert keeper.files() == []  # not again with each poll
-        await keeper.until(lambda: keeper.files() == [PART], run(ended=False), later=WRITE_SECONDS + 1)
+        assert not keeper.receipts._is_open  # not again with each poll
+        await keeper.until(keeper.is_written, *runs, later=RETRY_SECONDS + 1)
         assert keeper.receipts.errors == 1
+        assert [each["pid"] for each in (await keeper.listed())["past"]] == [8]
+        await keeper.receipts.stop()
+        assert [each.pid for each in kept(folder)[1]] == [each.peer.pid for each in runs]
 
-    asyncio.run(scenario())
-
-
-def test_folder_is_tried_again_without_runs(tmp_path: Path) -> None:
-    """What it has is listed, though nobody trains."""
-
-    async def scenario() -> None:
-        files = ReceiptFiles(tmp_path / "receipts", 10)
-        files.open(1)
-        files.write({stem_of(receipt()): receipt()})
-        files.folder.rename(tmp_path / "away")
-        assert files._lock is not None
-        os.close(files._lock)
-        keeper = Keeper(files.folder)
-        keeper.folder.write_text("in its place")
-        await keeper.receipts.open()
-        keeper.folder.unlink()
-        (tmp_path / "away").rename(keeper.folder)
-
-        def listed() -> bool:
-            return len(json.loads(keeper.receipts.listing())["past"]) == 1
-
-        await keeper.until(listed, later=WRITE_SECONDS + 1)
-
-    asyncio.run(scenario())
+    play(scenario(tmp_path / "a" / "receipts"))
+    play(scenario(tmp_path / "b" / "receipts", SO_FAR))
 
 
-def test_stop_soon_after_a_failed_write(tmp_path: Path) -> None:
-    """The disk is tried once more at the end, however short a time ago it failed."""
+@pytest.mark.parametrize("opened", [True, False])
+def test_stop_soon_after_a_failure(tmp_path: Path, *, opened: bool) -> None:
+    """The disk is tried once more at the end, however short a time ago it failed, and has all that happened."""
 
     async def scenario() -> None:
         keeper = Keeper(tmp_path / "receipts")
+        if not opened:
+            keeper.folder.write_text("in its place")
         await keeper.receipts.open()
-        keeper.folder.rmdir()
-        keeper.folder.write_text("in its place")
-        await keeper.until(lambda: keeper.receipts.errors == 1, run())
+        if opened:
+            keeper.folder.rename(tmp_path / "away")
+            keeper.folder.write_text("in its place")
+        await keeper.until(lambda: keeper.receipts.errors == 1, SO_FAR, run(9))
+        listed = await keeper.listed()
+        assert [[each["pid"] for each in listed[name]] for name in ("live", "past")] == [[4711], [9]]
+        assert json.loads(await keeper.receipts.one("9-99") or b"")["marks"]
         keeper.folder.unlink()
         await keeper.receipts.stop()
-        assert keeper.files() == [ENDED]
+        ended, unfinished = kept(keeper.folder)
+        assert (ended, [each.pid for each in unfinished]) == ([9], [4711])
 
-    asyncio.run(scenario())
-
-
-MANY = [run(pid, ended=False) for pid in range(1, 121)]
+    play(scenario())
 
 
-async def many_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Keeper, list[str]]:
-    """Open a folder; return its keeper and the stems of what would be written there, in order."""
-    written: list[str] = []
-    keeper = Keeper(folder, most_runs=500)
-    await keeper.receipts.open()
-    monkeypatch.setattr(keeper.receipts, "_write", lambda stem, _receipt: written.append(stem))
-    return keeper, written
-
-
-def test_runs_that_begin_together_are_not_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has its receipt so far within a minute, and again each minute; no poll has to write more than a few."""
+@pytest.mark.parametrize(("number", "seconds"), [(40, WRITE_SECONDS), (120, WRITE_SECONDS), (480, 121.0)])
+def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, seconds: float) -> None:
+    """However many runs begin together, or a poll is late, no poll writes more than a few; each run has its turn."""
+    runs = [run(pid, ended=False) for pid in range(1, number + 1)]
 
     async def scenario() -> None:
-        keeper, written = await many_written(tmp_path / "receipts", monkeypatch)
-        most = 0
-        for second in range(int(2 * WRITE_SECONDS) + 1):
-            before = len(written)
-            keeper.poll(*MANY, later=float(second))
-            most = max(most, len(written) - before)
-            if second == WRITE_SECONDS:
-                assert len(set(written)) == len(MANY)
-        assert most <= 4
-        assert min(written.count(stem) for stem in set(written)) >= 2
+        keeper, written = Keeper(tmp_path, most_runs=500), Counter[int]()
+        await keeper.receipts.open()
+        monkeypatch.setattr(keeper.receipts, "_receipt", lambda live: live.run.peer.pid)
+        monkeypatch.setattr(keeper.receipts, "_write", lambda pid: written.update([pid]))
+        for second in range(int(seconds)):
+            before = written.total()
+            keeper.poll(*runs, later=float(second))
+            assert written.total() - before <= 5
+        assert set(written) == set(range(1, number + 1))
+        assert set(written.values()) <= {1, 2}
+        keeper.poll(*runs, later=3 * seconds)
+        assert written.total() <= number + 41
+        for second in range(int(seconds)):
+            keeper.poll(*runs, later=3 * seconds + second)
+        assert set(written.values()) <= {2, 3, 4}
 
-    asyncio.run(scenario())
-
-
-def test_more_runs_are_written_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With hundreds no poll has to write more than with a few; one that is left has its minute again, after two."""
-    crowd = [run(pid, ended=False) for pid in range(1, 481)]
-
-    async def scenario() -> None:
-        keeper, written = await many_written(tmp_path / "receipts", monkeypatch)
-        most = 0
-        for second in range(2 * 120 + 1):
-            before = len(written)
-            keeper.poll(*crowd, later=float(second))
-            most = max(most, len(written) - before)
-        assert most <= 6
-        assert {written.count(stem) for stem in set(written)} <= {2, 3}
-        assert len(set(written)) == 480
-        written.clear()
-        others = [run(pid, ended=True) for pid in range(2, 481)]
-        for second in range(241, 241 + 4 * int(WRITE_SECONDS)):
-            keeper.poll(crowd[0], *others, later=float(second))
-        assert 3 <= sum("-1-" in stem for stem in written) <= 4
-
-    asyncio.run(scenario())
+    play(scenario())
 
 
-def test_runs_whose_receipts_are_late_do_not_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After two minutes without a poll all are written at once, and from then on each at its own place again."""
+def test_errors_are_written_at_once(tmp_path: Path) -> None:
+    """A run's record has its last error, also where the daemon is killed right after."""
 
     async def scenario() -> None:
-        keeper, written = await many_written(tmp_path / "receipts", monkeypatch)
-        keeper.poll(*MANY)
-        for second in range(120, 240):
-            before = len(written)
-            keeper.poll(*MANY, later=float(second))
-            assert len(written) - before == 120 if second == 120 else len(written) - before <= 4
-        assert len(written) >= 3 * 119
+        keeper = Keeper(tmp_path)
+        await keeper.receipts.open()
+        quiet = replace(SO_FAR, errors=())
+        await keeper.until(keeper.is_written, quiet)
+        keeper.poll(quiet)
+        assert keeper.is_written()
+        keeper.poll(SO_FAR)
+        assert not keeper.is_written()
+        await keeper.until(keeper.is_written, SO_FAR, later=2.0)
+        assert keeper.receipts._store is not None
+        keeper.receipts._store.close()
+        (found,) = kept(tmp_path)[1]
+        assert len(found.errors_told) == 1
 
-    asyncio.run(scenario())
+    play(scenario())
 
 
-def test_receipts_of_nobody_give_way_to_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the disk fails for long, the user with most receipts that wait for it loses their oldest."""
-    monkeypatch.setattr("gpuwarden.runs.receipts.MAX_WAITING", 5)
+def test_run_that_goes_on_after_its_end(tmp_path: Path) -> None:
+    """It is listed as one that goes on, and not as one that ended too."""
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path)
+        await keeper.receipts.open()
+        for each, place in ((ENDED, "past"), (SO_FAR, "live"), (ENDED, "past")):
+            await keeper.until(keeper.is_written, each, later=2.0)
+            listed = await keeper.listed()
+            assert {name: len(listed[name]) for name in ("live", "past")} == {"live": 0, "past": 0, place: 1}
+        await keeper.receipts.stop()
+        assert kept(tmp_path) == ([4711], [])
+
+    play(scenario())
+
+
+def test_rows_of_few_stay_where_a_disk_fails_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user with the most rows that wait loses their oldest, and each is counted."""
+    monkeypatch.setattr(module, "MAX_WAITING", 5)
 
     async def scenario() -> None:
         keeper = Keeper(tmp_path / "receipts")
@@ -197,92 +212,105 @@ def test_receipts_of_nobody_give_way_to_those_of_others(tmp_path: Path, monkeypa
         assert keeper.receipts.errors == 1 + 6
         keeper.folder.unlink()
         await keeper.receipts.stop()
-        assert [name.split("-")[1] for name in keeper.files()] == ["1", "17", "18", "19", "2"]
+        assert kept(keeper.folder)[0] == [1, 2, 17, 18, 19]
 
-    asyncio.run(scenario())
+    play(scenario())
 
 
-def test_runs_that_report_no_more_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their processes may live for ever: beyond so many the user with most loses the oldest; none that reports does."""
-    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)  # all are alive
+def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What is in memory is answered; a request for the rest gets an error, of which no number waits without end."""
+    monkeypatch.setattr(module, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(module, "STOP_SECONDS", 0.1)
+    mended = threading.Event()
 
     async def scenario() -> None:
-        first = Keeper(tmp_path / "receipts", most_runs=4)
+        keeper = Keeper(tmp_path)
+        await keeper.receipts.open()
+        monkeypatch.setattr(keeper.receipts._store, "write", lambda _rows: mended.wait())
+        keeper.poll(ENDED, later=2.0)
+        await asyncio.sleep(0)
+        keeper.poll(ENDED, later=module.HANG_SECONDS + 3)
+        assert len((await keeper.listed())["past"]) == 1
+        with pytest.raises(OSError, match="it does not answer"):
+            await keeper.receipts.one("7-7")
+        refused = await asyncio.gather(*(keeper.receipts.one("7-7") for _ in range(200)), return_exceptions=True)
+        assert {getattr(each, "strerror", "") for each in refused} == {"it does not answer"}
+        assert keeper.receipts._thread is not None
+        assert keeper.receipts._thread._calls.qsize() <= 66
+        await keeper.receipts.stop()
+
+    play(scenario())
+    mended.set()
+    assert [message.partition(" file=")[0] for message in caplog.messages] == [
+        "run records stay in memory error=it does not answer"
+    ]
+
+
+def test_runs_that_report_no_more_are_bounded(tmp_path: Path) -> None:
+    """Their processes may live for ever: beyond so many the user with most loses the oldest; none that reports does."""
+
+    async def scenario() -> None:
+        first = Keeper(tmp_path, most_runs=4)
         await first.receipts.open()
-        few = [replace(run(pid, ended=False), peer=Peer(pid, 7, 99)) for pid in (1, 2)]
-        first.poll(*few)
+        first.poll(*(replace(run(pid, ended=False), peer=Peer(pid, 7, 99)) for pid in (1, 2)))
         for pid in range(11, 29):
             first.poll(run(pid, ended=False))
+        assert json.loads(await first.receipts.one("22-99") or b"")["outcome"] == "unknown"
         await first.receipts.stop()
-        parts = [f"20270115T080000Z-{pid}-99.part.json" for pid in (1, 2, 23, 24, 25, 26, 27, 28)]
-        assert [name for name in first.files() if "part" in name] == parts
-        assert json.loads(first.receipts.one("22-99") or b"")["outcome"] == "unknown"
-        assert first.receipts._files is not None
-        assert first.receipts._files._lock is not None
-        os.close(first.receipts._files._lock)
+        assert [each.pid for each in kept(tmp_path)[1]] == [1, 2, 23, 24, 25, 26, 27, 28]
 
-        again = Keeper(first.folder, most_runs=3)
+        again = Keeper(tmp_path, most_runs=3)
         await again.receipts.open()
         again.poll(run(90, ended=False))
         await again.receipts.stop()
-        ids = {"1-99", "2-99", "26-99", "27-99", "28-99", "90-99"}
-        assert {each["run_id"] for each in json.loads(again.receipts.listing())["live"]} == ids
-        assert len([name for name in again.files() if "part" in name]) == len(ids)
+        assert sorted(each["pid"] for each in (await again.listed())["live"]) == [1, 2, 26, 27, 28, 90]
+        assert sorted(each.pid for each in kept(tmp_path)[1]) == [1, 2, 26, 27, 28, 90]
 
-    asyncio.run(scenario())
-
-
-def test_stop_soon_after_a_failed_start(tmp_path: Path) -> None:
-    """What was never opened is opened at the end, and has what ended and what goes on."""
-
-    async def scenario() -> None:
-        keeper = Keeper(tmp_path / "receipts")
-        keeper.folder.write_text("in its place")
-        await keeper.receipts.open()
-        keeper.poll(run(ended=False), run(pid=9))
-        keeper.folder.unlink()
-        await keeper.receipts.stop()
-        assert keeper.files() == [PART, "20270115T080000Z-9-99.json"]
-
-    asyncio.run(scenario())
+    play(scenario())
 
 
-def test_clock_set_back_and_two_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of a run keeps its name, and its totals go on in it."""
-    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", lambda *_: True)  # it is alive
+def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
+    """The record of a run keeps its begin, and its totals go on in it."""
 
-    async def restart(run: Run) -> dict[str, Any]:
+    async def restart(seen: Run) -> Receipt:
         keeper = Keeper(tmp_path)
         await keeper.receipts.open()
-        keeper.poll(run)
-        keeper.poll(run)
+        keeper.poll(seen)
         await keeper.receipts.stop()
-        assert keeper.receipts._files is not None
-        assert keeper.receipts._files._lock is not None
-        os.close(keeper.receipts._files._lock)
-        assert len(keeper.files()) == 1
-        found: dict[str, Any] = json.loads((tmp_path / keeper.files()[0]).read_text())
+        (found,) = kept(tmp_path)[1]
         return found
 
     async def scenario() -> None:
         begun = await restart(run(ended=False, account=Account()))
-        totals = to_plain(receipt())
-        (tmp_path / PART).write_text(json.dumps({**begun, **{key: totals[key] for key in ("devices", "gpu_seconds")}}))
+        whole = receipt(ended=False)
+        store = RecordStore(tmp_path, 10)
+        store.write([row_of(replace(begun, devices=whole.devices, gpu_seconds=whole.gpu_seconds))])
+        store.close()
         for days in (1, 2):
             later = replace(run(ended=False, account=Account()), began=BEGAN - days * 86400)
             seen = await restart(later)
-            assert (seen["began_timestamp_seconds"], seen["gpu_seconds"]) == (BEGAN, 8000)
-        assert seen["began_uptime_seconds"] == begun["began_uptime_seconds"]
+            assert (seen.began_timestamp_seconds, seen.gpu_seconds) == (BEGAN, 8000)
+        assert seen.began_uptime_seconds == begun.began_uptime_seconds
 
-    asyncio.run(scenario())
+    play(scenario())
+
+
+def test_run_that_is_older_than_the_machine_seems(tmp_path: Path) -> None:
+    """Where clocks disagree, as just after a boot, no begin is before it, and the record can be read."""
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path, uptime=60.0)
+        keeper.poll(SO_FAR)
+        (live,) = (await keeper.listed())["live"]
+        assert "began_uptime_seconds" in live
+        assert from_plain(live).began_uptime_seconds == 0
+        assert from_plain(live).run_id == to_plain(receipt())["run_id"]
+
+    play(scenario())
 
 
 def test_daemon_that_did_not_begin_leaves_the_folder_alone(tmp_path: Path) -> None:
-    """A second daemon, which ends before it has opened the folder, makes none at its end."""
-
-    async def scenario() -> None:
-        keeper = Keeper(tmp_path / "receipts")
-        await keeper.receipts.stop()
-        assert not keeper.folder.exists()
-
-    asyncio.run(scenario())
+    """A second daemon, which ends before it has opened the database, makes none at its end."""
+    keeper = Keeper(tmp_path / "receipts")
+    play(keeper.receipts.stop())
+    assert not keeper.folder.exists()

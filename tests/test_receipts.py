@@ -7,15 +7,17 @@ import os
 import re
 import signal
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
+from gpuwarden.runs.receipt import to_plain
+from gpuwarden.runs.record_store import Found, RecordStore, row_of
 from mock_nvml import MockNvml
 
 GIB = 2**30
@@ -106,9 +108,12 @@ def train(run: Reporter, mock: MockNvml) -> None:
     run.tell(input=[1.0, 4.0], compile_seconds=3.5, loss=0.5)
 
 
-def files_of_ended(folder: Path) -> list[Path]:
-    """Return the receipts of runs that ended."""
-    return [file for file in folder.glob("*.json") if not file.name.endswith(".part.json")]
+def kept(folder: Path) -> Found:
+    """Return what a database has; no daemon may use it."""
+    store = RecordStore(folder, 1000)
+    found = store.open(1000)
+    store.close()
+    return found
 
 
 def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
@@ -134,8 +139,6 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
             run.end()
         receipt = past(daemon, run.pid)
         see_the_receipt(receipt)
-        (file,) = until(lambda: files_of_ended(folder_of(daemon)), "a file")
-        assert json.loads(until(file.read_text, "its content")) == receipt
         see_the_story(receipt, of_pid(runs(daemon)["past"], run.pid))
         assert of_pid(runs(daemon)["live"], run.pid) == {}
         (line,) = [line for line in daemon.output().splitlines() if " steps=10 " in line]
@@ -145,6 +148,9 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
         assert daemon.output().count("ended: ") == 1
         assert "peak=2.00GiB headroom_at_peak=2.00GiB" in line
         assert line.endswith("input_wait=0.25 errors=device_oom:1 xids=31:1")
+        daemon.kill(signal.SIGTERM)
+        (written,) = kept(folder_of(daemon)).ended
+        assert (written.run_id, to_plain(written)["energy_joules"]) == (run_id, receipt["energy_joules"])
 
 
 def see_the_page(page: Samples, held: Mapping[str, str]) -> None:
@@ -209,38 +215,39 @@ def see_the_story(receipt: dict[str, Any], listed: dict[str, Any]) -> None:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, how: signal.Signals) -> None:
     """A daemon that is started anew goes on with the totals of a run that goes on, whatever ended the one before."""
-    daemon = start(tmp_path, config, mock_nvml, WRITE_SECONDS=0.5)
+    daemon = start(tmp_path, config, mock_nvml, WRITE_SECONDS=0.5, FLUSH_SECONDS=0.1)
     run = Reporter(tmp_path, daemon)
     with ending(run):
         with ending(daemon):
             train(run, mock_nvml)
             run.tell(error={"kind": "shape_dtype", "exception": "ValueError", "text": "no"})
             until(lambda: of_pid(runs(daemon)["live"], run.pid).get("energy_joules", 0) > 3 * WATTS, "energy")
-            (part,) = until(lambda: list(folder_of(daemon).glob("*.part.json")), "the receipt so far")
-            until(lambda: json.loads(part.read_text()).get("energy_joules", 0) > 2 * WATTS, "its energy")
             before = of_pid(runs(daemon)["live"], run.pid)
+            until(lambda: of_pid(runs(daemon)["live"], run.pid)["gpu_seconds"] > before["gpu_seconds"] + 2, "a record")
             daemon.kill(how)
-            kept = json.loads(part.read_text())
+            (unfinished,) = kept(folder_of(daemon)).unfinished
+            so_far = to_plain(unfinished)
         mock_nvml.set(0, "energy", 10_000)  # the driver was loaded anew: its counter is low
         again = start(tmp_path, config, mock_nvml)
         with ending(again):
             run_id = run.run_id(again)
             held = {"run_id": run_id, "uuid": uuid(0)}
             seen = until(lambda: again.samples().value("gpuwarden_run_gpu_seconds_total", **held), "the run's totals")
-            assert seen >= kept["gpu_seconds"]
-            assert kept["gpu_seconds"] >= before["gpu_seconds"] - 2
-            until(lambda: of_pid(runs(again)["live"], run.pid)["gpu_seconds"] > kept["gpu_seconds"] + 1, "more of it")
+            assert seen >= so_far["gpu_seconds"]
+            assert so_far["gpu_seconds"] >= before["gpu_seconds"] - 2
+            until(lambda: of_pid(runs(again)["live"], run.pid)["gpu_seconds"] > so_far["gpu_seconds"] + 1, "more of it")
             run.tell(error={"kind": "other", "exception": "KeyError", "text": "x"})
             run.end()
             receipt = past(again, run.pid)
-            name = part.name.replace(".part", "")
-            until(lambda: [file.name for file in folder_of(again).iterdir()] == [name], "one file of the run")
+            again.kill(signal.SIGTERM)
+            assert [each.run_id for each in kept(folder_of(again)).ended] == [run_id]
+            assert kept(folder_of(again)).unfinished == ()
     assert receipt["began_timestamp_seconds"] == before["began_timestamp_seconds"]
-    assert receipt["energy_joules"] >= kept["energy_joules"]
+    assert receipt["energy_joules"] >= so_far["energy_joules"]
     assert [error["exception"] for error in receipt["errors_told"]] == ["ValueError", "KeyError"]
     (story,) = [device["story"] for device in receipt["devices"] if "story" in device]
-    assert story["began_seconds"][0] == kept["devices"][0]["story"]["began_seconds"][0] < 1
-    assert story["ended_seconds"][-1] > kept["devices"][0]["story"]["ended_seconds"][-1]
+    assert story["began_seconds"][0] == so_far["devices"][0]["story"]["began_seconds"][0] < 1
+    assert story["ended_seconds"][-1] > so_far["devices"][0]["story"]["ended_seconds"][-1]
     assert [mark["text"] for mark in receipt["marks"]] == ["training begins"]
 
 
@@ -302,10 +309,10 @@ def test_end_while_no_daemon_ran(tmp_path: Path, config: Path, mock_nvml: MockNv
 
 def see_the_unseen_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon: Daemon, run: Reporter) -> None:
     """Start another daemon, and compare what it says of a run that has ended, and of one of an earlier boot."""
-    (part,) = folder_of(daemon).glob("*.part.json")
-    booted = json.loads(part.read_text()) | {"run_id": f"{os.getpid()}-7", "pid": os.getpid(), "boot_id": "another"}
-    name = part.name.replace(f"-{part.name.split('-', 1)[1].removesuffix('.part.json')}", f"-{booted['run_id']}")
-    (folder_of(daemon) / name).write_text(json.dumps(booted))
+    store = RecordStore(folder_of(daemon), 1000)
+    (unfinished,) = store.open(9).unfinished
+    store.write([row_of(replace(unfinished, run_id=f"{os.getpid()}-7", pid=os.getpid(), boot_id="another"))])
+    store.close()
     again = start(tmp_path, config, mock_nvml)
     with ending(again):
         receipt = past(again, run.pid)
@@ -313,16 +320,17 @@ def see_the_unseen_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon
         assert "ended_timestamp_seconds" not in receipt
         assert receipt["steps"] == 10
         assert past(again, os.getpid())["evidence"] == "the machine was booted anew"
-        until(lambda: not list(folder_of(again).glob("*.part.json")), "no receipt of a run that goes on")
         assert "unknown after" in again.output()
+        again.kill(signal.SIGTERM)
+        assert (len(kept(folder_of(again)).ended), kept(folder_of(again)).unfinished) == (2, ())
 
 
 def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
-    """It is told once and counted; receipts stay in memory, and reach the folder once it is mended."""
+    """It is told once and counted; records stay in memory, and reach the database once the folder is mended."""
     folder = tmp_path / "daemon/state/receipts"
     folder.parent.mkdir(parents=True)
     folder.write_text("a file in its place")
-    daemon = start(tmp_path, config, mock_nvml, WRITE_SECONDS=0.5)
+    daemon = start(tmp_path, config, mock_nvml, RETRY_SECONDS=0.2)
     with ending(daemon):
         first = Reporter(tmp_path, daemon)
         with ending(first):
@@ -330,42 +338,12 @@ def test_folder_that_cannot_be_used(tmp_path: Path, config: Path, mock_nvml: Moc
             first.run_id(daemon)
             first.end()
         receipt = past(daemon, first.pid)
-        time.sleep(1.5)  # three attempts
         assert daemon.output().count("stay in memory") == 1
         assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
         folder.unlink()
-        (file,) = until(lambda: list(folder.glob("*.json")) if folder.is_dir() else [], "the receipt's file")
-        assert json.loads(file.read_text()) == receipt
-        assert "written to" in until(daemon.output, "the log")
+        until(lambda: "written again" in daemon.output(), "the log")
+        assert past(daemon, first.pid) == receipt
         assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
-
-
-def test_disk_that_hangs(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> None:
-    """A file system that does not answer holds up neither polls nor scrapes, nor the end."""
-    daemon = start(tmp_path, config, mock_nvml, WRITE_SECONDS=0.2, HANG_SECONDS=0.5, STOP_SECONDS=0.2)
-    with ending(daemon):
-        run = Reporter(tmp_path, daemon)
-        with ending(run):
-            run.run_id(daemon)
-            (part,) = until(lambda: list(folder_of(daemon).glob("*.part.json")), "the receipt so far")
-            aside = part.with_name(f".{part.name}.tmp")
-            blocked = aside.with_name("x")
-            os.mkfifo(blocked)
-            until(lambda: _put(blocked, aside), "the writer waits for a reader of a pipe")
-            until(lambda: "it does not answer" in daemon.output(), "the disk that hangs")
-            polled = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
-            until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > polled, "polls go on")
-            assert daemon.samples().value("gpuwarden_receipt_errors_total") == 1
-            run.end()
-            assert past(daemon, run.pid)["outcome"] == "finished"
-        assert daemon.kill(signal.SIGTERM) == 0
-
-
-def _put(pipe: Path, place: Path) -> bool:
-    """Have a pipe in the place that the next receipt is written to: to open it waits for its reader."""
-    if not place.exists():
-        os.link(pipe, place)
-    return place.is_fifo()
 
 
 @pytest.fixture(scope="module")

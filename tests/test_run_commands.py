@@ -21,7 +21,7 @@ from receipt_cases import BEGAN, receipt
 from services import Daemon, ending, free_port
 
 from gpuwarden.runs.receipt import Receipt, to_plain
-from gpuwarden.runs.receipt_files import stem_of
+from gpuwarden.runs.record_store import RecordStore, row_of
 from mock_nvml import MockNvml
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\r\n\u202egpj.exe\x9b31m"
@@ -48,10 +48,9 @@ def kept() -> Iterator[Receipt]:
 def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) -> Iterator[Daemon]:
     """Give a daemon that has receipts of the past."""
     folder = tmp_path_factory.mktemp("runs")
-    receipts = folder / "state/receipts"
-    receipts.mkdir(parents=True)
-    for each in kept():
-        (receipts / f"{stem_of(each)}.json").write_text(json.dumps(to_plain(each)))
+    store = RecordStore(folder / "state/receipts", 1000)
+    store.write(map(row_of, kept()))
+    store.close()
     daemon = Daemon(folder, env=MockNvml(mock_nvml_library, folder).env(gpus=1))
     with ending(daemon):
         yield daemon

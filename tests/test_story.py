@@ -10,12 +10,11 @@ from receipt_cases import ACCOUNT, BEGAN, receipt, run
 
 from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.runs.history import MemoryHistory, Window
-from gpuwarden.runs.kept import MOST, MOST_BYTES, MOST_STORY_BYTES, Kept, KeptReceipts, as_json, kept
 from gpuwarden.runs.marks import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
 from gpuwarden.runs.receipt import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import continued, receipt_of
-from gpuwarden.runs.receipt_files import MAX_FILE_BYTES
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
+from gpuwarden.runs.record_store import as_json, row_of
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Share
 from gpuwarden.runs.story import MOST_POINTS, points_each, thinned
@@ -71,15 +70,14 @@ def test_devices_share_the_room(devices: int, points: int) -> None:
 
 
 def test_receipt_of_many_devices_stays_small() -> None:
-    """Eight devices with all that can be known: under 50 KB as JSON, and the most devices fit a file."""
+    """Eight devices with all that can be known: under 50 KB as JSON, and a third of that in the database."""
     made = told(run_on(8, busy_history(4000)))
     story = made.devices[0].story
     assert story is not None
     assert len(story.peak_bytes) > 40
     assert len(as_json(made)) < 50_000
     assert len(as_json(without_story(made))) < 8_000
-    largest = told(run_on(64, busy_history(4000)))
-    assert len(json.dumps(to_plain(largest), indent=1)) < MAX_FILE_BYTES
+    assert len(row_of(made).whole) < 15_000
 
 
 def test_story_comes_back_from_json() -> None:
@@ -187,37 +185,6 @@ def test_out_of_memory_is_marked() -> None:
     assert [(mark.at_seconds, mark.text) for mark in receipt().marks if mark.kind == "oom"] == [
         (7000.0, "out of device memory: 4.00 GiB wanted (too big)")
     ]
-
-
-def test_stories_of_the_oldest_are_let_go_of_first() -> None:
-    """Receipts of the past keep their outlines when the stories of all would be too much."""
-    past = KeptReceipts()
-    whole = kept(receipt())
-    heavy = Kept(whole.outline, b"x" * (MOST_STORY_BYTES // 2), 1000)
-    for pid in (1, 2):
-        past.add(f"20270115T080000Z-{pid}-99", heavy)
-    past.add("20270115T080001Z-3-99", whole)
-    assert past.one("1-99") == whole.outline
-    assert past.one("3-99") == as_json(receipt())
-    assert len(list(past.newest_first())) == 3
-    past.begin_with([("20260115T080001Z-3-99", whole), ("20260115T080001Z-4-99", whole)])
-    assert len(list(past.newest_first())) == 5
-    past.forget("20270115T080001Z-3-99")
-    assert past.one("3-99") is not None
-
-
-@pytest.mark.parametrize("size", [(10, 10), (MOST_BYTES // 200, 10), (10, MOST_STORY_BYTES // 200)])
-def test_nobody_pushes_out_what_is_kept_of_others(size: tuple[int, int]) -> None:
-    """A user with very many runs costs others neither their receipts in memory nor the stories of those."""
-    past = KeptReceipts()
-    for uid, pids in ((7, range(1, 21)), (8, range(100, 1100))):
-        for pid in pids:
-            past.add(f"20270115T080000Z-{pid}-99", Kept(b"%d" % uid * size[0], b"%d" % uid * size[1], uid))
-    assert list(past.newest_first())[-20:] == [b"7" * size[0]] * 20
-    assert {len(past._wholes[f"20270115T080000Z-{pid}-99"]) for pid in range(1, 21)} == {size[1]}
-    assert len(past._outlines) <= MOST
-    assert past._bytes <= MOST_BYTES
-    assert past._story_bytes <= MOST_STORY_BYTES
 
 
 def test_share_without_history_has_no_story() -> None:

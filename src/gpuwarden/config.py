@@ -233,13 +233,13 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """The receipts of training runs: what each was, did and cost, a file a run."""
+    """Records of training runs: what each was, did and cost."""
 
     path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
-        "The folder they lie in, `none` to keep them in memory alone; unless it is set, a daemon that is not root's "
-        "has them in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).")
+        "Folder of the run database, `none` to keep records in memory only; unless it is set, a daemon that is not "
+        "root's has it in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).")
     max: int = option(between(WHOLE, "1", "100000"), "1000",
-        "Receipts of ended runs kept in the folder, beyond which the user with most of them loses the oldest.")
+        "Records of ended runs in the database; over this limit the user with the most loses their oldest one.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 from gpuwarden import systemd
 from gpuwarden.allowance import Allowance
@@ -46,7 +47,7 @@ from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.receipt_place import place
-from gpuwarden.runs.receipts import Receipts
+from gpuwarden.runs.receipts import LISTED, MAX_LISTED, Receipts
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.runs.stall import Patience
@@ -170,7 +171,7 @@ class Daemon:
                 "/metrics": self._serve_metrics,
                 "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
                 "/-/ready": self._serve_ready,
-                RUNS: lambda _request: _json(self._receipts.listing()),
+                RUNS: self._serve_runs,
                 f"{RUNS}/": self._serve_run,
                 STATE: self._serve_state,
                 HISTORY: self._serve_history,
@@ -465,8 +466,18 @@ class Daemon:
             return Response(503, _NO_PAGE)
         return Response(200, b"gpuwarden is ready\n")
 
-    def _serve_run(self, request: Request) -> Response:
-        receipt = self._receipts.one(request.path.removeprefix(f"{RUNS}/"))
+    async def _serve_runs(self, request: Request) -> Response:
+        """Answer with all runs; `limit` in the query says how many that ended."""
+        wanted = parse_qs(request.query).get("limit", [str(LISTED)])[-1]
+        if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED):
+            return Response(400, f"limit: want a whole number, 1 to {MAX_LISTED}\n".encode())
+        return _json(await self._receipts.listing(int(wanted)))
+
+    async def _serve_run(self, request: Request) -> Response:
+        try:
+            receipt = await self._receipts.one(request.path.removeprefix(f"{RUNS}/"))
+        except OSError as error:
+            return Response(503, f"run database: {error.strerror}\n".encode())
         if receipt is None:
             return Response(404, f"no such run; {RUNS} has those that are known\n".encode())
         return _json(receipt)

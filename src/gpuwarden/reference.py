@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from inspect import cleandoc
 from typing import Any
 
@@ -20,8 +19,8 @@ from gpuwarden.runs.receipt import (
     ToldError,
     ToldMark,
     ToldVerdict,
+    meanings,
 )
-from gpuwarden.runs.receipts import MAX_WAITING
 from gpuwarden.runs.verdict import RULES
 
 
@@ -98,7 +97,7 @@ def _receipt_lines() -> Iterator[str]:
     yield ""
     yield "Written by `gpuwarden reference receipt` from its dataclasses; `make docs` keeps it up to date."
     yield ""
-    yield cleandoc(_ABOUT_RECEIPTS).format(max_waiting=MAX_WAITING)
+    yield cleandoc(_ABOUT_RECEIPTS)
     for part, title in RECEIPT_PARTS.items():
         yield ""
         yield f"## {title}"
@@ -107,9 +106,8 @@ def _receipt_lines() -> Iterator[str]:
         yield ""
         yield "| key | always | meaning |"
         yield "| --- | --- | --- |"
-        for each in fields(part):
-            always = "yes" if each.default is MISSING else ""
-            yield f"| `{each.name}` | {always} | {each.metadata['meaning']} |"
+        for name, (meaning, always) in meanings(part).items():
+            yield f"| `{name}` | {'yes' if always else ''} | {meaning} |"
 
 
 def verdicts_markdown() -> str:
@@ -149,36 +147,23 @@ RECEIPT_PARTS: dict[type[Any], str] = {
     ToldVerdict: "`verdict`",
 }
 _ABOUT_RECEIPTS = """
-When a training run ends, gpuwarden writes one line about it to its log and one JSON file to the folder of receipts
-(`receipts.path`): what the run was, how it ended, what it did, and what it cost. `gpuwarden runs` lists runs,
-`gpuwarden runs show ID` shows one, and [api.md](api.md) says how to ask for the same over HTTP.
+The receipt of a training run, or run record, says what the run was, how it ended, what it did, and what it cost. When a
+run ends, gpuwarden logs one line about it and keeps the record in [its database](operations.md#the-run-database).
+`gpuwarden runs` lists runs, `gpuwarden runs show ID` shows one, and [api.md](api.md) says how to get it over HTTP.
 
 - What is not known has no key; a 0 is a measured 0. Units stand in the keys.
-- A run that goes on has a receipt so far, without `outcome`. The daemon writes it once a minute (of more than 240 runs
-  four a second, in turn: a daemon that is killed loses as much) and at its own end, as `*.part.json`. A daemon that is
-  started while the run goes on takes it up again, so that the totals go on too; what happened without a daemon is not
-  in those of the GPUs. A run that ended meanwhile gets the outcome `unknown`.
+- A run that goes on has a record so far, without `outcome`. A daemon that is started while the run goes on continues
+  it, totals included; what happened without a daemon is not in those of the GPUs. A run that ended meanwhile gets the
+  outcome `unknown`.
 - What counts for a GPU's seconds, energy and throttling is the time in which the run held memory there, as the
   driver's process lists or the run's own reports say. Programs that share a GPU are not told apart: its energy, its
   idle time and its XIDs count for each run on it.
 - The driver's energy and clock event counters are read every `poll.slow_interval`; a run gets the part of what they
   counted in which it held the GPU. Where a poll failed, the driver was paused or a counter began anew, nothing is
   added.
-- A receipt is complete once it is settled how the run ended, two to ten seconds after it did: what the kernel says of
+- A record is complete once it is settled how the run ended, two to ten seconds after it did: what the kernel says of
   the end, and the XID that caused it, may come a little later.
-- At most `receipts.max` files are kept: beyond that the user with most of them loses that of the run which ended
-  first, so that nobody's runs push out those of others. Files that are no receipts of a version known to the daemon
-  are left alone, and named once in its log. A full or missing disk is told once and counted by
-  `gpuwarden_receipt_errors_total`; receipts then stay in memory, {max_waiting} at most. It is tried again once a
-  minute and at the daemon's end, and they are written when it is mended.
-- Files can be read by their owner and its group alone: names of runs and messages of errors are in them.
-
-Where the folder is: as `receipts.path` says, by default `/var/lib/gpuwarden/receipts`. A daemon that is not root's
-has it in systemd's state directory, which is the same place for the service, or in
-`~/.local/state/gpuwarden/receipts` (`XDG_STATE_HOME`). Simulated GPUs and captures keep receipts in memory alone.
-
-A run's id is its process's pid and start time, so it is unique until the machine is booted anew; files also have
-the time of its begin in their names.
+- A run's id is its process's pid and start time, so it is unique until the machine is rebooted.
 """
 
 _ABOUT_VERDICTS = """

@@ -214,7 +214,7 @@ class DaemonReadings(Table[State], prefix="gpuwarden_"):
         "gpuwarden_tree_processes_dropped_total", "counter", "", "Processes of runs left out of their run's figures because it has too many, summed over looks.",
         lambda state: state.counts.tree_processes_dropped)
     receipt_errors_total = Metric[State](
-        "gpuwarden_receipt_errors_total", "counter", "", "Faults of the folder of receipts of runs, each once until it is mended, and receipts that were given up for it.",
+        "gpuwarden_receipt_errors_total", "counter", "", "Faults of the run database, each counted once until it is mended, and run records dropped because of them.",
         lambda state: state.counts.receipt_errors, source="receipts.path")
     alerts_dropped_total = Metric[State](
         "gpuwarden_alerts_dropped_total", "counter", "", "Alerts that the daemon itself tells nobody of, as too many fire.",

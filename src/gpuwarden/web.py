@@ -13,7 +13,7 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from http import HTTPStatus
@@ -61,7 +61,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Handler = Callable[[Request], Response]
+Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
 @dataclass(slots=True)
@@ -164,10 +164,10 @@ class WebServer:
         await asyncio.wait([oldest.task])
         return True
 
-    def respond(self, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Return the response to a request, complete with the headers that describe it."""
         route = self._route(request.path)
-        response = _encode(request, self._handle(request, route))
+        response = _encode(request, await self._handle(request, route))
         self.counts.requests[route, response.status] += 1
         return response
 
@@ -183,7 +183,7 @@ class WebServer:
         folder = path[: path.rfind("/") + 1]
         return folder if folder != "/" and folder in self._routes else OTHER
 
-    def _handle(self, request: Request, route: str) -> Response:
+    async def _handle(self, request: Request, route: str) -> Response:
         handler = self._routes.get(route)
         if handler is None:
             return _text(HTTPStatus.NOT_FOUND, "no such page; there are: " + " ".join(sorted(self._routes)))
@@ -193,7 +193,8 @@ class WebServer:
         if _has_body(request):
             return _text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request here has no body; send it without one")
         try:
-            return handler(request)
+            response = handler(request)
+            return response if isinstance(response, Response) else await response
         except Exception:  # a fault of one handler must not end the server
             if self._may_log(route):
                 log.exception("handler failed path=%s", request.path)
@@ -265,7 +266,7 @@ class Connection:
                 is_last = True
             else:
                 self._http.next_event()  # EndOfMessage
-            response = self._server.respond(request)
+            response = await self._server.respond(request)
         except h11.RemoteProtocolError as error:
             is_last = True
             text = f"not understood as plain HTTP/1.1 (nor is https, here): {error}"

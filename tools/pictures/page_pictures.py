@@ -78,7 +78,7 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             with mock.patch("gpuwarden.api.box.uname", return_value=SimpleNamespace(nodename="gpu-box-1")):
-                answer = daemon.web.respond(Request("GET", self.path, "", {}))
+                answer = asyncio.run(daemon.web.respond(Request("GET", self.path, "", {})))
             self.send_response_only(answer.status)
             headers = {**answer.headers, "content-type": answer.content_type, "content-length": str(len(answer.body))}
             for name, value in {**headers, "date": formatdate(clock.time(), usegmt=True)}.items():

@@ -189,14 +189,14 @@ RULES = (
         expr="""
             increase(gpuwarden_receipt_errors_total[%{lost_told}]) > 0
         """,
-        summary="gpuwarden cannot write the receipts of training runs.",
+        summary="gpuwarden cannot write the records of training runs.",
         description=(
-            "gpuwarden at {{ $labels.instance }} could not write receipts of training runs to its folder, or had to "
+            "gpuwarden at {{ $labels.instance }} could not write records of training runs to its database, or had to "
             "give some up."
         ),
         told="for %{lost_told.words} after the fault was met, whether it is mended by then or not",
         means=(
-            "The folder of receipts (`receipts.path`) is full, gone, or closed to the daemon. Receipts wait in memory, "
+            "The disk of the run database (`receipts.path`) is full, read-only or gone. Records wait in memory, "
             f"{MAX_WAITING} at most, and are written once it is mended; a restart of the daemon loses them."
         ),
         look="the daemon's log, which has the folder and the error, and at `df` for that folder.",

@@ -5,7 +5,8 @@ Of the same user alone: what somebody else's run claims under a name must not be
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.batch_size import Seen, alike
@@ -17,28 +18,19 @@ MOST_SIZES = 16  # of a name
 _Key: TypeAlias = "tuple[int, str, str]"
 
 
-class Lesson(NamedTuple):
-    """What one run showed."""
-
-    uid: int
-    name: str
-    framework: str
-    seen: tuple[Seen, ...]
-
-
 class Predecessors:
     """Bounded: beyond that the user with most names loses the one not seen for longest. Used by one event loop."""
 
     def __init__(self) -> None:
         self._seen: dict[_Key, tuple[Seen, ...]] = {}
 
-    def learn(self, lesson: Lesson | None) -> None:
-        """Take what a run showed; an older word on the same size of the same model does not count any more."""
-        if lesson is None:
+    def learn(self, uid: int, name: str, framework: str, seen: Sequence[Seen]) -> None:
+        """Add what a run showed; an older value for the same size of the same model does not count any longer."""
+        if not seen:
             return
-        key = lesson.uid, lesson.name, lesson.framework
-        kept = [old for old in self._seen.pop(key, ()) if not any(_same(old, each) for each in lesson.seen)]
-        self._seen[key] = (*kept, *lesson.seen)[-MOST_SIZES:]
+        key = uid, name, framework
+        kept = [old for old in self._seen.pop(key, ()) if not any(_same(old, each) for each in seen)]
+        self._seen[key] = (*kept, *seen)[-MOST_SIZES:]
         if len(self._seen) > MOST_NAMES:
             for each in excess(((key, key[0], 1) for key in self._seen), MOST_NAMES):
                 del self._seen[each]

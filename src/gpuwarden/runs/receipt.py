@@ -7,8 +7,10 @@ anybody may have changed: reading one checks every field.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 VERSION = 1
 MAX_TEXT = 4096  # characters of a text in a receipt
@@ -21,22 +23,7 @@ _Check = Callable[[Any], Any]
 
 
 class ReceiptError(ValueError):
-    """What was read is no receipt that this version knows; the text says why."""
-
-
-def _said(check: _Check, meaning: str) -> Any:
-    """Declare a field that a receipt may lack."""
-    return field(default=None, metadata={"check": check, "meaning": meaning})
-
-
-def _must(check: _Check, meaning: str) -> Any:
-    """Declare a field that every receipt has."""
-    return field(metadata={"check": check, "meaning": meaning})
-
-
-def _several(check: _Check, meaning: str) -> Any:
-    """Declare a list that a receipt lacks where it is empty."""
-    return field(default=(), metadata={"check": check, "meaning": meaning})
+    """JSON that is no run record of a version known here; the text says why."""
 
 
 def _text(value: Any) -> str:
@@ -57,6 +44,12 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _signed(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
+        raise ReceiptError("want a number")
+    return float(value)
+
+
 def _truth(value: Any) -> bool:
     if type(value) is not bool:
         raise ReceiptError("want true or false")
@@ -69,120 +62,72 @@ def _time(value: Any) -> float:
     return float(value)
 
 
-def _signed(value: Any) -> float:
-    if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
-        raise ReceiptError("want a number")
-    return float(value)
-
-
-def _each(check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
-    def checked(value: Any) -> dict[str, T]:
-        if not isinstance(value, dict) or len(value) > MAX_ENTRIES:
-            raise ReceiptError(f"want an object of at most {MAX_ENTRIES} entries")
-        return {_text(key): check(entry) for key, entry in value.items()}
-
-    return checked
-
-
-def _xids(value: Any) -> dict[str, int]:
-    if not all(code.isascii() and code.isdigit() for code in _each(_whole)(value)):
+def _xid_code(value: Any) -> str:
+    if not (_text(value).isascii() and value.isdigit()):
         raise ReceiptError("want codes for keys")
-    return dict(value)
+    return str(value)
 
 
-def _list(cls: Callable[[], type[T]]) -> Callable[[Any], tuple[T, ...]]:
-    def checked(value: Any) -> tuple[T, ...]:
-        if not isinstance(value, list) or len(value) > MAX_ENTRIES:
-            raise ReceiptError(f"want a list of at most {MAX_ENTRIES} entries")
-        return tuple(_read(cls(), each) for each in value)
-
-    return checked
-
-
-def _part(cls: Callable[[], type[T]]) -> Callable[[Any], T]:
-    return lambda value: _read(cls(), value)
-
-
-def _column(check: Callable[[Any], T]) -> Callable[[Any], tuple[T | None, ...]]:
-    """Check a list of which each entry may be unknown."""
-
-    def checked(value: Any) -> tuple[T | None, ...]:
-        if not isinstance(value, list) or len(value) > MAX_ENTRIES:
-            raise ReceiptError(f"want a list of at most {MAX_ENTRIES} entries")
-        return tuple(None if each is None else check(each) for each in value)
-
-    return checked
-
-
-def _full(check: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
-    """Check a list of which each entry is known."""
-
-    def checked(value: Any) -> tuple[T, ...]:
-        entries = _column(check)(value)
-        if None in entries:
-            raise ReceiptError("want no null")
-        return tuple(each for each in entries if each is not None)
-
-    return checked
+# A check in an annotation takes the place of its type's own.
+UnixTime = Annotated[float, _time]
+Signed = Annotated[float, _signed]
+XidCode = Annotated[str, _xid_code]
+_CHECKS: dict[Any, _Check] = {str: _text, int: _whole, float: _number, bool: _truth}
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
     """An allocation that failed, as far as the framework's message tells."""
 
-    requested_bytes: int | None = _said(_whole, "How much was asked for.")
-    shape: str | None = _said(_text, "Shape of the tensor, `20000,4000` say.")
-    dtype: str | None = _said(_text, "Its type.")
-    op: str | None = _said(_text, "The operation that asked.")
-    device: str | None = _said(_text, "Where, in the framework's words.")
-    allocator: str | None = _said(_text, "The allocator that was asked.")
+    requested_bytes: Annotated[int | None, "How much was asked for."] = None
+    shape: Annotated[str | None, "Shape of the tensor, `20000,4000` say."] = None
+    dtype: Annotated[str | None, "Its type."] = None
+    op: Annotated[str | None, "The operation that asked."] = None
+    device: Annotated[str | None, "Where, in the framework's words."] = None
+    allocator: Annotated[str | None, "The allocator that was asked."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryThen:
     """What an allocator said of one device."""
 
-    in_use_bytes: int = _must(_whole, "Handed out.")
-    peak_bytes: int = _must(_whole, "Most ever handed out.")
-    limit_bytes: int | None = _said(_whole, "The allocator's own limit.")
-    reserved_bytes: int | None = _said(_whole, "What it holds of the device, used or not.")
+    in_use_bytes: Annotated[int, "Handed out."]
+    peak_bytes: Annotated[int, "Most ever handed out."]
+    limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
+    reserved_bytes: Annotated[int | None, "What it holds of the device, used or not."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToldVerdict:
     """Why the memory was out, as far as evidence supports it."""
 
-    name: str = _must(_text, "One of the verdicts (verdicts.md).")
-    evidence: str = _must(_text, "What it rests on, with numbers.")
-    next_step: str = _must(_text, "What to do.")
+    name: Annotated[str, "One of the verdicts (verdicts.md)."]
+    evidence: Annotated[str, "What it rests on, with numbers."]
+    next_step: Annotated[str, "What to do."]
 
 
 @dataclass(frozen=True, slots=True)
 class ToldError:
     """One error that the run told."""
 
-    timestamp_seconds: float = _must(_time, "When it came, in Unix time.")
-    kind: str = _must(_text, "What kind of error it is, as in `errors`.")
-    exception: str = _must(_text, "Name of the exception's type.")
-    text: str = _must(_text, "What matters of its message: the place where its kind shows, the front and the end.")
-    phase: str | None = _said(_text, "What the run did then.")
-    steps: int | None = _said(_whole, "Steps it had made.")
-    headroom_bytes: Mapping[str, float] | None = _said(
-        _each(_number), "Headroom of the poll before it less what the run took since, by UUID."
-    )
-    least_headroom_bytes: Mapping[str, float] | None = _said(
-        _each(_number), "The least that can have been left meanwhile, within a step: the same at the run's peak."
-    )
-    allocations: tuple[FailedAllocation, ...] = _several(
-        _list(lambda: FailedAllocation), "Allocations that failed, of an out-of-memory."
-    )
-    memory: Mapping[str, DeviceMemoryThen] | None = _said(
-        _each(_part(lambda: DeviceMemoryThen)),
-        "What the allocators said afterwards, by the framework's device.",
-    )
-    verdict: ToldVerdict | None = _said(
-        _part(lambda: ToldVerdict), "Why, of an out-of-memory, as far as evidence supports it."
-    )
+    timestamp_seconds: Annotated[UnixTime, "When it came, in Unix time."]
+    kind: Annotated[str, "What kind of error it is, as in `errors`."]
+    exception: Annotated[str, "Name of the exception's type."]
+    text: Annotated[str, "What matters of its message: the place where its kind shows, the front and the end."]
+    phase: Annotated[str | None, "What the run did then."] = None
+    steps: Annotated[int | None, "Steps it had made."] = None
+    headroom_bytes: Annotated[
+        Mapping[str, float] | None, "Headroom of the poll before it less what the run took since, by UUID."
+    ] = None
+    least_headroom_bytes: Annotated[
+        Mapping[str, float] | None,
+        "The least that can have been left meanwhile, within a step: the same at the run's peak.",
+    ] = None
+    allocations: Annotated[tuple[FailedAllocation, ...], "Allocations that failed, of an out-of-memory."] = ()
+    memory: Annotated[
+        Mapping[str, DeviceMemoryThen] | None, "What the allocators said afterwards, by the framework's device."
+    ] = None
+    verdict: Annotated[ToldVerdict | None, "Why, of an out-of-memory, as far as evidence supports it."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,21 +137,21 @@ class MemoryStory:
     Each key has a list with an entry a stretch, null where that is not known. Times are seconds since the run began.
     """
 
-    began_seconds: tuple[float, ...] = _must(_full(_number), "When the stretch began.")
-    ended_seconds: tuple[float, ...] = _must(_full(_number), "When it ended; a gap before the next had no daemon.")
-    lowest_bytes: tuple[int, ...] = _must(_full(_whole), "The least that the allocator had handed out at a report.")
-    highest_bytes: tuple[int, ...] = _must(_full(_whole), "The most; reports come between steps.")
-    peak_bytes: tuple[int, ...] = _must(
-        _full(_whole), "The most that it had ever handed out by then, as the allocator says: within steps."
-    )
-    phase: tuple[str, ...] = _must(_full(_text), "What the run did at its end.")
-    headroom_bytes: tuple[float | None, ...] = _several(_column(_number), "The least headroom of any poll.")
-    others_bytes: tuple[float | None, ...] = _several(
-        _column(_number),
+    began_seconds: Annotated[tuple[float, ...], "When the stretch began."]
+    ended_seconds: Annotated[tuple[float, ...], "When it ended; a gap before the next had no daemon."]
+    lowest_bytes: Annotated[tuple[int, ...], "The least that the allocator had handed out at a report."]
+    highest_bytes: Annotated[tuple[int, ...], "The most; reports come between steps."]
+    peak_bytes: Annotated[
+        tuple[int, ...], "The most that it had ever handed out by then, as the allocator says: within steps."
+    ]
+    phase: Annotated[tuple[str, ...], "What the run did at its end."]
+    headroom_bytes: Annotated[tuple[float | None, ...], "The least headroom of any poll."] = ()
+    others_bytes: Annotated[
+        tuple[float | None, ...],
         "The most that other processes held on the device; null where the driver did not list the run's own.",
-    )
-    epoch: tuple[int | None, ...] = _several(_column(_whole), "The epoch at its end, from 0.")
-    batch_size: tuple[int | None, ...] = _several(_column(_whole), "The largest batch that was seen.")
+    ] = ()
+    epoch: Annotated[tuple[int | None, ...], "The epoch at its end, from 0."] = ()
+    batch_size: Annotated[tuple[int | None, ...], "The largest batch that was seen."] = ()
 
     def __post_init__(self) -> None:
         points = len(self.began_seconds)
@@ -220,80 +165,77 @@ class MemoryStory:
 class BatchMemorySeen:
     """What batches of a size took on the device, of those sizes under which the run's peak rose."""
 
-    batch_size: int = _must(_whole, "Examples of a step.")
-    floor_bytes: int = _must(_whole, "In use between steps.")
-    peak_bytes: int = _must(_whole, "Most in use within steps.")
+    batch_size: Annotated[int, "Examples of a step."]
+    floor_bytes: Annotated[int, "In use between steps."]
+    peak_bytes: Annotated[int, "Most in use within steps."]
 
 
 @dataclass(frozen=True, slots=True)
 class ToldBatchSizeAdvice:
     """Which batch size fits, by what the run and its predecessors showed (batch-size.md)."""
 
-    batch_size: int = _must(_whole, "The size that the run has now, or had last.")
-    advised: int = _must(_whole, "The largest usual size that should fit with a margin.")
-    too_large: bool = _must(_truth, "Whether the present size does not fit.")
-    confidence: str = _must(_text, "high, medium or low.")
-    sizes: int = _must(_whole, "How many different sizes were seen.")
-    needed_bytes: float = _must(_number, "The peak to be expected with the size that is advised.")
-    capacity_bytes: float = _must(_number, "What the run can have in use at most.")
-    per_example_bytes: float = _must(_number, "What each further example takes.")
-    residual_bytes: float = _must(_number, "By how much a size that was seen misses the line.")
-    text: str = _must(_text, "All of it in a sentence.")
+    batch_size: Annotated[int, "The size that the run has now, or had last."]
+    advised: Annotated[int, "The largest usual size that should fit with a margin."]
+    too_large: Annotated[bool, "Whether the present size does not fit."]
+    confidence: Annotated[str, "high, medium or low."]
+    sizes: Annotated[int, "How many different sizes were seen."]
+    needed_bytes: Annotated[float, "The peak to be expected with the size that is advised."]
+    capacity_bytes: Annotated[float, "What the run can have in use at most."]
+    per_example_bytes: Annotated[float, "What each further example takes."]
+    residual_bytes: Annotated[float, "By how much a size that was seen misses the line."]
+    text: Annotated[str, "All of it in a sentence."]
 
 
 @dataclass(frozen=True, slots=True)
 class ToldMark:
     """Something that happened to the run's memory."""
 
-    at_seconds: float = _must(_number, "When, in seconds since the run began.")
-    kind: str = _must(_text, "phase, batch_size, retry, oom, neighbour, pressure or event.")
-    text: str = _must(_text, "What it was.")
-    uuid: str | None = _said(_text, "The GPU or MIG instance that it is about.")
+    at_seconds: Annotated[float, "When, in seconds since the run began."]
+    kind: Annotated[str, "phase, batch_size, retry, oom, neighbour, pressure or event."]
+    text: Annotated[str, "What it was."]
+    uuid: Annotated[str | None, "The GPU or MIG instance that it is about."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
     """What the run had of one GPU or MIG instance."""
 
-    uuid: str = _must(_text, "UUID of the GPU or MIG instance.")
-    name: str = _must(_text, "What kind of GPU it is.")
-    gpu_seconds: float | None = _said(
-        _number, "Time that the run held memory there, from poll to poll; of one that only one poll saw none is known."
-    )
-    busy_seconds: float | None = _said(_number, "Of that, time with a kernel of any program running.")
-    idle_seconds: float | None = _said(_number, "Of that, time without one.")
-    energy_joules: float | None = _said(
-        _number, "Energy that the whole GPU has drawn meanwhile; a MIG instance has none of its own."
-    )
-    energy_by_power_joules: float | None = _said(
-        _number,
-        "The part of it that is power added up over the polls: all of it where the GPU has no energy counter, "
-        "else what its counter had not told yet at the run's end.",
-    )
-    throttled_seconds: Mapping[str, float] | None = _said(
-        _each(_number), "Time that each clock event reason has slowed the GPU down meanwhile."
-    )
-    throttled_step_seconds: Mapping[str, float] | None = _said(
-        _each(_number), "Of that, time with training steps under way."
-    )
-    memory_peak_bytes: int | None = _said(_whole, "Most bytes that the run's allocator ever had handed out.")
-    memory_limit_bytes: int | None = _said(_whole, "The allocator's own limit.")
-    headroom_at_peak_bytes: float | None = _said(_number, "What the run could have allocated on top of that peak.")
-    lowest_headroom_bytes: float | None = _said(_number, "The least headroom of any poll.")
-    xids: Mapping[str, int] | None = _said(_xids, "XIDs of the GPU while the run lived, by code.")
-    memory_growth_bytes_per_second: float | None = _said(
-        _number, "How fast what is in use grows for good, while the run lives and does so (foresight.md)."
-    )
-    seconds_to_oom: float | None = _said(_number, "How long it is to the limit at that rate.")
-    seconds_to_oom_lower: float | None = _said(_number, "At least so long.")
-    seconds_to_oom_upper: float | None = _said(_number, "At most so long; not there where it may never come.")
-    batch_memory: tuple[BatchMemorySeen, ...] = _several(
-        _list(lambda: BatchMemorySeen), "What batches of each size took there, as far as the peak showed it."
-    )
-    story: MemoryStory | None = _said(
-        _part(lambda: MemoryStory),
-        "What the run's memory did there over time; only in the answer for one run, and in files.",
-    )
+    uuid: Annotated[str, "UUID of the GPU or MIG instance."]
+    name: Annotated[str, "What kind of GPU it is."]
+    gpu_seconds: Annotated[
+        float | None,
+        "Time that the run held memory there, from poll to poll; of one that only one poll saw none is known.",
+    ] = None
+    busy_seconds: Annotated[float | None, "Of that, time with a kernel of any program running."] = None
+    idle_seconds: Annotated[float | None, "Of that, time without one."] = None
+    energy_joules: Annotated[
+        float | None, "Energy that the whole GPU has drawn meanwhile; a MIG instance has none of its own."
+    ] = None
+    energy_by_power_joules: Annotated[
+        float | None,
+        "Of that, what is power added up over the polls, as of a GPU without an energy counter.",
+    ] = None
+    throttled_seconds: Annotated[
+        Mapping[str, float] | None, "Time that each clock event reason has slowed the GPU down meanwhile."
+    ] = None
+    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time with training steps under way."] = None
+    memory_peak_bytes: Annotated[int | None, "Most bytes that the run's allocator ever had handed out."] = None
+    memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
+    headroom_at_peak_bytes: Annotated[float | None, "What the run could have allocated on top of that peak."] = None
+    lowest_headroom_bytes: Annotated[float | None, "The least headroom of any poll."] = None
+    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU while the run lived, by code."] = None
+    memory_growth_bytes_per_second: Annotated[
+        float | None, "How fast what is in use grows for good, while the run lives and does so (foresight.md)."
+    ] = None
+    seconds_to_oom: Annotated[float | None, "How long it is to the limit at that rate."] = None
+    seconds_to_oom_lower: Annotated[float | None, "At least so long."] = None
+    seconds_to_oom_upper: Annotated[float | None, "At most so long; not there where it may never come."] = None
+    batch_memory: Annotated[
+        tuple[BatchMemorySeen, ...], "What batches of each size took there, as far as the peak showed it."
+    ] = ()
+    story: Annotated[
+        MemoryStory | None, "What the run's memory did there over time; only in the answer for one run, and in files."
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,96 +247,122 @@ class Receipt:
     errors) hold more than its duration.
     """
 
-    version: int = _must(_whole, f"Version of this form: {VERSION}. A later one may add keys, and no other change.")
-    run_id: str = _must(_text, "The run on this box since it was booted; the label of the metrics.")
-    name: str = _must(_text, "What the run calls itself.")
-    framework: str = _must(_text, "What it trains with.")
-    pid: int = _must(_whole, "Its process; 0 for one that this daemon cannot see.")
-    uid: int = _must(_whole, "Whose process that is.")
-    began_timestamp_seconds: float = _must(_time, "When it first reported, in Unix time.")
-    updated_timestamp_seconds: float = _must(_time, "Of when the receipt is, in Unix time.")
-    duration_seconds: float = _must(
-        _number, "From its begin to its end, or so far; by a clock that nobody sets, where the other was set meanwhile."
-    )
-    boot_id: str | None = _said(_text, "Which boot of the box that was (/proc/sys/kernel/random/boot_id).")
-    began_uptime_seconds: float | None = _said(
-        _number, "When it first reported, in seconds since that boot (CLOCK_BOOTTIME): a clock that nobody sets."
-    )
-    user: str | None = _said(_text, "The user's name.")
-    job: str | None = _said(_text, "Job of several processes that it is part of.")
-    rank: int | None = _said(_whole, "Its place in the job, from 0.")
-    world_size: int | None = _said(_whole, "How many processes the job has.")
-    ended_timestamp_seconds: float | None = _said(
-        _time, "When it ended, in Unix time; not there so far, nor where no daemon saw the end."
-    )
-    outcome: str | None = _said(_text, "How it ended; not there so far.")
-    evidence: str | None = _said(_text, "What that was concluded from.")
-    phase: str | None = _said(_text, "What it did last: train, test, predict or idle.")
-    phase_seconds: Mapping[str, float] | None = _said(_each(_number), "Time in each phase, as polled.")
-    epoch: int | None = _said(_whole, "The epoch it was in last, from 0.")
-    steps: int | None = _said(_whole, "Training steps.")
-    examples: int | None = _said(_whole, "Examples that went through them, where the batch size is known.")
-    step_seconds: float | None = _said(_number, "Time in steps, without those that compiled.")
-    step_median_seconds: float | None = _said(_number, "What half of the steps did not exceed.")
-    step_p95_seconds: float | None = _said(_number, "What 95 % of the steps did not exceed.")
-    compile_seconds: float | None = _said(_number, "What steps took that traced or compiled.")
-    stalls: int | None = _said(_whole, "How often a step hung, as far as this daemon has seen it.")
-    loss: float | None = _said(_signed, "The last loss, where the user lets it be told.")
-    input_wait_seconds: float | None = _said(_number, "How long steps waited for their input, where that is known.")
-    input_observed_seconds: float | None = _said(_number, "The time of stepping in which it was.")
-    input_wait_ratio: float | None = _said(_number, "The one by the other.")
-    gpu_seconds: float | None = _said(_number, "Time that it held GPUs, summed over them.")
-    gpu_idle_ratio: float | None = _said(_number, "The part of that in which no kernel ran, of GPUs that tell.")
-    energy_joules: float | None = _said(_number, "What they drew meanwhile; on a shared GPU it counts for each run.")
-    throttled_seconds: Mapping[str, float] | None = _said(
-        _each(_number), "Time that each clock event reason has slowed one down, summed over them; several may at once."
-    )
-    throttled_step_seconds: Mapping[str, float] | None = _said(
-        _each(_number), "Of that, time with training steps under way: step time lost, at least in part."
-    )
-    devices: tuple[DeviceShare, ...] = _several(
-        _list(lambda: DeviceShare), "Each GPU or MIG instance that it held; a shared one counts for each run."
-    )
-    errors: Mapping[str, int] | None = _said(_each(_whole), "Errors that steps raised, by kind.")
-    errors_told: tuple[ToldError, ...] = _several(_list(lambda: ToldError), "The last of them, oldest first.")
-    headroom_unknown: Mapping[str, str] | None = _said(
-        _each(_text), "Why no headroom can be told while it lives, by UUID; empty for what is no certain GPU."
-    )
-    batch_size_advice: ToldBatchSizeAdvice | None = _said(
-        _part(lambda: ToldBatchSizeAdvice), "Which batch size fits, where there is evidence."
-    )
-    marks: tuple[ToldMark, ...] = _several(
-        _list(lambda: ToldMark),
+    version: Annotated[int, f"Version of this form: {VERSION}. A later one may add keys, and no other change."]
+    run_id: Annotated[str, "The run on this box since it was booted; the label of the metrics."]
+    name: Annotated[str, "What the run calls itself."]
+    framework: Annotated[str, "What it trains with."]
+    pid: Annotated[int, "Its process; 0 for one that this daemon cannot see."]
+    uid: Annotated[int, "Whose process that is."]
+    began_timestamp_seconds: Annotated[UnixTime, "When it first reported, in Unix time."]
+    updated_timestamp_seconds: Annotated[UnixTime, "Of when the receipt is, in Unix time."]
+    duration_seconds: Annotated[
+        float, "From its begin to its end, or so far; by a clock that nobody sets, where the other was set meanwhile."
+    ]
+    boot_id: Annotated[str | None, "Which boot of the box that was (/proc/sys/kernel/random/boot_id)."] = None
+    began_uptime_seconds: Annotated[
+        float | None, "When it first reported, in seconds since that boot (CLOCK_BOOTTIME): a clock that nobody sets."
+    ] = None
+    user: Annotated[str | None, "The user's name."] = None
+    job: Annotated[str | None, "Job of several processes that it is part of."] = None
+    rank: Annotated[int | None, "Its place in the job, from 0."] = None
+    world_size: Annotated[int | None, "How many processes the job has."] = None
+    ended_timestamp_seconds: Annotated[
+        UnixTime | None, "When it ended, in Unix time; not there so far, nor where no daemon saw the end."
+    ] = None
+    outcome: Annotated[str | None, "How it ended; not there so far."] = None
+    evidence: Annotated[str | None, "What that was concluded from."] = None
+    phase: Annotated[str | None, "What it did last: train, test, predict or idle."] = None
+    phase_seconds: Annotated[Mapping[str, float] | None, "Time in each phase, as polled."] = None
+    epoch: Annotated[int | None, "The epoch it was in last, from 0."] = None
+    steps: Annotated[int | None, "Training steps."] = None
+    examples: Annotated[int | None, "Examples that went through them, where the batch size is known."] = None
+    step_seconds: Annotated[float | None, "Time in steps, without those that compiled."] = None
+    step_median_seconds: Annotated[float | None, "What half of the steps did not exceed."] = None
+    step_p95_seconds: Annotated[float | None, "What 95 % of the steps did not exceed."] = None
+    compile_seconds: Annotated[float | None, "What steps took that traced or compiled."] = None
+    stalls: Annotated[int | None, "How often a step hung, as far as this daemon has seen it."] = None
+    loss: Annotated[Signed | None, "The last loss, where the user lets it be told."] = None
+    input_wait_seconds: Annotated[float | None, "How long steps waited for their input, where that is known."] = None
+    input_observed_seconds: Annotated[float | None, "The time of stepping in which it was."] = None
+    input_wait_ratio: Annotated[float | None, "The one by the other."] = None
+    gpu_seconds: Annotated[float | None, "Time that it held GPUs, summed over them."] = None
+    gpu_idle_ratio: Annotated[float | None, "The part of that in which no kernel ran, of GPUs that tell."] = None
+    energy_joules: Annotated[float | None, "What they drew meanwhile; on a shared GPU it counts for each run."] = None
+    throttled_seconds: Annotated[
+        Mapping[str, float] | None,
+        "Time that each clock event reason has slowed one down, summed over them; several may at once.",
+    ] = None
+    throttled_step_seconds: Annotated[
+        Mapping[str, float] | None, "Of that, time with training steps under way: step time lost, at least in part."
+    ] = None
+    devices: Annotated[
+        tuple[DeviceShare, ...], "Each GPU or MIG instance that it held; a shared one counts for each run."
+    ] = ()
+    errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind."] = None
+    errors_told: Annotated[tuple[ToldError, ...], "The last of them, oldest first."] = ()
+    headroom_unknown: Annotated[
+        Mapping[str, str] | None,
+        "Why no headroom can be told while it lives, by UUID; empty for what is no certain GPU.",
+    ] = None
+    batch_size_advice: Annotated[ToldBatchSizeAdvice | None, "Which batch size fits, where there is evidence."] = None
+    marks: Annotated[
+        tuple[ToldMark, ...],
         "What happened to its memory, in the order of time; of each kind the first and the last; where `story` is.",
-    )
-    xids: Mapping[str, int] | None = _said(_xids, "XIDs of its GPUs while it lived, by code.")
-    host_memory_growth_bytes_per_second: float | None = _said(
-        _number, "How fast the memory of its processes grows for good, while it lives and does so."
-    )
-    seconds_to_host_oom: float | None = _said(_number, "How long it is at that rate until the host has no more.")
-    host_memory_peak_bytes: int | None = _said(_whole, "Most host memory resident in its processes at any look.")
-    cpu_seconds: float | None = _said(_number, "CPU time of its processes, ended ones too.")
-    read_bytes: int | None = _said(_whole, "Bytes they had fetched from storage.")
-    written_bytes: int | None = _said(_whole, "Bytes they had sent to storage.")
-    reports_dropped: int | None = _said(_whole, "Reports it could not send because the daemon did not read.")
-
-
-PARTS = (
-    Receipt,
-    DeviceShare,
-    MemoryStory,
-    BatchMemorySeen,
-    ToldBatchSizeAdvice,
-    ToldMark,
-    ToldError,
-    ToldVerdict,
-    FailedAllocation,
-    DeviceMemoryThen,
-)
-_NAMES = {part: tuple(each.name for each in fields(part)) for part in PARTS}  # asked for once: a list has many runs
+    ] = ()
+    xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs while it lived, by code."] = None
+    host_memory_growth_bytes_per_second: Annotated[
+        float | None, "How fast the memory of its processes grows for good, while it lives and does so."
+    ] = None
+    seconds_to_host_oom: Annotated[float | None, "How long it is at that rate until the host has no more."] = None
+    host_memory_peak_bytes: Annotated[int | None, "Most host memory resident in its processes at any look."] = None
+    cpu_seconds: Annotated[float | None, "CPU time of its processes, ended ones too."] = None
+    read_bytes: Annotated[int | None, "Bytes they had fetched from storage."] = None
+    written_bytes: Annotated[int | None, "Bytes they had sent to storage."] = None
+    reports_dropped: Annotated[int | None, "Reports it could not send because the daemon did not read."] = None
 
 
 _PLAIN = {int, str, type(None)}
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """Return the names of a part's fields; nothing of what is no part."""
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
+
+
+def meanings(part: type[Any]) -> dict[str, tuple[str, bool]]:
+    """Return what each key of a part means, and whether every record has it."""
+    hints = get_type_hints(part, include_extras=True)
+    return {each.name: (hints[each.name].__metadata__[-1], each.default is MISSING) for each in fields(part)}
+
+
+@cache
+def _check(hint: Any) -> _Check:
+    """Return the function that checks a value from JSON by the type of its field, and returns it as that."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return next((each for each in arguments[1:] if callable(each)), None) or _check(arguments[0])
+    if origin in (Union, UnionType):
+        known = _check(arguments[0])
+        return lambda value: None if value is None else known(value)
+    if origin is tuple:
+        entry = _check(arguments[0])
+        return lambda value: tuple(entry(each) for each in _bounded(value, list, "a list"))
+    if origin is not None:  # a mapping
+        key, entry = map(_check, arguments)
+        return lambda value: {key(name): entry(each) for name, each in _bounded(value, dict, "an object").items()}
+    return _CHECKS.get(hint) or (lambda value: _read(hint, value))
+
+
+def _bounded(value: Any, kind: type[T], name: str) -> T:
+    if not isinstance(value, kind) or len(value) > MAX_ENTRIES:  # type: ignore[arg-type] # a list or a dict
+        raise ReceiptError(f"want {name} of at most {MAX_ENTRIES} entries")
+    return value
+
+
+@cache
+def _checks(cls: type[Any]) -> dict[str, _Check]:
+    return {name: _check(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
 
 
 def to_plain(value: Any) -> Any:
@@ -404,7 +372,7 @@ def to_plain(value: Any) -> Any:
         return round(value, 6)
     if kind is str or kind is int or kind is bool or value is None:
         return value
-    if names := _NAMES.get(kind):
+    if names := _names(kind):  # type: ignore[arg-type] # a class can be hashed
         found = ((name, getattr(value, name)) for name in names)
         return {name: to_plain(said) for name, said in found if said is not None and said != () and said != {}}  # noqa: PLR1714 - a tuple would ask for a hash
     if isinstance(value, Mapping):
@@ -425,12 +393,12 @@ def _read(cls: type[T], value: Any) -> T:
     if not isinstance(value, dict):
         raise ReceiptError("want an object")
     known: dict[str, Any] = {}
-    for each in fields(cls):  # type: ignore[arg-type] # one of PARTS
-        if each.name in value:
+    for name, check in _checks(cls).items():  # type: ignore[arg-type] # likewise
+        if name in value:
             try:
-                known[each.name] = each.metadata["check"](value[each.name])
+                known[name] = check(value[name])
             except ReceiptError as error:
-                raise ReceiptError(f"{each.name}: {error}") from None
+                raise ReceiptError(f"{name}: {error}") from None
     try:
         return cls(**known)
     except TypeError:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from gpuwarden.protocol import Allocation, DeviceMemory, Report
-from gpuwarden.runs.batch_size import BatchSizeAdvice, Seen
+from gpuwarden.protocol import Report
+from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.receipt import (
@@ -23,12 +23,28 @@ from gpuwarden.runs.receipt import (
 )
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.share import Account, Share
-from gpuwarden.runs.verdict import Verdict
 
 _SLACK_SECONDS = 1.0  # by which two clocks may differ that nobody has set
 # What is ahead of a run: it is so while that grows, and of none that has ended; an earlier daemon's is out of date.
 _OF_HOST_GROWTH = ("host_memory_growth_bytes_per_second", "seconds_to_host_oom")
 _OF_GROWTH = ("memory_growth_bytes_per_second", "seconds_to_oom", "seconds_to_oom_lower", "seconds_to_oom_upper")
+
+# Fields of DeviceShare by those of the Share that they are made of.
+_FIELDS_OF_MEMORY = {
+    "memory_peak_bytes": "memory_peak",
+    "memory_limit_bytes": "memory_limit",
+    "headroom_at_peak_bytes": "headroom_at_peak",
+    "lowest_headroom_bytes": "lowest_headroom",
+}
+_FIELDS_OF_SHARE = _FIELDS_OF_MEMORY | {
+    "gpu_seconds": "seconds",
+    "busy_seconds": "busy",
+    "idle_seconds": "idle",
+    "energy_joules": "joules",
+    "energy_by_power_joules": "joules_by_power",
+    "throttled_seconds": "throttled",
+    "throttled_step_seconds": "throttled_steps",
+}
 
 
 def receipt_of(
@@ -156,15 +172,6 @@ def _advice(advice: BatchSizeAdvice) -> ToldBatchSizeAdvice:
     )
 
 
-def seen_by(receipt: Receipt) -> list[Seen]:
-    """Return what a run showed of batch sizes, for those that come after it."""
-    return [
-        Seen(each.batch_size, each.floor_bytes, each.peak_bytes)
-        for device in receipt.devices
-        for each in device.batch_memory
-    ]
-
-
 def _host(usage: Usage) -> dict[str, Any]:
     return {
         "cpu_seconds": usage.cpu_seconds,
@@ -223,46 +230,17 @@ def concluded(receipt: Receipt, evidence: str) -> Receipt:
 
 
 def _device(uuid: str, share: Share) -> DeviceShare:
-    device = DeviceShare(
-        uuid=uuid,
-        name=share.name,
-        memory_peak_bytes=share.memory_peak,
-        memory_limit_bytes=share.memory_limit,
-        headroom_at_peak_bytes=share.headroom_at_peak,
-        lowest_headroom_bytes=share.lowest_headroom,
-        xids={str(code): count for code, count in share.xids.items()},
-    )
-    if not share.seconds:  # no time passed between polls: that it was idle and used no energy is not known
-        return device
-    return replace(
-        device,
-        gpu_seconds=share.seconds,
-        busy_seconds=share.busy,
-        idle_seconds=share.idle,
-        energy_joules=share.joules,
-        energy_by_power_joules=share.joules_by_power,
-        throttled_seconds=share.throttled,
-        throttled_step_seconds=share.throttled_steps,
-    )
+    # Where no time passed between polls, that it was idle and used no energy is not known.
+    known = _FIELDS_OF_SHARE if share.seconds else _FIELDS_OF_MEMORY
+    values: dict[str, Any] = {name: getattr(share, source) for name, source in known.items()}
+    return DeviceShare(uuid, share.name, xids={str(code): count for code, count in share.xids.items()}, **values)
 
 
 def _share(device: DeviceShare) -> Share:
     """Return what `_device` was made of."""
-    return Share(
-        name=device.name,
-        seconds=device.gpu_seconds or 0.0,
-        busy=device.busy_seconds,
-        idle=device.idle_seconds,
-        joules=device.energy_joules,
-        joules_by_power=device.energy_by_power_joules,
-        throttled=dict(device.throttled_seconds or {}),
-        throttled_steps=dict(device.throttled_step_seconds or {}),
-        memory_peak=device.memory_peak_bytes,
-        memory_limit=device.memory_limit_bytes,
-        headroom_at_peak=device.headroom_at_peak_bytes,
-        lowest_headroom=device.lowest_headroom_bytes,
-        xids={int(code): count for code, count in (device.xids or {}).items()},
-    )
+    values = {source: getattr(device, name) for name, source in _FIELDS_OF_SHARE.items()}
+    known: dict[str, Any] = {source: value for source, value in values.items() if value is not None}
+    return Share(device.name, xids={int(code): count for code, count in (device.xids or {}).items()}, **known).copy()
 
 
 def _told(seen: SeenError) -> ToldError:
@@ -276,22 +254,16 @@ def _told(seen: SeenError) -> ToldError:
         steps=error.steps,
         headroom_bytes=seen.headroom,
         least_headroom_bytes=seen.least_headroom,
-        allocations=tuple(map(_allocation, error.allocations)),
-        memory={device: _memory(memory) for device, memory in error.memory.items()},
-        verdict=_verdict(seen.verdict) if seen.verdict else None,
+        allocations=tuple(
+            FailedAllocation(each.requested, each.shape, each.dtype, each.op, each.device, each.allocator)
+            for each in error.allocations
+        ),
+        memory={
+            device: DeviceMemoryThen(each.current, each.peak, each.limit, each.reserved)
+            for device, each in error.memory.items()
+        },
+        verdict=ToldVerdict(seen.verdict.name, seen.verdict.evidence, seen.verdict.next_step) if seen.verdict else None,
     )
-
-
-def _verdict(verdict: Verdict) -> ToldVerdict:
-    return ToldVerdict(verdict.name, verdict.evidence, verdict.next_step)
-
-
-def _allocation(each: Allocation) -> FailedAllocation:
-    return FailedAllocation(each.requested, each.shape, each.dtype, each.op, each.device, each.allocator)
-
-
-def _memory(each: DeviceMemory) -> DeviceMemoryThen:
-    return DeviceMemoryThen(each.current, each.peak, each.limit, each.reserved)
 
 
 def _total(values: Iterable[float | None]) -> float | None:

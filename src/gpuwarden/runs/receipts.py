@@ -1,7 +1,7 @@
-"""The receipts of all runs: of those that go on, so far, and of those that ended, in memory and in a folder.
+"""Run records of the daemon: of runs that go on, from poll to poll, and of those that ended, in a database.
 
-The folder is read and written on a thread: the event loop never waits for a disk. What goes wrong with it is told
-once, counted, and costs its files alone.
+The database is used on a thread of its own: the event loop never waits for a disk. A disk that fails is logged once,
+counted, and costs no more than its rows: they stay in memory, and are written when it works again.
 """
 
 from __future__ import annotations
@@ -9,40 +9,40 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeAlias
 
-from gpuwarden.gpu.threads import outcome_of
 from gpuwarden.runs import proc
+from gpuwarden.runs.batch_size import Seen
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.fairness import excess
-from gpuwarden.runs.kept import MOST, KeptReceipts, as_json, kept, lesson_of
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
-from gpuwarden.runs.receipt_files import Found, ReceiptFiles, stem_of
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.receipt_text import log_line
+from gpuwarden.runs.record_store import Found, RecordStore, Row, StoreThread, as_json, row_of
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Account
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 API_VERSION = 1
-WRITE_SECONDS = 60.0  # between two writes of what a run is so far, and between attempts of a disk that fails
-MOST_WRITES = 4.0  # a second, of what runs are so far: more than 240 at once take turns
-GOLDEN = 5**0.5 / 2 - 0.5  # of the golden ratio: each multiple falls into the widest gap that is left
-OPEN_SECONDS = 1.0  # that the start waits for the folder
+LISTED = 256  # ended runs in a listing, unless more are asked for
+MAX_LISTED = 1000
+FLUSH_SECONDS = 1.0  # between two writes
+WRITE_SECONDS = 60.0  # between two records of a run that goes on
+MAX_WRITES_PER_SECOND = 4.0  # of records of runs that go on: with more than 240 runs each is written less often
+RETRY_SECONDS = 30.0  # between attempts at a disk that fails
+OPEN_SECONDS = 1.0  # that the start waits for the database
 STOP_SECONDS = 2.0  # and the end, twice so long at most
+READ_SECONDS = 5.0  # and a request
 HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
-MAX_WAITING = 1024  # receipts that wait for a disk
-SHOWN_STRANGERS = 5
+MAX_WAITING = 1024  # rows that wait for a disk, or stay in memory where there is none
 
 _STOPPED = "it ended while the daemon did not run"
 _LOST = "it ended some time after its connection was lost"
@@ -50,110 +50,115 @@ _REBOOTED = "the machine was booted anew"
 _TOO_MANY = "it did not report any more, as too many others did not to follow them all"
 _UNSEEN = "the daemon was started anew, and cannot see the process"
 
+_Key: TypeAlias = "tuple[str, float]"
 
-def _asleep() -> float:
-    """Return for how long the machine has slept since its boot: the monotonic clock stood still meanwhile."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+def _uptime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(slots=True)
 class _Live:
-    """A run of the last poll; `before` is what was written of it before it or the daemon was gone for a while.
+    """A run of the last poll; `before` is its record from before it or the daemon was gone for a while.
 
-    `written` is the end that was written.
+    `began_uptime` and `slept` (until the run was first seen) are seconds since the machine's boot. `recorded` is the
+    end that its record has. `due` is monotonic: when what is so far is to be written next.
     """
 
     run: Run
-    stem: str = ""
+    began_uptime: float
+    slept: float
     before: Receipt | None = None
-    written: Ending | None = None
-    told: frozenset[str] = frozenset()  # outcomes, in the log
-    due: float | None = None  # monotonic, when what is so far is to be written next
-    began_uptime: float = field(init=False)
-    slept: float = field(default_factory=_asleep)  # the machine, since its boot until the run was seen
-
-    def __post_init__(self) -> None:
-        self.began_uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - self.run.lasted
+    recorded: Ending | None = None
+    logged: frozenset[str] = frozenset()  # outcomes
+    due: float = 0.0
 
 
-class _Absent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Absent:
     """A run that goes on for all that is known, but has not reported to this daemon, or not for long."""
 
-    stem: str
     receipt: Receipt
     evidence: str  # of its end, once that is found
-    account: Account | None = None  # that the receipt was made of, by this daemon
+    account: Account | None = None  # that the record was made of, by this daemon
 
 
 class Receipts:
-    """Follows the runs from poll to poll, on one event loop. `folder` is None to keep all in memory.
+    """Records of all runs, updated with each poll, on one event loop. `folder` is None to keep all in memory.
 
-    At most `most` receipts of ended runs are kept there. Of runs that have not ended there are as many that report no
-    more as there may be that do, `most_runs`, at least.
+    At most `limit` records of ended runs are kept there. Of runs that have not ended there are as many that report no
+    more as there may be that do, `most_runs`, at least. `wall` and `uptime` (CLOCK_BOOTTIME) are clocks in seconds.
     """
 
     def __init__(
         self,
         folder: Path | None,
-        most: int,
+        limit: int,
         user_name: Callable[[int], str] = str,
         wall: Callable[[], float] = time.time,
         *,
         most_runs: int,
         predecessors: Predecessors | None = None,
+        uptime: Callable[[], float] = _uptime,
     ) -> None:
         self.folder = folder
-        self.errors = 0  # attempts to read or write the folder that failed, and receipts that found no place
-        self._files = ReceiptFiles(folder, most) if folder else None
+        self.errors = 0  # faults of the database, each once until it is mended, and rows that were given up for it
+        self._store = RecordStore(folder, limit) if folder else None
+        self._thread: StoreThread | None = None  # once it is opened
         self._most_runs = most_runs
         self._user_name = user_name
         self._wall = wall
+        self._uptime = uptime
         self._predecessors = predecessors or Predecessors()
         self._boot_id = _boot_id()
         self._live: dict[str, _Live] = {}
         self._absent: dict[str, _Absent] = {}
-        self._past = KeptReceipts()
-        self._waiting: dict[str, Receipt] = {}
-        self._job: asyncio.Future[Any] | None = None
-        self._job_began = 0.0
-        self._batch: dict[str, Receipt] = {}  # that the thread writes now
-        self._retry_at = 0.0  # monotonic
+        self._waiting: dict[_Key, Row] = {}
+        self._batch: dict[_Key, Row] = {}  # that the thread writes now
+        self._flushing: asyncio.Task[None] | None = None
+        self._flush_began = 0.0  # monotonic, as the others
+        self._flush_due = 0.0
+        self._look_due = 0.0  # for runs that are gone
+        self._seen_at = time.monotonic()
         self._is_open = False
-        self._trouble = ""  # told, and not over
-        self._due = 0.0  # monotonic, for a look for those that are gone
-        self._begun = 0  # runs, in all
-        self._listing: bytes | None = None
+        self._trouble = ""  # logged, and not over
+        self._going_on: bytes | None = None  # records of runs that go on, as JSON
 
     async def open(self) -> None:
-        """Begin to read the folder, and wait for that a little."""
-        if self._files:
-            self._begin(self._files, time.monotonic(), {})
+        """Begin to open the database, and wait for that a little."""
+        if self._store:
+            self._thread = StoreThread()
+            self._flush(time.monotonic())
             await self._wait(OPEN_SECONDS)
 
     async def stop(self) -> None:
-        """Write the receipts of all runs, and wait for that a little; once more, where the disk failed a moment ago."""
+        """Write the records of all runs, and wait for that a little; once more, where the disk failed a moment ago."""
         until = time.monotonic() + 2 * STOP_SECONDS
         await self._wait(STOP_SECONDS)
-        self._retry_at = 0.0
-        if not self._is_open and (self._live or self._waiting):  # first: an earlier daemon may have begun receipts
-            await self._work_until(until)
+        if (
+            self._thread and not self._is_open and (self._live or self._waiting)
+        ):  # an earlier daemon may have begun some
+            await self._flush_until(until)
         for live in self._live.values():
             if live.run.up:
                 live.run.account.settle()
-                self._write(live.stem, self._receipt(live))
-            elif live.written != live.run.ending:
+                self._write(self._receipt(live))
+            elif live.recorded != live.run.ending:
                 self._end(live)
         if self._is_open:
-            await self._work_until(until)
+            await self._flush_until(until)
+            if self._thread and self._store and not self._flushing:
+                await self._thread.call(self._store.close)
+                self._thread = None
 
-    async def _work_until(self, until: float) -> None:
-        self._work(time.monotonic())
+    async def _flush_until(self, until: float) -> None:
+        self._flush_due = 0.0
+        self._flush(time.monotonic())
         await self._wait(max(until - time.monotonic(), 0.0))
 
     async def _wait(self, seconds: float) -> None:
-        if self._job:
-            await asyncio.wait([self._job], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
-            self._take(time.monotonic())
+        if self._flushing:
+            await asyncio.wait([self._flushing], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
 
     def take_up(self, runs: Iterable[Run]) -> None:
         """Go on with accounts that an earlier daemon began, or the registry let go of, before the poll's are joined."""
@@ -164,120 +169,113 @@ class Receipts:
                 live.run = run
             absent = self._absent.pop(run.peer.run_id, None) if self._absent else None
             if absent is not None:
-                self._live[run.peer.run_id] = _Live(run, absent.stem, absent.receipt)
+                self._live[run.peer.run_id] = self._new(run, absent.receipt)
                 if absent.account is not run.account:  # else it was in no poll, but not forgotten
                     run.account.resume(account_of(absent.receipt))
 
+    def _new(self, run: Run, before: Receipt | None = None) -> _Live:
+        # Never negative: where the clocks disagree (a time namespace, a replay) the reader would refuse the record.
+        return _Live(run, max(self._uptime() - run.lasted, 0.0), self._slept(), before)
+
+    def _slept(self) -> float:
+        """Return for how long the machine has slept since its boot: the monotonic clock stood still meanwhile."""
+        return self._uptime() - time.monotonic()
+
     def see(self, runs: Sequence[Run], now: float) -> None:
-        """Take the runs of a poll, with their accounts; `now` is monotonic. Does not block."""
-        self._listing = None
-        if self._job is not None:
-            self._look_after(now)
-        if self._trouble:  # without a run too: what the folder has is to be listed
-            self._work(now)
-        if not (runs or self._live or self._absent or self._waiting):
-            return
+        """Update with the runs of a poll and their accounts; `now` is monotonic. Does not block."""
+        self._going_on = None
+        if self._flushing and now - self._flush_began > HANG_SECONDS:
+            self._fail("it does not answer")
         for run in runs:
             live = self._live.get(run.peer.run_id)
             if live is None:
-                live = self._live[run.peer.run_id] = _Live(run)
-            live.run = run
-            live.stem = live.stem or stem_of(self._receipt(live))
-            self._follow(live)
+                live = self._live[run.peer.run_id] = self._new(run)
+            self._follow(live, run)
         present = {run.peer.run_id for run in runs}
         parted = [run_id for run_id in self._live if run_id not in present]
         for run_id in parted:
             self._part(self._live.pop(run_id))
-        if parted:
-            self._look_for_absent()
         self._bound_absent()
-        if now >= self._due:
-            self._due = now + WRITE_SECONDS
+        if parted or now >= self._look_due:
+            self._look_due = now + WRITE_SECONDS
             self._look_for_absent()
         self._write_so_far(now)
-        self._work(now)
+        self._flush(now)
 
-    def _follow(self, live: _Live) -> None:
-        if live.run.ending is None:
-            if live.written is not None:  # it goes on after all
-                self._past.forget(live.stem)
-            live.written = None
-        elif live.run.ending.settled and live.written != live.run.ending:
+    def _follow(self, live: _Live, run: Run) -> None:
+        before, live.run = live.run, run
+        if run.errors[-1:] != before.errors[-1:]:  # what most matters of a run: not to be lost with the daemon
+            live.due = 0.0
+        if run.ending is None and live.recorded is not None:  # it goes on after all
+            live.recorded = None
+            self._write(self._receipt(live))
+        elif run.ending is not None and run.ending.settled and live.recorded != run.ending:
             self._end(live)
 
     def _end(self, live: _Live) -> None:
         receipt = self._receipt(live)
-        live.written = live.run.ending
-        self._keep(live.stem, receipt)
-        self._write(live.stem, receipt)
-        outcome = receipt.outcome or ""
-        if outcome not in live.told:  # one that says its end again and again must not fill the log
-            log.info("%s", log_line(receipt))
-        live.told |= {outcome}
+        live.recorded = live.run.ending
+        self._keep(receipt, log_it=(receipt.outcome or "") not in live.logged)  # one may end again and again
+        live.logged |= {receipt.outcome or ""}
 
     def _part(self, live: _Live) -> None:
-        """Let go of a run that the registry has forgotten; it may come back where nobody saw its end."""
+        """Drop a run that the registry has dropped; it may come back where nobody saw its end."""
         if not live.run.up:
-            if live.written != live.run.ending:
+            if live.recorded != live.run.ending:
                 self._end(live)
             return
         live.run.account.settle()  # else what the driver's counters were not asked for yet would be lost
         receipt = self._receipt(live)
-        self._absent[receipt.run_id] = _Absent(live.stem, receipt, _LOST, live.run.account)
-        self._write(live.stem, receipt)
+        self._absent[receipt.run_id] = _Absent(receipt, _LOST, live.run.account)
+        self._write(receipt)
 
     def _receipt(self, live: _Live) -> Receipt:
-        """Make a run's receipt with its story; some 100 µs a device."""
+        """Make a run's record with its story; some 100 µs a device."""
         receipt = with_story(self._since(live), live.run)
         return continued(live.before, continued_story(live.before, receipt)) if live.before else receipt
 
     def _outline(self, live: _Live) -> Receipt:
-        """Make the receipt as it is among others: without its story."""
+        """Make the record as it is listed: without its story."""
         receipt = self._since(live)
         return continued(live.before, receipt) if live.before else receipt
 
     def _since(self, live: _Live) -> Receipt:
-        """Make the receipt of what this daemon has seen."""
+        """Make the record of what this daemon has seen."""
         run = live.run
         user = self._user_name(run.peer.uid)
-        known = None if user == str(run.peer.uid) else user
         return receipt_of(
             run,
             self._wall(),
             boot_id=self._boot_id,
-            user=known,
+            user=None if user == str(run.peer.uid) else user,
             account=run.account.now(),
             began_uptime=live.began_uptime,
-            slept=_asleep() - live.slept,
+            slept=max(self._slept() - live.slept, 0.0),
         )
 
     def _bound_absent(self) -> None:
-        """Conclude the receipts of runs that report no more where they are too many; processes may live for ever.
+        """Conclude the records of runs that report no more where they are too many; processes may live for ever.
 
         An earlier daemon's count as such until they have reported to this one.
         """
-        most = 2 * self._most_runs - len(self._live)
-        if len(self._absent) > most:
+        limit = 2 * self._most_runs - len(self._live)
+        if len(self._absent) > limit:
             absent = ((run_id, absent.receipt.uid, 1) for run_id, absent in self._absent.items())
-            for run_id in excess(absent, most):
+            for run_id in excess(absent, limit):
                 self._conclude(run_id, _TOO_MANY)
 
-    def _conclude(self, run_id: str, evidence: str) -> None:
-        absent = self._absent.pop(run_id)
-        receipt = concluded(absent.receipt, evidence)
-        self._keep(absent.stem, receipt)
-        self._write(absent.stem, receipt)
-        log.info("%s", log_line(receipt))
-
     def _look_for_absent(self) -> None:
-        """Conclude the receipts of runs that are gone without a word to this daemon."""
+        """Conclude the records of runs that are gone without a word to this daemon."""
         for run_id, absent in list(self._absent.items()):
-            evidence = self._gone(absent)
+            evidence = self._evidence_of_end(absent)
             if evidence:
                 self._conclude(run_id, evidence)
 
-    def _gone(self, absent: _Absent) -> str:
-        """Say how it is known that a run is gone; nothing where it lives."""
+    def _conclude(self, run_id: str, evidence: str) -> None:
+        self._keep(concluded(self._absent.pop(run_id).receipt, evidence))
+
+    def _evidence_of_end(self, absent: _Absent) -> str:
+        """Return how it is known that a run is gone; empty where it lives."""
         receipt = absent.receipt
         if receipt.boot_id != self._boot_id:
             return _REBOOTED
@@ -286,148 +284,138 @@ class Receipts:
         return "" if proc.lives(receipt.pid, receipt.run_id.removeprefix(f"{receipt.pid}-")) else absent.evidence
 
     def _write_so_far(self, now: float) -> None:
-        """Write what is so far of the runs whose minute is over; those that begin together do not come due together."""
-        pause = max(WRITE_SECONDS, sum(live.run.up for live in self._live.values()) / MOST_WRITES)
-        for live in self._live.values():
-            if live.due is None:
-                self._begun += 1
-                live.due = now + pause * (self._begun * GOLDEN % 1)
-            elif live.due > now + 2 * pause:  # there were many more runs; one fewer must not have all written anew
-                live.due -= pause * ((live.due - now) // pause)
-            if self._is_open and now >= live.due:
-                live.due += pause * ((now - live.due) // pause + 1)  # however late this is, it keeps its place
-                if live.run.up:
-                    self._write(live.stem, self._receipt(live))
-
-    def _write(self, stem: str, receipt: Receipt) -> None:
-        if self._files is None:
+        """Write what is so far of the runs that wait for it longest; no poll has to write more than a few."""
+        elapsed, self._seen_at = min(now - self._seen_at, 10.0), now
+        if not self._is_open:
             return
-        self._waiting.pop(stem, None)
-        self._waiting[stem] = receipt
+        due = sorted((live for live in self._live.values() if live.run.up and now >= live.due), key=_due)
+        for live in due[: max(round(elapsed * MAX_WRITES_PER_SECOND), 1)]:
+            live.due = now + WRITE_SECONDS
+            self._write(self._receipt(live))
 
-    def _keep(self, stem: str, receipt: Receipt) -> None:
-        whole = kept(receipt)
-        self._past.add(stem, whole)
-        self._predecessors.learn(whole.lesson)
+    def _keep(self, receipt: Receipt, *, log_it: bool = True) -> None:
+        """Keep the record of a run that ended."""
+        self._write(receipt)
+        self._learn(receipt)
+        if log_it:
+            log.info("%s", log_line(receipt))
 
-    def _work(self, now: float) -> None:
-        """Give the thread what is to be done, if it is free and its disk has not failed a moment ago."""
-        if self._files is not None and self._job is None and now >= self._retry_at:
-            if not self._is_open:
-                self._begin(self._files, now, {})
-            elif self._waiting:
-                batch, self._waiting = self._waiting, {}
-                self._begin(self._files, now, batch)
+    def _learn(self, receipt: Receipt) -> None:
+        batches = [each for device in receipt.devices for each in device.batch_memory]
+        seen = [Seen(each.batch_size, each.floor_bytes, each.peak_bytes) for each in batches]
+        self._predecessors.learn(receipt.uid, receipt.name, receipt.framework, seen)
+
+    def _write(self, receipt: Receipt) -> None:
+        """Have a record written with the next flush."""
+        row = row_of(receipt)
+        self._waiting.pop(row.key, None)
+        if row.ended or self._store:
+            self._waiting[row.key] = row
         if len(self._waiting) > MAX_WAITING:
-            waiting = ((stem, receipt.uid, 1) for stem, receipt in self._waiting.items())
-            for stem in excess(waiting, MAX_WAITING):
-                del self._waiting[stem]
-                self.errors += 1
+            for key in excess(((key, row.uid, 1) for key, row in self._waiting.items()), MAX_WAITING):
+                del self._waiting[key]
+                self.errors += self._store is not None
 
-    def _begin(self, files: ReceiptFiles, now: float, batch: dict[str, Receipt]) -> None:
-        def work() -> Found | None:
-            if not batch:
-                return files.open(MOST)
-            files.write(batch)
-            return None
+    def _flush(self, now: float) -> None:
+        """Begin to write what waits, unless that is under way, or the disk has failed a moment ago."""
+        if self._thread and not self._flushing and now >= self._flush_due and (self._waiting or not self._is_open):
+            self._flush_began, self._flush_due = now, now + FLUSH_SECONDS
+            self._flushing = asyncio.create_task(self._write_waiting())
 
-        self._batch, self._job_began = batch, now
-        self._job = _on_a_thread(work)
-
-    def _look_after(self, now: float) -> None:
-        if self._job is not None and not self._job.done():
-            if now - self._job_began > HANG_SECONDS:
-                self._fail("it does not answer")
-            return
-        self._take(now)
-
-    def _take(self, now: float) -> None:
-        """Take what the thread has found or done."""
-        if self._job is None or not self._job.done():
-            return
-        outcome, self._job = self._job.result(), None
-        if isinstance(outcome, Exception):
-            self._retry_at = now + WRITE_SECONDS
+    async def _write_waiting(self) -> None:
+        assert self._thread
+        assert self._store
+        try:
+            if not self._is_open:
+                self._take_found(await self._thread.call(self._store.open, LISTED))
+            self._batch, self._waiting = self._waiting, {}
+            await self._thread.call(self._store.write, self._batch.values())
+        except Exception as error:
             self._waiting = {**self._batch, **self._waiting}  # what is newer wins
-            if not isinstance(outcome, OSError):
-                log.error("a fault of our own", exc_info=outcome)
-            self._fail(getattr(outcome, "strerror", None) or str(outcome))
-            return
-        if self._trouble:
-            log.warning("receipts are written to %s again", self.folder)
-        self._trouble = ""
-        if outcome is not None:
-            self._take_found(outcome)
+            self._flush_due = self._flush_began + RETRY_SECONDS
+            if not isinstance(error, OSError):
+                log.exception("a fault of our own")
+            self._fail(getattr(error, "strerror", None) or str(error))
+        else:
+            if self._trouble:
+                log.warning("run records are written again file=%s", self._store.path)
+            self._trouble = ""
+        finally:
+            self._batch, self._flushing = {}, None
 
     def _fail(self, why: str) -> None:
-        if self._trouble != why:
+        if self._trouble != why and self._store:
             self.errors += 1
-            log.warning("receipts of runs stay in memory: %s: %s", self.folder, why)
+            log.warning("run records stay in memory error=%s file=%s", why, self._store.path)
         self._trouble = why
 
     def _take_found(self, found: Found) -> None:
         self._is_open = True
-        if found.strange:
-            shown = "; ".join(found.strange[:SHOWN_STRANGERS])
-            more = f"; and {len(found.strange) - SHOWN_STRANGERS} more" if len(found.strange) > SHOWN_STRANGERS else ""
-            log.warning("%s: left alone what are no receipts of this version: %.1000r", self.folder, shown + more)
-        self._past.begin_with(reversed(tuple(found.ended.items())))
-        for each in reversed(tuple(found.ended.values())):
-            self._predecessors.learn(each.lesson)
-        for stem, receipt in sorted(found.open.items(), key=lambda each: each[1].updated_timestamp_seconds):
-            self._predecessors.learn(lesson_of(receipt))  # it may go on
-            self._absent[receipt.run_id] = _Absent(stem, receipt, _STOPPED)
+        for receipt in (*found.ended, *found.unfinished):  # of the latter, some may go on
+            self._learn(receipt)
+        for receipt in found.unfinished:
+            live = self._live.get(receipt.run_id)
+            if live is None or receipt.boot_id != self._boot_id:
+                self._absent[receipt.run_id] = _Absent(receipt, _STOPPED)
+                continue
+            own = row_of(self._receipt(live)).key  # the disk was slower than the run
+            live.before = receipt
+            live.run.account.resume(account_of(receipt))
+            if self._waiting.pop(own, None):
+                self._write(self._receipt(live))
         self._look_for_absent()
-        for run_id in self._absent.keys() & self._live.keys():  # the disk was slower than the run
-            absent, live = self._absent.pop(run_id), self._live[run_id]
-            live.stem, live.before = absent.stem, absent.receipt
-            live.run.account.resume(account_of(absent.receipt))
 
-    def listing(self) -> bytes:
-        """Return all of this as JSON; the same object until something changes."""
-        if self._listing is None:
-            so_far = [
-                *map(self._outline, self._unwritten()),
+    async def listing(self, limit: int = LISTED) -> bytes:
+        """Return the records of all runs that go on, and of the newest that ended, as JSON."""
+        if self._going_on is None:
+            going_on = [
+                *(self._outline(live) for live in self._live.values() if live.recorded is None),
                 *(without_story(absent.receipt) for absent in self._absent.values()),
             ]
-            so_far.sort(key=lambda receipt: receipt.began_timestamp_seconds, reverse=True)
-            parts = [
-                *([b'"folder":' + json.dumps(str(self.folder)).encode()] if self.folder else []),
-                b'"live":[' + b",".join(map(as_json, so_far)) + b"]",
-                b'"past":[' + b",".join(self._past.newest_first()) + b"]",
-            ]
-            self._listing = b'{"version":%d,' % API_VERSION + b",".join(parts) + b"}\n"
-        return self._listing
+            going_on.sort(key=lambda receipt: receipt.began_timestamp_seconds, reverse=True)
+            self._going_on = b",".join(map(as_json, going_on))
+        going_on_json, in_memory = self._going_on, {**self._batch, **self._waiting}
+        rows = {row.key: row for row in await self._recent(limit)} | in_memory
+        ended = sorted((row for row in rows.values() if row.ended), key=lambda row: row.age)
+        left_out = set(excess(((row.key, row.uid, 1) for row in ended), limit))
+        parts = [
+            *([b'"folder":' + json.dumps(str(self.folder)).encode()] if self.folder else []),
+            b'"live":[' + going_on_json + b"]",
+            b'"past":[' + b",".join(row.outline for row in reversed(ended) if row.key not in left_out) + b"]",
+        ]
+        return b'{"version":%d,' % API_VERSION + b",".join(parts) + b"}\n"
 
-    def one(self, run_id: str) -> bytes | None:
-        """Return the receipt of a run as JSON, of several boots' the newest; None where none is in memory."""
+    async def _recent(self, limit: int) -> list[Row]:
+        """Return what the database has; nothing while it does not answer, which has been logged."""
+        if self._thread and self._store and self._is_open:
+            with suppress(OSError, asyncio.TimeoutError):
+                return await asyncio.wait_for(self._thread.call(self._store.recent, limit), READ_SECONDS)
+        return []
+
+    async def one(self, run_id: str) -> bytes | None:
+        """Return the record of a run as JSON, of several boots' the newest; None where there is none.
+
+        Raises OSError while the database does not answer.
+        """
         live = self._live.get(run_id)
-        if live is not None and live.written is None:
+        if live is not None and live.recorded is None:
             return as_json(self._receipt(live)) + b"\n"
         if run_id in self._absent:
             return as_json(self._absent[run_id].receipt) + b"\n"
-        found = self._past.one(run_id)
-        return None if found is None else found + b"\n"
+        found = [row for row in (*self._batch.values(), *self._waiting.values()) if row.run_id == run_id and row.ended]
+        if found:
+            return max(found, key=lambda row: row.age).json + b"\n"
+        if self._thread and self._store and self._is_open:
+            try:
+                record = await asyncio.wait_for(self._thread.call(self._store.find, run_id), READ_SECONDS)
+            except asyncio.TimeoutError:
+                raise OSError(None, "it does not answer") from None
+            return None if record is None else record + b"\n"
+        return None
 
-    def _unwritten(self) -> Iterator[_Live]:
-        return (live for live in self._live.values() if live.written is None)
 
-
-def _on_a_thread(work: Callable[[], T]) -> asyncio.Future[T | Exception]:
-    """Do blocking work on a thread that ends with it, as one that waited would take its memory; what it raises counts.
-
-    A daemon thread: one that hangs in a disk must not keep the process from ending.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T | Exception] = loop.create_future()
-
-    def run() -> None:
-        outcome = outcome_of(work)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(future.set_result, outcome)
-
-    threading.Thread(target=run, name="receipts", daemon=True).start()
-    return future
+def _due(live: _Live) -> float:
+    return live.due
 
 
 def _boot_id() -> str | None:

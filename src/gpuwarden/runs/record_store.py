@@ -1,0 +1,343 @@
+"""SQLite database of run records.
+
+`RecordStore` blocks as long as the disk does; the daemon calls it on a `StoreThread`. One process has the database at
+a time: SQLite's exclusive lock keeps a second daemon out, and its write-ahead log survives a kill at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpuwarden.gpu.threads import outcome_of
+from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain, to_plain
+from gpuwarden.runs.record_files import read_files
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+FILE_NAME = "runs.db"
+MAX_PENDING_CALLS = 64  # of the thread, beyond which the disk is taken to hang
+
+# The statements that bring a database from one `user_version` to the next. Only ever append to this.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE runs (
+            run_id TEXT NOT NULL,
+            began REAL NOT NULL,       -- Unix time
+            uid INTEGER NOT NULL,
+            updated REAL NOT NULL,     -- Unix time; of a run that ended, its end
+            ended INTEGER NOT NULL,    -- 0 or 1
+            outline TEXT NOT NULL,     -- the record as JSON, without the story of its memory
+            whole BLOB NOT NULL,       -- all of it as JSON, compressed (zlib)
+            checksum INTEGER NOT NULL, -- CRC-32 of the outline and the whole
+            PRIMARY KEY (run_id, began)
+        )""",
+        "CREATE INDEX runs_by_user ON runs (ended, uid, updated DESC, began DESC)",
+    ),
+)
+
+# Rows of ended runs in the order in which they are kept: each user's newest before anybody's second newest.
+_BY_RANK = """
+    SELECT rowid FROM runs WHERE ended = 1
+    ORDER BY row_number() OVER (PARTITION BY uid ORDER BY updated DESC, began DESC), updated DESC LIMIT ?
+"""
+_RECENT = f"SELECT run_id, began, uid, updated, ended, outline FROM runs WHERE rowid IN ({_BY_RANK})"  # noqa: S608 - no text of others
+_RETAIN = f"DELETE FROM runs WHERE ended = 1 AND rowid NOT IN ({_BY_RANK})"  # noqa: S608 - likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run record as it is kept: `outline` is its JSON without the story, `whole` all of it, compressed."""
+
+    run_id: str
+    began: float  # Unix time
+    uid: int
+    updated: float  # Unix time
+    ended: bool
+    outline: bytes
+    whole: bytes = b""
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """The run's id, which is unique for one boot, and its begin."""
+        return self.run_id, self.began
+
+    @property
+    def age(self) -> tuple[float, float]:
+        """By which rows are sorted: the end, and the begin of those that ended at once."""
+        return self.updated, self.began
+
+    @property
+    def json(self) -> bytes:
+        """The whole record as JSON."""
+        return zlib.decompress(self.whole)
+
+
+def row_of(receipt: Receipt) -> Row:
+    """Encode a record; about a millisecond."""
+    plain = to_plain(receipt)
+    whole = zlib.compress(_compact(plain), 1)
+    plain.pop("marks", None)
+    for device in plain.get("devices", ()):
+        device.pop("story", None)
+    return Row(
+        receipt.run_id,
+        plain["began_timestamp_seconds"],
+        receipt.uid,
+        receipt.updated_timestamp_seconds,
+        receipt.outcome is not None,
+        _compact(plain),
+        whole,
+    )
+
+
+def _compact(plain: Any) -> bytes:
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def as_json(receipt: Receipt) -> bytes:
+    """Return a record as JSON in one line."""
+    return _compact(to_plain(receipt))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Records in a database as it is opened: of runs that had not ended, and of the newest that had, oldest first."""
+
+    unfinished: tuple[Receipt, ...] = ()
+    ended: tuple[Receipt, ...] = ()
+
+
+class RecordStore:
+    """Database in `folder` that keeps at most `limit` records of ended runs; fair by user. Used by one thread.
+
+    Methods raise OSError.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.path = folder / FILE_NAME
+        self._log = folder / f"{FILE_NAME}-wal"
+        self._limit = limit
+        self._connection: sqlite3.Connection | None = None
+        self._inodes: list[tuple[int, int] | None] = []  # of the file and its write-ahead log
+
+    def open(self, newest: int) -> Found:
+        """Open the database, made if need be, and read what a daemon begins with: unfinished and newest records."""
+        with self._connected() as connection:
+            unfinished = connection.execute("SELECT whole FROM runs WHERE ended = 0 ORDER BY updated")
+            ended = connection.execute(f"{_RECENT} ORDER BY updated", (newest,))
+            return Found(
+                _readable(zlib.decompress(whole) for (whole,) in unfinished),
+                _readable(outline for *_, outline in ended),
+            )
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Write rows in one transaction that is on the disk when this returns, and delete what is over the limit."""
+        with self._connected() as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            _insert(connection, rows)
+            (ended,) = connection.execute("SELECT count(*) FROM runs WHERE ended = 1").fetchone()
+            if ended > self._limit:
+                connection.execute(_RETAIN, (self._limit,))
+
+    def recent(self, limit: int) -> list[Row]:
+        """Return the newest records of ended runs, without their stories; over the limit, fair by user."""
+        with self._connected() as connection:
+            return [
+                Row(run_id.decode(), began, uid, updated, bool(ended), outline)
+                for run_id, began, uid, updated, ended, outline in connection.execute(_RECENT, (limit,))
+            ]
+
+    def find(self, run_id: str) -> bytes | None:
+        """Return the newest record of an ended run of that id as JSON; None where there is none."""
+        query = "SELECT whole FROM runs WHERE run_id = ? AND +ended = 1 ORDER BY updated DESC, began DESC LIMIT 1"
+        with self._connected() as connection:
+            found = connection.execute(query, (run_id,)).fetchone()
+        return zlib.decompress(found[0]) if found else None
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection, opened anew where the file was removed or replaced. Raises OSError."""
+        try:
+            if self._connection is None or _inode(self.path) != self._inodes[0]:
+                self._connect()
+            assert self._connection is not None
+            yield self._connection
+        except sqlite3.DatabaseError as error:
+            if _is_damage(error):
+                self.close()  # to be checked and set aside when it is opened next
+            text = str(error)
+            raise OSError(None, "another daemon uses it" if "locked" in text else text) from error
+
+    def _connect(self) -> None:
+        if self._connection is not None:  # of a file that is gone; SQLite would apply its log to the one there now
+            self.close()
+            if _inode(self._log) == self._inodes[1]:
+                self._log.unlink(missing_ok=True)
+        try:
+            try:
+                self._begin()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self.close()
+                aside = self._set_aside()
+                log.error("run database is damaged, begun anew error=%s set_aside=%s", error, aside)  # noqa: TRY400 - an event
+                self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        """Open the file, check it, and bring it to the present form."""
+        if not self.path.parent.is_dir():
+            self.path.parent.mkdir(parents=True)
+            self.path.parent.chmod(0o750)  # whatever the umask
+        with suppress(FileExistsError):
+            file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640)
+            os.fchmod(file, 0o640)  # SQLite gives its write-ahead log the same
+            os.close(file)
+        self._connection = connection = sqlite3.connect(
+            self.path, timeout=0, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = bytes
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")  # takes the lock, which is then kept
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > len(MIGRATIONS):
+                raise OSError(None, f"{self.path.name} is of a later gpuwarden (version {version})")
+            _verify(connection)
+            for statements in MIGRATIONS[version:]:
+                for statement in statements:
+                    connection.execute(statement)
+            if version == 0:
+                self._import_files(connection)
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        self._inodes = [_inode(self.path), _inode(self._log)]
+
+    def _import_files(self, connection: sqlite3.Connection) -> None:
+        """Take over the records of an earlier version, which kept a file for each run; the files stay."""
+        count = _insert(connection, map(row_of, read_files(self.path.parent)))
+        if count:
+            log.info("run records imported, their files may be removed records=%d folder=%s", count, self.path.parent)
+
+    def _set_aside(self) -> Path:
+        """Rename the database and its write-ahead log, and return the new name."""
+        aside = self.path.with_name(f"{FILE_NAME}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+        while aside.exists():
+            aside = aside.with_name(f"{aside.name}+")
+        with suppress(FileNotFoundError):
+            self._log.rename(f"{aside}-wal")
+        self.path.rename(aside)
+        return aside
+
+
+def _verify(connection: sqlite3.Connection) -> None:
+    """Read all of a database. Raises sqlite3.DatabaseError where it is damaged."""
+    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if result != b"ok":
+        raise sqlite3.DatabaseError(result.decode(errors="replace"))
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone():
+        for outline, whole, checksum in connection.execute("SELECT outline, whole, checksum FROM runs"):
+            if zlib.crc32(whole, zlib.crc32(outline)) != checksum:
+                raise sqlite3.DatabaseError("a record does not have its checksum")
+
+
+def _insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> int:
+    """Put rows in the place of earlier ones of the same runs, and return their number."""
+    values = (
+        (
+            each.run_id,
+            each.began,
+            each.uid,
+            each.updated,
+            each.ended,
+            each.outline.decode(),
+            each.whole,
+            _checksum(each),
+        )
+        for each in rows
+    )
+    return connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values).rowcount
+
+
+def _checksum(row: Row) -> int:
+    return zlib.crc32(row.whole, zlib.crc32(row.outline))
+
+
+def _readable(records: Iterable[bytes]) -> tuple[Receipt, ...]:
+    """Return the records that this version can read; one that it cannot costs no other."""
+    found = []
+    for record in records:
+        with suppress(ReceiptError, ValueError):
+            found.append(from_plain(json.loads(record)))
+    return tuple(found)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_dev, status.st_ino
+    return None
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file itself is wrong: of a file that cannot be used now, SQLite raises an OperationalError."""
+    return type(error) is sqlite3.DatabaseError
+
+
+class StoreThread:
+    """Thread that makes blocking calls one after another.
+
+    A daemon thread: one in a hanging disk must not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="records", daemon=True).start()
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return what a function returns, or raise what it raises. Raises OSError where too many calls wait."""
+        if self._calls.qsize() > MAX_PENDING_CALLS:
+            raise OSError(None, "it does not answer")
+        future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
+        self._calls.put((lambda: function(*arguments), future))
+        outcome = await future
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _run(self) -> None:
+        while True:
+            function, future = self._calls.get()
+            outcome = outcome_of(function)
+            with suppress(RuntimeError):  # the loop is closed
+                future.get_loop().call_soon_threadsafe(_settle, future, outcome)
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    if not future.done():  # else nobody waits for it any longer
+        future.set_result(outcome)

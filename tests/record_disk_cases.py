@@ -1,0 +1,96 @@
+"""Run records on a real disk that is full, and one that is read-only, for test_record_disks.py.
+
+`unshare --mount record_disk_cases.py FOLDER` mounts a small file system over the folder, which ends with the process.
+Prints a line of JSON a step: its name, the log since the last, and how many records are listed and on the disk.
+"""
+
+# ruff: noqa: D102, D103, T201 - the test says what each step shows
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from receipt_cases import run
+
+from gpuwarden.runs.receipts import RETRY_SECONDS, Receipts
+from gpuwarden.runs.run import Run
+
+messages: list[str] = []
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged of the disk."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "ended: " not in record.getMessage():
+            messages.append(record.getMessage().partition(" file=")[0])
+
+
+def mount(folder: str, options: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+
+
+async def step(name: str, receipts: Receipts, runs: list[Run], later: float) -> None:
+    """Poll until the disk has all or has failed, and print what is known then."""
+    receipts.see(runs, time.monotonic() + later)
+    while receipts._flushing:
+        await asyncio.sleep(0.01)
+    listed = len(json.loads(await receipts.listing(1000))["past"])
+    print(json.dumps([name, messages.copy(), listed, listed - len(receipts._waiting)]), flush=True)
+    messages.clear()
+
+
+def fill(folder: str) -> None:
+    with suppress(OSError), Path(folder, "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+
+
+def empty(folder: str) -> None:
+    Path(folder, "filler").unlink()
+
+
+def forbid(folder: str) -> None:
+    mount(folder, "remount,ro")
+
+
+def allow(folder: str) -> None:
+    mount(folder, "remount,rw")
+
+
+async def main(folder: str) -> None:
+    runs = [run(pid) for pid in range(1, 151)]
+    pause = RETRY_SECONDS + 1
+    mount(folder, "size=4m")
+    receipts = Receipts(Path(folder) / "receipts", 1000, most_runs=500)
+    await receipts.open()
+    await step("before", receipts, runs[:10], 2)
+    fill(folder)
+    await step("full", receipts, runs, pause)
+    await step("full still", receipts, runs, 2 * pause)
+    empty(folder)
+    await step("mended", receipts, runs, 3 * pause)
+    await receipts.stop()
+    for name, fail, mend in (
+        ("full", fill, empty),
+        ("read-only", forbid, allow),
+    ):  # no disk can be made so while in use
+        fail(folder)
+        receipts = Receipts(Path(folder) / "receipts", 1000, most_runs=500)
+        await receipts.open()
+        await step(f"{name} at the start", receipts, runs[:1], 2)
+        mend(folder)
+        await step("mended", receipts, runs[:1], 2 * pause)
+        await receipts.stop()
+
+
+if __name__ == "__main__":
+    logging.getLogger().addHandler(Messages())
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,304 @@
+"""The run database: fair and bounded, private, one daemon's, and whole after damage, faults and kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from receipt_cases import BEGAN, receipt
+
+from gpuwarden.config import Config
+from gpuwarden.runs.receipt import Receipt, to_plain
+from gpuwarden.runs.receipt_place import place
+from gpuwarden.runs.record_store import FILE_NAME, MIGRATIONS, RecordStore, row_of
+
+FULL = "database or disk is full"
+WHOLE, SO_FAR = receipt(), receipt(ended=False)
+
+
+def ended(pid: int, uid: int = 1000) -> Receipt:
+    """Make the record of a run that ended at that second."""
+    at = BEGAN + pid
+    return replace(
+        WHOLE, run_id=f"{pid}-99", pid=pid, uid=uid, began_timestamp_seconds=at, updated_timestamp_seconds=at + 1
+    )
+
+
+def opened(folder: Path, limit: int = 1000) -> RecordStore:
+    """Open a database."""
+    store = RecordStore(folder, limit)
+    store.open(256)
+    return store
+
+
+def write(store: RecordStore, *records: Receipt) -> None:
+    """Write records."""
+    store.write(map(row_of, records))
+
+
+def pids(store: RecordStore, limit: int = 100_000) -> list[int]:
+    """Return whose records are kept, in the order of their ends."""
+    rows = sorted(store.recent(limit), key=lambda row: row.updated)
+    return [json.loads(row.outline)["pid"] for row in rows]
+
+
+def test_record_is_written_and_found_again(tmp_path: Path) -> None:
+    """Whole by its id, and without its story among others; the file is for its owner and the group."""
+    folder = tmp_path / "deep" / "receipts"
+    umask = os.umask(0o077)
+    try:
+        store = opened(folder)
+        write(store, WHOLE)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    finally:
+        os.umask(umask)
+    assert modes == {FILE_NAME: 0o640, f"{FILE_NAME}-wal": 0o640}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    assert json.loads(store.find("4711-99") or b"") == to_plain(WHOLE)
+    assert store.find("4711-98") is None
+    (row,) = store.recent(9)
+    listed = json.loads(row.outline)
+    assert "marks" not in listed
+    assert "story" not in listed["devices"][0]
+    store.close()
+    found = opened(folder).open(9)
+    assert found.unfinished == ()
+    assert [each.run_id for each in found.ended] == ["4711-99"]
+
+
+def test_record_so_far_gives_way_to_the_whole_one(tmp_path: Path) -> None:
+    """While the run goes on, it is no ended run; what is found at a start can be continued."""
+    store = opened(tmp_path)
+    write(store, SO_FAR)
+    assert pids(store) == []
+    assert store.find("4711-99") is None
+    (found,) = store.open(9).unfinished
+    assert to_plain(found) == to_plain(SO_FAR)
+    write(store, WHOLE, WHOLE)
+    assert store.open(9).unfinished == ()
+    assert pids(store) == [4711]
+
+
+def test_newest_of_several_boots_is_found(tmp_path: Path) -> None:
+    """An id is unique for one boot."""
+    store = opened(tmp_path)
+    write(store, ended(7), replace(ended(7), began_timestamp_seconds=BEGAN - 9, updated_timestamp_seconds=BEGAN - 5))
+    assert json.loads(store.find("7-99") or b"")["began_timestamp_seconds"] == BEGAN + 7
+    assert len(store.recent(9)) == 2
+
+
+def test_retention_is_fair_by_user(tmp_path: Path) -> None:
+    """The user with the most records loses their oldest, in the file and in a listing; runs that go on stay."""
+    store = opened(tmp_path, limit=30)
+    write(store, receipt(5000, ended=False), *(ended(pid, uid=7) for pid in range(1, 11)))
+    for pid in range(11, 91):
+        write(store, ended(pid, uid=8))
+    few, many = list(range(1, 11)), list(range(71, 91))
+    assert pids(store) == few + many
+    assert pids(store, 12) == few[-6:] + many[-6:]
+    store.close()
+    store = opened(tmp_path, limit=16)
+    write(store, ended(99, uid=8))
+    assert pids(store) == [*few[-8:], *many[-7:], 99]
+    assert len(store.open(9).unfinished) == 1
+
+
+def test_longest_run_is_not_the_oldest(tmp_path: Path) -> None:
+    """What counts is when a run ended, not when it began."""
+    store = opened(tmp_path, limit=2)
+    write(store, replace(ended(1), updated_timestamp_seconds=BEGAN + 1e6), ended(2), ended(3))
+    assert pids(store) == [3, 1]
+
+
+def garbage_header(file: Path) -> None:
+    """Overwrite the begin."""
+    file.write_bytes(b"no database " * 100 + file.read_bytes()[1200:])
+
+
+def garbage_in_the_middle(file: Path) -> None:
+    """Overwrite two pages in the middle."""
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 8192 * 4096
+    content[middle : middle + 8192] = os.urandom(8192)
+    file.write_bytes(content)
+
+
+def one_bit(file: Path) -> None:
+    """Flip a bit of a record, which SQLite itself does not notice."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b'"name":"resnet"') + 9] ^= 1
+    file.write_bytes(content)
+
+
+def truncated(file: Path) -> None:
+    """Cut it in half."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 + 100])
+
+
+@pytest.mark.parametrize("damage", [garbage_header, garbage_in_the_middle, one_bit, truncated])
+def test_damaged_file_is_set_aside(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is renamed and said in one line; a new one is begun, and no later start finds damage."""
+    store = opened(tmp_path)
+    write(store, *map(ended, range(1, 31)))
+    store.close()
+    damage(tmp_path / FILE_NAME)
+    content = (tmp_path / FILE_NAME).read_bytes()
+    store = opened(tmp_path)
+    assert pids(store) == []
+    write(store, ended(99))
+    (message,) = caplog.messages
+    aside = Path(message.partition(" set_aside=")[2])
+    assert message.startswith("run database is damaged, begun anew error=")
+    assert aside.read_bytes() == content
+    assert aside.name.startswith(f"{FILE_NAME}.damaged-2")
+    store.close()
+    assert pids(opened(tmp_path)) == [99]
+    assert len(caplog.messages) == 1
+
+
+def test_damage_while_it_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The call that meets it fails; the next one begins anew, and keeps what was set aside twice in a second."""
+    store = opened(tmp_path)
+    for number in range(2):
+        write(store, *map(ended, range(1, 200)))
+        store.close()
+        store.open(1)
+        assert store._connection is not None
+        store._connection.execute("PRAGMA cache_size = 1")
+        with (tmp_path / FILE_NAME).open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(1 << 19))
+        with pytest.raises(OSError, match="malformed"):
+            write(store, *map(ended, range(200, 400)))
+        write(store, ended(1))
+        assert pids(store) == [1]
+        assert len(caplog.messages) == number + 1
+    assert len(list(tmp_path.glob("*.damaged-*[!l]"))) == 2
+
+
+def test_empty_file_is_a_new_database(tmp_path: Path) -> None:
+    """A file of no bytes, as a full disk may leave one, is used."""
+    (tmp_path / FILE_NAME).touch()
+    store = opened(tmp_path)
+    write(store, ended(1))
+    assert pids(store) == [1]
+
+
+def test_database_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    """An older daemon neither reads nor changes what it does not know."""
+    opened(tmp_path).close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    connection.close()
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(OSError, match=r"runs\.db is of a later gpuwarden \(version 2\)"):
+        opened(tmp_path)
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
+def test_second_daemon_keeps_out(tmp_path: Path) -> None:
+    """It gets a clear message, and harms nothing; once the first is gone it gets the database."""
+    store = opened(tmp_path)
+    write(store, ended(1))
+    script = (
+        "import sys; from pathlib import Path; from gpuwarden.runs.record_store import RecordStore\n"
+        "try: print(len(RecordStore(Path(sys.argv[1]), 9).open(9).ended))\n"
+        "except OSError as error: print(error.strerror)"
+    )
+
+    def second() -> str:
+        command = [sys.executable, "-c", script, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert second() == "another daemon uses it\n"
+    write(store, ended(2))
+    assert pids(store) == [1, 2]
+    store.close()
+    assert second() == "2\n"
+
+
+def test_removed_and_replaced_file(tmp_path: Path) -> None:
+    """What somebody removed is made again; a database put in its place is used, with what it holds."""
+    other = opened(tmp_path / "other")
+    write(other, ended(7))
+    other.close()
+    store = opened(tmp_path / "here")
+    write(store, ended(1))
+    for path in store.path.parent.iterdir():
+        path.unlink()
+    store.path.parent.rmdir()
+    write(store, ended(2))
+    assert pids(store) == [2]
+    other.path.rename(store.path)
+    write(store, ended(3))
+    assert pids(store) == [3, 7]
+
+
+def test_full_disk_loses_nothing_that_was_written(tmp_path: Path) -> None:
+    """A batch that does not fit is not written at all; the same one is, once there is room."""
+    store = opened(tmp_path)
+    write(store, *map(ended, range(1, 11)))
+    assert store._connection is not None
+    store._connection.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size instead
+    more = list(map(ended, range(11, 99)))
+    with pytest.raises(OSError, match=FULL):
+        write(store, *more)
+    assert pids(store) == list(range(1, 11))
+    store._connection.execute("PRAGMA max_page_count = 100000")
+    write(store, *more)
+    assert pids(store) == list(range(1, 99))
+
+
+def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each receipt's file is, of a run that had not ended too; broken and foreign ones, links and pipes are not."""
+    good = {"1-99": ended(1), "2-99": ended(2), "3-99": receipt(3, ended=False)}
+    for name, each in good.items():
+        part = "" if each.outcome else ".part"
+        (tmp_path / f"20270115T080000Z-{name}{part}.json").write_text(json.dumps(to_plain(each), indent=1))
+    (tmp_path / "20270115T080000Z-2-99.part.json").write_text(json.dumps(to_plain(replace(ended(2), outcome=None))))
+    contents = ["", "{", "[]", json.dumps({**to_plain(ended(4)), "version": 9}), " " * 300_000, "[" * 100_000]
+    for number, content in enumerate(contents, 10):
+        (tmp_path / f"20270115T080000Z-{number}-99.json").write_text(content)
+    (tmp_path / "20270115T080000Z-20-99.json").symlink_to(tmp_path / "20270115T080000Z-1-99.json")
+    os.mkfifo(tmp_path / "20270115T080000Z-21-99.json")
+    (tmp_path / "notes.json").write_text(json.dumps(to_plain(ended(5))))
+    before = {path.name for path in tmp_path.iterdir()}
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            store = opened(tmp_path)
+            assert pids(store) == [1, 2]
+            assert [each.run_id for each in store.open(9).unfinished] == ["3-99"]
+            store.close()
+    assert [message.partition(" folder=")[0] for message in caplog.messages] == [
+        "run records imported, their files may be removed records=4"
+    ]
+    assert before < {path.name for path in tmp_path.iterdir()}
+
+
+def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was chosen counts, then systemd's folder, then root's; other users have one of their own, if any."""
+    default = Config().receipts
+    for variable in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert place(default) is None
+    monkeypatch.setenv("HOME", "/home/alice")
+    assert place(default) == Path("/home/alice/.local/state/gpuwarden/receipts")
+    monkeypatch.setenv("XDG_STATE_HOME", "/data/state")
+    assert place(default) == Path("/data/state/gpuwarden/receipts")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert place(default) == Path("/var/lib/gpuwarden/receipts")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/warden:/var/lib/other")
+    assert place(default) == Path("/var/lib/warden/receipts")
+    assert place(replace(default, path=Path("/srv/receipts"))) == Path("/srv/receipts")
+    assert place(replace(default, path=None)) is None
