@@ -57,15 +57,11 @@ def _of_current_report(reading: Callable[[Report], Reading]) -> Callable[[Run], 
     return lambda run: reading(run.report) if run.report and run.current else None
 
 
-def _present(run: Run) -> Present | None:
-    return run.usage.present if run.usage and run.up else None
-
-
 def _of_processes(reading: Callable[[Present], Reading]) -> Callable[[Run], Reading]:
     """Read something that a run's processes hold now; nothing once they are gone."""
 
     def read(run: Run) -> Reading:
-        present = _present(run)
+        present = run.usage.present if run.usage and run.up else None
         return reading(present) if present else None
 
     return read
@@ -109,22 +105,6 @@ def _growth(reading: Callable[[Growth], float | None]) -> Callable[[Run], Readin
 
 def _host_growth(reading: Callable[[Growth], float | None]) -> Callable[[Run], Reading]:
     return lambda run: reading(run.host_growth) if run.host_growth else None
-
-
-def _rate(growth: Growth) -> float:
-    return growth.bytes_per_second
-
-
-def _left(growth: Growth) -> float | None:
-    return growth.left.seconds if growth.left else None
-
-
-def _left_lower(growth: Growth) -> float | None:
-    return growth.left.lower if growth.left else None
-
-
-def _left_upper(growth: Growth) -> float | None:
-    return growth.left.upper if growth.left else None
 
 
 class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
@@ -228,16 +208,16 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     memory_growth_bytes_per_second = Metric[Run](
         "gpuwarden_run_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
         "Bytes a second by which what the run's allocator has handed out on the GPU grows for good; nothing where it does not.",
-        _growth(_rate), labels=("uuid",), source="report, docs/foresight.md")
+        _growth(lambda growth: growth.bytes_per_second), labels=("uuid",), source="report, docs/foresight.md")
     seconds_to_oom = Metric[Run](
         "gpuwarden_run_seconds_to_oom", "gauge", "", "Seconds until the run is out of memory on the GPU if it goes on to grow as it does; nothing where it does not.",
-        _growth(_left), labels=("uuid",), source="docs/foresight.md")
+        _growth(lambda growth: growth.left.seconds if growth.left else None), labels=("uuid",), source="docs/foresight.md")
     seconds_to_oom_lower = Metric[Run](
         "gpuwarden_run_seconds_to_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at least.",
-        _growth(_left_lower), labels=("uuid",), source="docs/foresight.md")
+        _growth(lambda growth: growth.left.lower if growth.left else None), labels=("uuid",), source="docs/foresight.md")
     seconds_to_oom_upper = Metric[Run](
         "gpuwarden_run_seconds_to_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_oom is at most; nothing where it may not come at all.",
-        _growth(_left_upper), labels=("uuid",), source="docs/foresight.md")
+        _growth(lambda growth: growth.left.upper if growth.left else None), labels=("uuid",), source="docs/foresight.md")
     unresolved_devices = Metric[Run](
         "gpuwarden_run_unresolved_devices", "gauge", "", "Devices of the run that could not be told to be a certain GPU.",
         lambda run: run.unresolved, source="hello")
@@ -309,17 +289,17 @@ class RunReadings(Table[Run], prefix="gpuwarden_run_", key=("run_id",)):
     host_memory_growth_bytes_per_second = Metric[Run](
         "gpuwarden_run_host_memory_growth_bytes_per_second", "gauge", "bytes_per_second",
         "Bytes a second by which the host memory of the run's processes grows for good; nothing where it does not.",
-        _host_growth(_rate), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.bytes_per_second), source="docs/foresight.md", tier="slow")
     seconds_to_host_oom = Metric[Run](
         "gpuwarden_run_seconds_to_host_oom", "gauge", "",
         "Seconds until the run's processes meet the memory limit of their cgroup, or have all that is available on the host, if they go on to grow as they do.",
-        _host_growth(_left), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.left.seconds if growth.left else None), source="docs/foresight.md", tier="slow")
     seconds_to_host_oom_lower = Metric[Run](
         "gpuwarden_run_seconds_to_host_oom_lower", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at least.",
-        _host_growth(_left_lower), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.left.lower if growth.left else None), source="docs/foresight.md", tier="slow")
     seconds_to_host_oom_upper = Metric[Run](
         "gpuwarden_run_seconds_to_host_oom_upper", "gauge", "", "Seconds that gpuwarden_run_seconds_to_host_oom is at most; nothing where it may not come at all.",
-        _host_growth(_left_upper), source="docs/foresight.md", tier="slow")
+        _host_growth(lambda growth: growth.left.upper if growth.left else None), source="docs/foresight.md", tier="slow")
     processes = Metric[Run](
         "gpuwarden_run_processes", "gauge", "", "Living processes of the run: its main one and all below it that are no run themselves.",
         _of_processes(lambda present: present.processes), source="/proc/PID/stat", tier="slow")
