@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from services import until
-from simulated_box import Clock
 
 from gpuwarden.gpu.containers import ContainerNames
-from gpuwarden.gpu.owners import KINDS, OTHER, REFRESH_SECONDS, Holder, OwnerBook, Owners
+from gpuwarden.gpu.owners import KINDS, OTHER, Holder, OwnerBook, Owners
 from gpuwarden.gpu.place import NOWHERE, Container, Place
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.slurm import JobMaps
@@ -32,14 +31,12 @@ class Desk:
         users = UserNames(USERS.__getitem__)
         until(lambda: [users.name(uid) for uid in USERS] == [*USERS.values()], "the names")
         self.identities: Mapping[int, ProcessIdentity] = {}
-        self.clock = Clock()
         self.book = OwnerBook(
             limit,
             self.identify,
             containers=names,
             users=users,
             maps=JobMaps(job_map, gpustat),
-            clock=self.clock,
         )
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
@@ -51,7 +48,6 @@ class Desk:
     ) -> Owners:
         """Join one poll."""
         self.identities = identities
-        self.clock.sleep(REFRESH_SECONDS)
 
         async def poll() -> Owners:
             return self.book.join(snapshot(*gpus), runs or {})
@@ -204,36 +200,19 @@ def test_gpu_given_to_a_job_without_a_process(tmp_path: Path) -> None:
 
 
 def test_news_reach_the_next_poll(tmp_path: Path) -> None:
-    """Memory, processes, runs and names that change do so at once; what nothing tells of in REFRESH_SECONDS."""
+    """Processes, runs, job files and names that change do so at once."""
     desk = Desk(gpustat=tmp_path)
-    box = snapshot(gpu(0, held={1: 1}))
-    desk.join({1: who(1000)}, *box.gpus)
-    desk.book.join(box, {})  # once more where a process is new
-
-    def poll(*gpus: Gpu, runs: Mapping[int, str] | None = None) -> Owners:
-        return desk.book.join(snapshot(*gpus) if gpus else box, runs or {})
-
-    first = poll()
-    assert first.holders[1].user == "ada"
-    assert poll(gpu(0, held={1: 1})) is first
-    desk.identities = {1: who(1001)}
+    box = gpu(0, held={1: 1})
+    assert desk.join({1: who(1000)}, box).holders[1].user == "ada"
     (tmp_path / "0").write_text("4711 1001")
-    assert poll() is first
-    assert poll(gpu(0, held={1: 2})).holders[1].user == "grace"
-    assert poll(gpu(0, held={1: 1, 2: 2})).holders.keys() == {1, 2}
-    assert poll(runs={1: "r"}).holders[1].run == "r"
-    second = poll()
-    assert (second.holders[1].run, second.holders[1].slurm_job) == ("", "4711")
+    second = desk.join({1: who(1001)}, box, runs={1: "r"}).holders[1]
+    assert (second.user, second.run, second.slurm_job) == ("grace", "r", "4711")
     (tmp_path / "0").unlink()
-    assert poll().jobs
-    desk.clock.sleep(REFRESH_SECONDS)
-    assert not poll().jobs
     desk.book._users._names[1001] = ("hopper", desk.book._users._clock())
-    desk.book._users.version += 1
-    assert poll().holders[1].user == "hopper"
-    desk.identities = {}
-    desk.book._containers.version += 1
-    assert poll().holders[1].user == "unknown"
+    third = desk.join({1: who(1001)}, gpu(0, held={1: 1, 2: 2}))
+    assert third.holders[1] == Holder("hopper")
+    assert third.holders[2].user == "unknown"
+    assert not third.jobs
 
 
 def test_kinds() -> None:

@@ -43,7 +43,6 @@ class ContainerNames:
     def __init__(
         self, docker: Path | None, podman: Path | None, logs: Path | None, users: Path = Path("/run/user")
     ) -> None:
-        self.version = 0  # counts the names found
         self._sockets = {"docker": docker, "podman": podman}
         self._users = users
         self._logs = logs
@@ -116,7 +115,6 @@ class ContainerNames:
         for name in _names_in(logs / "pods"):
             if (match := _POD_LOGS.fullmatch(name)) and match[3] in pods:
                 self._pods[match[3]] = label(f"{match[1]}/{match[2]}")
-                self.version += 1
         by_id = {container.id: container for container in unnamed}
         for name in _names_in(logs / "containers"):
             if (match := _CONTAINER_LOG.fullmatch(name)) and (container := by_id.get(match[4])):
@@ -149,7 +147,6 @@ class ContainerNames:
 
     def _name(self, container: Container, name: str) -> None:
         self._containers[container] = label(name)
-        self.version += 1
         self._unnamed.pop(container, None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,7 +17,6 @@ from gpuwarden.metric import Labels
 
 UNKNOWN = "unknown"  # the user of a process that cannot be seen from here
 OTHER = "other"  # the owners beyond the limit
-REFRESH_SECONDS = 5.0  # between looks for names that were not found, or have changed
 STAYS = 2  # times as much an owner must hold to take the place of one that has a series
 
 
@@ -64,45 +62,25 @@ class OwnerBook:
         containers: ContainerNames,
         users: UserNames,
         maps: JobMaps,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit = limit
         self._identify = identify
         self._containers = containers
         self._users = users
         self._maps = maps
-        self._clock = clock
-        self._seen: object = None  # what the last answer was made from
         self._answer = Owners()
-        self._names = (0, 0)  # the versions of names that the holders below were made with
-        self._by_system: dict[int, Holder] = {}  # by pid, without runs and job maps
-        self._refresh_at = 0.0
 
     def join(self, snapshot: Snapshot, runs: Mapping[int, str]) -> Owners:
-        """Say who holds the memory of this poll; `runs` are ids of training runs by pid. To be called on the loop.
-
-        Most polls see what the last one saw, and get its answer: then what the driver does not tell, such as a job map
-        that changed, shows in REFRESH_SECONDS.
-        """
-        now = self._clock()
-        names = (self._containers.version, self._users.version)
-        seen = ([(gpu.identity.uuid, gpu.processes) for gpu in snapshot.gpus], runs, names)
-        if seen != self._seen or now >= self._refresh_at:
-            known = self._answer.identities
-            identities = self._identify(process.pid for gpu in snapshot.gpus for process in gpu.processes)
-            if identities != known or names != self._names or now >= self._refresh_at:
-                self._names = names
-                # Of very many new processes some are told at the next poll.
-                self._refresh_at = now + (0 if len(identities) > len(known) else REFRESH_SECONDS)
-                self._containers.find(identity.place for identity in identities.values())
-                self._by_system = {pid: self._of_system(identity) for pid, identity in identities.items()}
-            self._seen, self._answer = seen, self._joined(snapshot.gpus, identities, runs)
+        """Say who holds the memory of this poll; `runs` are ids of training runs by pid. To be called on the loop."""
+        identities = self._identify(process.pid for gpu in snapshot.gpus for process in gpu.processes)
+        self._containers.find(identity.place for identity in identities.values())
+        self._answer = self._joined(snapshot.gpus, identities, runs)
         return self._answer
 
     def _joined(
         self, gpus: tuple[Gpu, ...], identities: Mapping[int, ProcessIdentity], runs: Mapping[int, str]
     ) -> Owners:
-        by_system = self._by_system
+        by_system = {pid: self._of_system(identity) for pid, identity in identities.items()}
         mapped = self._maps.jobs(gpus)
         memory: dict[Labels, int] = {}
         jobs: dict[Labels, int] = {}

@@ -27,7 +27,6 @@ class UserNames:
     """
 
     def __init__(self, ask: Callable[[int], str] = from_database, clock: Callable[[], float] = time.monotonic) -> None:
-        self.version = 0  # counts the answers that brought news
         self._ask = ask
         self._clock = clock
         self._names: dict[int, tuple[str, float]] = {}  # with the time of the answer, or of the question
@@ -67,14 +66,11 @@ class UserNames:
 
     def _answer(self) -> None:
         while (uid := self._next()) is not None:
-            before = self._names.get(uid, (str(uid), 0.0))[0]
             try:
                 name = label(self._ask(uid))
             except (KeyError, OSError, OverflowError):  # no such user, or no answer; larger than a uid can be
-                name = before
+                name = self._names.get(uid, (str(uid), 0.0))[0]
             self._names[uid] = (name, self._clock())
-            if name != before:
-                self.version += 1
 
     def _next(self) -> int | None:
         """Return the next question; None ends the thread, and the one after it starts another."""
