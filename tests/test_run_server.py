@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, Hello, Report, encode
-from gpuwarden.runs import exit_status
+from gpuwarden.runs import exit_status, server
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.server import MESSAGE_BATCH, RunServer
@@ -291,6 +291,23 @@ def test_connections_leave_descriptors_to_the_rest(side: Side, child: Callable[[
         asyncio.run(scenario())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_user_with_most_connections_loses_the_oldest(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit each new connection costs the user with the most, its own included, their oldest one."""
+    uids = iter((1, 2, 1, 1, 2, 3, 1))
+    monkeypatch.setattr(server, "credentials", lambda _connection: (0, next(uids)))
+
+    async def scenario() -> None:
+        async with side.listening():
+            side.server._limit = 4
+            with contextlib.ExitStack() as many:
+                for _ in range(7):
+                    many.enter_context(side.connect())
+                await side.until(lambda: side.server.refused == 3)
+                assert [peer.uid for peer in side.server._connections.values()] == [1, 2, 3, 1]
+
+    asyncio.run(scenario())
 
 
 def test_process_with_many_connections_is_cut(side: Side) -> None:

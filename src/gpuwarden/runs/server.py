@@ -94,9 +94,9 @@ class RunServer:
                 self._release_process(peer)
 
     def _listen(self) -> None:
-        self._listener = listen(self._path, self._mode, group=self._group)
-        self._inode = self._path.stat().st_ino
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+        listener = listen(self._path, self._mode, group=self._group)
+        self._inode, self._listener = self._path.stat().st_ino, listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _restore(self, former: socket.socket) -> None:
         """Listen again where the socket's file was removed; log once where that fails."""
