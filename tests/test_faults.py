@@ -295,6 +295,7 @@ def test_gpus_that_are_hidden(well: Box) -> None:
     assert "DeviceAllow" in well.daemon.output()
 
 
+@pytest.mark.slow
 def test_faults_without_end_take_no_memory(well: Box) -> None:
     """After faults of many kinds, over and over, the daemon is as large as before, with as many files and threads."""
 

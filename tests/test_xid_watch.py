@@ -124,6 +124,7 @@ def test_sources_are_merged(box: Box, mock_nvml: MockNvml, fifo: Fifo, first: st
     assert box.count(0, 94) == "1.0"
 
 
+@pytest.mark.slow
 def test_driver_that_comes_back(box: Box, mock_nvml: MockNvml) -> None:
     """XIDs are counted on after the driver was reloaded."""
     mock_nvml.xid(0, 31)
