@@ -98,8 +98,6 @@ class Sampler:
     def __init__(self, interval: float, patience: float) -> None:
         self._interval = interval
         self._patience = patience
-        self._looks: tuple[Look, ...] = ()
-        self._dropped: tuple[Look, ...] = ()  # not to be looked at any more, but perhaps what the thread hangs in
         self._thread: _Thread | None = None
         self._ending: list[_Thread] = []
 
@@ -111,17 +109,15 @@ class Sampler:
     def watch(self, looks: Iterable[Look]) -> None:
         """Look at these from now on, except for those under way for longer than `patience` seconds."""
         late = time.monotonic() - self._patience
-        if self._thread and any(look.under_way_since(late) for look in (*self._thread.looks, *self._dropped)):
+        if self._thread and self._thread.hangs_since(late):
             self.stop()
-        before, still = self._looks, [look for look in self._dropped if look.asked is not None]
-        self._looks = tuple(look for look in looks if not look.under_way_since(late))
+        watched = tuple(look for look in looks if not look.under_way_since(late))
         if self._thread:
-            self._dropped = tuple(look for look in {*before, *still} if look not in self._looks)
-            self._thread.looks = self._looks
-        elif self._looks:
-            self._thread = _Thread(self._interval, self._looks)
+            self._thread.looks = watched
+        elif watched:
+            self._thread = _Thread(self._interval, watched)
             self._thread.start()
-        if not self._looks:
+        if not watched:
             self.stop()
 
     def stop(self) -> None:
@@ -129,7 +125,7 @@ class Sampler:
         if self._thread:
             self._thread.end()
             self._ending = [*(thread for thread in self._ending if thread.is_alive()), self._thread]
-            self._thread, self._dropped = None, ()
+            self._thread = None
 
 
 class _Thread(threading.Thread):
@@ -139,10 +135,16 @@ class _Thread(threading.Thread):
         self.looks = looks
         self._interval = interval
         self._going = True
+        self._look: Look | None = None  # the one under way, or the last one
 
     def end(self) -> None:
         """Have it end soon, or when the look under way comes back."""
         self._going = False
+
+    def hangs_since(self, moment: float) -> bool:
+        """Whether a look has been under way since before that moment."""
+        look = self._look
+        return look is not None and look.under_way_since(moment)
 
     def run(self) -> None:
         due = time.monotonic() + self._interval
@@ -153,5 +155,6 @@ class _Thread(threading.Thread):
                 continue
             for look in self.looks:
                 if self._going:
+                    self._look = look
                     look.sample()
             due = max(due + self._interval, now)  # after a slow look: no burst to catch up
