@@ -20,6 +20,8 @@ import pytest
 from receipt_cases import BEGAN, receipt
 from services import Daemon, ending, free_port
 
+from gpuwarden import run_commands
+from gpuwarden.config import Config
 from gpuwarden.runs.receipt import Receipt, to_plain
 from gpuwarden.runs.record_store import RecordStore, row_of
 from mock_nvml import MockNvml
@@ -283,3 +285,12 @@ def test_one_that_cannot_be_read(tmp_path: Path) -> None:
     assert some.stdout.splitlines()[-1].startswith(f"run {odd['run_id']} can't be read: steps")
     assert none.returncode == 1
     assert f"none of 1 runs can be read by this version; run {odd['run_id']}" in none.stderr
+
+
+def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon is asked for it; of the begin of an id it knows no more than the list."""
+    known = {"": {"live": [], "past": []}, "/4711-99": to_plain(receipt())}
+    monkeypatch.setattr(run_commands, "_ask", lambda _config, path: known.get(path))
+    assert json.loads(run_commands.one(Config(), "4711-99", as_json=True)) == to_plain(receipt())
+    with pytest.raises(OSError, match="no run 4711 is known"):
+        run_commands.one(Config(), "4711", as_json=True)

@@ -46,8 +46,9 @@ from gpuwarden.runs.advice import Adviser
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.process_tree import ProcessTrees, Usage
+from gpuwarden.runs.receipt import MAX_LISTED
 from gpuwarden.runs.receipt_place import place
-from gpuwarden.runs.receipts import LISTED, MAX_LISTED, Receipts
+from gpuwarden.runs.receipts import LISTED, Receipts
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.runs.stall import Patience

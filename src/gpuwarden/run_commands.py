@@ -9,19 +9,30 @@ import json
 import shutil
 import sys
 import time
-import unicodedata
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
 from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
 from gpuwarden.config import Config
 from gpuwarden.memory_chart import alphabet
 from gpuwarden.quantities import amount, duration, energy, lasting, ratio, short
 from gpuwarden.run_story import Page, story_lines
-from gpuwarden.runs.receipt import DeviceShare, FailedAllocation, Receipt, ReceiptError, ToldError, from_plain
+from gpuwarden.runs.receipt import (
+    MAX_LISTED,
+    DeviceShare,
+    FailedAllocation,
+    Receipt,
+    ReceiptError,
+    ToldError,
+    from_plain,
+)
 from gpuwarden.runs.receipt_place import of_user, place
 from gpuwarden.runs.receipt_text import counts
 
@@ -33,7 +44,7 @@ SAID = 400  # characters of an error's message: what went wrong stands at its en
 
 def listing(config: Config, which: Sequence[str], limit: int | None, *, as_json: bool) -> str:
     """Return the runs in words or as JSON, those that go on first; `which` is of live and past. Raises OSError."""
-    answer = _listed(config)
+    answer = _listed(config, limit)
     chosen = {name: answer[name][:limit] for name in which}
     if as_json:
         return json.dumps({**answer, "live": [], "past": [], **chosen}, indent=2) + "\n"
@@ -59,13 +70,13 @@ def one(config: Config, prefix: str, *, as_json: bool) -> str:
     for each in (*answer["live"], *answer["past"]):
         if isinstance(each, dict) and str(each.get("run_id", "")).startswith(prefix):
             found.setdefault(str(each["run_id"]), each)  # of several boots' the newest
-    chosen = [found[prefix]] if prefix in found else list(found.values())
-    if not chosen:
-        raise OSError(None, f"no run {shown(prefix)} is known; gpuwarden runs lists them. {_where(config, answer)}")
-    if len(chosen) > 1:
+    if len(found) > 1 and prefix not in found:
         some = ", ".join(shown(run_id) for run_id in list(found)[:8])
         raise OSError(None, f"{shown(prefix)} is the begin of {len(found)} runs: {some}")
-    whole = _with_story(config, chosen[0])
+    run_id = prefix if prefix in found else next(iter(found), prefix)  # a whole id may be of a run too old for the list
+    whole = _ask(config, f"/{urllib.parse.quote(run_id, safe='')}") or found.get(run_id)
+    if whole is None:
+        raise OSError(None, f"no run {shown(prefix)} is known; gpuwarden runs lists them. {_where(config, answer)}")
     if as_json:
         return json.dumps(whole, indent=2) + "\n"
     try:
@@ -75,19 +86,12 @@ def one(config: Config, prefix: str, *, as_json: bool) -> str:
     return "\n".join(_whole(receipt, _width())) + "\n"
 
 
-def _listed(config: Config) -> dict[str, Any]:
-    """Return what the daemon knows of all runs: their receipts without their stories."""
-    answer = _ask(config, "")
+def _listed(config: Config, limit: int | None = None) -> dict[str, Any]:
+    """Return the records of all runs that go on, and of the newest that ended, without their stories."""
+    answer = _ask(config, f"?limit={min(limit, MAX_LISTED)}" if limit else "")
     if not (isinstance(answer, dict) and all(isinstance(answer.get(name), list) for name in ("live", "past"))):
         raise OSError(None, f"{url_of(config.web.listen)} is no gpuwarden that knows of runs")
     return answer
-
-
-def _with_story(config: Config, listed: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole receipt; the one listed where another run has its id by now."""
-    whole = _ask(config, f"/{urllib.parse.quote(str(listed['run_id']), safe='')}")
-    alike = isinstance(whole, dict) and whole.get("began_timestamp_seconds") == listed.get("began_timestamp_seconds")
-    return whole if alike else listed
 
 
 def _ask(config: Config, path: str) -> Any:
@@ -95,7 +99,7 @@ def _ask(config: Config, path: str) -> Any:
     try:
         return ask(config.web.listen, f"/api/v1/runs{path}")
     except StatusError as error:
-        if path and error.status == HTTPStatus.NOT_FOUND:  # it was forgotten meanwhile
+        if path.startswith("/") and error.status == HTTPStatus.NOT_FOUND:  # it was forgotten meanwhile
             return None
         raise OSError(
             None, f"{url} is no gpuwarden that knows of runs: it answers with status {error.status}"
@@ -129,19 +133,9 @@ def _width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def _cells(text: str) -> int:
-    """Count the columns that a text takes in a terminal."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
-
-
 def _fit(text: str, width: int) -> str:
     """Cut or pad a text to so many columns."""
-    if _cells(text) > width:
-        while _cells(text) > width - 1:
-            text = text[:-1]
-        text += "…"
-    return text + " " * (width - _cells(text))
+    return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
 
 
 def _peak(receipt: Receipt) -> str:
@@ -169,10 +163,10 @@ _RIGHT = ("FOR", "STEPS", "PEAK")
 def _table(receipts: Sequence[Receipt], width: int) -> Iterator[str]:
     """Write a line a run; the name takes the room that is left, and the id is never cut."""
     columns = {title: [shown(write(each)) for each in receipts] for title, write in _COLUMNS.items()}
-    widths = {title: max(len(title), *map(_cells, texts)) for title, texts in columns.items()}
+    widths = {title: max(len(title), *map(cell_len, texts)) for title, texts in columns.items()}
     left = max(width - sum(widths.values()) - 2 * len(widths), NAME_WIDTH)
     names = [shown(each.name) for each in receipts]
-    room = min(left, max(len("NAME"), *map(_cells, names)))
+    room = min(left, max(len("NAME"), *map(cell_len, names)))
     for row in range(-1, len(receipts)):
         cells = []
         for title in _COLUMNS:
@@ -211,26 +205,9 @@ def _story(receipt: Receipt, page: Page) -> Iterator[str]:
 def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
     """Write a label and its text, which goes on below itself."""
     start = f"{label:<{LABEL_WIDTH}}" if label else ""
-    for number, line in enumerate(_filled(shown(text), max(width - len(start), 20))):
-        yield (start if number == 0 else " " * len(start)) + line
-
-
-def _filled(text: str, width: int) -> Iterator[str]:
-    """Break a text into lines of so many columns: textwrap counts letters, of which some take two."""
-    line = ""
-    for word in text.split(" "):
-        if line and _cells(line) + 1 + _cells(word) <= width:
-            line += f" {word}"
-            continue
-        if line:
-            yield line
-        line = ""
-        for letter in word:
-            if _cells(line) + _cells(letter) > width:
-                yield line
-                line = ""
-            line += letter
-    yield line
+    wrapped = Text(shown(text)).wrap(Console(width=width), max(width - len(start), 20))
+    for number, line in enumerate(wrapped):
+        yield ((start if number == 0 else " " * len(start)) + line.plain).rstrip()
 
 
 def _moment(seconds: float) -> str:

@@ -1,40 +1,40 @@
-"""What a run's memory did, told in a terminal: a chart a device, marks below it, and what follows from it.
+"""Report of a run's memory for a terminal: a chart for each device, the events, and the conclusion.
 
-Lines of charts are drawn by us alone; whatever a run calls itself stands in texts, which whoever writes them escapes.
+Lines of charts are this program's own; names that a run gives itself are in the texts, which the caller escapes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from gpuwarden.memory_chart import LABEL_WIDTH, LEAST_WIDTH, Alphabet, Column, chart, column_of, columns, lane
+from gpuwarden.memory_chart import LABEL_WIDTH, MIN_WIDTH, chart
 from gpuwarden.quantities import amount, foreseen, lasting, rate
 from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldMark
 
-HEIGHT = 8  # lines of a chart
-MOST_WIDTH = 140  # of a line
-MOST_CHARTS = 2  # devices beyond which only the tightest has one
-MOST_MARKS = 9  # below a chart: each has a digit
+MAX_WIDTH = 140  # of a line
+MAX_CHARTS = 2  # devices beyond which only the tightest has one
+MAX_MARKS = 9
 STEADY_RATIO, STEADY_BYTES = 0.01, 32 << 20  # by which memory may differ that is steady
 LEAST_POINTS, LEAST_SECONDS = 8, 20.0  # in which that shows
 
 _WEIGHT = {"oom": 0, "neighbour": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
-_PHASES = {"test": ("t", "evaluation"), "predict": ("p", "prediction")}  # below a chart
 
 Line: TypeAlias = "tuple[str | None, str]"  # a label and a text, or None and a line of a chart
 
 
-class Page(NamedTuple):
-    """How wide the terminal is, and what it can show."""
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Width of the terminal in columns, and the letters for charts."""
 
     width: int
-    letters: Alphabet
+    letters: str
 
 
 def story_lines(receipt: Receipt, page: Page) -> Iterator[Line]:
-    """Tell a receipt's story: texts of any length below their labels, and charts as wide as the page."""
+    """Return texts of any length with their labels, and the lines of charts as wide as the page."""
     told = sorted((each for each in receipt.devices if each.story is not None), key=_room)
     if told:
         yield from _pictures(receipt, told, page)
@@ -44,48 +44,26 @@ def story_lines(receipt: Receipt, page: Page) -> Iterator[Line]:
 
 
 def _pictures(receipt: Receipt, told: Sequence[DeviceShare], page: Page) -> Iterator[Line]:
-    seconds = max(_seconds(told), max((mark.at_seconds for mark in receipt.marks), default=0.0))
-    charts = told if len(told) <= MOST_CHARTS else told[:1]
-    marks = _chosen(receipt.marks)
-    width = max(min(page.width, MOST_WIDTH) - LABEL_WIDTH - 1, LEAST_WIDTH)
-    for device in charts:
-        yield from _charted(device, seconds, width, page.letters, marks)
-    for device in told[len(charts) :]:
+    seconds = max(story.ended_seconds[-1] for each in told if (story := each.story))
+    width = max(min(page.width, MAX_WIDTH) - LABEL_WIDTH - 1, MIN_WIDTH)
+    for number, device in enumerate(told):
         yield "", ""
         yield from _titled(device)
+        if device.story is not None and (number == 0 or len(told) <= MAX_CHARTS):
+            yield "", f"{page.letters[-2]} in use  {page.letters[-1]} peak so far"
+            yield from ((None, line) for line in chart(device.story, seconds, width, page.letters))
+    marks = _chosen(receipt.marks)
     if marks:
         yield "", ""
-    for number, mark in enumerate(marks, 1):
-        yield f"{number} {_clock(receipt, mark)}", mark.text
+    for mark in marks:
+        yield time.strftime("%H:%M:%S", time.localtime(receipt.began_timestamp_seconds + mark.at_seconds)), mark.text
     if len(receipt.marks) > len(marks):
         yield "", f"and {len(receipt.marks) - len(marks)} of less importance (--json)"
-
-
-def _seconds(told: Sequence[DeviceShare]) -> float:
-    return max(story.ended_seconds[-1] for each in told if (story := each.story))
 
 
 def _room(device: DeviceShare) -> float:
     """Return the least headroom, to have the tightest device first."""
     return float("inf") if device.lowest_headroom_bytes is None else device.lowest_headroom_bytes
-
-
-def _charted(
-    device: DeviceShare, seconds: float, width: int, letters: Alphabet, marks: Sequence[ToldMark]
-) -> Iterator[Line]:
-    assert device.story is not None
-    shown = columns(device.story, seconds, width)
-    yield "", ""
-    yield from _titled(device)
-    lines = list(chart(shown, seconds, HEIGHT, letters))
-    yield "", _legend(shown, "".join(lines[:HEIGHT]), letters)
-    for line in lines:
-        yield None, line
-    phases = {at: _PHASES.get(each.phase, "-")[0] for at, each in enumerate(shown) if each and each.phase != "idle"}
-    if set(phases.values()) - {"-"}:
-        yield None, lane("phase", phases)
-    if places := _places(device, seconds, width, marks):
-        yield None, lane("marks", places)
 
 
 def _titled(device: DeviceShare) -> Iterator[Line]:
@@ -104,41 +82,10 @@ def _settled(story: MemoryStory) -> int:
     return min(len(story.lowest_bytes) - 1, 1)
 
 
-def _legend(shown: Sequence[Column | None], drawn: str, letters: Alphabet) -> str:
-    """Say what the letters mean that were drawn."""
-    meanings = {
-        letters.full: "in use",
-        letters.between: "lowest to highest",
-        letters.peak: "peak so far",
-        letters.ceiling: "where headroom ends",
-    }
-    parts = [f"{letter} {meaning}" for letter, meaning in meanings.items() if letter in drawn]
-    phases = {column.phase for column in shown if column is not None}
-    parts += [f"{letter} {meaning}" for phase, (letter, meaning) in _PHASES.items() if phase in phases]
-    return "  ".join(parts)
-
-
 def _chosen(marks: Sequence[ToldMark]) -> list[ToldMark]:
     """Choose the marks that matter most, in the order of time; the newest of those that matter alike."""
     worth = sorted(marks, key=lambda mark: (_WEIGHT.get(mark.kind, len(_WEIGHT)), -mark.at_seconds))
-    return sorted(worth[:MOST_MARKS], key=lambda mark: mark.at_seconds)
-
-
-def _places(device: DeviceShare, seconds: float, width: int, marks: Sequence[ToldMark]) -> dict[int, str]:
-    """Give marks their columns; one whose column is taken goes to the next, or the one before at the end."""
-    found: dict[int, str] = {}
-    for number, mark in enumerate(marks, 1):
-        if mark.uuid not in (None, device.uuid):
-            continue
-        at = column_of(mark.at_seconds, seconds, width)
-        while at in found and at < width - 1:
-            at += 1
-        found.setdefault(at, str(number))
-    return found
-
-
-def _clock(receipt: Receipt, mark: ToldMark) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(receipt.began_timestamp_seconds + mark.at_seconds))
+    return sorted(worth[:MAX_MARKS], key=lambda mark: mark.at_seconds)
 
 
 def conclusion(receipt: Receipt, told: Sequence[DeviceShare]) -> Iterator[Line]:

@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 VERSION = 1
+MAX_LISTED = 1000  # ended runs in one answer of the API
 MAX_TEXT = 4096  # characters of a text in a receipt
 MAX_ENTRIES = 512  # of a list or an object in a receipt
 MAX_NUMBER = 2.0**72  # more than all devices of a run may come to together

@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 API_VERSION = 1
 LISTED = 256  # ended runs in a listing, unless more are asked for
-MAX_LISTED = 1000
 FLUSH_SECONDS = 1.0  # between two writes
 WRITE_SECONDS = 60.0  # between two records of a run that goes on
 MAX_WRITES_PER_SECOND = 4.0  # of records of runs that go on: with more than 240 runs each is written less often
