@@ -117,16 +117,13 @@ class ToldError:
     text: Annotated[str, "What matters of its message: the place where its kind shows, the front and the end."]
     phase: Annotated[str | None, "What the run did then."] = None
     steps: Annotated[int | None, "Steps it had made."] = None
-    headroom_bytes: Annotated[
-        Mapping[str, float] | None, "Headroom of the poll before it less what the run took since, by UUID."
-    ] = None
+    headroom_bytes: Annotated[Mapping[str, float] | None, "Headroom just before, by UUID."] = None
     least_headroom_bytes: Annotated[
-        Mapping[str, float] | None,
-        "The least that can have been left meanwhile, within a step: the same at the run's peak.",
+        Mapping[str, float] | None, "The least it can have been within a step, by UUID."
     ] = None
     allocations: Annotated[tuple[FailedAllocation, ...], "Allocations that failed, of an out-of-memory."] = ()
     memory: Annotated[
-        Mapping[str, DeviceMemoryThen] | None, "What the allocators said afterwards, by the framework's device."
+        Mapping[str, DeviceMemoryThen] | None, "State of the allocators after it, by the framework's device."
     ] = None
     verdict: Annotated[ToldVerdict | None, "Why, of an out-of-memory, as far as evidence supports it."] = None
 
@@ -142,15 +139,10 @@ class MemoryStory:
     ended_seconds: Annotated[tuple[float, ...], "When it ended; a gap before the next had no daemon."]
     lowest_bytes: Annotated[tuple[int, ...], "The least that the allocator had handed out at a report."]
     highest_bytes: Annotated[tuple[int, ...], "The most; reports come between steps."]
-    peak_bytes: Annotated[
-        tuple[int, ...], "The most that it had ever handed out by then, as the allocator says: within steps."
-    ]
+    peak_bytes: Annotated[tuple[int, ...], "The allocator's own peak by then, which lies within steps."]
     phase: Annotated[tuple[str, ...], "What the run did at its end."]
     headroom_bytes: Annotated[tuple[float | None, ...], "The least headroom of any poll."] = ()
-    others_bytes: Annotated[
-        tuple[float | None, ...],
-        "The most that other processes held on the device; null where the driver did not list the run's own.",
-    ] = ()
+    others_bytes: Annotated[tuple[float | None, ...], "Most memory of other processes; null if unknown."] = ()
     epoch: Annotated[tuple[int | None, ...], "The epoch at its end, from 0."] = ()
     batch_size: Annotated[tuple[int | None, ...], "The largest batch that was seen."] = ()
 
@@ -203,40 +195,26 @@ class DeviceShare:
 
     uuid: Annotated[str, "UUID of the GPU or MIG instance."]
     name: Annotated[str, "What kind of GPU it is."]
-    gpu_seconds: Annotated[
-        float | None,
-        "Time that the run held memory there, from poll to poll; of one that only one poll saw none is known.",
-    ] = None
+    gpu_seconds: Annotated[float | None, "Time that the run held memory there; needs two polls."] = None
     busy_seconds: Annotated[float | None, "Of that, time with a kernel of any program running."] = None
     idle_seconds: Annotated[float | None, "Of that, time without one."] = None
-    energy_joules: Annotated[
-        float | None, "Energy that the whole GPU has drawn meanwhile; a MIG instance has none of its own."
-    ] = None
-    energy_by_power_joules: Annotated[
-        float | None,
-        "Of that, what is power added up over the polls, as of a GPU without an energy counter.",
-    ] = None
-    throttled_seconds: Annotated[
-        Mapping[str, float] | None, "Time that each clock event reason has slowed the GPU down meanwhile."
-    ] = None
+    energy_joules: Annotated[float | None, "Energy of the whole GPU in that time; none of a MIG instance."] = None
+    energy_by_power_joules: Annotated[float | None, "Part of it computed from power, without an energy counter."] = None
+    throttled_seconds: Annotated[Mapping[str, float] | None, "Time slowed down, by clock event reason."] = None
     throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time with training steps under way."] = None
     memory_peak_bytes: Annotated[int | None, "Most bytes that the run's allocator ever had handed out."] = None
     memory_limit_bytes: Annotated[int | None, "The allocator's own limit."] = None
     headroom_at_peak_bytes: Annotated[float | None, "What the run could have allocated on top of that peak."] = None
     lowest_headroom_bytes: Annotated[float | None, "The least headroom of any poll."] = None
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of the GPU while the run lived, by code."] = None
-    memory_growth_bytes_per_second: Annotated[
-        float | None, "How fast what is in use grows for good, while the run lives and does so (foresight.md)."
-    ] = None
+    memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak, while the run lives (foresight.md)."] = (
+        None
+    )
     seconds_to_oom: Annotated[float | None, "How long it is to the limit at that rate."] = None
     seconds_to_oom_lower: Annotated[float | None, "At least so long."] = None
     seconds_to_oom_upper: Annotated[float | None, "At most so long; not there where it may never come."] = None
-    batch_memory: Annotated[
-        tuple[BatchMemorySeen, ...], "What batches of each size took there, as far as the peak showed it."
-    ] = ()
-    story: Annotated[
-        MemoryStory | None, "What the run's memory did there over time; only in the answer for one run, and in files."
-    ] = None
+    batch_memory: Annotated[tuple[BatchMemorySeen, ...], "Memory of batches by their size, as far as known."] = ()
+    story: Annotated[MemoryStory | None, "Memory over time; only in the answer for one run."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,20 +234,16 @@ class Receipt:
     uid: Annotated[int, "Whose process that is."]
     began_timestamp_seconds: Annotated[UnixTime, "When it first reported, in Unix time."]
     updated_timestamp_seconds: Annotated[UnixTime, "Of when the receipt is, in Unix time."]
-    duration_seconds: Annotated[
-        float, "From its begin to its end, or so far; by a clock that nobody sets, where the other was set meanwhile."
-    ]
+    duration_seconds: Annotated[float, "From its begin to its end, or until now; right also where the clock was set."]
     boot_id: Annotated[str | None, "Which boot of the box that was (/proc/sys/kernel/random/boot_id)."] = None
-    began_uptime_seconds: Annotated[
-        float | None, "When it first reported, in seconds since that boot (CLOCK_BOOTTIME): a clock that nobody sets."
-    ] = None
+    began_uptime_seconds: Annotated[float | None, "When it first reported, in seconds since boot (CLOCK_BOOTTIME)."] = (
+        None
+    )
     user: Annotated[str | None, "The user's name."] = None
     job: Annotated[str | None, "Job of several processes that it is part of."] = None
     rank: Annotated[int | None, "Its place in the job, from 0."] = None
     world_size: Annotated[int | None, "How many processes the job has."] = None
-    ended_timestamp_seconds: Annotated[
-        UnixTime | None, "When it ended, in Unix time; not there so far, nor where no daemon saw the end."
-    ] = None
+    ended_timestamp_seconds: Annotated[UnixTime | None, "When it ended, in Unix time, if a daemon saw that."] = None
     outcome: Annotated[str | None, "How it ended; not there so far."] = None
     evidence: Annotated[str | None, "What that was concluded from."] = None
     phase: Annotated[str | None, "What it did last: train, test, predict or idle."] = None
@@ -290,30 +264,19 @@ class Receipt:
     gpu_idle_ratio: Annotated[float | None, "The part of that in which no kernel ran, of GPUs that tell."] = None
     energy_joules: Annotated[float | None, "What they drew meanwhile; on a shared GPU it counts for each run."] = None
     throttled_seconds: Annotated[
-        Mapping[str, float] | None,
-        "Time that each clock event reason has slowed one down, summed over them; several may at once.",
+        Mapping[str, float] | None, "Time slowed down, by clock event reason, over its GPUs."
     ] = None
-    throttled_step_seconds: Annotated[
-        Mapping[str, float] | None, "Of that, time with training steps under way: step time lost, at least in part."
-    ] = None
-    devices: Annotated[
-        tuple[DeviceShare, ...], "Each GPU or MIG instance that it held; a shared one counts for each run."
-    ] = ()
+    throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time with training steps under way."] = None
+    devices: Annotated[tuple[DeviceShare, ...], "Each GPU or MIG instance that it held, shared or not."] = ()
     errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind."] = None
     errors_told: Annotated[tuple[ToldError, ...], "The last of them, oldest first."] = ()
-    headroom_unknown: Annotated[
-        Mapping[str, str] | None,
-        "Why no headroom can be told while it lives, by UUID; empty for what is no certain GPU.",
-    ] = None
+    headroom_unknown: Annotated[Mapping[str, str] | None, 'Why headroom is unknown, by UUID; "" is no certain GPU.'] = (
+        None
+    )
     batch_size_advice: Annotated[ToldBatchSizeAdvice | None, "Which batch size fits, where there is evidence."] = None
-    marks: Annotated[
-        tuple[ToldMark, ...],
-        "What happened to its memory, in the order of time; of each kind the first and the last; where `story` is.",
-    ] = ()
+    marks: Annotated[tuple[ToldMark, ...], "What happened to its memory, in order; where `story` is."] = ()
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs while it lived, by code."] = None
-    host_memory_growth_bytes_per_second: Annotated[
-        float | None, "How fast the memory of its processes grows for good, while it lives and does so."
-    ] = None
+    host_memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak on the host, while it lives."] = None
     seconds_to_host_oom: Annotated[float | None, "How long it is at that rate until the host has no more."] = None
     host_memory_peak_bytes: Annotated[int | None, "Most host memory resident in its processes at any look."] = None
     cpu_seconds: Annotated[float | None, "CPU time of its processes, ended ones too."] = None

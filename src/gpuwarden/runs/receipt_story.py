@@ -15,6 +15,18 @@ from gpuwarden.runs.run import Run
 from gpuwarden.runs.story import points_each, shifted, thinned
 
 _OOMS = ("device_oom", "host_oom")
+_COLUMNS = {  # of a MemoryStory, by the fields of a Window
+    "began_seconds": "began",
+    "ended_seconds": "ended",
+    "lowest_bytes": "lowest",
+    "highest_bytes": "highest",
+    "peak_bytes": "peak",
+    "phase": "phase",
+    "headroom_bytes": "headroom",
+    "others_bytes": "others",
+    "epoch": "epoch",
+    "batch_size": "batch_size",
+}
 
 
 def with_story(receipt: Receipt, run: Run) -> Receipt:
@@ -56,46 +68,23 @@ def _continued(device: DeviceShare, before: MemoryStory | None, later: float, mo
 def _story(windows: Sequence[Window]) -> MemoryStory | None:
     if not windows:
         return None
-    return MemoryStory(
-        began_seconds=tuple(round(each.began, 1) for each in windows),
-        ended_seconds=tuple(round(each.ended, 1) for each in windows),
-        lowest_bytes=tuple(each.lowest for each in windows),
-        highest_bytes=tuple(each.highest for each in windows),
-        peak_bytes=tuple(each.peak for each in windows),
-        phase=tuple(each.phase for each in windows),
-        headroom_bytes=_column(_whole(each.headroom) for each in windows),
-        others_bytes=_column(_whole(each.others) for each in windows),
-        epoch=_column(each.epoch for each in windows),
-        batch_size=_column(each.batch_size for each in windows),
-    )
+    columns: dict[str, Any] = {
+        name: tuple(_plain(name, getattr(each, source)) for each in windows) for name, source in _COLUMNS.items()
+    }
+    return MemoryStory(**{name: column for name, column in columns.items() if set(column) != {None}})
 
 
-def _whole(count: float | None) -> int | None:
-    return None if count is None else int(count)
-
-
-def _column(values: Iterable[Any]) -> tuple[Any, ...]:
-    column = tuple(values)
-    return column if any(each is not None for each in column) else ()
+def _plain(name: str, value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return int(value) if name.endswith("_bytes") else round(value, 1)
 
 
 def _windows(story: MemoryStory) -> list[Window]:
     """Return what `_story` was made of, as far as it is kept."""
-    nothing = (None,) * len(story.began_seconds)
-    rows = zip(
-        story.began_seconds,
-        story.ended_seconds,
-        story.phase,
-        story.epoch or nothing,
-        story.lowest_bytes,
-        story.highest_bytes,
-        story.peak_bytes,
-        story.headroom_bytes or nothing,
-        story.others_bytes or nothing,
-        story.batch_size or nothing,
-        strict=True,
-    )
-    return [Window(began, ended, 0, cast("Any", phase), *rest) for began, ended, phase, *rest in rows]
+    unknown = (None,) * len(story.began_seconds)
+    rows = zip(*(getattr(story, name) or unknown for name in _COLUMNS), strict=True)
+    return [Window(steps=0, **dict(zip(_COLUMNS.values(), row, strict=True))) for row in rows]
 
 
 def _told(marks: Iterable[Mark]) -> tuple[ToldMark, ...]:
