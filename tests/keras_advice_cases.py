@@ -9,12 +9,9 @@ the begin of the step that it names.
 from __future__ import annotations
 
 import importlib
-import json
-import logging
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +21,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import numpy as np
 from receiver import Receiver
+from training_cases import cases_in, serve
 
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol import Advice, AdviceKind, Level, Report
@@ -372,30 +370,8 @@ def case_bad_arguments(daemon: Daemon) -> Any:
     return refused
 
 
-def saw(case: Callable[[Daemon], Any], folder: Path) -> dict[str, Any]:
-    """Play one case; what it raises is what it saw, beside what was logged."""
-    daemon = Daemon(folder / f"{case.__name__}.sock")
-    said: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
-    logger = logging.getLogger("gpuwarden")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        return {"saw": case(daemon), "said": said}
-    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
-        return {"raised": traceback.format_exc()}
-    finally:
-        logger.removeHandler(handler)
-        daemon.close()
-
-
 if __name__ == "__main__":
-    cases = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
+    cases = cases_in(globals())
     first = "mirrored"  # TensorFlow's devices cannot be cut once they were used
     names = sys.argv[2:] or [first, *(name for name in cases if name != first)]
-    if keras.backend.backend() != "tensorflow":
-        names = [name for name in names if name != first]
-    print(json.dumps({name: saw(cases[name], Path(sys.argv[1])) for name in names}))  # noqa: T201 - the result
-    sys.stdout.flush()
-    os._exit(0)
+    serve({name: cases[name] for name in names if name != first or keras.backend.backend() == "tensorflow"}, Daemon)

@@ -8,18 +8,13 @@ trains against a daemon's socket of its own.
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from receiver import Receiver
+from training_cases import cases_in, serve
 
 from gpuwarden import watch
 from gpuwarden.keras import GpuWarden, keras
@@ -137,24 +132,5 @@ def case_dispatch(daemon: Daemon) -> Any:
     return [chain._async_train, chain._async_test, chain._async_predict]
 
 
-def saw(case: Callable[[Daemon], Any], folder: Path) -> dict[str, Any]:
-    """Play one case; what it raises is what it saw, and so is what the callback says of its own failures."""
-    daemon = Daemon(folder / f"{case.__name__}.sock")
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
-    logging.getLogger("gpuwarden").addHandler(handler)
-    try:
-        return {"saw": case(daemon), "said": said}
-    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
-        return {"raised": traceback.format_exc()}
-    finally:
-        logging.getLogger("gpuwarden").removeHandler(handler)
-        daemon.close()
-
-
 if __name__ == "__main__":
-    cases = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
-    print(json.dumps({name: saw(case, Path(sys.argv[1])) for name, case in cases.items()}))  # noqa: T201 - the result
-    sys.stdout.flush()
-    os._exit(0)  # JAX and torch take their time to end
+    serve(cases_in(globals()), Daemon)

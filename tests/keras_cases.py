@@ -34,6 +34,7 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 }
 
 from receiver import Receiver
+from training_cases import cases_in, serve
 
 from gpuwarden import keras as keras_callback
 from gpuwarden.client.frameworks.tensorflow import physical_devices
@@ -772,20 +773,7 @@ def case_imports(daemon: Daemon) -> Any:
     return IMPORTED
 
 
-def saw(case: Callable[[Daemon], Any], folder: Path) -> dict[str, Any]:
-    """Play one case; what it raises is what it saw."""
-    daemon = Daemon(folder / f"{case.__name__}.sock")
-    try:
-        return {"saw": case(daemon)}
-    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
-        return {"raised": traceback.format_exc()}
-    finally:
-        daemon.close()
-
-
 if __name__ == "__main__":
-    cases = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
     fatal = "compiled_out_of_memory"  # TensorFlow crashes later in a process where XLA had none
-    cases = {name: cases[name] for name in sys.argv[2:] or cases if name != fatal or name in sys.argv}
-    print(json.dumps({name: saw(case, Path(sys.argv[1])) for name, case in cases.items()}), flush=True)  # noqa: T201 - the result
-    os._exit(0)
+    cases = cases_in(globals())
+    serve({name: cases[name] for name in sys.argv[2:] or cases if name != fatal or name in sys.argv}, Daemon)

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
-import logging
 import os
 import random
 import sys
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 import numpy as np
 import tensorflow as tf
 from receiver import Receiver
+from training_cases import cases_in, serve
 
 from gpuwarden.keras import GpuWarden, find_batch_size, fit_with_oom_retry, keras
 
@@ -743,31 +741,8 @@ def case_search_arguments(_: Path) -> Any:
     }
 
 
-def saw(case: Callable[[Path], Any], folder: Path) -> dict[str, Any]:
-    """Play one case; what it raises is what it saw, and so is what is logged."""
-    said: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
-    logger = logging.getLogger("gpuwarden")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        return {"saw": case(folder), "said": said}
-    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
-        return {"raised": traceback.format_exc()}
-    finally:
-        logger.removeHandler(handler)
-
-
-def chosen(names: list[str]) -> Iterator[tuple[str, Any]]:
-    for name, case in list(globals().items()):
-        if name.startswith("case_") and (not names or name[5:] in names):
-            yield name[5:], case
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # Keras's of shuffle
     gc.freeze()  # what is imported stays: collecting need not look at it
-    print(json.dumps({name: saw(case, Path(sys.argv[1])) for name, case in chosen(sys.argv[2:])}))  # noqa: T201
-    sys.stdout.flush()
-    os._exit(0)
+    cases = cases_in(globals())
+    serve({name: cases[name] for name in sys.argv[2:] or cases}, lambda path: path.parent)

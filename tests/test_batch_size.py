@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_oom_retry import play
+from training_cases import case_of, play
 
 pytestmark = pytest.mark.frameworks
 
@@ -25,15 +25,13 @@ CASES = (
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Play all cases."""
-    return play(tmp_path_factory.mktemp("searches"), *CASES)
+    return play("oom_retry_cases.py", tmp_path_factory.mktemp("searches"), *CASES)
 
 
 @pytest.fixture
 def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Give what the case named by the test saw."""
-    played = cases[request.function.__name__.removeprefix("test_")]
-    assert "raised" not in played, played["raised"]
-    return played["saw"]
+    return case_of(cases, request)["saw"]
 
 
 @pytest.mark.parametrize(

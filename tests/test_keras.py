@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,56 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training_cases import Message, case_of, errors, phases, play, reports
 
 BATCHES = 4  # of an epoch in most cases
-TRAINING_TIME = 300  # seconds until training that hangs is ended
-MESSAGE = dict[str, Any]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
-
-
-def play(folder: Path, *cases: str, python: str | Path = sys.executable, **environment: str) -> dict[str, Any]:
-    """Play all cases, or some, in one TensorFlow process and give what each saw."""
-    script = Path(__file__).with_name("keras_cases.py")
-    played = subprocess.run(
-        [python, script, folder, *cases],
-        capture_output=True,
-        text=True,
-        timeout=TRAINING_TIME,
-        check=False,
-        env=os.environ | environment,
-    )
-    assert played.returncode == 0, played.stderr[-4000:]
-    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
-    return outcomes
 
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
     """Play all cases with the Keras of this environment."""
     with tempfile.TemporaryDirectory() as sockets:  # a socket's path may be no longer than 107 bytes
-        return play(Path(sockets))
+        return play("keras_cases.py", Path(sockets))
 
 
 @pytest.fixture
 def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Give what the case named by the test, or by its parameter, saw."""
-    name = getattr(request, "param", None) or request.function.__name__.removeprefix("test_")
-    assert "raised" not in cases[name], cases[name]["raised"]
-    return cases[name]["saw"]
+    return case_of(cases, request)["saw"]
 
 
-def reports(messages: list[MESSAGE]) -> list[MESSAGE]:
-    """Keep the reports."""
-    return [each for each in messages if each["type"] == "Report"]
-
-
-def phases(messages: list[MESSAGE]) -> list[str]:
-    """Give the phases in the order they were entered."""
-    return [phase for phase, _ in groupby(each["phase"] for each in reports(messages))]
-
-
-def test_validation(saw: list[MESSAGE]) -> None:
+def test_validation(saw: list[Message]) -> None:
     """A fit with validation alternates between training and test, and its validation is no part of its steps."""
     assert phases(saw) == ["train", "test", "train", "test", "train", "idle"]
     last = reports(saw)[-1]
@@ -71,7 +40,7 @@ def test_validation(saw: list[MESSAGE]) -> None:
 
 
 @pytest.mark.parametrize("saw", ["validation"], indirect=True)
-def test_hello(saw: list[MESSAGE]) -> None:
+def test_hello(saw: list[Message]) -> None:
     """The hello names the run, made printable, its versions, and its devices as the user mapped them."""
     hello = saw[0]
     assert (hello["type"], hello["name"]) == ("Hello", "a name")
@@ -79,14 +48,14 @@ def test_hello(saw: list[MESSAGE]) -> None:
     assert hello["devices"] == {"CPU:0": "GPU-0e2a6d51"}
 
 
-def test_default_device(saw: list[MESSAGE]) -> None:
+def test_default_device(saw: list[Message]) -> None:
     """Host memory is not passed off as a GPU's: a CPU that the user does not name has no reading."""
     assert saw[0]["devices"] == {}
     assert all(each["memory"] == {} for each in reports(saw))
 
 
 @pytest.mark.parametrize("saw", ["default_device"], indirect=True)
-def test_visible_devices(saw: list[MESSAGE]) -> None:
+def test_visible_devices(saw: list[Message]) -> None:
     """Of a list of visible devices that is too long for a message, the entries that are sent are whole."""
     assert saw[0]["visible_devices"] == ",".join(f"GPU-{index:036}" for index in range(64))
 
@@ -105,13 +74,13 @@ def test_memory(saw: Any) -> None:
     assert all(said == told for said, told in steady)
 
 
-def test_evaluate(saw: list[MESSAGE]) -> None:
+def test_evaluate(saw: list[Message]) -> None:
     """Evaluation on its own is a phase without steps."""
     assert phases(saw) == ["test", "idle"]
     assert reports(saw)[-1]["steps"] == 0
 
 
-def test_predict(saw: list[MESSAGE]) -> None:
+def test_predict(saw: list[Message]) -> None:
     """Prediction is a phase without steps."""
     assert phases(saw) == ["predict", "idle"]
     assert reports(saw)[-1]["steps"] == 0
@@ -135,7 +104,7 @@ def test_predict(saw: list[MESSAGE]) -> None:
     ],
     indirect=["saw"],
 )
-def test_steps(saw: list[MESSAGE], timed: int) -> None:
+def test_steps(saw: list[Message], timed: int) -> None:
     """Two epochs of four batches are eight steps however Keras runs them, timed but for the execution that compiles."""
     counted = [each["steps"] for each in reports(saw)]
     last = reports(saw)[-1]
@@ -145,19 +114,19 @@ def test_steps(saw: list[MESSAGE], timed: int) -> None:
 
 
 @pytest.mark.parametrize("saw", ["shorter_than_told"], indirect=True)
-def test_shorter_than_told(saw: list[MESSAGE]) -> None:
+def test_shorter_than_told(saw: list[Message]) -> None:
     """An epoch of fewer batches than `steps_per_epoch` made as many steps as there were."""
     assert reports(saw)[-1]["steps"] == 4
 
 
 @pytest.mark.parametrize("saw", ["stopped", "unknown_length_stopped"], indirect=True)
-def test_stopped(saw: list[MESSAGE]) -> None:
+def test_stopped(saw: list[Message]) -> None:
     """A fit stopped after three batches made three steps."""
     assert reports(saw)[-1]["steps"] == 3
 
 
 @pytest.mark.parametrize("saw", ["mirrored"], indirect=True)
-def test_several_devices(saw: list[MESSAGE]) -> None:
+def test_several_devices(saw: list[Message]) -> None:
     """A strategy over several devices reports each."""
     assert set(reports(saw)[-1]["memory"]) == {"CPU:0", "CPU:1"}
 
@@ -170,7 +139,7 @@ def test_repeated(saw: Any) -> None:
 
 
 @pytest.mark.parametrize("saw", ["fit_within_a_fit"], indirect=True)
-def test_within_another(saw: list[MESSAGE]) -> None:
+def test_within_another(saw: list[Message]) -> None:
     """The steps of a fit that a callback of another makes between two epochs do not count; the other's do."""
     assert reports(saw)[-1]["steps"] == 8
     assert phases(saw) == ["train", "idle"]
@@ -182,7 +151,7 @@ def test_within_a_step(saw: Any) -> None:
     assert saw == dict.fromkeys(saw, left)
 
 
-def test_traced_again(saw: list[MESSAGE]) -> None:
+def test_traced_again(saw: list[Message]) -> None:
     """A train function that is made anew compiles anew: that step is no usual one either."""
     last = reports(saw)[-1]
     assert (last["steps"], sum(last["step_buckets"])) == (12, 10)
@@ -195,7 +164,7 @@ def test_second_fit_compiles_nothing(saw: Any) -> None:
 
 
 @pytest.mark.parametrize("saw", ["validation"], indirect=True)
-def test_stepping(saw: list[MESSAGE]) -> None:
+def test_stepping(saw: list[Message]) -> None:
     """A step is under way from an epoch's first on, which is told at once, until validation or the end."""
     told = [(each["phase"], each["stepping"], each["epoch"]) for each in reports(saw)]
     # A step that takes longer than the reports' interval is told again.
@@ -219,38 +188,38 @@ def test_short_batches(saw: Any) -> None:
     assert (last["batch_size"], last["largest_batch_size"]) == (3, 3)
 
 
-def test_sizes_seen(saw: list[MESSAGE]) -> None:
+def test_sizes_seen(saw: list[Message]) -> None:
     """Where nobody declares a batch size, the loss metric shows it between looks; a short last one may be seen."""
     told = [size for size, _ in groupby(each["batch_size"] for each in reports(saw))]
     assert told in ([None, 3], [None, 3, 1])
     assert reports(saw)[-1]["largest_batch_size"] == 3
 
 
-def test_sizes_unknown(saw: list[MESSAGE]) -> None:
+def test_sizes_unknown(saw: list[Message]) -> None:
     """Of steps that were never looked at one by one, and that nobody declares, no size is told."""
     assert (
         {each["batch_size"] for each in reports(saw)} == {each["largest_batch_size"] for each in reports(saw)} == {None}
     )
 
 
-def test_sizes_of_fixed_shape(saw: list[MESSAGE]) -> None:
+def test_sizes_of_fixed_shape(saw: list[Message]) -> None:
     """A dataset whose shape is fixed declares its batch size."""
     assert (reports(saw)[-1]["batch_size"], reports(saw)[-1]["largest_batch_size"]) == (4, 4)
 
 
 @pytest.mark.parametrize("saw", ["validation"], indirect=True)
-def test_loss_is_asked_for(saw: list[MESSAGE]) -> None:
+def test_loss_is_asked_for(saw: list[Message]) -> None:
     """The loss is not reported unless the user says so."""
     assert {each["loss"] for each in reports(saw)} == {None}
 
 
-def test_own_step(saw: list[MESSAGE]) -> None:
+def test_own_step(saw: list[Message]) -> None:
     """Of a step that the user wrote nobody knows what it counts: no loss, and the examples that fit's data declare."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"], last["loss"]) == (8, 16, None)
 
 
-def test_own_loop(saw: list[MESSAGE]) -> None:
+def test_own_loop(saw: list[Message]) -> None:
     """A loop that calls the hooks itself counts its steps; the loss metric is not fit's there, and nobody reads it."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"], last["loss"], last["batch_size"]) == (8, None, None, None)
@@ -262,11 +231,6 @@ def test_other_callback_raises(saw: Any) -> None:
     assert saw["raised"] == "from another callback"
     assert phases(saw["heard"]) == ["train", "test", "idle"]
     assert [each["stepping"] for each in reports(saw["heard"])][-2:] == [False, False]
-
-
-def errors(messages: list[MESSAGE]) -> list[MESSAGE]:
-    """Keep the errors."""
-    return [each for each in messages if each["type"] == "Error"]
 
 
 def test_out_of_memory(saw: Any) -> None:
@@ -288,7 +252,7 @@ def test_out_of_memory(saw: Any) -> None:
 @pytest.mark.frameworks  # in a process of its own
 def test_compiled_out_of_memory(tmp_path: Path) -> None:
     """XLA's out-of-memory is told, with how much was asked for and without the shape that XLA does not tell."""
-    played = play(tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]
+    played = play("keras_cases.py", tmp_path, "compiled_out_of_memory")["compiled_out_of_memory"]
     (error,) = errors(played["saw"])
     assert "oom" in error["kind"]
     assert [each["requested"] > 500 << 20 for each in error["allocations"]] == [True]
@@ -313,7 +277,7 @@ def test_let_go(saw: list[list[bool]]) -> None:
     assert saw == [[False, False], [False, False]]
 
 
-def test_interrupted(saw: list[MESSAGE]) -> None:
+def test_interrupted(saw: list[Message]) -> None:
     """An interrupt ends the fit and is no error."""
     assert errors(saw) == []
     assert [(each["phase"], each["stepping"]) for each in reports(saw)][-1] == ("idle", False)
@@ -327,19 +291,19 @@ def test_error_in_validation(saw: Any) -> None:
     assert saw["left"] == []
 
 
-def test_error_in_evaluation(saw: list[MESSAGE]) -> None:
+def test_error_in_evaluation(saw: list[Message]) -> None:
     """An error of an evaluation on its own is told."""
     assert [(each["phase"], each["steps"]) for each in errors(saw)] == [("test", 0)]
 
 
-def test_error_in_data(saw: list[MESSAGE]) -> None:
+def test_error_in_data(saw: list[Message]) -> None:
     """An error of the user's data, which ends the fit, is told; the data's end is not."""
     (error,) = errors(saw)
     assert "ZeroDivisionError: of the data" in error["text"]
 
 
 @pytest.mark.parametrize("saw", ["unknown_length"], indirect=True)
-def test_end_of_data(saw: list[MESSAGE]) -> None:
+def test_end_of_data(saw: list[Message]) -> None:
     """The end of data of an unknown length is no error."""
     assert errors(saw) == []
 
@@ -364,7 +328,7 @@ def test_forked_workers(saw: Any) -> None:
     assert saw == {"ended": True, "children": 2}
 
 
-def test_several_workers(saw: list[MESSAGE]) -> None:
+def test_several_workers(saw: list[Message]) -> None:
     """A worker of a cluster says which job it is of, and its rank."""
     assert (saw[0]["rank"], saw[0]["world_size"]) == (1, 2)
     assert saw[0]["job"].startswith("cluster-")
@@ -378,18 +342,18 @@ def test_limit(saw: Any) -> None:
     assert 512_000_000 < 500 << 20 <= memory["peak"] <= memory["limit"]
 
 
-def test_copies(saw: list[MESSAGE]) -> None:
+def test_copies(saw: list[Message]) -> None:
     """Deep-copied and pickled callbacks report like their original."""
     assert {each["name"] for each in saw if each["type"] == "Hello"} == {"original"}
     assert reports(saw)[-1]["steps"] == 24
 
 
-def test_copies_within_a_fit(saw: list[MESSAGE]) -> None:
+def test_copies_within_a_fit(saw: list[Message]) -> None:
     """A copy that is made while a fit goes on has no part in it: not its steps, nor what notes them."""
     assert reports(saw)[-1]["steps"] == 16
 
 
-def test_failed_examples(saw: list[MESSAGE]) -> None:
+def test_failed_examples(saw: list[Message]) -> None:
     """Examples of the steps before one that failed are told with it, where arrays declare them."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"]) == (2, 4)

@@ -15,11 +15,6 @@ from typing import Any
 import pytest
 from receiver import Receiver
 from test_keras import (
-    MESSAGE,
-    TRAINING_TIME,
-    phases,
-    play,
-    reports,
     saw,
     test_copies,
     test_error_in_evaluation,
@@ -46,6 +41,7 @@ from test_keras import (
     test_unchanged,
     test_validation,
 )
+from training_cases import TRAINING_TIME, Message, phases, play, reports
 
 from gpuwarden.protocol import End, Hello, Report
 from system_parts import require
@@ -69,10 +65,10 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "tf_keras":
         require(any((HERE / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
         path = os.pathsep.join((source, str(HERE / "tf_keras")))
-        return play(folder, *CASES, TF_USE_LEGACY_KERAS="1", PYTHONPATH=path)
+        return play("keras_cases.py", folder, *CASES, TF_USE_LEGACY_KERAS="1", PYTHONPATH=path)
     python = HERE / "tensorflow/bin/python"
     require((HERE / "tensorflow/.installed").exists(), "TensorFlow 2.15 is not installed: tools/keras2.sh")
-    return play(folder, *CASES, python=python, PYTHONPATH=source)
+    return play("keras_cases.py", folder, *CASES, python=python, PYTHONPATH=source)
 
 
 @pytest.mark.parametrize("saw", ["early"], indirect=True)
@@ -86,13 +82,13 @@ def test_version(saw: Any) -> None:
     [("several_steps_an_execution", 5), ("compiled", 7), ("eager", 8), ("mirrored", 7)],
     indirect=["saw"],
 )
-def test_steps(saw: list[MESSAGE], timed: int) -> None:
+def test_steps(saw: list[Message], timed: int) -> None:
     """Two epochs of four batches are eight steps however Keras runs them, timed but for the execution that compiles."""
     last = reports(saw)[-1]
     assert (last["steps"], sum(last["step_buckets"]), last["examples"]) == (8, timed, 16)
 
 
-def test_unknown_length(saw: list[MESSAGE]) -> None:
+def test_unknown_length(saw: list[Message]) -> None:
     """Of data of an unknown length Keras 2 asks for the end once: in later epochs no begin is made in vain."""
     last = reports(saw)[-1]
     assert (last["steps"], last["examples"]) == (8, 16)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from receiver import Receiver
 from test_keras2 import HERE, free_ports
+from training_cases import TRAINING_TIME, case_of, play
 
 from gpuwarden.protocol import Advice, Hello, Report
 from system_parts import require
 
-TRAINING_TIME = 300  # seconds until training that hangs is ended
 STEPS = 40
 ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 CRITICAL = Advice(1, "pressure", "critical", "GPU-0", "nearly full", "memory")
@@ -41,26 +41,14 @@ def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     backend = name if name != "tf_keras" else "tensorflow"
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs {backend}")
-    played = subprocess.run(
-        [sys.executable, Path(__file__).with_name("keras_advice_cases.py"), tmp_path_factory.mktemp("sockets")],
-        env={**os.environ, **ON_THE_CPU, "KERAS_BACKEND": backend, **(keras2() if name == "tf_keras" else {})},
-        capture_output=True,
-        text=True,
-        timeout=TRAINING_TIME,
-        check=False,
-    )
-    assert played.returncode == 0, played.stderr[-4000:]
-    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
-    return outcomes
+    environment = {**ON_THE_CPU, "KERAS_BACKEND": backend, **(keras2() if name == "tf_keras" else {})}
+    return play("keras_advice_cases.py", tmp_path_factory.mktemp("sockets"), **environment)
 
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
     """Give what the case named by the test, or by its parameter, saw and said."""
-    name = getattr(request, "param", None) or request.function.__name__.removeprefix("test_")
-    assert "raised" not in cases[name], cases[name]["raised"]
-    found: dict[str, Any] = cases[name]
-    return found
+    return case_of(cases, request)
 
 
 def actions_said(case: dict[str, Any]) -> list[str]:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
+from training_cases import Message, case_of, errors, phases, play, reports
 
 pytestmark = pytest.mark.frameworks
 
-TRAINING_TIME = 300  # seconds until training that hangs is ended
-MESSAGE = dict[str, Any]
 ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 LATE = {"jax": 1, "torch": 0}  # steps: JAX raises an error when it is asked for the result, so perhaps a step later
 
@@ -34,40 +27,18 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def cases(backend: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Play all cases in one process of this backend and give what each saw."""
-    script = Path(__file__).with_name("keras_backend_cases.py")
-    played = subprocess.run(
-        [sys.executable, script, tmp_path_factory.mktemp("sockets")],
-        env={**os.environ, **ON_THE_CPU, "KERAS_BACKEND": backend},
-        capture_output=True,
-        text=True,
-        timeout=TRAINING_TIME,
-        check=False,
-    )
-    assert played.returncode == 0, played.stderr[-4000:]
-    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
-    return outcomes
+    return play("keras_backend_cases.py", tmp_path_factory.mktemp("sockets"), **ON_THE_CPU, KERAS_BACKEND=backend)
 
 
 @pytest.fixture
 def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Give what the case named by the test, or by its parameter, saw."""
-    name = getattr(request, "param", None) or request.function.__name__.removeprefix("test_")
-    assert "raised" not in cases[name], cases[name]["raised"]
-    assert cases[name]["said"] == []
-    return cases[name]["saw"]
+    case = case_of(cases, request)
+    assert case["said"] == []
+    return case["saw"]
 
 
-def reports(messages: list[MESSAGE]) -> list[MESSAGE]:
-    """Keep the reports."""
-    return [each for each in messages if each["type"] == "Report"]
-
-
-def phases(messages: list[MESSAGE]) -> list[str]:
-    """Give the phases in the order they were entered."""
-    return [phase for phase, _ in groupby(each["phase"] for each in reports(messages))]
-
-
-def test_validation(saw: list[MESSAGE], backend: str) -> None:
+def test_validation(saw: list[Message], backend: str) -> None:
     """A fit with validation says its backend and keeps validation out of its steps."""
     assert (saw[0]["name"], saw[0]["framework"].partition(" ")[0], saw[0]["devices"]) == ("a name", backend, {})
     assert " keras 3." in saw[0]["framework"]
@@ -79,14 +50,14 @@ def test_validation(saw: list[MESSAGE], backend: str) -> None:
 
 
 @pytest.mark.parametrize(("saw", "steps"), [("unknown_length", 7), ("eager", 8), ("repeated", 16)], indirect=["saw"])
-def test_steps(saw: list[MESSAGE], steps: int) -> None:
+def test_steps(saw: list[Message], steps: int) -> None:
     """Every step counts, whatever Keras knows of the data's length, however it runs them, and how often."""
     counted = [each["steps"] for each in reports(saw)]
     assert counted == sorted(counted)
     assert counted[-1] == steps
 
 
-def test_evaluate_and_predict(saw: list[MESSAGE]) -> None:
+def test_evaluate_and_predict(saw: list[Message]) -> None:
     """Evaluation and prediction are phases without steps."""
     assert phases(saw) == ["test", "idle", "predict", "idle"]
     assert reports(saw)[-1]["steps"] == 0
@@ -100,7 +71,7 @@ def test_unchanged(saw: Any) -> None:
 def test_out_of_memory(saw: Any, backend: str) -> None:
     """A real out-of-memory in a step is told with what was asked for, and the callback works on."""
     assert saw["raised"]
-    (error,) = [each for each in saw["heard"] if each["type"] == "Error"]
+    (error,) = errors(saw["heard"])
     kind = {"jax": "device_oom", "torch": "host_oom"}[backend]  # JAX says the same of a CPU as of a GPU
     assert (error["kind"], error["phase"]) == (kind, "train")
     assert 0 <= error["steps"] <= LATE[backend]
@@ -112,7 +83,7 @@ def test_out_of_memory(saw: Any, backend: str) -> None:
 def test_within_a_watch(saw: Any, backend: str) -> None:
     """A fit within a watch is of the same run: steps of both count, and an error that leaves both counts once."""
     assert saw["raised"]
-    (error,) = [each for each in saw["heard"] if each["type"] == "Error"]
+    (error,) = errors(saw["heard"])
     assert 10 <= error["steps"] <= 10 + LATE[backend]
     last = reports(saw["heard"])[-1]
     assert (last["steps"], sum(last["errors"].values()), last["phase"]) == (error["steps"], 1, "idle")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from training_cases import case_of, play
 
-TRAINING_TIME = 600  # seconds: TensorFlow waits 10 s for memory before it gives up
 AT_ONCE = (  # each line in a process of its own, none of which waits for memory much longer than the others
     ("two_retries", "validation", "other_errors"),
     ("before_the_first_epoch", "later", "second_optimizer", "of_a_callback"),
@@ -24,36 +21,19 @@ AT_ONCE = (  # each line in a process of its own, none of which waits for memory
 pytestmark = pytest.mark.frameworks
 
 
-def play(folder: Path, *cases: str, script: str = "oom_retry_cases.py", **environment: str) -> dict[str, Any]:
-    """Play cases in one process and give what each saw."""
-    played = subprocess.run(
-        [sys.executable, Path(__file__).with_name(script), folder, *cases],
-        capture_output=True,
-        text=True,
-        timeout=TRAINING_TIME,
-        check=False,
-        env=os.environ | environment,
-    )
-    assert played.returncode == 0, played.stderr[-4000:]
-    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
-    return outcomes
-
-
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Play all cases, some of them at once: most of their time they wait for memory."""
     folders = [tmp_path_factory.mktemp("retries") for _ in AT_ONCE]
     with ThreadPoolExecutor(len(AT_ONCE)) as pool:
-        played = pool.map(lambda folder, names: play(folder, *names), folders, AT_ONCE)
+        played = pool.map(lambda folder, names: play("oom_retry_cases.py", folder, *names), folders, AT_ONCE)
         return {name: case for some in played for name, case in some.items()}
 
 
 @pytest.fixture
 def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Give what the case named by the test saw and what was logged."""
-    played = cases[request.function.__name__.removeprefix("test_")]
-    assert "raised" not in played, played["raised"]
-    return played
+    return case_of(cases, request)
 
 
 def test_two_retries(case: Any) -> None:
@@ -225,7 +205,7 @@ def test_backends(backend: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"needs {backend}")
     environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    saw = play(tmp_path, script="oom_retry_backend_cases.py", **environment)
+    saw = play("oom_retry_backend_cases.py", tmp_path, **environment)
     if backend == "torch":
         size, same, seed = saw.pop("wrapped")
         assert (size, len(same), all(same.values()), seed) == (32, 7, True, True)

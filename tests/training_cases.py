@@ -1,0 +1,92 @@
+"""Cases of real training: a script plays them in a process of one framework, and each test reads what its case saw.
+
+A script has functions `case_NAME` and ends with `serve`. Nothing here needs more than the standard library: another
+environment's Python plays too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+TRAINING_TIME = 600  # seconds until training that hangs is ended
+
+Case = dict[str, Any]
+Message = dict[str, Any]
+
+
+def play(
+    script: str, folder: Path, *cases: str, python: str | Path = sys.executable, **environment: str
+) -> dict[str, Any]:
+    """Play all cases of a script, or some, in one process; return what each saw."""
+    played = subprocess.run(
+        [python, Path(__file__).with_name(script), folder, *cases],
+        capture_output=True,
+        text=True,
+        timeout=TRAINING_TIME,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert played.returncode == 0, played.stderr[-4000:]
+    outcomes: dict[str, Any] = json.loads(played.stdout.splitlines()[-1])
+    return outcomes
+
+
+def case_of(cases: Mapping[str, Case], request: Any) -> Case:
+    """Return the case that pytest's `request` names by its parameter, or else by its test."""
+    case = cases[getattr(request, "param", None) or request.function.__name__.removeprefix("test_")]
+    assert "raised" not in case, case["raised"]
+    return case
+
+
+def reports(messages: list[Message]) -> list[Message]:
+    """Keep the reports."""
+    return [each for each in messages if each["type"] == "Report"]
+
+
+def errors(messages: list[Message]) -> list[Message]:
+    """Keep the errors."""
+    return [each for each in messages if each["type"] == "Error"]
+
+
+def phases(messages: list[Message]) -> list[str]:
+    """Return the phases in the order they were entered."""
+    return [phase for phase, _ in groupby(each["phase"] for each in reports(messages))]
+
+
+def cases_in(namespace: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
+    """Return the cases of a script by their names."""
+    return {name[5:]: value for name, value in namespace.items() if name.startswith("case_")}
+
+
+def serve(cases: Mapping[str, Callable[[Any], Any]], given: Callable[[Path], Any]) -> None:
+    """Play the cases, each with what `given` makes of a path for a socket, print what they saw, end the process."""
+    folder = Path(sys.argv[1])
+    print(json.dumps({name: _played(case, given(folder / f"{name}.sock")) for name, case in cases.items()}))  # noqa: T201
+    sys.stdout.flush()
+    os._exit(0)  # frameworks take their time to end
+
+
+def _played(case: Callable[[Any], Any], given: Any) -> Case:
+    """Play one case; return what it returned and what was logged meanwhile, or what it raised."""
+    said: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign] # shortest handler
+    logger = logging.getLogger("gpuwarden")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        return {"saw": case(given), "said": said}
+    except Exception:  # noqa: BLE001 - the test of this case fails by it, the others go on
+        return {"raised": traceback.format_exc()}
+    finally:
+        logger.removeHandler(handler)
+        getattr(given, "close", lambda: None)()
