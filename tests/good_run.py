@@ -16,7 +16,7 @@ def main() -> None:
     run.phase, run.stepping = "train", True
     while True:
         time.sleep(0.05)
-        run.count(1, 0.05)
+        run.execute([0.05], 1)
         now = time.monotonic()
         if now >= run.look_due:
             run.observe(now)

@@ -37,7 +37,7 @@ def obey(run: Run, memory: Held, said: dict[str, Any]) -> None:
     for device, numbers in said.pop("memory", {}).items():
         memory.devices[device] = DeviceMemory(*numbers)
     if steps := said.pop("steps", 0):
-        run.count(steps, steps * said.pop("seconds", 0.1))
+        run.execute([steps * said.pop("seconds", 0.1)], steps)
     if waited := said.pop("input", None):
         run.input.waited, run.input.observed = waited
     if error := said.pop("error", None):

@@ -24,7 +24,7 @@ def step() -> None:
     """Make a few steps, and say that the next is under way."""
     run.stepping, run.phase = True, "train"
     for _ in range(20):
-        run.count(1, 0.001)
+        run.execute([0.001], 1)
     run.report(time.monotonic())
 
 

@@ -20,9 +20,9 @@ def test_report(daemon: Receiver, connection: Connection) -> None:
     """A report carries the totals since the run began."""
     run = Run(connection)
     run.phase, run.epoch, run.batch = "train", 2, 7
-    run.count(1, 0.00390625)
-    run.count(4, 0.5)
-    run.count(1, None)
+    run.execute([0.00390625], 1)
+    run.execute([0.5], 4)
+    run.execute([None], 1)
     run.report(0)
     report = daemon.accept().waiting()[1]
     buckets = [0] * (len(STEP_BUCKETS) + 1)
@@ -39,7 +39,7 @@ def test_report(daemon: Receiver, connection: Connection) -> None:
 def test_bucket_bounds(connection: Connection, seconds: float, bucket: int) -> None:
     """A bucket includes its bound, as Prometheus's do."""
     run = Run(connection)
-    run.count(1, seconds)
+    run.execute([seconds], 1)
     assert run.durations.buckets.index(1) == bucket
 
 
@@ -47,7 +47,7 @@ def test_interval(daemon: Receiver, connection: Connection) -> None:
     """Between two reports lies the interval, however often one is asked for."""
     run = Run(connection)
     for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
-        run.count(1, None)
+        run.execute([None], 1)
         run.observe(now)
     assert [each.steps for each in daemon.accept().waiting()[1:] if isinstance(each, Report)] == [1, 4, 6]
 
@@ -56,7 +56,7 @@ def test_dropped_is_reported(daemon: Receiver, connection: Connection) -> None:
     """The first report that goes after a full queue says how many did not, with nothing lost from the totals."""
     run = Run(connection)
     while not connection.dropped:
-        run.count(1, None)
+        run.execute([None], 1)
         run.report(0)
     peer = daemon.accept()
     peer.waiting()
@@ -104,7 +104,7 @@ def test_socket_from_environment(daemon: Receiver, monkeypatch: pytest.MonkeyPat
 def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
     """A forked child that trains reports under its own process id, from zero."""
     parent = join(daemon.path, HELLO)
-    parent.count(5, None)
+    parent.execute([None], 5)
     parent.report(0)
     assert daemon.accept().pid() == os.getpid()
     child = os.fork()
@@ -173,7 +173,7 @@ from gpuwarden.client.run import join
 from gpuwarden.protocol import Hello
 run = join(sys.argv[1], Hello("a", "b", {}))
 run.phase = "train"
-run.count(3, None)
+run.execute([None], 3)
 run.report(0)
 def told(error):
     run.fail(describe(error, "train", 3))

@@ -253,9 +253,7 @@ class Loop:
         """Count what is noted into the run."""
         run = self.run
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
-        timed = [took for took, _, _ in noted if took is not None]
-        run.execute(timed, 1)
-        run.count(len(noted) - len(timed), None)
+        run.execute([took for took, _, _ in noted], 1)
         self._in_epoch += len(noted)
         if sizes := [size for _, size, _ in noted if size]:
             total = (run.examples or 0) + sum(sizes)

@@ -70,21 +70,15 @@ class Run:
         """Tell the daemon who reports, where that has changed."""
         self._connection.introduce(hello)
 
-    def count(self, steps: int, seconds: float | None) -> None:
-        """Add `steps` that took `seconds` together; None: how long is not known or not typical."""
-        self.steps += steps
-        if seconds is not None:
-            self.durations.add(seconds, steps)
-
     def sized(self, examples: int, largest: int | None = None) -> None:
         """Take note of how many examples a step had, and how many the largest since the last note."""
         self.batch_size = examples
         self.largest_batch_size = max(self.largest_batch_size or 0, examples, largest or 0)
 
-    def execute(self, executions: Sequence[float], steps: int) -> None:
-        """Add executions of `steps` each, by the seconds each took."""
+    def execute(self, executions: Sequence[float | None], steps: int) -> None:
+        """Add executions of `steps` each, by the seconds each took; None: unknown, or not typical."""
         self.steps += len(executions) * steps
-        self.durations.extend(executions, steps)
+        self.durations.extend([each for each in executions if each is not None], steps)
 
     def hasten(self) -> None:
         """Have the next step report, whenever it comes."""

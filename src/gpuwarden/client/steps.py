@@ -153,9 +153,7 @@ class Steps:
         return seconds.index(longest) if far else None
 
     def _count(self, executions: list[float | None], steps: int) -> None:
-        timed = [each for each in executions if each is not None]
-        self._run.execute(timed, steps)
-        self._run.count((len(executions) - len(timed)) * steps, None)
+        self._run.execute(executions, steps)
         self._counted += len(executions) * steps
 
     def _total(self, executions: int) -> int:

@@ -6,10 +6,9 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gpuwarden.client.company import in_one_process, strategy_of
 from gpuwarden.client.job import place
 from gpuwarden.client.keras_import import keras
-
-_IN_ONE_PROCESS = ("NoneType", "_DefaultDistributionStrategy", "OneDeviceStrategy", "MirroredStrategy")
 
 
 def check_model(model: Any, wanting: str) -> None:
@@ -20,12 +19,11 @@ def check_model(model: Any, wanting: str) -> None:
         raise TypeError(f"model: want a Keras model, not {type(model).__name__}")
     if getattr(model, "optimizer", None) is None:
         raise ValueError("model: compile it first, with an optimizer")
-    strategy = type(getattr(model, "distribute_strategy", None)).__name__
     workers = place(os.environ).world_size or 1
-    if workers > 1 or strategy not in _IN_ONE_PROCESS:
+    if workers > 1 or not in_one_process(model):
         raise ValueError(
-            f"{wanting} works in one process alone: this one is a worker of {workers} with {strategy}, and each would "
-            "find another batch size; find it in one process, and give it to all"
+            f"{wanting} works in one process alone: this one is a worker of {workers} with {strategy_of(model)}, and "
+            "each would find another batch size; find it in one process, and give it to all"
         )
 
 
