@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -49,16 +49,6 @@ class NvmlXid(NamedTuple):
     time: float
 
 
-class _Targets(NamedTuple):
-    """Whom to listen to: the driver as initialised that time, and each GPU with how often it has come up.
-
-    A GPU that was reset, or a driver initialised anew, has forgotten who listens.
-    """
-
-    driver: Driver
-    gpus: frozenset[tuple[str, int]]
-
-
 class XidEvents:
     """Listens to all GPUs that have events. One event loop uses it; there is a thread only while there are such GPUs.
 
@@ -72,9 +62,10 @@ class XidEvents:
         self.unknown = 0  # events of a GPU that does not say who it is
         self._nvml = nvml
         self._up: AbstractSet[str] = frozenset()  # by UUID
-        self._times_up: Counter[str] = Counter()
-        self._targets: _Targets | None = None
-        self._without_events: _Targets | None = None
+        self._gpus: AbstractSet[str] = frozenset()  # all that were ever up
+        self._driver: Driver | None = None
+        self._round = 0  # counts what has to be listened to anew: a reset GPU and a new driver forget who listens
+        self._without_events = 0  # the round in which no GPU had events
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._heard: float | None = None  # when a wait last came back; None while there is no event set
@@ -95,14 +86,13 @@ class XidEvents:
         if not snapshot.asked:
             return
         up = {gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}
-        new = up - self._up
-        self._times_up.update(new)
-        self._up = up
-        if snapshot.driver is None or not self._times_up:
+        came, self._up, self._gpus = up - self._up, up, self._gpus | up
+        if snapshot.driver is None or not self._gpus:
             return
-        if new or self._targets is None or self._targets.driver is not snapshot.driver:
-            self._targets = _Targets(snapshot.driver, frozenset(self._times_up.items()))
-        if self._targets is self._without_events or not self.idle:
+        if came or self._driver is not snapshot.driver:
+            self._driver = snapshot.driver
+            self._round += 1
+        if self._round == self._without_events or not self.idle:
             return
         self._stop = threading.Event()
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
@@ -125,9 +115,10 @@ class XidEvents:
     # On the thread.
 
     def _run(self, stop: threading.Event) -> None:
-        while not stop.is_set() and (targets := self._targets):
+        while not stop.is_set():
+            number = self._round
             try:
-                supported = self._listen(targets, stop)
+                supported = self._listen(number, stop)
             except NVMLError as error:
                 log.debug("XID events are to be listened to anew: %s", error_name(error))
                 stop.wait(RETRY_SECONDS)
@@ -138,11 +129,12 @@ class XidEvents:
             finally:
                 self._heard = None
             if not supported:
-                self._without_events = targets
+                self._without_events = number
                 return
 
-    def _listen(self, targets: _Targets, stop: threading.Event) -> bool:
+    def _listen(self, number: int, stop: threading.Event) -> bool:
         """Listen until somebody else is to be listened to; False where no GPU has events. Raises NVMLError."""
+        driver = self._driver
         try:
             events = self._nvml.nvmlEventSetCreate()
         except NVMLError as error:
@@ -151,19 +143,19 @@ class XidEvents:
             raise
         gone = False
         try:
-            return self._keep_listening(targets, events, stop)
+            return self._keep_listening(number, events, stop)
         except NVMLError as error:
             gone = code_of(error) in DRIVER_GONE
             raise
         finally:
             # The set of a driver that went away went with it, and must not be touched.
-            if not gone and self._targets and self._targets.driver is targets.driver:
+            if not gone and self._driver is driver:
                 with contextlib.suppress(NVMLError):
                     self._nvml.nvmlEventSetFree(events)
 
-    def _keep_listening(self, targets: _Targets, events: EventSet, stop: threading.Event) -> bool:
+    def _keep_listening(self, number: int, events: EventSet, stop: threading.Event) -> bool:
         known: dict[Hashable, str] = {}
-        missing = {uuid for uuid, _times in targets.gpus}
+        missing = set(self._gpus)
         ask_at, empty_at, self._failures = 0.0, time.monotonic(), 0
         while not stop.is_set():
             if missing and time.monotonic() >= ask_at:
@@ -177,7 +169,7 @@ class XidEvents:
                 stop.wait(WAIT_SECONDS)
             else:
                 return False
-            if self._targets is not targets:
+            if self._round != number:
                 break
         return True
 
