@@ -6,7 +6,8 @@ of arrays their number. Else the loss metric counts examples: between two looks 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.run import Run
@@ -16,7 +17,8 @@ from gpuwarden.client.run import Run
 _ARRAYS = {"ArrayDataAdapter", "TensorLikeDataAdapter"}
 
 
-class _Declared(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Declared:
     """What a source of data says of its batches: each has `size` examples, but for an epoch's last that has `last`.
 
     `number` of batches make an epoch; None where what they have together is not known for sure.

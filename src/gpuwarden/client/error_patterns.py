@@ -5,12 +5,13 @@ Each text stands in the framework's source or in a message that somebody met; to
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.protocol import ErrorKind
 
 
-class Pattern(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pattern:
     """A text that means one kind of error; searched without regard to case, in the types' names and the message."""
 
     regex: str

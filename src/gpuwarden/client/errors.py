@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 from gpuwarden.client.error_patterns import ALLOCATIONS, PATTERNS
 from gpuwarden.client.stage import stage_of
@@ -47,7 +47,8 @@ _OP = r"\[\[\{\{node ([^}]+)\}\}|\[\[Node:? (\S+)|\[Op:(?!__)(\w+)\]"
 _NOISE = r"\x1b\[[0-9;]*[A-Za-z]|Hint: If you want to see a list of allocated tensors[^\n]*"
 
 
-class _Reading(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Reading:
     """One exception of a chain, as it was read."""
 
     kind: ErrorKind

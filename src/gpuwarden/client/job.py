@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from gpuwarden.protocol import MAX_COUNT, clip
 
@@ -26,7 +27,8 @@ _LAUNCHERS = (
 )
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """A worker's place: what its job's processes have in common, and its rank from 0 in `world_size`; None unknown."""
 
     job: str | None = None

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from gpuwarden.client.advice import Told
+from gpuwarden.client.errors import describe
 from gpuwarden.client.guard import Guard, guarded, log
 from gpuwarden.client.hello import introduction
 from gpuwarden.client.run import Run, default_name, join
@@ -162,8 +163,6 @@ class Loop:
         """Tell an error in words, and let go of it: with it the tensors of its frames would stay on the device."""
         if not is_error(error):
             return
-        from gpuwarden.client.errors import describe  # noqa: PLC0415 - its patterns are for those who need them
-
         self._only_one(self._count_all)
         run = self.run
         run.memory.sample()

@@ -9,8 +9,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpuwarden.client.accumulation import accumulate, accumulation, check_accumulation
 from gpuwarden.client.answer import save
@@ -72,7 +73,8 @@ def fit_with_oom_retry(
         return training.fit(accumulation(model) * limits.batch_size if keep_effective_batch else None)
 
 
-class _Limits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Limits:
     """The first batch size, the smallest, and how many fits are begun at most."""
 
     batch_size: int

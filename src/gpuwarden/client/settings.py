@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 MAX_INTERVAL = 86400  # seconds
 
 _DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
 
 
-class Settings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Settings:
     """The settings of whatever reports; `socket` None is the default one."""
 
     name: str | None

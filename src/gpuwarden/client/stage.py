@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.protocol import Stage
 
 MOST_FRAMES = 400  # the innermost
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Functions of a framework's module, both regular expressions, that mean a stage."""
 
     module: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from gpuwarden.client.errors import describe
 from gpuwarden.protocol import DeviceMemory, Error, Phase
 
 _MAX_CAUSES = 8
@@ -40,8 +41,6 @@ def untold(last: Error | None, phase: Phase, steps: int, memory: dict[str, Devic
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # the one from Python 3.12 on
     if uncaught() is None or not isinstance(error, BaseException) or not is_error(error):
         return None
-    from gpuwarden.client.errors import describe  # noqa: PLC0415 - its patterns are for those who need them
-
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None and len(chain) < _MAX_CAUSES:
         chain.append(chain[-1].__cause__)
