@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from typing_extensions import Self  # which a service need not have
 
 FINEST_SECONDS = 0.5  # length of the newest windows, unless values are rarer
 MAX_PER_LEVEL = 32  # each half of the whole time keeps at least as many windows
-
-SelfT = TypeVar("SelfT")
 
 
 class Joinable(Protocol):
