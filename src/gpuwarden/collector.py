@@ -39,8 +39,8 @@ class GpuWardenCollector(Collector):
     """Collector of the same metric tables as the daemon's page.
 
     `collect` polls the driver, unless the last poll is younger than `poll.interval` (1 s by default): then it returns
-    that one, so several scrapers cost the driver no more than one does. It blocks for the poll, some milliseconds and
-    at most a minute where the driver hangs; any thread may call it, and calls wait for each other. It does not raise: a
+    that one, so several scrapers cost the driver the same as one. It blocks for the poll, some milliseconds and at most
+    a minute where the driver hangs; any thread may call it, and calls wait for each other. It does not raise: a
     driver that is missing, and a poll that fails, are `gpuwarden_collector_success` 0; the log has the reason.
 
     Registering it asks the driver nothing. Each process needs one of its own, made after a fork.

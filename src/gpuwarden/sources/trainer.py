@@ -17,7 +17,7 @@ _POOL_STEP = 64 * MIB  # a growing pool takes memory in pieces of that size
 _FAILED_BYTES = 16 * 128 * 512 * 512 * 4  # of the tensor that no longer fits
 _BOOTED = 1_000_000  # seconds before the simulation began
 _TICKS = 100  # clock ticks per second
-_MAX_ENDED = 4  # processes that ended and whose last messages nobody has fetched
+_MAX_ENDED = 4  # processes that ended and whose last messages were not fetched
 
 
 class Trainer:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, Nvml
-from gpuwarden.gpu.readings.shapes import by_label, field, present, settings
+from gpuwarden.gpu.readings.shapes import field, labelled_fields, present, settings
 from gpuwarden.metric import Labels
 
-ecc_mode = by_label({"current": fields.ECC_CURRENT, "pending": fields.ECC_PENDING})
-remapped_rows = by_label(fields.REMAPPED_ROWS)
+ecc_mode = labelled_fields({"current": fields.ECC_CURRENT, "pending": fields.ECC_PENDING})
+remapped_rows = labelled_fields(fields.REMAPPED_ROWS)
 remap_pending = field(fields.ROW_REMAP_PENDING)
 remap_failed = field(fields.ROW_REMAP_FAILED)
 repairs_pending = settings(Nvml.nvmlDeviceGetRepairStatus, ("channel", "tpc"))
 # GPUs before Ampere retire pages where newer ones remap rows.
-retired_pages = by_label(fields.RETIRED_PAGES)
+retired_pages = labelled_fields(fields.RETIRED_PAGES)
 retirement_pending = field(fields.RETIRED_PAGES_PENDING)
 
 

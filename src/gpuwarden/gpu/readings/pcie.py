@@ -5,14 +5,14 @@ from __future__ import annotations
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import NOT_AVAILABLE, PCIE_DIRECTIONS
-from gpuwarden.gpu.readings.shapes import by_label, field, present
+from gpuwarden.gpu.readings.shapes import field, labelled_fields, present
 from gpuwarden.metric import Labels
 
 _BITS_32 = 1 << 32
 
 
 replays = field(fields.PCIE_REPLAYS)
-errors = by_label(fields.PCIE_ERRORS)
+errors = labelled_fields(fields.PCIE_ERRORS)
 
 
 def generation(gpu: Device) -> float | None:

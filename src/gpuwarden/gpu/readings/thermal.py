@@ -5,13 +5,13 @@ from __future__ import annotations
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
-from gpuwarden.gpu.readings.shapes import by_label, present
+from gpuwarden.gpu.readings.shapes import labelled_fields, present
 from gpuwarden.metric import Labels
 
 _MOST_FANS = 32  # that are asked for, whatever the driver says
 
 
-margin_thresholds = by_label(fields.MARGIN_THRESHOLDS)  # what newer GPUs have in place of thresholds in celsius
+margin_thresholds = labelled_fields(fields.MARGIN_THRESHOLDS)  # what newer GPUs have in place of thresholds in celsius
 
 
 def temperatures(gpu: Device) -> dict[Labels, float]:
