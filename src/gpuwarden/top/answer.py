@@ -1,20 +1,46 @@
-"""An answer of `/api/v1/state` as a picture reads it: what is missing, or of another kind than expected, is not known.
+"""Answers of `/api/v1/state`, read so that what is missing or of another kind than expected is not known.
 
-So an older or newer daemon, or another program behind its port, costs what it does not say and no more.
+An older or newer daemon, or another program behind its port, costs what it does not say and no more.
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from math import isfinite
 from typing import Any
 
-from gpuwarden.asking import shown
+from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
+from gpuwarden.config import Address
 
+PATH = "/api/v1/state"
+VERSION = 1
+TIMEOUT_SECONDS = 2.0
 MAX_TEXT = 500  # characters of one text
 
 
+def ask_state(listen: Address) -> Any:
+    """Return the daemon's answer. Blocks for the timeout; raises OSError that says in a line why there is none."""
+    url = url_of(listen)
+    try:
+        state = ask(listen, PATH, TIMEOUT_SECONDS)
+    except StatusError as error:
+        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise OSError(None, f"the daemon at {url} has no poll to show") from None
+        if error.status == HTTPStatus.NOT_FOUND:
+            raise OSError(None, f"the daemon at {url} is older than this gpuwarden: it has no {PATH}") from None
+        raise OSError(None, f"{url} is no gpuwarden: it answers with status {error.status}") from None
+    except SilenceError as error:
+        raise OSError(None, f"no daemon answers at {url}: {error}") from None
+    if not isinstance(state, dict) or "version" not in state:
+        raise OSError(None, f"{url} is no gpuwarden: it answers with something else")
+    if state["version"] != VERSION:
+        version = repr(state["version"])[:20]
+        raise OSError(None, f"the daemon at {url} has version {version} of {PATH}; this gpuwarden knows {VERSION}")
+    return state
+
+
 class Part:
-    """An object of the answer. Texts come out harmless for a terminal."""
+    """Object of the answer. Texts come out harmless for a terminal."""
 
     __slots__ = ("_of",)
 
@@ -39,8 +65,8 @@ class Part:
         value = self._of.get(key)
         return shown(value[:MAX_TEXT]) if isinstance(value, str) else ""
 
-    def truth(self, key: str) -> bool:
-        """Tell whether something is said to be so."""
+    def is_true(self, key: str) -> bool:
+        """Return whether something is said to be so."""
         return self._of.get(key) is True
 
     def part(self, key: str) -> Part:

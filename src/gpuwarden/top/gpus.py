@@ -1,4 +1,4 @@
-"""The GPUs as rows, the worst first."""
+"""GPUs as rows, the worst first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from rich.text import Text
 
 from gpuwarden.quantities import amount
 from gpuwarden.top.answer import Part
-from gpuwarden.top.look import RANK, STYLES, Column, Letters, bar, by_margin, by_share, mark, said, table, text
+from gpuwarden.top.look import (
+    HELD,
+    IN_USE,
+    RANK,
+    STYLES,
+    Column,
+    bar,
+    by_margin,
+    by_share,
+    mark,
+    said,
+    table,
+    text,
+)
 
 BROAD, BROADEST = 100, 140  # columns of a terminal from which there is room for more
 _GIB = 2**30
-_KINDS = ("slurm_job", "pod", "container", "systemd_unit")  # of owners: the first that is there tells most
+_KINDS = ("slurm_job", "pod", "container", "systemd_unit")  # of owners: the first that is there says most
 _NO_READINGS: Mapping[str, str] = {"asleep": "sleeps", "not_asked": "is not asked"}
 
 
@@ -27,25 +40,24 @@ def gpu_lines(gpus: Sequence[Part]) -> int:
     return sum(1 + len(gpu.parts("mig")) for gpu in gpus)
 
 
-def gpu_table(gpus: Sequence[Part], names: Mapping[str, str], width: int, letters: Letters) -> Table:
-    """Write a row a GPU, and its MIG instances below it; `names` are those of runs by id."""
+def gpu_table(gpus: Sequence[Part], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
+    """Write a row a GPU, and its MIG instances below it; `run_names` are by id, `model_names` asks for that column."""
     drawn = 12 if width < BROAD else 24 if width < BROADEST else 40
-    more = [Column("CLOCK", 8, right=True), Column("NAME", 34)] if width >= BROADEST else []
     made = table(
         Column("", 1),
         Column("GPU", 4),
-        Column("MEMORY" if width < BROAD else f"MEMORY {letters.in_use} in use {letters.held} held", drawn),
+        Column("MEMORY" if width < BROAD else f"MEMORY {IN_USE} in use {HELD} held", drawn),
         Column("", 12, right=True),
         Column("HEADROOM", 8, right=True),
         Column("TEMP", 6, right=True),
         Column("UTIL", 5, right=True),
         Column("POWER", 9, right=True),
         Column("OWNER"),
-        *more,
+        *([Column("CLOCK", 8, right=True)] if width >= BROADEST else []),
+        *([Column("NAME")] if width >= BROADEST and model_names else []),
     )
     for gpu in gpus:
-        rows = [_row(gpu, names, drawn, letters)]
-        rows += [_instance(each, place_of(gpu, each), names, drawn, letters) for each in gpu.parts("mig")]
+        rows = [_row(gpu, run_names, drawn), *(_instance(gpu, each, run_names, drawn) for each in gpu.parts("mig"))]
         for row in rows:
             made.add_row(*row[: len(made.columns)])
     return made
@@ -53,55 +65,49 @@ def gpu_table(gpus: Sequence[Part], names: Mapping[str, str], width: int, letter
 
 def place_of(gpu: Part, instance: Part | None = None) -> str:
     """Return the number of a GPU, of a MIG instance with that of its GPU instance."""
-    index = gpu.number("index")
-    place = "?" if index is None else f"{index:.0f}"
-    if instance is None:
-        return place
-    number = instance.number("gpu_instance")
-    return f"{place}/?" if number is None else f"{place}/{number:.0f}"
+    numbers = [gpu.number("index")] + ([instance.number("gpu_instance")] if instance is not None else [])
+    return "/".join("?" if number is None else f"{number:.0f}" for number in numbers)
 
 
-def _row(gpu: Part, names: Mapping[str, str], drawn: int, letters: Letters) -> list[Text]:
+def _row(gpu: Part, run_names: Mapping[str, str], drawn: int) -> list[Text]:
     condition, status = gpu.text("condition"), gpu.text("status")
     style = STYLES.get(condition, "")
-    head = [mark(condition, letters), Text(place_of(gpu), style)]
-    name = text(gpu.text("name"), letters, "dim")
+    head = [mark(condition), Text(place_of(gpu), style)]
+    name = text(gpu.text("name"), "dim")
     if status != "up":
         what = f"does not answer: {gpu.text('fault')}" if gpu.text("fault") else _NO_READINGS.get(status, status)
         nothing = [said(None, str)] * 5
-        return [*head, Text(""), *nothing, text(what, letters, style), said(None, str), name]
+        return [*head, Text(""), *nothing, text(what, style), said(None, str), name]
     share, margin = by_share(gpu.number("headroom_ratio")), by_margin(gpu.number("temperature_margin_celsius"))
     return [
         *head,
-        *_memory(gpu, share, drawn, letters),
+        *_memory(gpu, share, drawn),
         said(gpu.part("temperature_celsius").number("core"), lambda core: _temperature(core, gpu), margin),
         said(gpu.number("utilization_ratio"), lambda ratio: f"{ratio * 100:.0f} %"),
         said(gpu.number("power_usage_watts"), lambda watts: _power(watts, gpu)),
-        text(_owner(gpu, names), letters),
+        text(_owner(gpu, run_names)),
         said(gpu.part("clock_hertz").number("graphics"), lambda hertz: f"{hertz / 1e6:.0f} MHz"),
         name,
     ]
 
 
-def _instance(instance: Part, place: str, names: Mapping[str, str], drawn: int, letters: Letters) -> list[Text]:
-    share, run = by_share(instance.number("headroom_ratio")), instance.text("headroom_run_id")
+def _instance(gpu: Part, instance: Part, run_names: Mapping[str, str], drawn: int) -> list[Text]:
+    run = instance.text("headroom_run_id")
     return [
         Text(""),
-        Text(place, "dim"),
-        *_memory(instance, share, drawn, letters),
+        Text(place_of(gpu, instance), "dim"),
+        *_memory(instance, by_share(instance.number("headroom_ratio")), drawn),
         *([Text("")] * 3),
-        text(names.get(run, run), letters),
-        Text(""),
-        text(f"MIG {instance.text('profile')}", letters, "dim"),
+        text(f"MIG {instance.text('profile')} {run_names.get(run, run)}".rstrip()),
     ]
 
 
-def _memory(of: Part, style: str, drawn: int, letters: Letters) -> list[Text]:
+def _memory(of: Part, style: str, drawn: int) -> list[Text]:
     """Draw the bar, and write what is used, and what can still be allocated."""
     size, used = of.number("memory_size_bytes"), of.number("memory_used_bytes")
     pair = "-" if size is None else f"{'-' if used is None else f'{used / _GIB:.1f}'}/{size / _GIB:.0f} GiB"
     return [
-        bar(drawn, size, (of.number("memory_in_use_bytes"), used), style, letters),
+        bar(drawn, size, of.number("memory_in_use_bytes"), used, style),
         Text(pair),
         said(of.number("headroom_bytes"), amount, style),
     ]
@@ -109,10 +115,8 @@ def _memory(of: Part, style: str, drawn: int, letters: Letters) -> list[Text]:
 
 def _temperature(core: float, gpu: Part) -> str:
     """Write degrees, and those at which the GPU slows itself down."""
-    limit, margin = (
-        gpu.part("temperature_threshold_celsius").number("slowdown"),
-        gpu.number("temperature_margin_celsius"),
-    )
+    limit = gpu.part("temperature_threshold_celsius").number("slowdown")
+    margin = gpu.number("temperature_margin_celsius")
     if limit is None and margin is not None:
         limit = core + margin
     return f"{core:.0f} C" if limit is None else f"{core:.0f}/{limit:.0f}"
@@ -123,11 +127,11 @@ def _power(watts: float, gpu: Part) -> str:
     return f"{watts:.0f} W" if limit is None else f"{watts:.0f}/{limit:.0f} W"
 
 
-def _owner(gpu: Part, names: Mapping[str, str]) -> str:
-    """Say whose memory it is: users, and of the one with most what of theirs."""
+def _owner(gpu: Part, run_names: Mapping[str, str]) -> str:
+    """Return whose memory it is: users, and of a single one what of theirs."""
     owners = [(each.text("kind"), each.text("name")) for each in gpu.parts("owners")]
     users = [name for kind, name in owners if kind == "user"]
-    runs = [names.get(name, name) for kind, name in owners if kind == "run"]
+    runs = [run_names.get(name, name) for kind, name in owners if kind == "run"]
     rest = [name for wanted in _KINDS for kind, name in owners if kind == wanted]
     what = (runs or rest)[:1] if len(users) < 2 else []  # noqa: PLR2004 - several: whose it is would not be clear
     return " ".join([", ".join(users), *what])

@@ -1,9 +1,9 @@
-"""How things look in the terminal: letters by the locale, colors by how grave something is; none stands alone."""
+"""Colors by how grave something is, signs beside them, and the parts of a picture that all tables share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
@@ -12,34 +12,22 @@ from gpuwarden import thresholds
 
 STYLES: Mapping[str, str] = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown": "dim"}
 RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
+IN_USE, HELD, FREE = "█▒░"
+_MARKS: Mapping[str, str] = {"critical": "✖", "warning": "▲"}
 
 
-class Letters(NamedTuple):
-    """What a picture is drawn with; `marks` stand before what is critical, or needs a look."""
-
-    in_use: str
-    held: str
-    free: str
-    marks: Mapping[str, str]
-
-
-class Column(NamedTuple):
-    """A column of a table; one without a width takes the room that is left."""
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Column of a table; one without a width takes the room that is left."""
 
     title: str
     width: int | None = None
     right: bool = False
 
 
-UNICODE = Letters("█", "▒", "░", {"critical": "✖", "warning": "▲"})
-ASCII = Letters("#", "+", ".", {"critical": "X", "warning": "!"})
-
-
-def text(said: str, letters: Letters, style: str = "") -> Text:
-    """Write what strangers chose: markup in it is no markup, and its column cuts it."""
-    if letters is ASCII:  # before it is measured: a letter of two columns becomes one of one
-        said = said.replace("°", "").encode("ascii", errors="replace").decode()
-    return Text(said, style, no_wrap=True, overflow="crop" if letters is ASCII else "ellipsis")
+def text(said: str, style: str = "") -> Text:
+    """Write untrusted text: markup in it is no markup, and its column cuts it."""
+    return Text(said, style, no_wrap=True, overflow="ellipsis")
 
 
 def said(value: float | None, write: Callable[[float], str], style: str = "") -> Text:
@@ -47,9 +35,9 @@ def said(value: float | None, write: Callable[[float], str], style: str = "") ->
     return Text("-", "dim") if value is None else Text(write(value), style)
 
 
-def mark(condition: str, letters: Letters) -> Text:
+def mark(condition: str) -> Text:
     """Write the sign before a row."""
-    return Text(letters.marks.get(condition, " "), STYLES.get(condition, ""))
+    return Text(_MARKS.get(condition, " "), STYLES.get(condition, ""))
 
 
 def table(*columns: Column) -> Table:
@@ -90,12 +78,11 @@ def by_time(seconds: float) -> str:
     return STYLES["warning"] if seconds <= thresholds.OUT_OF_MEMORY_AHEAD_SECONDS else ""
 
 
-def bar(width: int, size: float | None, parts: tuple[float | None, float | None], style: str, letters: Letters) -> Text:
+def bar(width: int, size: float | None, in_use: float | None, used: float | None, style: str) -> Text:
     """Draw memory: what allocators have handed out, and what is held beside that, of all there is."""
-    if size is None or size <= 0 or parts == (None, None):  # nothing is known: that is not all free
+    if size is None or size <= 0 or in_use is used is None:  # nothing is known: that is not all free
         return Text(" " * width)
-    in_use, used = (min(max(part or 0.0, 0.0), size) for part in parts)
-    full = round(in_use / size * width)
-    held = max(round(max(used, in_use) / size * width) - full, 0)
-    drawn = Text(letters.in_use * full + letters.held * held, style)
-    return drawn.append(letters.free * (width - full - held), "dim")
+    shares = [min(max(part or 0.0, 0.0), size) / size for part in (in_use, used)]
+    full = round(shares[0] * width)
+    held = max(round(max(shares) * width) - full, 0)
+    return Text(IN_USE * full + HELD * held, style).append(FREE * (width - full - held), "dim")

@@ -1,4 +1,4 @@
-"""The training runs as rows, in the order of the answer: those that go on first, then the worst."""
+"""Training runs as rows, in the order of the answer: those that go on first, then the worst."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpuwarden import thresholds
 from gpuwarden.quantities import amount, lasting
 from gpuwarden.top.answer import Part
 from gpuwarden.top.gpus import BROAD, BROADEST
-from gpuwarden.top.look import STYLES, Column, Letters, by_share, by_time, mark, said, table, text
+from gpuwarden.top.look import STYLES, Column, by_share, by_time, mark, said, table, text
 
 _LEVELS: Mapping[str, str] = {"none": "dim", "some": STYLES["warning"], "critical": STYLES["critical"]}
 
 
-def run_table(runs: Sequence[Part], places: Mapping[str, str], width: int, letters: Letters) -> Table:
+def run_table(runs: Sequence[Part], places: Mapping[str, str], width: int) -> Table:
     """Write a row a run; `places` are numbers of GPUs by UUID, those of MIG instances too."""
     some = [Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)] if width >= BROAD else []
     more = [Column("USER", 10), Column("RUN", 18)] if width >= BROADEST else []
@@ -36,34 +36,34 @@ def run_table(runs: Sequence[Part], places: Mapping[str, str], width: int, lette
         *more,
     )
     for run in runs:
-        row = _row(run, places, letters)
+        row = _row(run, places)
         made.add_row(*row[: len(made.columns)])
     return made
 
 
-def _row(run: Part, places: Mapping[str, str], letters: Letters) -> list[Text]:
+def _row(run: Part, places: Mapping[str, str]) -> list[Text]:
     condition = run.text("condition")
-    up = run.truth("up")
+    up = run.is_true("up")
     devices = run.parts("devices")
     tight = min(devices, key=_share, default=Part({}))
     left = [each for device in devices if (each := device.number("seconds_to_oom")) is not None]
     in_use = [each for device in devices if (each := device.number("memory_in_use_bytes")) is not None]
     pressure = tight.text("pressure")
     return [
-        mark(condition, letters),
-        text(run.text("name"), letters, STYLES.get(condition, "") if condition != "ok" else "" if up else "dim"),
-        text(_where(devices, places), letters),
-        _doing(run, letters, up=up),
+        mark(condition),
+        text(run.text("name"), STYLES.get(condition, "") if condition != "ok" else "" if up else "dim"),
+        text(_where(devices, places)),
+        _doing(run, up=up),
         said(run.number("steps_per_second"), _pace),
         said(sum(in_use) if in_use else None, amount),
         said(tight.number("headroom_bytes"), amount, by_share(tight.number("headroom_ratio"))),
         said(min(left), lasting, by_time(min(left))) if left else Text("-", "dim"),
         said(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %", _waits(run)),
-        text(pressure or "-", letters, _LEVELS.get(pressure, "dim")),
+        text(pressure or "-", _LEVELS.get(pressure, "dim")),
         said(run.number("steps"), lambda count: f"{count:.0f}"),
         said(run.number("epoch"), lambda count: f"{count:.0f}"),
-        text(run.text("user"), letters),
-        text(run.text("run_id"), letters, "dim"),
+        text(run.text("user")),
+        text(run.text("run_id"), "dim"),
     ]
 
 
@@ -78,15 +78,15 @@ def _where(devices: Sequence[Part], places: Mapping[str, str]) -> str:
     return ",".join(found) if len(found) <= 2 else f"{found[0]}+{len(found) - 1}"  # noqa: PLR2004 - as there is room for
 
 
-def _doing(run: Part, letters: Letters, *, up: bool) -> Text:
+def _doing(run: Part, *, up: bool) -> Text:
     """Say what it does, or how it ended."""
     if not up:
         outcome = run.text("outcome") or "ended"
         good = outcome in ("finished", "ended", "unknown")
-        return text(outcome.replace("oom_killed", "oom"), letters, "dim" if good else STYLES["critical"])
+        return text(outcome.replace("oom_killed", "oom"), "dim" if good else STYLES["critical"])
     if run.part("stall"):
         return Text("stalled", STYLES["warning"])
-    return text(run.text("phase") or "-", letters)
+    return text(run.text("phase") or "-")
 
 
 def _waits(run: Part) -> str:
