@@ -126,7 +126,7 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
             run_id = run.run_id(daemon)
             held = {"run_id": run_id, "uuid": uuid(0)}
             until(
-                lambda: (daemon.samples().value("gpuwarden_run_energy_joules_total", **held) or 0) > 4 * WATTS, "energy"
+                lambda: (daemon.samples().value("gpuwarden_run_energy_joules_total", **held) or 0) > 2 * WATTS, "energy"
             )
             see_the_page(daemon.samples(), held)
             allocation = {"requested": 8 * GIB, "shape": "2,3", "dtype": "float", "op": "MatMul"}
@@ -221,9 +221,9 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
         with ending(daemon):
             train(run, mock_nvml)
             run.tell(error={"kind": "shape_dtype", "exception": "ValueError", "text": "no"})
-            until(lambda: of_pid(runs(daemon)["live"], run.pid).get("energy_joules", 0) > 3 * WATTS, "energy")
+            until(lambda: of_pid(runs(daemon)["live"], run.pid).get("energy_joules", 0) > WATTS, "energy")
             before = of_pid(runs(daemon)["live"], run.pid)
-            until(lambda: of_pid(runs(daemon)["live"], run.pid)["gpu_seconds"] > before["gpu_seconds"] + 2, "a record")
+            until(lambda: of_pid(runs(daemon)["live"], run.pid)["gpu_seconds"] > before["gpu_seconds"] + 1, "a record")
             daemon.kill(how)
             (unfinished,) = kept(folder_of(daemon)).unfinished
             so_far = to_plain(unfinished)
@@ -235,7 +235,9 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
             seen = until(lambda: again.samples().value("gpuwarden_run_gpu_seconds_total", **held), "the run's totals")
             assert seen >= so_far["gpu_seconds"]
             assert so_far["gpu_seconds"] >= before["gpu_seconds"] - 2
-            until(lambda: of_pid(runs(again)["live"], run.pid)["gpu_seconds"] > so_far["gpu_seconds"] + 1, "more of it")
+            until(
+                lambda: of_pid(runs(again)["live"], run.pid)["gpu_seconds"] > so_far["gpu_seconds"] + 0.3, "more of it"
+            )
             run.tell(error={"kind": "other", "exception": "KeyError", "text": "x"})
             run.end()
             receipt = past(again, run.pid)
