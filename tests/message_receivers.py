@@ -80,7 +80,7 @@ class HttpReceiver:
 
 
 @contextlib.contextmanager
-def http_receiver(tls: Certificate | None = None) -> Iterator[HttpReceiver]:
+def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[HttpReceiver]:
     """Serve one."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -111,7 +111,7 @@ def http_receiver(tls: Certificate | None = None) -> Iterator[HttpReceiver]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if tls is not None:
-            server.socket = tls.server().wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         receiver = HttpReceiver(server, "https" if tls else "http")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -132,8 +132,6 @@ class MailReceiver:
     refused: set[str] = field(default_factory=set)
     passwords: dict[str, str] = field(default_factory=dict)
     refusal: str = "550 5.1.1 no such user here"
-    goodbye: str = "221 Bye"
-    secure: list[bool] = field(default_factory=list)  # of each mail, whether it came over TLS
     to: list[list[str]] = field(default_factory=list)
     got: queue.Queue[EmailMessage] = field(default_factory=queue.Queue)
 
@@ -155,26 +153,19 @@ class MailReceiver:
         envelope.rcpt_tos.append(address)
         return "250 OK"
 
-    async def handle_QUIT(self, _server: SMTP, _session: Session, _envelope: Envelope) -> str:  # noqa: N802
-        """Take leave."""
-        return self.goodbye
-
-    async def handle_DATA(self, _server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
+    async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802
         """Keep a mail."""
         content = envelope.content
         assert isinstance(content, bytes)
         mail = message_from_bytes(content, policy=policy.default)
         assert isinstance(mail, EmailMessage)
-        self.secure.append(session.ssl is not None)
         self.to.append(list(envelope.rcpt_tos))
         self.got.put(mail)
         return "250 taken"
 
 
 @contextlib.contextmanager
-def mail_receiver(
-    starttls: Certificate | None = None, tls: Certificate | None = None, passwords: Mapping[str, str] | None = None
-) -> Iterator[MailReceiver]:
+def mail_receiver(passwords: Mapping[str, str] | None = None) -> Iterator[MailReceiver]:
     """Serve one; with `passwords` it takes mail of users alone."""
     receiver = MailReceiver(passwords=dict(passwords or {}))
 
@@ -187,11 +178,8 @@ def mail_receiver(
         receiver,
         hostname="127.0.0.1",
         port=_free_port(),
-        ssl_context=tls.server() if tls else None,
-        tls_context=starttls.server() if starttls else None,
-        require_starttls=starttls is not None,
         auth_required=bool(passwords),
-        auth_require_tls=bool(starttls),
+        auth_require_tls=False,
         authenticator=authenticate,
     )
     receiver.port = controller.port

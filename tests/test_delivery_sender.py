@@ -233,7 +233,8 @@ def test_new_address_is_told_all(tmp_path: Path) -> None:
         address.unlink()
         with start() as sink:  # which cannot say whom it reaches, and tells none twice for that
             see(sink, gpu_down(1))
-            time.sleep(0.2)
+            (each,) = sink._senders
+            until(lambda: list(each._queue.sent(0.0)), "what was told before is known")
             address.write_text(f"{right.url}/{SECRET}")
             see(sink, gpu_down(1), gpu_down(2))
             assert "GPU 1 " not in right.next().content["text"]

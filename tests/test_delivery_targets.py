@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
-from message_receivers import certificate, http_receiver, mail_receiver, silent_receiver
+from message_receivers import http_receiver, mail_receiver, silent_receiver
 from services import free_port
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
@@ -143,17 +143,6 @@ def test_answer_that_is_broken() -> None:
         server.headers, server.answer = {"Transfer-Encoding": "chunked"}, b"nonsense\r\n"
         send(Notify(webhook=(Secret(text=server.url),)))
         assert server.asked == 1
-
-
-def test_http_over_tls(tmp_path: Path) -> None:
-    """A certificate is trusted where notify.ca_file names it, and nothing is said to a server without."""
-    made = certificate(tmp_path)
-    with http_receiver(made) as server:
-        url = Secret(text=f"{server.url}/{TOKEN}")
-        assert "its certificate is not trusted" in str(refusal(Notify(webhook=(url,))))
-        assert server.asked == 0
-        send(Notify(webhook=(url,), ca_file=made.file))
-        assert "resnet50" in server.next().content["text"]
 
 
 def test_http_address_that_went_bad(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from dataclasses import dataclass
 from email.message import Message as Headers
 from pathlib import Path
@@ -86,7 +87,9 @@ class Server:
     def _authorization(self) -> str:
         if self.bearer_token:
             return f"Bearer {self.bearer_token.read_ascii()}"
-        return f"Basic {basic(f'{self.user}:{self.password.read_ascii()}')}" if self.user else ""
+        if self.user:
+            return f"Basic {b64encode(f'{self.user}:{self.password.read_ascii()}'.encode()).decode()}"
+        return ""
 
     def _opener(self, scheme: str) -> urllib.request.OpenerDirector:
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
