@@ -106,7 +106,7 @@ def test_checkpoint_of_a_lost_gpu(case: dict[str, Any]) -> None:
 def test_half_a_checkpoint(case: dict[str, Any]) -> None:
     """A save that fails half-way leaves the file of before whole, and nothing beside it."""
     assert (case["saw"]["steps"], case["saw"]["kept"]) == (STEPS, "the one before")
-    assert case["saw"]["left"] == ["case_half_a_checkpoint.sock.keras"]
+    assert case["saw"]["left"] == ["half_a_checkpoint.sock.keras"]
 
 
 @pytest.mark.parametrize("case", ["stop", "stop_early"], indirect=True)
