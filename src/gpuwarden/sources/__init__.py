@@ -15,6 +15,11 @@ from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.users import from_database
 from gpuwarden.protocol import Message
 from gpuwarden.runs.peer import Peer
+from gpuwarden.sources import driver
+from gpuwarden.sources.capture import load
+from gpuwarden.sources.replay import CapturedNvml
+from gpuwarden.sources.simulation import Simulation
+from gpuwarden.sources.workloads import USERS
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +60,7 @@ def open_source(chosen: config.Source, simulation: config.Simulation) -> Source:
     return _driver(simulation if chosen.name == "auto" else None)
 
 
-# The providers are imported where they are opened: the service has no use for a simulation in its memory.
-
-
 def _driver(otherwise: config.Simulation | None) -> Source:
-    from gpuwarden.sources import driver  # noqa: PLC0415 - see above
-
     nvml = driver.binding()
     reason = driver.why_unusable(nvml) if otherwise else None
     if reason and otherwise:
@@ -70,9 +70,6 @@ def _driver(otherwise: config.Simulation | None) -> Source:
 
 
 def _capture(file: Path | None) -> Source:
-    from gpuwarden.sources.capture import load  # noqa: PLC0415 - see above
-    from gpuwarden.sources.replay import CapturedNvml  # noqa: PLC0415 - see above
-
     if file is None:
         raise ValueError("a capture needs its file: write capture:FILE")
     captured = CapturedNvml(load(file))
@@ -80,9 +77,6 @@ def _capture(file: Path | None) -> Source:
 
 
 def _simulated(settings: config.Simulation) -> Source:
-    from gpuwarden.sources.simulation import Simulation  # noqa: PLC0415 - see above
-    from gpuwarden.sources.workloads import USERS  # noqa: PLC0415 - see above
-
     simulation = Simulation(settings.gpus, settings.seed)
     return Source(
         "simulated",
