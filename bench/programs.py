@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-GPUWARDEN = ["env", "MALLOC_ARENA_MAX=1", sys.executable, "-m", "gpuwarden"]  # as the service's unit starts it
+# As the service's unit starts it.
+GPUWARDEN = ["env", "MALLOC_ARENA_MAX=1", "MALLOC_MMAP_THRESHOLD_=65536", sys.executable, "-m", "gpuwarden"]
+    "env",
+    "MALLOC_ARENA_MAX=1",
+    "MALLOC_MMAP_THRESHOLD_=65536",
+    sys.executable,
+    "-m",
+    "gpuwarden",
+]  # as the service's unit starts it
 FLOOR = [sys.executable, "-c", "import time\nwhile True: time.sleep(0.1)"]  # what ten wake-ups a second cost here
 
 
