@@ -1,16 +1,16 @@
-"""Tells runs what concerns them: their pressure as it changes, and what happens to their GPUs, once an episode.
+"""Advice to runs: their pressure as it changes, and what happens to their GPUs, once an episode.
 
-Only to runs whose hello says that they hear, each of its own GPUs and MIG instances. What could not be sent is tried
-again at the next poll, for as long as it holds. So that a run need not wait for a poll, it is said here beyond which
-use of memory there would be something to tell. What befell a GPU, and pressure, is marked in the story of every run on
-it; a neighbour that grows in that of a run that was told.
+Only runs whose hello says that they hear get it, each of its own GPUs and MIG instances. What could not be sent is
+tried again at the next poll, for as long as it holds. So that a run need not wait for a poll, the adviser computes
+beyond which use of memory there would be news. Pressure and faults of a GPU are marked in the story of every run on it,
+a neighbour that grows in that of a run that was advised of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from gpuwarden.config import Pressure as Limits
 from gpuwarden.gpu.owners import Holder
@@ -40,7 +40,8 @@ _GRAVITY: Mapping[Action, Level] = {
 }
 
 
-class Standing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Standing:
     """How a matter stands for a run; `text` tells of the GPU by a name, `memory` is there where it is about that."""
 
     level: Level
@@ -49,8 +50,9 @@ class Standing(NamedTuple):
     memory: RunPressure | None = None
 
 
-class _Poll(NamedTuple):
-    """What is to be told of: `gpus` by their UUIDs and those of their MIG instances, `holders` by pid."""
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """One poll: `gpus` by their UUIDs and those of their MIG instances, `holders` by pid."""
 
     gpus: Mapping[str, Gpu]
     pressure: Pressure
@@ -116,85 +118,40 @@ class Adviser:
         return found | {uuid: found[whole] for uuid, whole in self._divided.items()}
 
     def _advise(self, run: Run, poll: _Poll) -> None:
-        run.ear.alarms.clear()
+        ear, hears = run.ear, run.hello.hears
+        ear.alarms.clear()
         gpus = {uuid: gpu for uuid in run.devices if (gpu := poll.gpus.get(uuid))}
-        faults: dict[Matter, Standing] = {}
-        for gpu in {id(gpu): gpu for gpu in gpus.values()}.values():
-            if gpu.fault is not None or gpu.xids:
-                faults.update(self._faults(run, gpu, poll))
-        if faults or run.ear.marked:
-            self._mark_news(run, faults, poll.now)
+        standing = dict(self._standing(run, gpus, poll))
+        for matter, each in _news(ear.marked, standing):
+            ear.marked[matter] = each.level
+            kind: MarkKind = "pressure" if matter.kind == "pressure" else "event"
+            self._mark(run.peer, kind, each.text(_short(each.gpu)), poll.now, matter.uuid)
+        if hears:
+            standing.update(self._neighbours(run, gpus, poll))
+            for matter, each in _news(ear.told, standing):
+                self._tell(run, matter, each, poll.now)
+        if hears or self._alerting:
+            for uuid, gpu in gpus.items():
+                self.limits.setdefault(gpu.identity.uuid, NEVER)  # that it does not answer is to be sent at least
+                if (memory := poll.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
+                    self._arm(run, uuid, gpu, memory, poll.now)
+
+    def _standing(self, run: Run, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+        """Yield how the matters of a run stand that are not about its neighbours."""
         for uuid, gpu in gpus.items():
-            self._mark_pressure(run, uuid, gpu, poll)
-        if run.hello.hears:
-            self._tell_all(run, gpus, faults, poll)
-        elif self._alerting:
-            self._arm_all(run, gpus, poll)
+            whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
+            if (level := poll.pressure.levels.get((whole, "thermal"))) is not None:
+                yield Matter("pressure", whole, "thermal"), Standing(level, partial(_heat, gpu, level), gpu)
+            if (memory := poll.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
+                text = partial(_memory, self._limits, memory)
+                yield Matter("pressure", uuid, "memory"), Standing(memory.level, text, gpu, memory)
+        for gpu in {gpu.identity.uuid: gpu for gpu in gpus.values()}.values():
+            yield from self._faults(run, gpu, poll)
 
-    def _tell_all(self, run: Run, gpus: Mapping[str, Gpu], faults: Mapping[Matter, Standing], poll: _Poll) -> None:
-        neighbours: dict[Matter, Standing] = {}
-        for uuid, gpu in gpus.items():
-            self.limits.setdefault(gpu.identity.uuid, NEVER)  # it is to be told at least that it does not answer
-            self._see_heat(run, gpu, poll)
-            memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
-            if memory is not None:
-                if run.ear.told.get(("pressure", uuid, "memory"), "none") != memory.level:
-                    standing = Standing(memory.level, partial(_memory, self._limits, memory), gpu, memory)
-                    self._tell(run, Matter("pressure", uuid, "memory"), standing)
-                if self._growth.grown(uuid):
-                    neighbours.update(self._neighbour(run, uuid, gpu, memory, poll))
-                self._arm(run, uuid, gpu, memory, poll.now)
-        if faults or neighbours or run.ear.told:
-            self._tell_news(run, {**faults, **neighbours}, poll.now)
-
-    def _arm_all(self, run: Run, gpus: Mapping[str, Gpu], poll: _Poll) -> None:
-        """Arm for a run that is told nothing itself."""
-        for uuid, gpu in gpus.items():
-            self.limits.setdefault(gpu.identity.uuid, NEVER)
-            memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
-            if memory is not None:
-                self._arm(run, uuid, gpu, memory, poll.now)
-
-    def _see_heat(self, run: Run, gpu: Gpu, poll: _Poll) -> None:
-        uuid = gpu.identity.uuid
-        level = poll.pressure.levels.get((uuid, "thermal"))
-        if level is not None and run.ear.told.get(("pressure", uuid, "thermal"), "none") != level:
-            self._tell(run, Matter("pressure", uuid, "thermal"), Standing(level, partial(_heat, gpu, level), gpu))
-
-    def _mark_pressure(self, run: Run, uuid: str, gpu: Gpu, poll: _Poll) -> None:
-        """Mark that pressure on the run has changed, whether it hears or not."""
-        pressed = run.ear.pressed
-        memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
-        if memory is not None and pressed.get((uuid, "memory"), "none") != memory.level:
-            pressed[uuid, "memory"] = memory.level
-            self._mark(run.peer, "pressure", _memory(self._limits, memory, _short(gpu)), poll.now, uuid)
-        whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
-        level = poll.pressure.levels.get((whole, "thermal"))
-        if level is not None and pressed.get((whole, "thermal"), "none") != level:
-            pressed[whole, "thermal"] = level
-            self._mark(run.peer, "pressure", _heat(gpu, level, _short(gpu)), poll.now, uuid)
-
-    def _mark_news(self, run: Run, faults: Mapping[Matter, Standing], now: float) -> None:
-        """Mark what is new of the faults that hold, and forget those that are over."""
-        for matter, standing in faults.items():
-            if matter not in run.ear.marked:
-                self._mark(run.peer, "event", standing.text(_short(standing.gpu)), now, matter.uuid)
-        run.ear.marked = set(faults)
-
-    def _tell_news(self, run: Run, events: Mapping[Matter, Standing], now: float) -> None:
-        """Tell what is new of the events that hold, and forget those that are over."""
-        for over in [each for each in run.ear.told if each[0] != "pressure" and each not in events]:
-            del run.ear.told[over]
-        for matter, standing in events.items():
-            if matter in run.ear.told or (matter.kind == "neighbour" and not _listens_to_neighbours(run.ear, now)):
-                continue
-            self._tell(run, matter, standing)
-            if matter.kind == "neighbour" and matter in run.ear.told:  # else it is tried again
-                run.ear.neighbour_at = now
-                self._mark(run.peer, "neighbour", standing.text(_short(standing.gpu)), now, matter.uuid)
-
-    def _tell(self, run: Run, matter: Matter, standing: Standing) -> None:
-        memory = standing.memory
+    def _tell(self, run: Run, matter: Matter, standing: Standing, now: float) -> None:
+        memory, neighbour = standing.memory, matter.kind == "neighbour"
+        if neighbour and not _listens_to_neighbours(run.ear, now):
+            return
         advice = Advice(
             serial=sum(run.ear.sent.values()) + 1,
             kind=matter.kind,
@@ -208,6 +165,9 @@ class Adviser:
         if self._send(run.peer, advice):
             run.ear.told[matter] = standing.level
             run.ear.sent[matter.kind] += 1
+            if neighbour:
+                run.ear.neighbour_at = now
+                self._mark(run.peer, "neighbour", standing.text(_short(standing.gpu)), now, matter.uuid)
         else:
             self.dropped += 1
 
@@ -220,16 +180,17 @@ class Adviser:
             if level and count.last >= run.began and poll.time - count.last < XID_SECONDS:
                 yield Matter("xid", uuid, str(code)), Standing(level, partial(_xid, code), gpu)
 
-    def _neighbour(
-        self, run: Run, uuid: str, gpu: Gpu, memory: RunPressure, poll: _Poll
-    ) -> Iterator[tuple[Matter, Standing]]:
-        limit = run.memory[uuid].limit if uuid in run.memory else None
-        if limit and memory.headroom >= limit - memory.in_use:
-            return  # what ends it is a limit of its own: from that nobody has taken anything
-        pid, growth = self._largest(run, uuid, gpu)
-        if growth is not None and growth.grown >= self._least_growth(memory, growth.grown):
-            text = partial(_neighbour, memory, pid, growth, poll.holders.get(pid))
-            yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
+    def _neighbours(self, run: Run, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+        """Yield which processes have taken much of what the run could have had."""
+        for uuid, gpu in gpus.items():
+            memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
+            limit = run.memory[uuid].limit if uuid in run.memory else None
+            if memory is None or (limit and memory.headroom >= limit - memory.in_use):
+                continue  # what ends it is a limit of its own: from that nobody has taken anything
+            pid, growth = self._largest(run, uuid, gpu)
+            if growth is not None and growth.grown >= self._least_growth(memory, growth.grown):
+                text = partial(_neighbour, memory, pid, growth, poll.holders.get(pid))
+                yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
 
     def _largest(self, run: Run, uuid: str, gpu: Gpu) -> tuple[int, Growth | None]:
         """Return the neighbour of a run that has grown most; None where none has, or where the run may be any of them.
@@ -268,6 +229,13 @@ class Adviser:
             # On a MIG instance it takes as much at least: what others give back meanwhile is not known.
             whole = gpu.identity.uuid
             self.limits[whole] = min(self.limits[whole], used + others)
+
+
+def _news(known: dict[Matter, Level], standing: Mapping[Matter, Standing]) -> list[tuple[Matter, Standing]]:
+    """Return what stands otherwise than is known, and forget what is over: pressure alone is not by being absent."""
+    for over in [each for each in known if each.kind != "pressure" and each not in standing]:
+        del known[over]
+    return [(matter, each) for matter, each in standing.items() if known.get(matter, "none") != each.level]
 
 
 def _listens_to_neighbours(ear: Ear, now: float) -> bool:

@@ -1,15 +1,15 @@
-"""What one run has been told, and how often: kept with the run, written by who tells it."""
+"""Advice that one run got, and how often: kept with the run, written by the adviser."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from gpuwarden.protocol import ADVICE_KINDS, AdviceKind, Level, Resource
+from gpuwarden.protocol import ADVICE_KINDS, AdviceKind, Level
 
 
-class Matter(NamedTuple):
-    """What advice is about: of a GPU or MIG instance the resource, the XID or the process, as text."""
+@dataclass(frozen=True, slots=True)
+class Matter:
+    """Subject of advice: of a GPU or MIG instance the resource, the XID or the process, as text."""
 
     kind: AdviceKind
     uuid: str
@@ -18,16 +18,14 @@ class Matter(NamedTuple):
 
 @dataclass(slots=True)
 class Ear:
-    """One run's. Used by one event loop.
+    """State of one run's advice. Used by one event loop.
 
-    `told` holds what the run believes: of each Matter the level it was told, as long as that holds. It is forgotten
-    when the run connects anew, which is then told what holds. `marked` are the faults that hold and stand in its story,
-    `pressed` the levels of pressure that stand there, by UUID and resource.
+    `told` holds what the run believes: of each matter the level that it was sent, as long as that holds. It is cleared
+    when the run reconnects, which then gets what holds. `marked` is what stands in its story.
     """
 
-    told: dict[tuple[AdviceKind, str, str], Level] = field(default_factory=dict)
-    marked: set[Matter] = field(default_factory=set)
-    pressed: dict[tuple[str, Resource], Level] = field(default_factory=dict)
+    told: dict[Matter, Level] = field(default_factory=dict)
+    marked: dict[Matter, Level] = field(default_factory=dict)
     sent: dict[AdviceKind, int] = field(default_factory=lambda: dict.fromkeys(ADVICE_KINDS, 0))
-    neighbour_at: float | None = None  # monotonic: when it was last told of one
+    neighbour_at: float | None = None  # monotonic: when it was last advised of one
     alarms: dict[str, float] = field(default_factory=dict)  # bytes in use, by UUID, beyond which a level may rise
