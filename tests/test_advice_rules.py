@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.config import Pressure as Limits
-from gpuwarden.gpu.owners import Holder
+from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
@@ -19,7 +19,7 @@ from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.neighbour_growth import REST_SECONDS
+from gpuwarden.runs.neighbours import REST_SECONDS, Neighbours
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.run import Run
@@ -37,7 +37,15 @@ class Box:
         self.takes = True
         self.marks: list[tuple[int, MarkKind, str]] = []
         self.parents: dict[int, int] = {}
-        self.adviser = Adviser(Limits(), self._send, self._mark, alerting=alerting, nearest_above=self._nearest_above)
+        self.neighbours = Neighbours()
+        self.adviser = Adviser(
+            Limits(),
+            self._send,
+            self._mark,
+            self.neighbours,
+            alerting=alerting,
+            nearest_above=self._nearest_above,
+        )
         self._watch = PressureWatch(Limits())
         self.now = 0.0
 
@@ -63,6 +71,7 @@ class Box:
         seen = replace(snapshot(*gpus), time=BEGAN + self.now)
         pressure = self._watch.see(seen, runs, self.now)
         begun = len(self.sent)
+        self.neighbours.see(seen, Owners(), self.now)
         self.adviser.see(seen, runs, pressure, {9: Holder("alice", run="9-1")}, self.now)
         return [(pid, advice.kind, advice.level) for pid, advice in self.sent[begun:]]
 
@@ -202,14 +211,14 @@ def test_neighbours_are_told_seldom() -> None:
     assert sum(map(len, told)) == 2
 
 
-def test_growth_counts_from_when_somebody_hears() -> None:
-    """What a neighbour took while no run heard is no news to one that begins."""
+def test_growth_counts_from_when_the_run_began() -> None:
+    """What a neighbour took before a run began is no news to it; what it takes after that is."""
     box, there = Box(), run(7, "GPU-0")
-    deaf = replace(there, hello=replace(there.hello, hears=False))
-    box.poll([holding(gpu(0), {7: 51, 9: 1})], there)
-    box.poll([holding(gpu(0), {7: 51, 9: 1})], deaf)
-    assert box.poll([holding(gpu(0), {7: 51, 9: 21})], there) == []
-    assert box.poll([holding(gpu(0), {7: 51, 9: 31})], there) == [(7, "neighbour", "some")]
+    late = replace(there, began=BEGAN + 2.5)
+    box.poll([holding(gpu(0), {7: 51, 9: 1})], late)
+    assert box.poll([holding(gpu(0), {7: 51, 9: 21})], late) == []
+    assert box.poll([holding(gpu(0), {7: 51, 9: 21})], late) == []
+    assert box.poll([holding(gpu(0), {7: 51, 9: 22})], late) == [(7, "neighbour", "some")]
 
 
 def test_little_growth_is_no_news() -> None:

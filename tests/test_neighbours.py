@@ -11,7 +11,7 @@ from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.neighbours import MOST_MARKS, MOST_PROCESSES, Neighbours
+from gpuwarden.runs.neighbours import MAX_CHANGES, MAX_PROCESSES, Neighbours
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
@@ -70,9 +70,9 @@ def test_bounds() -> None:
     (taken,) = book.taken("GPU-0", (), 0.0, now=1000.0)
     assert taken.taken == pytest.approx(9.99 * GIB)
     (process,) = book._devices["GPU-0"].values()
-    assert len(process.marks) <= MOST_MARKS
+    assert len(process.changes) <= MAX_CHANGES
     book.see(box(**{f"p{each}": each / 1e4 for each in range(1, 1000)}), OWNERS, 1001.0)
-    assert len(book._devices["GPU-0"]) == MOST_PROCESSES
+    assert len(book._devices["GPU-0"]) == MAX_PROCESSES
 
 
 def test_instances() -> None:

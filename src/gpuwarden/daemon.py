@@ -119,7 +119,9 @@ class Daemon:
         self._accounts = Accounts(max(config.poll.interval, config.poll.slow_interval))
         self._runs = RunServer(self._registry)
         self._pressure = PressureWatch(config.pressure)
-        self._adviser = Adviser(config.pressure, self._runs.send, self._registry.mark, alerting=config.alerting)
+        self._adviser = Adviser(
+            config.pressure, self._runs.send, self._registry.mark, self._registry.neighbours, alerting=config.alerting
+        )
         self._alerts: Dispatcher | None = None  # while it serves: who prints a page tells nobody
         self._early = Allowance(EARLY_POLLS, EARLY_POLL_SECONDS)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})

@@ -24,7 +24,7 @@ from gpuwarden.quantities import amount, lasting, ratio
 from gpuwarden.runs import proc
 from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.neighbour_growth import REST_SECONDS, Growth, NeighbourGrowth
+from gpuwarden.runs.neighbours import REST_SECONDS, Neighbour, Neighbours
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run
 from gpuwarden.thresholds import XID_SECONDS
@@ -65,8 +65,9 @@ class Adviser:
     """Used by one event loop.
 
     `send` gives a run's process a message without blocking, and tells whether it could; `mark` keeps in a run's story
-    what happened at a time (monotonic), on a GPU or MIG instance. `alerting` says that somebody else is to be told of
-    pressure, whether the runs hear or not. `nearest_above` says which run's process one belongs to, by pids.
+    what happened at a time (monotonic), on a GPU or MIG instance. `neighbours` has seen each poll before the adviser.
+    `alerting` says that somebody else is to be told of pressure, whether the runs hear or not. `nearest_above` says
+    which run's process one belongs to, by pids.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Adviser:
         limits: Limits,
         send: Callable[[Peer, Advice], bool],
         mark: Callable[[Peer, MarkKind, str, float, str | None], object],
+        neighbours: Neighbours,
         *,
         alerting: bool = False,
         nearest_above: Callable[[int, Collection[int]], int] = proc.nearest_above,
@@ -85,7 +87,7 @@ class Adviser:
         self._limits = limits
         self._send = send
         self._mark = mark
-        self._growth = NeighbourGrowth()
+        self._processes = neighbours
         self._hung: dict[str, float] = {}  # since when, monotonic, by UUID
         self._divided: dict[str, str] = {}  # GPUs by their instances' UUIDs: one that is lost tells of none
         self.dropped = 0  # messages that a run's connection did not take
@@ -101,10 +103,6 @@ class Adviser:
             return
         hung = [gpu.identity.uuid for gpu in snapshot.gpus if gpu.fault == HUNG]
         self._hung = {uuid: self._hung.get(uuid, now) for uuid in hung}
-        if any(run.hello.hears for run in living):
-            self._growth.see(snapshot, now)
-        else:
-            self._growth.forget()
         self._belongs, self._roots = {}, {run.peer.pid for run in living} - {0}
         poll = _Poll(self._by_uuid(snapshot), pressure, holders, snapshot.time, now)
         for run in living:
@@ -188,16 +186,18 @@ class Adviser:
             if memory is None or (limit and memory.headroom >= limit - memory.in_use):
                 continue  # what ends it is a limit of its own: from that nobody has taken anything
             pid, growth = self._largest(run, uuid, gpu)
-            if growth is not None and growth.grown >= self._least_growth(memory, growth.grown):
+            if growth is None or poll.now - growth.rose > poll.time - run.began:
+                continue  # what was taken before the run began is none of its own
+            if growth.grown >= self._least_growth(memory, growth.grown):
                 text = partial(_neighbour, memory, pid, growth, poll.holders.get(pid))
                 yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
 
-    def _largest(self, run: Run, uuid: str, gpu: Gpu) -> tuple[int, Growth | None]:
+    def _largest(self, run: Run, uuid: str, gpu: Gpu) -> tuple[int, Neighbour | None]:
         """Return the neighbour of a run that has grown most; None where none has, or where the run may be any of them.
 
         The run's children are no neighbours, and one that has begun since its processes were looked at is a child too.
         """
-        grown = self._growth.grown(uuid)
+        grown = self._processes.grown(uuid)
         if not grown or not gpu.holds(run.peer.pid, uuid):
             return 0, None
         own = run.usage.present.pids if run.usage and run.usage.present else ()
@@ -283,7 +283,7 @@ def _heat(gpu: Gpu, level: Level, name: str) -> str:
     return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its slowdown" if margin is not None else "")
 
 
-def _neighbour(memory: RunPressure, pid: int, growth: Growth, holder: Holder | None, name: str) -> str:
+def _neighbour(memory: RunPressure, pid: int, growth: Neighbour, holder: Holder | None, name: str) -> str:
     who = f" of user {holder.user}" if holder else ""
     if holder and holder.run:
         who += f", run {holder.run}"

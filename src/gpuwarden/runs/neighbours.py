@@ -1,4 +1,4 @@
-"""Who else holds memory on each device, from poll to poll: what an out-of-memory may be the work of.
+"""Memory of every process on each device over time: what an out-of-memory, or little headroom, may be the work of.
 
 The process lists are as old as `gpu.process_lists` lets them be: those of compute processes are of this poll whenever
 memory in use has changed, graphics processes of the slow tier.
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gpuwarden.gpu.owners import UNKNOWN, Owners
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.runs.case import Taken
 
-MOST_MARKS = 32  # of a process: where its memory changed
-MOST_PROCESSES = 256  # of a device, those that hold most
+MAX_CHANGES = 32  # of a process that are kept
+MAX_PROCESSES = 256  # of a device, those that hold most
+REST_SECONDS = 60.0  # without growth, after which what comes is another growth
 
 
-class Mark(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Change:
     """From this time on, monotonic, a process held so many bytes."""
 
     at: float
@@ -26,70 +27,93 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Process:
-    """One that holds memory on one device."""
+class Neighbour:
+    """One process on one device; bytes, and monotonic times.
 
-    marks: list[Mark] = field(default_factory=list)
-    was_there: bool = False  # when the device was first seen: then its first mark is no growth
+    It held `base` until `since`, before it began to grow, and grew last when it `rose`. Before its first change is
+    known it held `initial`.
+    """
 
-    def note(self, now: float, memory: int) -> None:
-        self.marks.append(Mark(now, memory))
-        if len(self.marks) > MOST_MARKS:
-            del self.marks[1:-1:2]  # the first and the last stay, between them time gets coarser
+    initial: int
+    base: int
+    since: float
+    rose: float
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        """Bytes that it holds now."""
+        return self.changes[-1].memory if self.changes else 0
+
+    @property
+    def grown(self) -> int:
+        """Bytes by which it has grown without a rest."""
+        return self.held - self.base
+
+    def update(self, memory: int, now: float) -> None:
+        """Take what it holds at a poll."""
+        if memory > self.held:
+            self.rose = now
+        if memory <= self.base or now - self.rose >= REST_SECONDS:
+            self.base, self.since = memory, now
+        if not self.changes or memory != self.held:
+            self.changes.append(Change(now, memory))
+        if len(self.changes) > MAX_CHANGES:
+            del self.changes[1:-1:2]  # the first and the last stay, between them time gets coarser
 
     def held_at(self, then: float | None) -> int:
         """Return what it held then; None is before anything was there."""
         if then is None:
             return 0
-        before = [mark.memory for mark in self.marks if mark.at <= then]
-        if before:
-            return before[-1]
-        return self.marks[0].memory if self.was_there else 0
+        return next((each.memory for each in reversed(self.changes) if each.at <= then), self.initial)
 
     def grew_at(self, then: float | None) -> float:
         """Return when it began to grow after `then`."""
         if then is None:
-            return self.marks[0].at
+            return self.changes[0].at
         held = self.held_at(then)
-        return next((mark.at for mark in self.marks if mark.at > then and mark.memory > held), self.marks[-1].at)
+        return next((each.at for each in self.changes if each.at > then and each.memory > held), self.changes[-1].at)
 
 
 class Neighbours:
     """The processes on all devices; used by one event loop. What has ended is forgotten: its memory is free again."""
 
     def __init__(self) -> None:
-        self._devices: dict[str, dict[int, _Process]] = {}
-        self._seen: dict[str, tuple[GpuProcess, ...]] = {}  # by GPU, when it was last looked at
+        self._devices: dict[str, dict[int, Neighbour]] = {}
+        self._last = 0.0  # poll
         self._owners = Owners()
 
     def see(self, snapshot: Snapshot, owners: Owners, now: float) -> None:
-        """Take the processes of a poll and who they are; costs next to nothing where none has changed."""
+        """Take the processes of a poll and who they are."""
         self._owners = owners
         for gpu in snapshot.gpus:
-            uuid = gpu.identity.uuid
-            if not gpu.up or self._seen.get(uuid) is gpu.processes:
-                continue
-            first = uuid not in self._seen
-            self._seen[uuid] = gpu.processes
-            if not gpu.mig:
-                self._update(uuid, gpu.processes, now, first=first)
-                continue
-            for device in (uuid, *(instance.identity.uuid for instance in gpu.mig)):
-                on_it = [process for process in gpu.processes if (process.instance or uuid) == device]
-                self._update(device, on_it, now, first=first)
+            if gpu.up:
+                whole = gpu.identity.uuid
+                for device in (whole, *(each.identity.uuid for each in gpu.mig)):
+                    self._update(device, [each for each in gpu.processes if (each.instance or whole) == device], now)
+        self._last = now
 
-    def _update(self, device: str, processes: Sequence[GpuProcess], now: float, *, first: bool) -> None:
-        if len(processes) > MOST_PROCESSES:
-            processes = sorted(processes, key=lambda process: -(process.memory or 0))[:MOST_PROCESSES]
-        known = self._devices.get(device, {})
+    def _update(self, device: str, processes: Sequence[GpuProcess], now: float) -> None:
+        """Update one device: all that is there when it is first seen may have been so for long, and is no growth."""
+        if len(processes) > MAX_PROCESSES:
+            processes = sorted(processes, key=lambda process: -(process.memory or 0))[:MAX_PROCESSES]
+        known = self._devices.get(device)
         kept = self._devices[device] = {}
         for process in processes:
             memory = process.memory
             if memory is None:
                 continue
-            entry = kept[process.pid] = known.get(process.pid) or _Process(was_there=first)
-            if not entry.marks or entry.marks[-1].memory != memory:
-                entry.note(now, memory)
+            if known is None:
+                neighbour = Neighbour(memory, memory, now, now)
+            else:
+                neighbour = known.get(process.pid) or Neighbour(0, 0, self._last, now)
+            neighbour.update(memory, now)
+            kept[process.pid] = neighbour
+
+    def grown(self, device: str) -> list[tuple[int, Neighbour]]:
+        """Return the processes that grow by pid, the one that grew most first; one without a pid may be anybody."""
+        there = self._devices.get(device, {}).items()
+        return sorted(((pid, each) for pid, each in there if pid and each.grown), key=lambda each: -each[1].grown)
 
     def taken(self, device: str, own: Collection[int], then: float | None, now: float) -> tuple[Taken, ...]:
         """Return what processes other than a run's `own` took of a device since `then`, those that took most first.
@@ -99,12 +123,10 @@ class Neighbours:
         return tuple(sorted(self._taken(device, own, then, now), key=lambda each: -each.taken))
 
     def _taken(self, device: str, own: Collection[int], then: float | None, now: float) -> Iterator[Taken]:
-        for other, process in self._devices.get(device, {}).items():
-            grown = process.marks[-1].memory - process.held_at(then)
-            if other not in own and grown > 0:
-                yield Taken(
-                    other, _who(other, self._owners), grown, process.marks[-1].memory, now - process.grew_at(then)
-                )
+        for pid, each in self._devices.get(device, {}).items():
+            grown = each.held - each.held_at(then)
+            if pid not in own and grown > 0:
+                yield Taken(pid, _who(pid, self._owners), grown, each.held, now - each.grew_at(then))
 
 
 def _who(pid: int, owners: Owners) -> str:
