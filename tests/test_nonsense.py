@@ -150,7 +150,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), Accounts(10.0)
     receipts = Receipts(None, 10, most_runs=9)
     pressure, exposition = PressureWatch(config.pressure), Exposition()
-    adviser = Adviser(config.pressure, hears, registry.mark)
+    adviser = Adviser(config.pressure, hears, registry.mark, registry.neighbours)
     peers = [Peer(pid, 1000, pid, 1e9) for pid in range(1, 4)]
     for peer in peers:
         registry.receive(peer, liar.hello(), 1000.0)
