@@ -14,6 +14,8 @@ from mock_nvml import MockNvml
 
 EXPIRY_SECONDS = 6
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
