@@ -224,6 +224,7 @@ class RecordStore:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_size_limit = 4194304")  # bytes of the log that stay after a large import
         with connection:
             connection.execute("BEGIN IMMEDIATE")  # takes the lock, which is then kept
             (version,) = connection.execute("PRAGMA user_version").fetchone()
