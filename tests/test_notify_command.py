@@ -109,7 +109,7 @@ def test_nobody_to_tell() -> None:
     """Without a target the command says what to do."""
     ended = gpuwarden("notify", "--test")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "name a target below `notify:`" in ended.stderr
+    assert "add one under `notify:`" in ended.stderr
 
 
 def test_wrong_configuration_is_told_whole(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ import pwd
 import signal
 from pathlib import Path
 
+import pytest
 from message_receivers import http_receiver, mail_receiver
 from services import Daemon, ending, until
 from test_adviser import GIB, Run, leave
 
 from mock_nvml import MockNvml
+
+pytestmark = pytest.mark.slow  # RunNearOutOfMemory fires on for a minute
 
 OWNER = f"user {pwd.getpwuid(os.geteuid()).pw_name}"
 KEPT_SECONDS = 60.0  # RunNearOutOfMemory fires on for so long

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(rules)
     rules.set_defaults(command="rules")
 
-    notify = commands.add_parser("notify", help="try the ways by which people are told of alerts")
+    notify = commands.add_parser("notify", help="send a test notification")
     notify.add_argument("--test", action="store_true", required=True, help="send each target a test message")
     notify.add_argument("--config", type=Path, metavar="FILE", help="the daemon's configuration")
     notify.set_defaults(command="notify")

@@ -226,7 +226,7 @@ def _notify(parsed: argparse.Namespace) -> int:
 
     failed = notification_test.send_test(_load(parsed).notify, lambda line: print(line, flush=True))  # noqa: T201 - the command's answer
     if failed is None:
-        print("gpuwarden: nobody is to be told: name a target below `notify:` in the configuration", file=sys.stderr)  # noqa: T201
+        print("gpuwarden: no notification target is configured: add one under `notify:`", file=sys.stderr)  # noqa: T201
         return WRONG_USE
     return FAILED if failed else 0
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import cleandoc
 from textwrap import indent
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Severity = Literal["critical", "warning", "info"]
 Subject = Literal["run", "gpu", "box"]
@@ -80,7 +80,8 @@ class AlertRule:
         return "\n".join([group, *(f"  %{{of_{each}}}" for each in subjects)])
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Group:
     """Rules that Prometheus evaluates one after the other, and no more often than every `least_interval` seconds."""
 
     name: str

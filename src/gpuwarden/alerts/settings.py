@@ -7,7 +7,7 @@ duration as a number to compare with, `%{name.words}` either for people.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden import thresholds
 from gpuwarden.config_values import DURATION, NUMBER, SHARE, SIZE, Kind, between
@@ -23,7 +23,8 @@ DEGREES = between(NUMBER, "0", "100")
 AMOUNT = between(SIZE, "0", "64TiB")
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Setting:
     """One number: a share, seconds, degrees Celsius, bytes or a count, as its kind says."""
 
     name: str
