@@ -29,6 +29,8 @@ from gpuwarden.state import State
 from page_stage import SOCKET, Stage, answer, stage
 from snapshots import GIB, divided, gpu, snapshot
 
+pytestmark = pytest.mark.system
+
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>\u202e\n</h3>" + "x" * 10_000
 )

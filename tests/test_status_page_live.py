@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from email.message import Message
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, Daemon, ending, fetch, free_port, until
+from services import Daemon, ending, fetch, free_port, until
 from test_status_page import box, verdict
 
 from browser import Tab, chromium
@@ -23,6 +19,8 @@ from gpuwarden.quantities import amount
 from mock_nvml import MockNvml
 from page_stage import answer, stage
 from snapshots import gpu
+
+pytestmark = pytest.mark.system
 
 MOST_BYTES = 150_000  # of all that a browser loads, uncompressed
 LEAST_MS = 2990.0  # from an answer to the page's next question; clocks of pages are rounded
@@ -33,47 +31,6 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     """Give a page in a Chromium."""
     with chromium(tmp_path_factory.mktemp("chromium")) as made:
         yield made.tab()
-
-
-def ask(url: str, **headers: str) -> tuple[int, Message, bytes]:
-    """Return status, headers and body of a page."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as found:
-            return found.status, found.headers, found.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read()
-
-
-def test_every_file_is_in_the_package() -> None:
-    """A built wheel has what pyproject.toml names; the charts' licence is among it."""
-    (globs,) = re.findall(r"^gpuwarden = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    named = {path for glob in json.loads(f"[{globs}]") for path in (ROOT / "src/gpuwarden").glob(glob)}
-    assert {path for path in FOLDER.rglob("*") if path.is_file()} <= named
-    assert "MIT" in (FOLDER / "uplot/LICENSE").read_text()
-
-
-def test_files_are_compressed_once_and_kept_by_browsers(tmp_path: Path, mock_nvml: MockNvml) -> None:
-    """A second visit is answered with 304 and no body; what is no file of the page is none."""
-    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
-    with ending(daemon):
-        url = f"{daemon.url}/page/uplot/uPlot.iife.min.js"
-        status, headers, body = ask(url, **{"Accept-Encoding": "gzip"})
-        assert (status, headers["content-encoding"], headers["content-type"]) == (
-            200,
-            "gzip",
-            "text/javascript; charset=utf-8",
-        )
-        assert gzip.decompress(body) == (FOLDER / "uplot/uPlot.iife.min.js").read_bytes() == ask(url)[2]
-        assert (headers["cache-control"], headers["vary"]) == ("no-cache", "accept-encoding")
-        status, headers, body = ask(url, **{"If-None-Match": headers["etag"]})
-        assert (status, body) == (304, b"")
-        assert "content-length" not in headers
-        assert ask(url, **{"If-None-Match": 'W/"other"'})[0] == 200
-        policy = ask(f"{daemon.url}/")[1]["content-security-policy"]
-        assert "unsafe" not in policy
-        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
-        for name in ("nosuch.js", "../daemon.py", "..%2f..%2fdaemon.py", "uplot/", "uplot/LICENSE", "index.html", ""):
-            assert ask(f"{daemon.url}/page/{name}")[0] == 404, name
 
 
 def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
@@ -108,7 +65,7 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         assert paths.count("/api/v1/history") == 1  # then it goes on with the state
         loaded = {path for path in paths if not path.startswith("/api/")}
         assert loaded >= {"/", "/page/main.js", "/page/page.css", "/page/uplot/uPlot.iife.min.js"}
-        assert sum(len(ask(f"{daemon.url}{path}")[2]) for path in loaded) < MOST_BYTES
+        assert sum(len(fetch(f"{daemon.url}{path}")) for path in loaded) < MOST_BYTES
         assert {path.removeprefix("/page/") for path in loaded} - {"/"} == {
             str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.*") if path.suffix in (".js", ".css", ".svg")
         }

@@ -1,0 +1,57 @@
+"""Files of the status page: all in the package, compressed, kept by browsers, under a strict policy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import urllib.error
+import urllib.request
+from email.message import Message
+from pathlib import Path
+
+from services import ROOT, Daemon, ending
+
+from gpuwarden.page.files import FOLDER
+from mock_nvml import MockNvml
+
+
+def ask(url: str, **headers: str) -> tuple[int, Message, bytes]:
+    """Return status, headers and body of a page."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as found:
+            return found.status, found.headers, found.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def test_every_file_is_in_the_package() -> None:
+    """A built wheel has what pyproject.toml names; the charts' licence is among it."""
+    (globs,) = re.findall(r"^gpuwarden = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    named = {path for glob in json.loads(f"[{globs}]") for path in (ROOT / "src/gpuwarden").glob(glob)}
+    assert {path for path in FOLDER.rglob("*") if path.is_file()} <= named
+    assert "MIT" in (FOLDER / "uplot/LICENSE").read_text()
+
+
+def test_files_are_compressed_once_and_kept_by_browsers(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A second visit is answered with 304 and no body; what is no file of the page is none."""
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=1))
+    with ending(daemon):
+        url = f"{daemon.url}/page/uplot/uPlot.iife.min.js"
+        status, headers, body = ask(url, **{"Accept-Encoding": "gzip"})
+        assert (status, headers["content-encoding"], headers["content-type"]) == (
+            200,
+            "gzip",
+            "text/javascript; charset=utf-8",
+        )
+        assert gzip.decompress(body) == (FOLDER / "uplot/uPlot.iife.min.js").read_bytes() == ask(url)[2]
+        assert (headers["cache-control"], headers["vary"]) == ("no-cache", "accept-encoding")
+        status, headers, body = ask(url, **{"If-None-Match": headers["etag"]})
+        assert (status, body) == (304, b"")
+        assert "content-length" not in headers
+        assert ask(url, **{"If-None-Match": 'W/"other"'})[0] == 200
+        policy = ask(f"{daemon.url}/")[1]["content-security-policy"]
+        assert "unsafe" not in policy
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        for name in ("nosuch.js", "../daemon.py", "..%2f..%2fdaemon.py", "uplot/", "uplot/LICENSE", "index.html", ""):
+            assert ask(f"{daemon.url}/page/{name}")[0] == 404, name
