@@ -349,7 +349,7 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         pytest.param(changed(WEIGHTS, after=memory(50, 50)), "fragmentation", id="weights for which there was room"),
         pytest.param(changed(NEIGHBOUR, taken=()), "unknown", id="nobody took any"),
         pytest.param(
-            changed(NEIGHBOUR, taken=(NEIGHBOUR.taken[0]._replace(taken=10 * MIB),)), "unknown", id="took too little"
+            changed(NEIGHBOUR, taken=(replace(NEIGHBOUR.taken[0], taken=10 * MIB),)), "unknown", id="took too little"
         ),
         pytest.param(
             changed(NEIGHBOUR, after=DeviceMemory(12 * MIB, 39 * MIB, 25 * MIB)),
@@ -429,7 +429,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
         pytest.param(replace(UNSAID, room=100.0 * MIB), "unknown", id="no size, and room was left"),
         pytest.param(replace(UNSAID, holders=()), "too_big", id="no size, nobody else is there"),
         pytest.param(
-            replace(UNSAID, holders=(HOLDER._replace(holds=2 * MIB),)), "too_big", id="no size, a small neighbour"
+            replace(UNSAID, holders=(replace(HOLDER, holds=2 * MIB),)), "too_big", id="no size, a small neighbour"
         ),
         pytest.param(
             replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, holders=(HOLDER,)),
@@ -441,7 +441,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
                 GIANT,
                 after=DeviceMemory(8 * MIB, 110 * MIB),
                 room=120.0 * MIB,
-                holders=(HOLDER._replace(holds=60 * MIB),),
+                holders=(replace(HOLDER, holds=60 * MIB),),
             ),
             "phase_peak",
             id="a larger step where others have less than the run",
@@ -451,7 +451,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
                 FIRST_STEP,
                 room=60.0 * MIB,
                 after=DeviceMemory(24 * MIB, 25 * MIB),
-                holders=(HOLDER._replace(holds=20 * MIB),),
+                holders=(replace(HOLDER, holds=20 * MIB),),
             ),
             "batch_too_large",
             id="a small neighbour",

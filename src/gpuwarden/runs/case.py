@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from gpuwarden.protocol import Allocation, DeviceMemory, Error
 from gpuwarden.runs.growth import Growth
@@ -24,7 +23,8 @@ _MUCH = 0.05  # of what the run can have
 _KERNEL_SIDE = 11  # of a convolution's weights, at most
 
 
-class Taken(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Taken:
     """What another process took of the device since the run could last allocate as much as it needed.
 
     `taken` and what it now `holds` in bytes, `seconds` ago it began to. `who` says whose it is, in words.
@@ -111,6 +111,12 @@ class Case:
     def bound(self) -> float | None:
         """Bytes that the run's allocator could not have passed, though others may have left it less."""
         return self.size if self.room is None else self.room
+
+    @property
+    def limited(self) -> bool:
+        """Whether the allocator's own limit came first, whatever others hold."""
+        limit = self.after.limit if self.after else None
+        return limit is not None and self.room is not None and limit <= self.room
 
     @property
     def peak_rose(self) -> bool:

@@ -1,18 +1,19 @@
-"""Why a run was out of memory, as far as evidence supports it: one table of rules, asked in their order.
+"""Causes of out-of-memories, as far as evidence supports one: a table of rules, of which the first that holds decides.
 
-A rule is a pure function over a `Case`: it returns its evidence, one sentence with numbers, and one next step; or None
-where it does not hold. Where none holds the verdict is unknown, and says what was looked for. docs/verdicts.md is
-written from the table.
+The test of a rule is a pure function over a `Case`: it returns its evidence, one sentence with numbers, and one next
+step; or None where it does not hold. Where none holds the verdict is unknown, and says what was looked for.
+docs/verdicts.md is written from the table.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
-from gpuwarden.protocol import Phase
+from gpuwarden.protocol import ErrorKind, Phase
 from gpuwarden.quantities import amount, lasting, rate
 from gpuwarden.runs.case import Case, kernel_like
 from gpuwarden.runs.growth import Growth
@@ -54,25 +55,29 @@ _OPTIMIZER = re.compile(
 )
 
 
-class Verdict(NamedTuple):
-    """Why, in one word, the evidence and the next step, a sentence each."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Cause of an out-of-memory in one word, with the evidence and the next step, a sentence each."""
 
     name: Name
     evidence: str
     next_step: str
 
 
-class Finding(NamedTuple):
-    """What a rule found."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Evidence that a rule found, and the next step."""
 
     evidence: str
     next_step: str
 
 
-class Rule(NamedTuple):
-    """One rule: what it is called, when it holds and an example for the docs, and how it is decided."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule for out-of-memories of a kind: its cause, when it holds and an example for the docs, and its test."""
 
     name: Name
+    kind: ErrorKind
     holds: str
     example: str
     find: Callable[[Case], Finding | None]
@@ -87,23 +92,20 @@ def grown_on_host(growth: Growth) -> str:
 def judge(case: Case) -> Verdict:
     """Return the verdict of the first rule that holds."""
     for rule in RULES:
-        found = rule.find(case)
-        if found:
-            return Verdict(rule.name, *(found if rule.name == "leak" else _with_growth(case, found)))
-    return Verdict("unknown", *_with_growth(case, _unknown(case)))
+        if rule.kind == case.error.kind and (found := rule.find(case)):
+            return _verdict(case, rule.name, found)
+    return _verdict(case, "unknown", _unknown(case))
 
 
-def _with_growth(case: Case, found: Finding) -> Finding:
-    """Add growth that had been told: it was not what was missing this time, and will be once the rest is mended."""
-    if case.growth is None or case.error.kind != "device_oom":
-        return found
-    growth = rate(case.growth.bytes_per_second)
-    return found._replace(evidence=f"{found.evidence[:-1]}; memory in use grows too, at {growth}.")
+def _verdict(case: Case, name: Name, found: Finding) -> Verdict:
+    """Add growth that is reported: it was not what was missing this time, and will be once the rest is mended."""
+    evidence = found.evidence
+    if case.growth is not None and case.error.kind == "device_oom" and name != "leak":
+        evidence = f"{evidence[:-1]}; memory in use grows too, at {rate(case.growth.bytes_per_second)}."
+    return Verdict(name, evidence, found.next_step)
 
 
 def _host_input(case: Case) -> Finding | None:
-    if case.error.kind != "host_oom":
-        return None
     where = next((words for regex, words in _INPUT if re.search(regex, case.error.text, re.IGNORECASE)), None)
     if where is None and case.error.stage == "input":
         where = "the input pipeline"
@@ -120,7 +122,7 @@ def _host_input(case: Case) -> Finding | None:
 
 def _host_leak(case: Case) -> Finding | None:
     growth = case.host_growth
-    if case.error.kind != "host_oom" or growth is None:
+    if growth is None:
         return None
     return Finding(
         f"{_cap(grown_on_host(growth))}, before the host could not give {_size(case.requested)}.",
@@ -130,12 +132,9 @@ def _host_leak(case: Case) -> Finding | None:
 
 def _neighbour(case: Case) -> Finding | None:
     need, base, room = _need(case), case.base, case.room
-    if need is None or base is None or room is None or not case.taken:
+    if need is None or base is None or room is None or not case.taken or case.limited:
         return None
     taken = sum(each.taken for each in case.taken)
-    limit = case.after.limit if case.after else None
-    if limit is not None and limit <= room:  # its own limit ended it, whatever others hold
-        return None
     missing = base + need - room
     if not 0 < missing <= taken or _grown(case, missing) > taken:
         return None
@@ -152,10 +151,7 @@ def _neighbour(case: Case) -> Finding | None:
 def _crowded(case: Case) -> Finding | None:
     """Find others that have held what was missing since before the run needed it, where it would fit without them."""
     need, base, room = _need(case), case.base, case.room
-    limit = case.after.limit if case.after else None
-    if case.error.kind != "device_oom" or base is None or room is None or not case.holders:
-        return None
-    if limit is not None and limit <= room:
+    if base is None or room is None or not case.holders or case.limited:
         return None
     held = sum(each.holds for each in case.holders)
     why = _left_no_room(case, base, room, held) if need is None else _fits_without(case, base + need, room, held)
@@ -195,7 +191,7 @@ def _left_no_room(case: Case, base: float, room: float, held: float) -> str | No
 
 def _leak(case: Case) -> Finding | None:
     base, room, need = case.base, case.bound, _need(case) or 0
-    if case.error.kind != "device_oom" or base is None or room is None or case.larger_batch:
+    if base is None or room is None or case.larger_batch:
         return None
     in_use = base + need
     if in_use < TIGHT * room:
@@ -215,7 +211,7 @@ def _leak(case: Case) -> Finding | None:
 
 def _fragmentation(case: Case) -> Finding | None:
     asked, room, after = case.requested, case.room, case.after
-    if case.error.kind != "device_oom" or asked is None or after is None:
+    if asked is None or after is None:
         return None
     if case.framework.startswith("torch") and after.reserved is not None:
         return _torch_in_pieces(case, asked, after.reserved - after.current, room or after.reserved)
@@ -254,8 +250,6 @@ def _outgrown(case: Case) -> bool:
 
 
 def _phase_peak(case: Case) -> Finding | None:
-    if case.error.kind != "device_oom":
-        return None
     phase, usual, steps = case.error.phase, case.usual, case.error.steps
     peak = case.training_peak
     before = f", {steps} steps," if steps else ""
@@ -282,7 +276,7 @@ def _phase_peak(case: Case) -> Finding | None:
 
 
 def _too_big(case: Case) -> Finding | None:
-    if case.error.kind != "device_oom" or case.bound is None:
+    if case.bound is None:
         return None
     return _model_too_big(case, case.bound) or _example_too_big(case, case.bound)
 
@@ -337,8 +331,6 @@ def _example_too_big(case: Case, room: float) -> Finding | None:
 
 
 def _batch_too_large(case: Case) -> Finding | None:
-    if case.error.kind != "device_oom":
-        return None
     base, room = case.base, case.bound
     how = _scales(case)
     if how is None or (base is not None and room is not None and base > FULL * room):
@@ -529,6 +521,7 @@ def _cap(text: str) -> str:
 RULES = (
     Rule(
         "host_input",
+        "host_oom",
         "The host could not give memory, and the message or the traceback names the input pipeline: a function of "
         "tf.data's, a worker of torch's loader, pinned or shared memory, an array of NumPy's.",
         "The host, not the device, could not give 382 MiB for tf.data's own function.",
@@ -536,6 +529,7 @@ RULES = (
     ),
     Rule(
         "leak",
+        "host_oom",
         "The host could not give memory, and that of the run's processes grew significantly before.",
         "The host memory of the run's processes had grown by 12.1 GiB, at 190 MiB a minute, before the host could "
         "not give 64.0 MiB.",
@@ -543,6 +537,7 @@ RULES = (
     ),
     Rule(
         "neighbour",
+        "device_oom",
         "What other processes took of the device since the run could last allocate as much is at least what was "
         "missing, more than the run itself has grown by, and no limit of the run's own came first.",
         "The run needed 9.50 GiB beside 4.10 GiB and could have 2.20 GiB: python process 4711 of bob took 31.0 GiB "
@@ -551,6 +546,7 @@ RULES = (
     ),
     Rule(
         "leak",
+        "device_oom",
         "Memory in use between steps kept growing, and without that the step would have fitted. Growth counts where it "
         "is significant, or else where it is steady and as large as what was missing.",
         "Memory in use between steps had grown by 8.20 GiB over 5120 steps to 9.90 GiB of 11.0 GiB that the run can "
@@ -559,6 +555,7 @@ RULES = (
     ),
     Rule(
         "fragmentation",
+        "device_oom",
         "What was asked for is less than what was free in sum, and enough was in use to cut that up. How much that was "
         "is known exactly of an operation by itself and in torch; of a compiled step the allocator's peak bounds it, "
         "and of a step as large as none before twice as much must have been free, and a fifth of all.",
@@ -568,6 +565,7 @@ RULES = (
     ),
     Rule(
         "neighbour",
+        "device_oom",
         "Other processes have held what was missing since before the run needed it, or most of the device, as they "
         "have to where the step was larger than all before it; alone the run would have had room for what failed, and "
         "no limit of its own came first. Where the message has no size, they have most of the device and left the run "
@@ -578,6 +576,7 @@ RULES = (
     ),
     Rule(
         "phase_peak",
+        "device_oom",
         "Training steps went well, and validation or prediction, or one step of training that was larger than all "
         "before it in the same fit, did not fit.",
         "Validation asked for 153 MiB for shape [40000,1000], of 256 MiB that the run can have, while training, 20 "
@@ -586,6 +585,7 @@ RULES = (
     ),
     Rule(
         "too_big",
+        "device_oom",
         "Weights or optimizer state did not fit, or fill nine tenths of what the run can have, or one tensor is larger "
         "than the device, or one example alone does not fit.",
         "67.3 MiB for shape [4200,4200] for the model's weights did not fit beside 202 MiB in use of 256 MiB that "
@@ -594,6 +594,7 @@ RULES = (
     ),
     Rule(
         "batch_too_large",
+        "device_oom",
         "What did not fit grows with the batch: its first dimension is the batch size or a multiple, it has a shape "
         "that no weight has, it was asked for in the forward or backward pass, or it is more than all weights.",
         "61.0 MiB for shape [16000,1000] grows with the batch of 16000, and did not fit, while 11.9 MiB of 256 MiB "
