@@ -159,7 +159,7 @@ class Processes:
     """The processes that hold device memory, one by one."""
 
     series: bool = option(BOOLEAN, "false",
-        "Whether each process gets series of its own, beside those of its owners; each new process makes new ones.")
+        "Whether each process has series of its own, in addition to those of its owners; a new process adds new ones.")
     max_series: int = option(between(WHOLE, "1", "100000"), "256",
         "Processes that get series at once, those with the most device memory first.")
 
@@ -174,7 +174,7 @@ class Owners:
         "Docker's socket, asked for the names of containers if it is there.")
     podman: Path | None = option(_OPTIONAL_PATH, "/run/podman/podman.sock", "Podman's socket, likewise.")
     kubernetes_logs: Path | None = option(_OPTIONAL_PATH, "/var/log",
-        "Where Kubernetes keeps `pods` and `containers`, whose file names tell the names of both.")
+        "Where Kubernetes keeps `pods` and `containers`, whose file names hold the names of both.")
     slurm_job_map: Path | None = option(_OPTIONAL_PATH, "none",
         "A directory of dcgm-exporter's kind, in which each GPU's file, named by its index, lists the GPU's jobs.")
     slurm_gpustat: Path | None = option(_OPTIONAL_PATH, "/run/gpustat",
@@ -228,7 +228,7 @@ class Pressure:
     hold: float = option(between(DURATION, "0", "1h"), "30s",
         "How long it has to be clearly better before a level falls.")
     neighbour_share: float = option(between(SHARE, "1%", "100%"), "10%",
-        "Of what a run could still allocate on a GPU, the part that another process takes before it is told.")
+        "Of what a run could still allocate on a GPU, the part that another process takes before the run is warned.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class Control:
 
     socket: Path = option(CONTROL_PATH, "control.sock",
         "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
-        "name stands for one beside runs.socket.")
+        "name stands for one in the folder of runs.socket.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class Alertmanager:
     password: Secret = option(_OPTIONAL_SECRET, "none", "The user's password.")
     bearer_token: Secret = option(_OPTIONAL_SECRET, "none", "A token to show instead.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
-        "Certificates in PEM to trust beside the system's, for servers with one of your own.")
+        "Certificates in PEM to trust in addition to the system's, for servers with one of your own.")
     cert_file: Path | None = option(_OPTIONAL_PATH, "none",
         "The daemon's own certificate in PEM, for a server that asks for one.")
     key_file: Path | None = option(_OPTIONAL_PATH, "none",
@@ -303,7 +303,7 @@ class Notify:
     mute: tuple[str, ...] = option(several(TEXT, "list of alerts"), "none",
         "Names of alerts (docs/alerts.md) that are not sent, such as RunKilled where people end their runs by Ctrl-C.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
-        "Certificates in PEM to trust beside the system's, for servers with one of your own.")
+        "Certificates in PEM to trust in addition to the system's, for servers with one of your own.")
     docs: str = option(DOCS, "docs",
         "Where the folder docs/ is served, for links in messages: a URL, or its name.")
     timeout: float = option(between(DURATION, "100ms", "1m"), "10s",
@@ -314,10 +314,10 @@ class Notify:
         "Messages to each target in the long run, and a quarter as many in a row; more alerts make longer messages, "
         "not more. Messages with a new critical alert have as many of their own.")
     repeat: float = option(between(DURATION, "1m", "720h"), "4h",
-        "How long until an alert that still fires is told again.")
+        "Interval for re-sending an alert that is still firing.")
     resolved: bool = option(BOOLEAN, "true", "Whether to tell that an alert is over.")
     resolve_after: float = option(between(DURATION, "0", "24h"), "5m",
-        "How long an alert has to be gone until it counts as over: one that comes and goes is told once.")
+        "How long an alert has to be gone until it counts as over: one that comes and goes is sent once.")
 
     @property
     def anyone(self) -> bool:

@@ -30,7 +30,7 @@ BYTES = {
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
 HIGHEST_PORT = 65535
 LONGEST_SHOWN = 60
-LONGEST_TEXT = 255
+MAX_TEXT = 255
 MOST_VALUES = 16  # in a list
 NONE = "none"
 
@@ -158,7 +158,7 @@ def _share(text: str) -> float | None:
 
 
 def _text(text: str) -> str | None:
-    return text if text.isprintable() and 0 < len(text) <= LONGEST_TEXT else None
+    return text if text.isprintable() and 0 < len(text) <= MAX_TEXT else None
 
 
 def _path(text: str) -> Path | None:
@@ -289,7 +289,7 @@ MODE = Kind(
     _matching(r"0o?[0-7]{3}", lambda text: int(text.replace("o", ""), 8)),
 )
 BOOLEAN = Kind("boolean", "true or false", {"true": True, "false": False}.get)
-TEXT = Kind("text", f"up to {LONGEST_TEXT} characters that print", _text)
+TEXT = Kind("text", f"up to {MAX_TEXT} characters that print", _text)
 ADDRESS = Kind("listen address", 'HOST:PORT, such as 127.0.0.1:9846 or "[::1]:9846"', _address)
 PATH = Kind("path", "an absolute path", _path)
 SOCKET_PATH = Kind("socket path", "an absolute path, such as /run/gpuwarden/run.sock", _socket_path)

@@ -1,4 +1,4 @@
-"""GPUs that the kernel suspends where nobody uses them (runtime D3), by its record of their power in /sys.
+"""GPUs that the kernel suspends while they are not in use (runtime D3), by its record of their power in /sys.
 
 A question to the driver wakes a GPU, and a GPU whose device file is open does not fall asleep. Reading /sys does
 neither (Linux, Documentation/ABI/testing/sysfs-devices-power).
@@ -33,7 +33,7 @@ class SleepWatch:
 
     @property
     def resting(self) -> bool:
-        """Whether to poll no GPU: all sleep, or none has had a process for long and some may fall asleep."""
+        """True where no GPU is to be polled: all sleep, or none has had a process for long and some may fall asleep."""
         now = self._clock()
         idle = self._can_sleep and now - self._busy_at >= IDLE_SECONDS and now < self._rests_until
         return idle or (bool(self._asleep) and all(self._asleep.values()))
@@ -48,11 +48,11 @@ class SleepWatch:
         self._can_sleep = any(_read(each / "power/control") == "auto" for each in folders)
 
     def is_asleep(self, pci_bus_id: str) -> bool:
-        """Tell whether this GPU sleeps. NVML writes the domain with eight digits, the kernel with four."""
+        """Return whether this GPU sleeps. NVML writes the domain with eight digits, the kernel with four."""
         return self._asleep.get(pci_bus_id.lower()[-len("0000:00:00.0") :], False)
 
     def may_be_asleep(self, index: int, count: int) -> bool:
-        """Tell whether the GPU of that index may sleep, of so many that NVML lists in the order of their addresses."""
+        """Return whether the GPU of that index may sleep, of so many that NVML lists in order of address."""
         if count == len(self._asleep):
             return list(self._asleep.values())[index]
         return self.asleep > 0
