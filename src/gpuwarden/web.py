@@ -223,7 +223,6 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._idle = False  # silent by right: between two requests, or after the last response
         self._deadline = self._loop.call_later(server.timeout, self._expire)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are sent one after the other
         self.task = self._loop.create_task(self._serve())
         self.task.add_done_callback(self._close)
 
@@ -243,6 +242,7 @@ class Connection:
 
     async def _serve(self) -> None:
         try:
+            self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
             while await self._exchange():
                 pass
             # To close a socket with unread bytes resets it, and the client may lose the response.
