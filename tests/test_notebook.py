@@ -16,11 +16,11 @@ nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
 nbformat = pytest.importorskip("nbformat", reason="needs nbclient")
 pytest.importorskip("ipykernel", reason="needs ipykernel")
 
+pytestmark = pytest.mark.frameworks
+
 MODEL = """
 import numpy as np
 from gpuwarden.keras import GpuWarden, keras
-
-pytestmark = pytest.mark.frameworks
 model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 x = np.ones((8, 3), "float32")
