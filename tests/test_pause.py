@@ -26,7 +26,7 @@ from gpuwarden.gpu.snapshot import HUNG
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 
-FAST = "poll: {interval: 200ms, memory_interval: 20ms}\n"
+FAST = "poll: {interval: 500ms, memory_interval: 20ms}\n"  # time enough for an answer on a busy machine
 
 
 @pytest.fixture
