@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from typing_extensions import Self  # which a service need not have
 
-FINEST_SECONDS = 0.5  # length of the newest windows, unless values are rarer
+FINEST_SECONDS = 0.5  # least length of the newest windows; twice that is the most, unless values are rarer
 MAX_PER_LEVEL = 32  # each half of the whole time keeps at least as many windows
 
 
@@ -48,7 +48,7 @@ class Downsampled(Generic[WindowT]):
         newest = self.newest
         if newest is None:
             self.newest = window
-        elif window.ended - newest.began <= FINEST_SECONDS:
+        elif newest.ended - newest.began < FINEST_SECONDS and window.ended - newest.began < 2 * FINEST_SECONDS:
             self.newest = newest.joined(window)
         else:
             self.newest = window
