@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import termios
 import time
@@ -31,6 +32,7 @@ from gpuwarden.top.picture import picture
 POLL_SECONDS = 1.0
 REDRAWS_PER_SECOND = 2  # so a window that was resized, and ages, are right soon
 _MAX_KEYS = 1024
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,8 @@ def live(config: Config) -> int:
     console = _console()
     if not console.is_terminal or console.is_dumb_terminal:
         raise OSError(None, "top needs a terminal; --once prints the box once, and --once --json is for scripts")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
     try:
         _show(console, config.web.listen)
-    except KeyboardInterrupt:
-        pass
     except OSError:  # the terminal is closed, and Python will flush it once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -76,17 +74,37 @@ def _show(console: Console, listen: Address) -> None:
         return _draw(answer, listen, console)
 
     screen = Live(console=console, get_renderable=draw, screen=True, refresh_per_second=REDRAWS_PER_SECOND)
-    with _keyboard(screen) as keys, screen:
+    with _signals() as signals, _keyboard(screen) as keys, screen:
         while True:
             try:
                 answer = Answer(ask_state(listen), time.time())
             except OSError as error:
                 answer = replace(answer, trouble=error.strerror or str(error))
             screen.refresh()
-            if select.select(keys, [], [], POLL_SECONDS)[0]:
+            ready, _, _ = select.select([signals.fileno(), *keys], [], [], POLL_SECONDS)
+            if signals.fileno() in ready and _ENDING & set(signals.recv(_MAX_KEYS)):
+                return
+            if set(keys) & set(ready):
                 pressed = os.read(keys[0], _MAX_KEYS)
                 if not pressed or b"q" in pressed.lower():  # nothing: the terminal is closed
                     return
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Yield where the numbers of signals can be read, so that none interrupts the drawing at an unsafe point."""
+    reader, writer = socket.socketpair()
+    writer.settimeout(0)
+    before = {number: signal.signal(number, lambda *_: None) for number in _ENDING}
+    old = signal.set_wakeup_fd(writer.fileno())
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        reader.close()
+        writer.close()
 
 
 @contextmanager
