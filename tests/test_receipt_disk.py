@@ -247,6 +247,27 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     ]
 
 
+@pytest.mark.parametrize("hanging", ["close", "recent"])
+def test_stop_on_a_disk_that_hangs_while_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: str
+) -> None:
+    """The daemon stops although the database cannot be closed."""
+    monkeypatch.setattr(module, "STOP_SECONDS", 0.1)
+    mended = threading.Event()
+
+    async def scenario() -> None:
+        keeper = Keeper(tmp_path)
+        await keeper.receipts.open()
+        monkeypatch.setattr(keeper.receipts._store, hanging, lambda *_: mended.wait())
+        listing = asyncio.create_task(keeper.listed())
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(keeper.receipts.stop(), 5)
+        mended.set()
+        listing.cancel()
+
+    play(scenario())
+
+
 def test_runs_that_report_no_more_are_bounded(tmp_path: Path) -> None:
     """Their processes may live for ever: beyond so many the user with most loses the oldest; none that reports does."""
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = 100
 FULL = "run records stay in memory error=database or disk is full"
-READ_ONLY = "run records stay in memory error=disk I/O error"
+READ_ONLY = "run records stay in memory error=Read-only file system"
 AGAIN = "run records are written again"
 
 

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,7 +144,63 @@ def truncated(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 + 100])
 
 
-@pytest.mark.parametrize("damage", [garbage_header, garbage_in_the_middle, one_bit, truncated])
+def bit_of_an_index(file: Path) -> None:
+    """Flip a bit of a record's id in an index, which is found where two keys are next to each other."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b"8-99", content.index(b"9-99") - 40) + 1] ^= 1
+    file.write_bytes(content)
+
+
+def bit_of_the_schema(file: Path) -> None:
+    """Flip a bit of a column's name."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b"whole BLOB")] ^= 4
+    file.write_bytes(content)
+
+
+def byte_of_the_schema(file: Path) -> None:
+    """Put a byte that is no UTF-8 into the schema, which SQLite repeats in its message."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b"CREATE INDEX") + 6] = 0xE5
+    file.write_bytes(content)
+
+
+def other_type(file: Path) -> None:
+    """Put a number in the place of a record."""
+    change(file, "UPDATE runs SET whole = 5")
+
+
+def no_table(file: Path) -> None:
+    """Remove the table."""
+    change(file, "DROP TABLE runs")
+
+
+def no_version(file: Path) -> None:
+    """Remove the version."""
+    change(file, "PRAGMA user_version = 0")
+
+
+def change(file: Path, statement: str) -> None:
+    """Execute a statement on a database."""
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(statement)
+
+
+DAMAGES = [
+    garbage_header,
+    garbage_in_the_middle,
+    one_bit,
+    bit_of_an_index,
+    bit_of_the_schema,
+    byte_of_the_schema,
+    other_type,
+    no_table,
+    no_version,
+    truncated,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_file_is_set_aside(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +221,23 @@ def test_damaged_file_is_set_aside(
     store.close()
     assert pids(opened(tmp_path)) == [99]
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("put", "reason"),
+    [
+        (Path.mkdir, "Is a directory"),
+        (os.mkfifo, "not a regular file"),
+        (lambda path: path.symlink_to("/dev/null"), "not a regular file"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+    ],
+)
+def test_no_file(tmp_path: Path, put: Callable[[Path], None], reason: str) -> None:
+    """What cannot be a database is left alone, and the message has the system's reason."""
+    put(tmp_path / FILE_NAME)
+    with pytest.raises(OSError, match=reason):
+        opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def test_damage_while_it_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -266,7 +340,9 @@ def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: p
         part = "" if each.outcome else ".part"
         (tmp_path / f"20270115T080000Z-{name}{part}.json").write_text(json.dumps(to_plain(each), indent=1))
     (tmp_path / "20270115T080000Z-2-99.part.json").write_text(json.dumps(to_plain(replace(ended(2), outcome=None))))
-    contents = ["", "{", "[]", json.dumps({**to_plain(ended(4)), "version": 9}), " " * 300_000, "[" * 100_000]
+    plain = to_plain(ended(4))
+    others = [{**plain, "version": 9}, {**plain, "run_id": "\ud800-99"}, {**plain, "run_id": "15-99", "uid": 2**64}]
+    contents = ["", "{", "[]", *map(json.dumps, others), " " * 300_000, "[" * 100_000]
     for number, content in enumerate(contents, 10):
         (tmp_path / f"20270115T080000Z-{number}-99.json").write_text(content)
     (tmp_path / "20270115T080000Z-20-99.json").symlink_to(tmp_path / "20270115T080000Z-1-99.json")

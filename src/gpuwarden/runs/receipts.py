@@ -147,7 +147,8 @@ class Receipts:
         if self._is_open:
             await self._flush_until(until)
             if self._thread and self._store and not self._flushing:
-                await self._thread.call(self._store.close)
+                with suppress(OSError, asyncio.TimeoutError):  # the disk may hang by now
+                    await asyncio.wait_for(self._thread.call(self._store.close), STOP_SECONDS)
                 self._thread = None
 
     async def _flush_until(self, until: float) -> None:

@@ -15,6 +15,7 @@ from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain
 
 MAX_FILE_BYTES = 1 << 18
 MAX_FILES = 200_000
+MAX_UID = (1 << 32) - 1
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json")
 
@@ -25,7 +26,9 @@ def read_files(folder: Path) -> Iterator[Receipt]:
         names = [entry.name for entry in islice(entries, MAX_FILES) if _NAME.fullmatch(entry.name)]
     for name in sorted(names, key=lambda name: not name.endswith(".part.json")):
         with suppress(OSError, ReceiptError, ValueError, RecursionError):
-            yield from_plain(json.loads(_content(folder / name)))
+            receipt = from_plain(json.loads(_content(folder / name)))
+            if f"-{receipt.run_id}." in name and receipt.uid <= MAX_UID:  # else the database would refuse all of them
+                yield receipt
 
 
 def _content(path: Path) -> bytes:

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import sqlite3
+import stat
 import threading
 import time
 import zlib
@@ -48,6 +49,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX runs_by_user ON runs (ended, uid, updated DESC, began DESC)",
     ),
 )
+
+_SELECT = "SELECT run_id, began, uid, updated, ended, outline, whole, checksum FROM runs"
+_INSERT = """
+    INSERT OR REPLACE INTO runs (run_id, began, uid, updated, ended, outline, whole, checksum)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
 
 # Rows of ended runs in the order in which they are kept: each user's newest before anybody's second newest.
 _BY_RANK = """
@@ -183,7 +190,7 @@ class RecordStore:
                 self._connect()
             assert self._connection is not None
             yield self._connection
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if _is_damage(error):
                 self.close()  # to be checked and set aside when it is opened next
             text = str(error)
@@ -197,7 +204,7 @@ class RecordStore:
         try:
             try:
                 self._begin()
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
                 self.close()
@@ -217,6 +224,7 @@ class RecordStore:
             file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640)
             os.fchmod(file, 0o640)  # SQLite gives its write-ahead log the same
             os.close(file)
+        _check_usable(self.path)
         self._connection = connection = sqlite3.connect(
             self.path, timeout=0, isolation_level=None, check_same_thread=False
         )
@@ -230,7 +238,7 @@ class RecordStore:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > len(MIGRATIONS):
                 raise OSError(None, f"{self.path.name} is of a later gpuwarden (version {version})")
-            _verify(connection)
+            _verify(connection, version)
             for statements in MIGRATIONS[version:]:
                 for statement in statements:
                     connection.execute(statement)
@@ -256,15 +264,39 @@ class RecordStore:
         return aside
 
 
-def _verify(connection: sqlite3.Connection) -> None:
-    """Read all of a database. Raises sqlite3.DatabaseError where it is damaged."""
-    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+def _check_usable(path: Path) -> None:
+    """Open a file as SQLite does. Raises OSError with the system's reason, which SQLite calls a disk I/O error."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o640)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(None, "not a regular file")
+    finally:
+        os.close(file)
+
+
+def _verify(connection: sqlite3.Connection, version: int) -> None:
+    """Read all of a database of that `user_version`. Raises sqlite3.DatabaseError where it is damaged."""
+    (result,) = connection.execute("PRAGMA integrity_check(1)").fetchone()  # quick_check does not read indexes
     if result != b"ok":
-        raise sqlite3.DatabaseError(result.decode(errors="replace"))
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone():
-        for outline, whole, checksum in connection.execute("SELECT outline, whole, checksum FROM runs"):
-            if zlib.crc32(whole, zlib.crc32(outline)) != checksum:
-                raise sqlite3.DatabaseError("a record does not have its checksum")
+        raise sqlite3.DatabaseError(" ".join(result.decode(errors="replace").split()))
+    has_table = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone() is not None
+    if has_table != (version > 0):
+        raise sqlite3.DatabaseError(f"version {version} does not match its tables")
+    if has_table:
+        _verify_records(connection)
+
+
+def _verify_records(connection: sqlite3.Connection) -> None:
+    try:
+        records = connection.execute(_SELECT)
+    except sqlite3.OperationalError as error:
+        if "no such" not in str(error):  # a table or column
+            raise
+        raise sqlite3.DatabaseError(str(error)) from error
+    for *_, outline, whole, checksum in records:
+        is_text = isinstance(outline, bytes) and isinstance(whole, bytes)
+        if not is_text or zlib.crc32(whole, zlib.crc32(outline)) != checksum:
+            raise sqlite3.DatabaseError("a record does not have its checksum")
 
 
 def _insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> int:
@@ -282,7 +314,7 @@ def _insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> int:
         )
         for each in rows
     )
-    return connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values).rowcount
+    return connection.executemany(_INSERT, values).rowcount
 
 
 def _checksum(row: Row) -> int:
@@ -305,9 +337,12 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file itself is wrong: of a file that cannot be used now, SQLite raises an OperationalError."""
-    return type(error) is sqlite3.DatabaseError
+def _is_damage(error: Exception) -> bool:
+    """Whether the file itself is wrong: of a file that cannot be used now, SQLite raises an OperationalError.
+
+    A UnicodeDecodeError is that of a message which repeats a damaged schema.
+    """
+    return type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
 
 
 class StoreThread:
