@@ -67,6 +67,3 @@ while True:
     with program([sys.executable, "-c", command], environment(folder), folder / "log"):
         await_socket(path)
         yield
-
-
-DAEMONS = (present, absent, stopped, restarted)

@@ -140,11 +140,6 @@ def _target(name: str, query: Query, kind: str) -> Json:
     }
 
 
-def good_from(limit: float, good: str = GOOD) -> Json:
-    """Color a value: good from `limit` on, bad below."""
-    return steps((BAD, None), (good, limit))
-
-
 def bad_from(limit: float, good: str = GOOD, bad: str = BAD) -> Json:
     """Color a value: bad from `limit` on, good below."""
     return steps((good, None), (bad, limit))

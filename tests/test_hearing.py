@@ -211,6 +211,7 @@ def told(*advice: Advice, at: float = 0.0) -> Told:
         ([pressure("some"), pressure("critical", OTHER)], "critical"),
         ([pressure("critical"), pressure("none", OTHER)], "critical"),
         ([pressure("critical"), pressure("none", resource="thermal")], "critical"),
+        ([pressure("some"), pressure("critical", OTHER, "thermal")], "critical"),
         ([event()], "none"),
     ],
 )
@@ -218,14 +219,6 @@ def test_pressure(advice: list[Advice], level: Level) -> None:
     """The pressure is the worst of all devices and resources now; an event is no pressure."""
     made = told(*advice)
     assert (made.pressure, made.count, made.last) == (level, len(advice), advice[-1] if advice else None)
-
-
-def test_pressure_on() -> None:
-    """Pressure is known by device and resource."""
-    made = told(pressure("some"), pressure("critical", OTHER, "thermal"))
-    assert made.pressure_on(GPU, "memory") == "some"
-    assert made.pressure_on(OTHER, "thermal") == "critical"
-    assert made.pressure_on(GPU, "thermal") == made.pressure_on(OTHER, "memory") == "none"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from typing import Any
 import pynvml
 from pynvml import *  # noqa: F403 - the names that the tests' expressions use
 
-_events: Any = None
-
 
 def gpu(index: int) -> Any:
     """Look a GPU up."""
@@ -34,20 +32,6 @@ def duration(function: Any, *arguments: Any) -> float:
     begun = time.monotonic()
     function(*arguments)
     return time.monotonic() - begun
-
-
-def watch_xids(*indices: int) -> None:
-    """Listen to these GPUs from now on."""
-    global _events  # noqa: PLW0603 - one event set for the life of the process
-    _events = pynvml.nvmlEventSetCreate()
-    for index in indices:
-        pynvml.nvmlDeviceRegisterEvents(gpu(index), pynvml.nvmlEventTypeXidCriticalError, _events)
-
-
-def next_xid(timeout_ms: int) -> tuple[int, int]:
-    """Wait for the next event; return the GPU's index and the Xid."""
-    event = pynvml.nvmlEventSetWait_v2(_events, timeout_ms)
-    return pynvml.nvmlDeviceGetIndex(event.device), event.eventData
 
 
 def gpm(index: int, *metrics: int) -> list[float]:

@@ -63,11 +63,6 @@ class Told:
         """The worst level on the run's devices now; "none" where no daemon says otherwise."""
         return _worst(each.level for each in tuple(self._episodes.values()))
 
-    def pressure_on(self, uuid: str, resource: str) -> Level:
-        """Return the level of one device's resource."""
-        episode = self._episodes.get((uuid, resource))
-        return "none" if episode is None else episode.level
-
     def take(self, advice: Advice, now: float) -> None:
         """Take note of advice; `now` is monotonic."""
         self.count += 1

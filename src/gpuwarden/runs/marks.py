@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from gpuwarden.protocol import Phase, Report
 
 MarkKind = Literal["phase", "batch_size", "retry", "oom", "neighbour", "pressure", "event"]
-MARK_KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
 MOST_OF_A_KIND = 8
 MAX_MARK_TEXT = 200  # characters
 
