@@ -21,7 +21,8 @@ from receipt_cases import BEGAN, receipt
 from services import Daemon, ending, free_port
 
 from gpuwarden import run_commands
-from gpuwarden.config import Config
+from gpuwarden.asking import StatusError
+from gpuwarden.config import Address, Config
 from gpuwarden.runs.receipt import Receipt, to_plain
 from gpuwarden.runs.record_store import RecordStore, row_of
 from mock_nvml import MockNvml
@@ -160,6 +161,19 @@ def test_prefix_has_to_be_unique(daemon: Daemon) -> None:
     assert done.returncode == 1
     assert "no run 7\N{REPLACEMENT CHARACTER}[2J is known" in done.stderr
     assert "Receipts lie in /" in done.stderr
+    done = run("show", "\udcff", port=daemon.port)  # a byte that is no UTF-8
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "no run \N{REPLACEMENT CHARACTER} is known" in done.stderr
+
+
+def test_reader_that_has_enough(daemon: Daemon) -> None:
+    """The end of a pipe to head is no failure."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "gpuwarden", "runs", "--listen", f"127.0.0.1:{daemon.port}"]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("nothing", ["", " "])
@@ -294,3 +308,16 @@ def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch)
     assert json.loads(run_commands.one(Config(), "4711-99", as_json=True)) == to_plain(receipt())
     with pytest.raises(OSError, match="no run 4711 is known"):
         run_commands.one(Config(), "4711", as_json=True)
+
+
+def test_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon is there, so its log is where to look."""
+
+    def answered(_listen: Address, path: str) -> dict[str, list[object]]:
+        if path.startswith("/api/v1/runs/"):
+            raise StatusError(503)
+        return {"live": [], "past": []}
+
+    monkeypatch.setattr(run_commands, "ask", answered)
+    with pytest.raises(OSError, match=r"the daemon at http://\S+ cannot read its run database now; its log says why"):
+        run_commands.one(Config(), "4711-99", as_json=False)

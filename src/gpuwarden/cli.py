@@ -207,7 +207,11 @@ def _top(parsed: argparse.Namespace) -> int:
 
 def _write(text: str) -> int:
     """Write what may hold any name, also where the terminal knows ASCII alone."""
-    sys.stdout.buffer.write(text.encode(sys.stdout.encoding, errors="replace"))
+    try:
+        sys.stdout.buffer.write(text.encode(sys.stdout.encoding, errors="replace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # a reader such as head has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of the process
     return 0
 
 

@@ -74,7 +74,7 @@ def one(config: Config, prefix: str, *, as_json: bool) -> str:
         some = ", ".join(shown(run_id) for run_id in list(found)[:8])
         raise OSError(None, f"{shown(prefix)} is the begin of {len(found)} runs: {some}")
     run_id = prefix if prefix in found else next(iter(found), prefix)  # a whole id may be of a run too old for the list
-    whole = _ask(config, f"/{urllib.parse.quote(run_id, safe='')}") or found.get(run_id)
+    whole = _ask(config, f"/{urllib.parse.quote(run_id, safe='', errors='surrogateescape')}") or found.get(run_id)
     if whole is None:
         raise OSError(None, f"no run {shown(prefix)} is known; gpuwarden runs lists them. {_where(config, answer)}")
     if as_json:
@@ -101,6 +101,8 @@ def _ask(config: Config, path: str) -> Any:
     except StatusError as error:
         if path.startswith("/") and error.status == HTTPStatus.NOT_FOUND:  # it was forgotten meanwhile
             return None
+        if path.startswith("/") and error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise OSError(None, f"the daemon at {url} cannot read its run database now; its log says why") from None
         raise OSError(
             None, f"{url} is no gpuwarden that knows of runs: it answers with status {error.status}"
         ) from None
