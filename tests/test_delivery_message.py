@@ -10,8 +10,8 @@ from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.delivery import webhook
 from gpuwarden.alerts.delivery.apprise import inert
 from gpuwarden.alerts.delivery.message import (
-    LONGEST_TEXT,
-    LONGEST_TITLE,
+    MAX_TEXT_CHARS,
+    MAX_TITLE_CHARS,
     Message,
     Notification,
     plain,
@@ -92,8 +92,8 @@ def test_burst_is_bounded() -> None:
     many = message(
         *(xid(index) for index in range(150)), *(near_oom(f"run-{i}", f"7-{i}") for i in range(49)), gpu_hot()
     )
-    assert len(many.title) <= LONGEST_TITLE
-    assert len(many.text) <= LONGEST_TEXT
+    assert len(many.title) <= MAX_TITLE_CHARS
+    assert len(many.text) <= MAX_TEXT_CHARS
     assert "GpuXidCritical (150)" in many.title
     assert "And 188 more: GpuXidCritical (1" in many.text
     body = webhook.body(many)
@@ -104,8 +104,8 @@ def test_burst_is_bounded() -> None:
 def test_worst_texts_are_bounded() -> None:
     """As many of the longest alerts as there can be do not exceed what a message may hold."""
     worst = message(*(near_oom(HOSTILE + str(i), f"7-{i}", HOSTILE) for i in range(40)))
-    assert len(worst.title) <= LONGEST_TITLE
-    assert len(worst.text) <= LONGEST_TEXT
+    assert len(worst.title) <= MAX_TITLE_CHARS
+    assert len(worst.text) <= MAX_TEXT_CHARS
 
 
 def test_hostile_names_stay_text() -> None:

@@ -84,8 +84,8 @@ def warnings(config: Config) -> Iterator[str]:
         _is_loopback(urlsplit(url).hostname or "") for url in chosen.url
     ):
         yield (
-            f"alertmanager.instance: {instance} is every box's name for itself; where several tell one Alertmanager, "
-            "their alerts are taken for each other's: give each an instance of its own, in Prometheus too"
+            f"alertmanager.instance: {instance} is every machine's name for itself; where several share an "
+            "Alertmanager, their alerts are taken for each other's: give each an instance of its own, in Prometheus too"
         )
 
 

@@ -16,11 +16,11 @@ from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Partl
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret, SecretError
 
-LONGEST_REASON = 200
-MOST_PIECES = 12  # of one message, to a service that takes short ones alone
+MAX_REASON_CHARS = 200
+MAX_PIECES = 12  # of one message, to a service that takes short ones alone
 MISSING = f"needs the package apprise, which is not installed: {sys.executable} -m pip install apprise"
 
-# What makes a link or calls somebody, in Markdown or a chat's own marks: @word <@&1> <!here> [a](b) https://…
+# Marks of links and mentions, in Markdown and in chats: @word <@&1> <!here> [a](b) https://…
 _ACTIVE = re.compile(r"@(?!\s)|<(?!\s)|\](?=\()|:(?=//)|\bwww(?=\.)|\bmailto(?=:)", re.IGNORECASE)
 _JOINER = "\N{WORD JOINER}"  # no width, and no line ends at it
 
@@ -45,7 +45,7 @@ class AppriseTarget(MessageTarget):
             raise DeliveryError(str(error)) from None
         kinds = {"critical": apprise.NotifyType.FAILURE, "warning": apprise.NotifyType.WARNING}
         kind = kinds.get(message.severity, apprise.NotifyType.INFO)
-        # What it says of faults is told as this target's, once.
+        # apprise logs its faults on every attempt; the sender reports them once, as this target's.
         logger = logging.getLogger("apprise")
         logger.setLevel(logging.DEBUG)
         logger.propagate = False
@@ -61,19 +61,19 @@ class AppriseTarget(MessageTarget):
                 body=text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT, log_level=logging.DEBUG
             )
         except TypeError as error:  # apprise's own complaint of what it was given
-            raise DeliveryError(shown(str(error), LONGEST_REASON, secrets_of(url))) from None
+            raise DeliveryError(shown(str(error), MAX_REASON_CHARS, secrets_of(url))) from None
         if not result:
             failed = _outcome(result, sum(map(len, server)))
-            raise type(failed)(shown(str(failed), LONGEST_REASON, secrets_of(url)))
+            raise type(failed)(shown(str(failed), MAX_REASON_CHARS, secrets_of(url)))
 
 
 def _fit(service: Any, length: int, modes: Any) -> None:
-    """Have a service send what is too long for it in pieces, or if they were many its begin: whole it is refused.
+    """Split a text that is too long for a service, or truncate it beyond MAX_PIECES; a service refuses it whole.
 
-    What the URL chooses stands (`?overflow=`).
+    `?overflow=` in the URL takes precedence.
     """
     if "overflow_mode" not in vars(service):
-        is_short = length <= MOST_PIECES * service.body_maxlen
+        is_short = length <= MAX_PIECES * service.body_maxlen
         service.overflow_mode = modes.SPLIT if is_short else modes.TRUNCATE
 
 
@@ -88,9 +88,9 @@ def _outcome(result: Any, targets: int) -> DeliveryError:
 
 
 def inert(text: str, docs: str = "") -> str:
-    """Return text that links nowhere and calls nobody, and looks the same; addresses below `docs` stand, if it is one.
+    """Disable links and mentions in a text without changing its look; addresses below `docs` stay links.
 
-    For names of runs and users, which are other people's.
+    Names of runs and users are untrusted.
     """
     parts = text.split(f"{docs}/") if "://" in docs else [text]
     return f"{docs}/".join(_ACTIVE.sub(rf"\g<0>{_JOINER}", part) for part in parts)

@@ -16,13 +16,13 @@ from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.rule import AlertRule, filled
 from gpuwarden.alerts.rules import ALERTS, Choices
 
-MOST_LISTED = 12  # alerts that are told one by one, in one message; of the rest the subjects are
-LONGEST_TITLE = 160  # characters, as are the others
-LONGEST_NAME = 80
-LONGEST_OWNER = 160
-LONGEST_DESCRIPTION = 400
-LONGEST_REST = 400
-LONGEST_TEXT = 12000
+MAX_LISTED = 12  # alerts that one message describes each; of the rest it names the subjects
+MAX_TITLE_CHARS = 160  # characters, as are the others
+MAX_NAME_CHARS = 80
+MAX_OWNER_CHARS = 160
+MAX_DESCRIPTION_CHARS = 400
+MAX_REST_CHARS = 400
+MAX_TEXT_CHARS = 12000
 
 RANK = {"critical": 0, "warning": 1, "info": 2}
 
@@ -53,51 +53,51 @@ class Message:
 
     @property
     def firing(self) -> list[Notification]:
-        """Those that fire, the gravest first, and of each name one before the second of any."""
+        """Notifications of alerts that fire, the gravest first, and of each name one before the second of any."""
         return _fairly(each for each in self.notifications if each.resolved_at is None)
 
     @property
     def over(self) -> list[Notification]:
-        """Those that are over."""
+        """Notifications of resolved alerts, in the same order."""
         return _fairly(each for each in self.notifications if each.resolved_at is not None)
 
     @property
     def severity(self) -> str:
-        """That of the gravest alert; empty where none fires."""
+        """Severity of the gravest alert; empty where none fires."""
         return min((each.alert.rule.severity for each in self.firing), key=RANK.__getitem__, default="")
 
     @property
     def title(self) -> str:
-        """One line that says the most."""
+        """Subject line."""
         if self.test:
             return f"[TEST] {self.host}: gpuwarden can reach you"
-        told = self.firing or self.over
+        notifications = self.firing or self.over
         mark = self.severity.upper() or "OVER"
-        if told and all(each.repeated for each in told):
+        if notifications and all(each.repeated for each in notifications):
             mark += ", STILL"
-        if len(told) == 1 and self.firing:
-            said = clean(told[0].alert.description)
+        if len(notifications) == 1 and self.firing:
+            summary = clean(notifications[0].alert.description)
         else:
-            count = f"{len(told)} alerts: " if len(told) > 1 else ""
-            said = count + summed_up(told)
-        return clean(f"[{mark}] {self.host}: {said}", LONGEST_TITLE)
+            count = f"{len(notifications)} alerts: " if len(notifications) > 1 else ""
+            summary = count + summed_up(notifications)
+        return clean(f"[{mark}] {self.host}: {summary}", MAX_TITLE_CHARS)
 
     @property
     def text(self) -> str:
-        """The whole, as plain text of several lines."""
+        """Body in plain text, of several lines."""
         text = "\n".join(self._lines()).strip() + "\n"
-        return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT].rpartition("\n")[0] + "\n(cut)\n"
+        return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS].rpartition("\n")[0] + "\n(cut)\n"
 
     def _lines(self) -> Iterator[str]:
         if self.test:
             yield f"This is a test. Alerts of {self.host} of severity {self.test} come this way."
             yield "Nothing is wrong, and there is nothing to do."
             return
-        listed, rest = self.firing[:MOST_LISTED], self.firing[MOST_LISTED:]
-        for rule, told in by_rule(listed):
+        listed, rest = self.firing[:MAX_LISTED], self.firing[MAX_LISTED:]
+        for rule, notifications in grouped_by_rule(listed):
             yield f"{rule.severity.upper()} {rule.name}: {rule.summary}"
-            for each in told:
-                yield f"- {clean(each.alert.description, LONGEST_DESCRIPTION)}"
+            for each in notifications:
+                yield f"- {clean(each.alert.description, MAX_DESCRIPTION_CHARS)}"
                 yield f"  {facts(each)}"
             yield f"Do: {plain(what_to_do(rule), self.docs)}"
             yield f"What it means: {plain(texts(rule.means), self.docs)}"
@@ -108,16 +108,16 @@ class Message:
             yield ""
         if self.over:
             yield "OVER"
-            for each in self.over[:MOST_LISTED]:
+            for each in self.over[:MAX_LISTED]:
                 yield f"- {each.alert.name}: {subject(each.alert)}. {facts(each)}"
-            if self.over[MOST_LISTED:]:
-                yield f"- {len(self.over) - MOST_LISTED} more: {summed_up(self.over[MOST_LISTED:])}."
+            if self.over[MAX_LISTED:]:
+                yield f"- {len(self.over) - MAX_LISTED} more: {summed_up(self.over[MAX_LISTED:])}."
             yield ""
         if self.standing:
             yield f"Told before, and still there: {still(self.standing)}."
 
 
-def clean(text: str, longest: int = LONGEST_DESCRIPTION) -> str:
+def clean(text: str, longest: int = MAX_DESCRIPTION_CHARS) -> str:
     """Return text for one line, of at most so many characters."""
     line = " ".join(text[: 4 * longest].split())
     shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
@@ -125,27 +125,27 @@ def clean(text: str, longest: int = LONGEST_DESCRIPTION) -> str:
 
 
 def subject(alert: Alert) -> str:
-    """Say in few words what an alert is about."""
+    """Name in few words what an alert is about."""
     labels = alert.labels
     run = labels.get("run_name") or labels.get("run_id")
-    who = [f"run {clean(run, LONGEST_NAME)}"] if run else []
-    who += [f"GPU {clean(labels['gpu'], LONGEST_NAME)}"] if "gpu" in labels else []
-    kinds = [f"{word}{clean(labels[name], LONGEST_NAME)}" for name, word in _WHAT.items() if name in labels]
+    who = [f"run {clean(run, MAX_NAME_CHARS)}"] if run else []
+    who += [f"GPU {clean(labels['gpu'], MAX_NAME_CHARS)}"] if "gpu" in labels else []
+    kinds = [f"{word}{clean(labels[name], MAX_NAME_CHARS)}" for name, word in _WHAT.items() if name in labels]
     what = ", ".join([*kinds, *([alert.ending] if alert.ending else [])])
     if not who:
         return what or "the box"
     return " on ".join(who) + (f" ({what})" if what else "")
 
 
-def facts(told: Notification) -> str:
-    """Say whom it concerns and since when, or how long it was there."""
-    alert = told.alert
-    if told.resolved_at is not None:
-        return f"It fired from {moment(alert.since)} to {moment(told.resolved_at)}."
-    who = f"Owner: {clean(alert.owner, LONGEST_OWNER)}. " if alert.owner.strip() else ""
+def facts(notification: Notification) -> str:
+    """Format an alert's owner and start, or the time for which it fired."""
+    alert = notification.alert
+    if notification.resolved_at is not None:
+        return f"It fired from {moment(alert.since)} to {moment(notification.resolved_at)}."
+    who = f"Owner: {clean(alert.owner, MAX_OWNER_CHARS)}. " if alert.owner.strip() else ""
     run = alert.labels.get("run_id", "")
-    more = f" On the box: gpuwarden runs show {clean(run, LONGEST_NAME)}" if run else ""
-    return f"{who}Since {moment(alert.since)}{', told before' if told.repeated else ''}.{more}"
+    more = f" On the box: gpuwarden runs show {clean(run, MAX_NAME_CHARS)}" if run else ""
+    return f"{who}Since {moment(alert.since)}{', told before' if notification.repeated else ''}.{more}"
 
 
 def plain(markdown: str, docs: str) -> str:
@@ -162,7 +162,7 @@ def plain(markdown: str, docs: str) -> str:
 
 
 def moment(at: float) -> str:
-    """Write a time as the box's clock has it."""
+    """Format a Unix time in the machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
@@ -186,23 +186,23 @@ def _values() -> Mapping[str, str]:
 
 
 def page(rule: AlertRule) -> str:
-    """Return where docs/ has more about it."""
+    """Return the path of the rule's section below docs/."""
     return f"alerts.md#{rule.name.lower()}"
 
 
-def by_rule(told: Iterable[Notification]) -> Iterator[tuple[AlertRule, list[Notification]]]:
-    """Give alerts by their rules, in the order in which the rules come first."""
+def grouped_by_rule(notifications: Iterable[Notification]) -> Iterator[tuple[AlertRule, list[Notification]]]:
+    """Group notifications by rule, in the order of each rule's first one."""
     found: dict[str, list[Notification]] = {}
-    for each in told:
+    for each in notifications:
         found.setdefault(each.alert.name, []).append(each)
     for name, group in found.items():
         yield ALERTS[name], group
 
 
-def summed_up(told: Iterable[Notification]) -> str:
-    """Name the subjects of alerts, by alert, each of which has its share of the room."""
-    groups = [(rule.name, [subject(each.alert) for each in group]) for rule, group in by_rule(told)]
-    room = max(LONGEST_REST // max(len(groups), 1), LONGEST_NAME)
+def summed_up(notifications: Iterable[Notification]) -> str:
+    """Name the subjects of each alert, within MAX_REST_CHARS shared equally by the alerts."""
+    groups = [(rule.name, [subject(each.alert) for each in group]) for rule, group in grouped_by_rule(notifications)]
+    room = max(MAX_REST_CHARS // max(len(groups), 1), MAX_NAME_CHARS)
     return "; ".join(
         f"{name}{f' ({len(who)})' if len(who) > 1 else ''}: {clean(', '.join(dict.fromkeys(who)), room)}"
         for name, who in groups
@@ -215,13 +215,13 @@ def still(standing: Mapping[str, int]) -> str:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """Give an order in which GPU 10 comes after GPU 9."""
+    """Return a sort key by which GPU 10 comes after GPU 9."""
     return [(int(digits[:18] or 0), rest) for digits, rest in re.findall(r"([0-9]*)([^0-9]*)", text, re.ASCII)]
 
 
-def _fairly(told: Iterable[Notification]) -> list[Notification]:
-    """Put the gravest first; within a severity the first of each name before the second of any: none is hidden."""
-    ordered = sorted(told, key=lambda each: (_natural(subject(each.alert)), each.alert.key))
+def _fairly(notifications: Iterable[Notification]) -> list[Notification]:
+    """Sort the gravest first; within a severity the first of each name before the second of any: none is hidden."""
+    ordered = sorted(notifications, key=lambda each: (_natural(subject(each.alert)), each.alert.key))
     seen: Counter[str] = Counter()
     ranked = []
     for each in ordered:

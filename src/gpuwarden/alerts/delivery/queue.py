@@ -115,7 +115,7 @@ class Queue:
 
     @property
     def has_new(self) -> bool:
-        """Whether there is an alert that the target was never notified of."""
+        """True where there is an alert that the target was never notified of."""
         return any(entry.sent is None for entry in self._entries.values())
 
     def take(self, now: float, wall: float) -> tuple[Notification, ...]:

@@ -26,7 +26,7 @@ def basic(user: str) -> str:
 
 
 def shown(text: str, longest: int, secrets: Iterable[str]) -> str:
-    """Return it in one line without the secrets; cut last, as a secret that is cut would not be recognized."""
+    """Return a text in one line without the secrets; it is cut last, as a cut secret would not be recognized."""
     return clean(hidden(text, *secrets), longest)
 
 

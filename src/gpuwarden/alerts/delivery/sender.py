@@ -58,7 +58,7 @@ class Sender:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:

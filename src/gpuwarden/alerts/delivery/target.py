@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
-from gpuwarden.alerts.delivery.message import LONGEST_NAME, Message, Notification, clean
+from gpuwarden.alerts.delivery.message import MAX_NAME_CHARS, Message, Notification, clean
 from gpuwarden.config import Notify
 from gpuwarden.secret import Secret, SecretError
 
@@ -39,7 +39,7 @@ class PartlySentError(DeliveryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a target is notified of, and when. Times are seconds."""
+    """Rules of one target: the alerts it is notified of, and when. Times are in seconds."""
 
     min_severity: str
     group_wait: float  # from the first new alert to its message
@@ -101,7 +101,7 @@ class MessageTarget(ABC):
         self.policy = Policy.from_notify(settings, min_severity)
         self._url = url
         self._settings = settings
-        self._host = clean(socket.gethostname(), LONGEST_NAME) or "localhost"
+        self._host = clean(socket.gethostname(), MAX_NAME_CHARS) or "localhost"
 
     def address_digest(self) -> str | None:
         """See Target."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpuwarden.alerts.delivery.http import Server, host_of
 from gpuwarden.alerts.delivery.message import (
-    LONGEST_NAME,
-    LONGEST_OWNER,
+    MAX_NAME_CHARS,
+    MAX_OWNER_CHARS,
     Message,
     Notification,
     clean,
@@ -26,7 +26,7 @@ MAX_ALERTS = 200  # in one body; further ones are counted in it
 
 
 class WebhookTarget(MessageTarget):
-    """Target behind one web address."""
+    """Target that posts JSON to one web address."""
 
     def __init__(self, name: str, url: Secret, settings: Notify) -> None:
         super().__init__(name, f"webhook at {host_of(url)}", url, settings, settings.webhook_severity)
@@ -43,7 +43,7 @@ class WebhookTarget(MessageTarget):
 
 
 def body(message: Message) -> dict[str, Any]:
-    """Return what is posted."""
+    """Return the JSON body that docs/notify.md describes."""
     firing, over = message.firing, message.over
     room = max(MAX_ALERTS - len(firing), 0)
     return {
@@ -60,21 +60,21 @@ def body(message: Message) -> dict[str, Any]:
     }
 
 
-def _alert(told: Notification, docs: str) -> dict[str, Any]:
-    alert = told.alert
+def _alert(notification: Notification, docs: str) -> dict[str, Any]:
+    alert = notification.alert
     return {
         "alert": alert.name,
         "severity": alert.rule.severity,
-        "labels": {name: clean(value, LONGEST_NAME) for name, value in alert.labels.items()},
+        "labels": {name: clean(value, MAX_NAME_CHARS) for name, value in alert.labels.items()},
         "summary": alert.rule.summary,
         "description": clean(alert.description),
-        "owner": clean(alert.owner, LONGEST_OWNER),
+        "owner": clean(alert.owner, MAX_OWNER_CHARS),
         "do": plain(what_to_do(alert.rule), docs),
         "more": f"{docs}/{page(alert.rule)}",
         "since": _utc(alert.since),
-        "over": None if told.resolved_at is None else _utc(told.resolved_at),
+        "over": None if notification.resolved_at is None else _utc(notification.resolved_at),
         "ending": alert.ending,
-        "again": told.repeated,
+        "again": notification.repeated,
     }
 
 
