@@ -1,4 +1,4 @@
-"""Whether the benchmarks still run: `python bench/smoke.py` runs each briefly and checks that its tables have rows.
+"""Smoke test of the benchmarks: `python bench/smoke.py` runs each briefly and checks that its tables have rows.
 
 Takes some minutes. Ends with status 1 and the names of those that failed.
 """

@@ -1,4 +1,4 @@
-"""A program with metrics of its own that shows this machine's GPUs beside them, without the daemon.
+"""A program with metrics of its own that shows this machine's GPUs next to them, without the daemon.
 
 Runs until Ctrl-C; where there is no driver it shows simulated GPUs. `python examples/embedded_collector.py`
 """

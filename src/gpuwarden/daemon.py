@@ -122,7 +122,7 @@ class Daemon:
         self._adviser = Adviser(
             config.pressure, self._runs.send, self._registry.mark, self._registry.neighbours, alerting=config.alerting
         )
-        self._alerts: Dispatcher | None = None  # while it serves: who prints a page tells nobody
+        self._alerts: Dispatcher | None = None  # while it serves, not where it prints one page
         self._early = Allowance(EARLY_POLLS, EARLY_POLL_SECONDS)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
         self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
@@ -235,7 +235,7 @@ class Daemon:
             self._xids.events.follow(self._state.snapshot)
 
     async def release(self) -> None:
-        """Shut the driver down for good, where it does not hang; for a daemon that polls and does not serve."""
+        """Shut the driver down, unless it hangs; for a daemon that polls and does not serve."""
         self._containers.stop()
         with contextlib.suppress(StillUsedError):
             await self._poller.pause(math.inf)
@@ -286,7 +286,7 @@ class Daemon:
                 await self._poll_or_show_nothing()
 
     async def _sleep(self, due: float) -> None:
-        """Sleep until the next poll is due; poll early where there is something to tell, as often as is allowed."""
+        """Sleep until the next poll is due; poll early where something is to be sent, as often as is allowed."""
         loop = asyncio.get_running_loop()
         while await self._is_woken(due) and not self._stopped:
             at = min(self._early.next(loop.time()), due)
@@ -298,7 +298,7 @@ class Daemon:
             await self._poll_or_show_nothing()
 
     async def _is_woken(self, until: float) -> bool:
-        """Sleep until then, by the loop's time, or until something wakes the daemon; tell whether it did."""
+        """Sleep until then, by the loop's time, or until something wakes the daemon; return whether it did."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wakeup.wait(), until - asyncio.get_running_loop().time())
         woken = self._wakeup.is_set()
@@ -311,11 +311,11 @@ class Daemon:
         self._wakeup.set()
 
     def _nudge(self) -> None:
-        """Have a poll soon: there may be something to tell a run, or those who get alerts."""
+        """Request an early poll: there may be advice for a run, or an alert to send."""
         self._wakeup.set()
 
     def _nudge_from_thread(self) -> None:
-        """Do so if there is a run that hears, or somebody who gets alerts."""
+        """Request an early poll from another thread, if a run reads advice or alerts are sent."""
         if self._loop is not None and (self._adviser.limits or self._alerts):
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 self._loop.call_soon_threadsafe(self._nudge)

@@ -27,7 +27,7 @@ MAX_TROUBLES = 50
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the answer is made from: a poll, its recent past, and where the daemon listens."""
+    """Source of the answer: a poll, its recent past, and where the daemon listens."""
 
     state: State
     series: RecentSeries
@@ -75,7 +75,7 @@ class HostDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdsDocument:
-    """Where readings begin to mean trouble, as the alert rules have it: for whoever colors what is shown."""
+    """Thresholds of the alert rules, for programs that color readings."""
 
     headroom_warning_ratio: Annotated[float, "Headroom of a run, by what it uses and can still allocate, where pressure begins."]
     headroom_critical_ratio: Annotated[float, "Likewise, where it is critical."]
@@ -84,8 +84,8 @@ class ThresholdsDocument:
     temperature_margin_warning_celsius: Annotated[float, "Degrees left before a GPU slows itself down, where pressure begins."]
     temperature_margin_critical_celsius: Annotated[float, "Likewise, where it is critical."]
     input_wait_warning_ratio: Annotated[float, "Of the time of steps, the part in which they wait for input, from which on that is a trouble."]
-    poll_stale_seconds: Annotated[float, "Age of the last poll from which on it no longer tells of now."]
-    xid_seconds: Annotated[float, "How long an XID is told of."]
+    poll_stale_seconds: Annotated[float, "Age from which on the last poll is stale."]
+    xid_seconds: Annotated[float, "How long an XID is reported."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class ProcessDocument:
     uuid: Annotated[str, "The GPU's UUID."]
     instance_uuid: Annotated[str | None, "The MIG instance's."] = None
     type: Annotated[str, "compute or graphics."]
-    memory_bytes: Annotated[int | None, "What it holds, where the driver tells."] = None
+    memory_bytes: Annotated[int | None, "What it holds, where the driver reports it."] = None
     command: Annotated[str | None, "Name of its program."] = None
     user: Annotated[str | None, "Whose it is: a name, else the id."] = None
     container: Annotated[str | None, "Its container."] = None

@@ -47,9 +47,9 @@ class DeviceDocument:
     headroom_bytes: Annotated[Number, "What it can still allocate (headroom.md)."] = None
     headroom_ratio: Annotated[Number, "Of what it uses and can still allocate, the part that it can still allocate."] = None
     headroom_at_peak_bytes: Annotated[Number, "What it could still allocate if it used as much as at its peak."] = None
-    headroom_unknown: Annotated[str | None, "Why no headroom can be told."] = None
+    headroom_unknown: Annotated[str | None, "Why headroom is unknown."] = None
     pressure: Annotated[str | None, "How close it is to the end of that memory: none, some or critical."] = None
-    memory_growth_bytes_per_second: Annotated[Number, "How fast what is in use grows for good, while it does so (foresight.md)."] = None
+    memory_growth_bytes_per_second: Annotated[Number, "Rate of a leak, while it lasts (foresight.md)."] = None
     memory_grown_bytes: Annotated[int | None, "What it has grown by so far."] = None
     seconds_to_oom: Annotated[Number, "How long it is to the limit at that rate."] = None
     seconds_to_oom_lower: Annotated[Number, "At least so long."] = None
@@ -64,7 +64,7 @@ class RunDocument:
     name: Annotated[str, "What the run calls itself."]
     framework: Annotated[str, "What it trains with."]
     up: Annotated[bool, "Whether its process lives and has not said its end."]
-    current: Annotated[bool, "Whether its last report still tells of now."]
+    current: Annotated[bool, "Whether its last report is recent."]
     condition: Annotated[str, "ok, warning or critical: the worst of its troubles."]
     troubles: Annotated[Sequence[Trouble], "What is wrong with it, the worst first."] = ()
     receipt: Annotated[str, "Path of its receipt: all else that is known of it (receipts.md)."]
@@ -87,18 +87,18 @@ class RunDocument:
     step_median_seconds: Annotated[Number, "What half of its steps did not exceed."] = None
     step_p95_seconds: Annotated[Number, "What 95 % of its steps did not exceed."] = None
     input_wait_ratio: Annotated[Number, "Of the time of its steps, the part in which they waited for input, where that is known (slow.md)."] = None
-    loss: Annotated[Number, "The last loss, where the user lets it be told."] = None
+    loss: Annotated[Number, "The last loss, where the user has it reported."] = None
     errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind (errors.md)."] = None
     stall: Annotated[StallDocument | None, "There while a step hangs."] = None
     verdict: Annotated[VerdictDocument | None, "There once it was out of memory."] = None
     batch_size_advice: Annotated[str | None, "Which batch size would fit, in a sentence (batch-size.md)."] = None
     host_memory_bytes: Annotated[Number, "Host memory resident in its processes."] = None
-    host_memory_growth_bytes_per_second: Annotated[Number, "How fast that grows for good, while it does so."] = None
+    host_memory_growth_bytes_per_second: Annotated[Number, "Rate of a leak there, while it lasts."] = None
     host_memory_grown_bytes: Annotated[int | None, "What it has grown by so far."] = None
-    seconds_to_host_oom: Annotated[Number, "How long it is at that rate until the host has no more."] = None
+    seconds_to_host_oom: Annotated[Number, "Time until the host has no memory left, at that rate."] = None
     seconds_to_host_oom_lower: Annotated[Number, "At least so long."] = None
     seconds_to_host_oom_upper: Annotated[Number, "At most so long; not there where it may never come."] = None
-    unresolved_devices: Annotated[int | None, "Devices of the run that could not be told to be a certain GPU."] = None
+    unresolved_devices: Annotated[int | None, "Devices of the run that could not be identified as a GPU."] = None
     devices: Annotated[Sequence[DeviceDocument], "Its GPUs and MIG instances."] = ()
 # fmt: on
 

@@ -1,4 +1,4 @@
-"""What this process has been told by the daemon: the pressure on its GPUs now, and what there is to act on."""
+"""Advice that this process got from the daemon: the pressure on its GPUs now, and what there is to act on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GRAVITY = {level: gravity for gravity, level in enumerate(LEVELS)}
 
 @dataclass(slots=True)
 class _Episode:
-    """A time in which something was the matter with a device."""
+    """Period in which something was wrong with a device."""
 
     level: Level = "none"  # of pressure, now
     worst: Level = "none"  # of all that was said
@@ -42,7 +42,7 @@ class _Alarm:
 
 
 class Told:
-    """What the daemon has told this process's run, whoever trains in it.
+    """Advice that this process's run got, for all fits and loops in it.
 
     Pressure on a resource of any of the run's devices is one episode, from where there was none until there is none any
     more. An event does not end: one of its kind is the same episode where it comes within EVENT_LASTS. Each episode has
@@ -64,7 +64,7 @@ class Told:
         return _worst(each.level for each in tuple(self._episodes.values()))
 
     def take(self, advice: Advice, now: float) -> None:
-        """Take note of advice; `now` is monotonic."""
+        """Record advice; `now` is monotonic."""
         self.count += 1
         self.last = advice
         subject, pressed = _subject(advice)
@@ -93,9 +93,9 @@ class Told:
             self._alarms.append(_Alarm(self._raised, before, advice))
 
     def lose(self, now: float) -> None:
-        """Take note that no daemon is there: nobody says any more that there is pressure.
+        """Record that the connection is lost: no pressure is known from now on.
 
-        The next daemon has nothing to say of a device that was relieved meanwhile: each episode lasts for RETURN.
+        The next daemon reports nothing of a device that was relieved meanwhile: each episode lasts for RETURN.
         """
         for each in self._episodes.values():
             if each.level != "none":
@@ -127,7 +127,7 @@ class Told:
 
 
 def _subject(advice: Advice) -> tuple[str, bool]:
-    """Say what advice is about, and whether that is pressure, which ends, and no event."""
+    """Return the subject of advice, and whether it is pressure, which ends, or an event."""
     pressed = advice.kind == "pressure" and advice.resource is not None
     return str(advice.resource if pressed else advice.kind), pressed
 

@@ -1,4 +1,4 @@
-"""What a fit does on the daemon's advice, where its user has asked for that: between two steps, once an episode."""
+"""Actions of a fit on the daemon's advice, on the user's request: between two steps, once an episode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PressureLevel = Literal["some", "critical"]
 
 
 class Responder:
-    """What the user wants to be done when advice of a level, or a graver one, comes. For the thread that trains."""
+    """Action that the user wants on advice of at least `level`. Used by the thread that trains."""
 
     def __init__(self, do: OnPressure, level: Level, path: Path) -> None:
         self._do = do
@@ -35,11 +35,11 @@ class Responder:
 
     @property
     def action(self) -> Action:
-        """What the daemon is told that was done."""
+        """Name of the action in reports to the daemon."""
         return "call" if callable(self._do) else self._do
 
     def look_around(self, model: Any) -> None:
-        """Find out whether this process may act on its own, and say once where nobody here may act at all."""
+        """Determine whether this process may act alone; log once where it may not act at all."""
         held = company.reason_to_hold(model)
         self._acts_alone = held is None and not company.has_workers(model)
         if held not in (None, self._held):
@@ -47,7 +47,7 @@ class Responder:
             log.warning("on_pressure does nothing %s: all of them would have to agree", held)
 
     def alone(self, told: Told) -> list[Advice]:
-        """Return what is to be answered between two steps, where nobody else has to be asked."""
+        """Return the advice to act on between two steps; none where other workers have to agree."""
         return self._to_answer(told) if self._acts_alone else []
 
     def together(self, told: Told | None, model: Any) -> tuple[bool, Advice | None]:

@@ -1,4 +1,4 @@
-"""How long steps took: counts by STEP_BUCKETS for the page, and finer ones for the median and the 95th percentile."""
+"""Histogram of step durations: counts by STEP_BUCKETS for the page, finer ones for the median and 95th percentile."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def updates(model: Any) -> int | None:
 def is_nested(keras: Any) -> bool:
     """Return whether this is called in a fit, evaluate or predict that a hook of a callback has called.
 
-    Only the call stack shows that: a fit that another callback's exception ended calls no hook any more.
+    Only the call stack shows that: a fit that another callback's exception ended calls no further hook.
     """
     hooks = {getattr(value, "__code__", None) for value in vars(keras.callbacks.CallbackList).values()}
     called, frame = False, inspect.currentframe()
@@ -70,7 +70,7 @@ class Traces:
         self._model = weakref.ref(model)
 
     def __call__(self) -> object | None:
-        """Return what changes when the function is made anew or traced; None where that is unknown.
+        """Return what changes when the function is rebuilt or traced; None where that is unknown.
 
         An eager model never traces. XLA may compile again without a trace, for another shape.
         """

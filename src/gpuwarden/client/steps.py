@@ -64,7 +64,7 @@ class Steps:
 
     @property
     def counts(self) -> bool:
-        """Whether this fit counts: no other one, and no second callback of this one, has begun since."""
+        """True while this fit counts: no other one, and no second callback of this one, has begun since."""
         return self._run.settle == self.settle
 
     def begin_epoch(self) -> None:

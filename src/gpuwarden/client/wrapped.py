@@ -1,4 +1,4 @@
-"""The callable that stands before a Keras function and tells what it raises: Keras itself tells a callback of no error.
+"""Wrapper of a Keras function that reports what it raises: Keras itself tells a callback of no error.
 
 What is raised goes on as it was. Nothing here keeps it: an exception holds its traceback, the traceback its frames, and
 those the tensors on the device that the user needs back.

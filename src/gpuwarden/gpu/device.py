@@ -161,7 +161,7 @@ class Device:
 
     @property
     def divided(self) -> bool:
-        """Whether the GPU is divided into MIG instances now. Blocks; raises NVMLError."""
+        """True where the GPU is divided into MIG instances now. Blocks; raises NVMLError."""
         mode = self.supported(self.nvml.nvmlDeviceGetMigMode)
         return mode is not None and list(mode[:1]) == [MIG_ENABLED]
 

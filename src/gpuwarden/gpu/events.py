@@ -64,7 +64,7 @@ class XidEvents:
         self._up: AbstractSet[str] = frozenset()  # by UUID
         self._gpus: AbstractSet[str] = frozenset()  # all that were ever up
         self._driver: Driver | None = None
-        self._round = 0  # counts what has to be listened to anew: a reset GPU and a new driver forget who listens
+        self._round = 0  # counts registrations: a reset GPU and a new driver have lost theirs
         self._without_events = 0  # the round in which no GPU had events
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -109,7 +109,7 @@ class XidEvents:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and the set is freed, so that the driver may be shut down."""
+        """True where nothing waits and the set is freed, so that the driver may be shut down."""
         return self._thread is None or not self._thread.is_alive()
 
     # On the thread.

@@ -179,7 +179,7 @@ class Poller:
         return [gpu for gpu in self._gpus.values() if not self._sleep.is_asleep(gpu.identity.pci_bus_id)]
 
     async def _rests(self) -> bool:
-        """Release the driver where GPUs are to fall asleep: only its shutdown closes a device. Tell whether it is."""
+        """Release the driver where GPUs are to fall asleep: only its shutdown closes a device. Return whether it is."""
         if self._sleep is None or not self._sleep.resting or time.monotonic() < self._rest_at:
             return False
         if self._session.open:

@@ -15,7 +15,7 @@ _LONGEST_SLEEP = 0.5  # seconds until a thread sees that it is to end
 
 
 class Look:
-    """How one GPU's memory is looked at: nothing before it is aimed at something, with `read`.
+    """Sampling state of one GPU's memory; nothing is sampled before `read` is set.
 
     The thread that looks writes `asked` and `seen`, the one that reads the GPU empties `seen`: neither waits.
 
@@ -103,7 +103,7 @@ class Sampler:
 
     @property
     def idle(self) -> bool:
-        """Whether no look is under way, nor will one begin before the next `watch`."""
+        """True where no look is under way, nor will one begin before the next `watch`."""
         return self._thread is None and not any(thread.is_alive() for thread in self._ending)
 
     def watch(self, looks: Iterable[Look]) -> None:
@@ -142,7 +142,7 @@ class _Thread(threading.Thread):
         self._going = False
 
     def hangs_since(self, moment: float) -> bool:
-        """Whether a look has been under way since before that moment."""
+        """Return whether a look has been under way since before that moment (monotonic)."""
         look = self._look
         return look is not None and look.under_way_since(moment)
 

@@ -62,11 +62,11 @@ class _Poll:
 
 
 class Adviser:
-    """Used by one event loop.
+    """Sender of advice to runs. Used by one event loop.
 
-    `send` gives a run's process a message without blocking, and tells whether it could; `mark` keeps in a run's story
-    what happened at a time (monotonic), on a GPU or MIG instance. `neighbours` has seen each poll before the adviser.
-    `alerting` says that somebody else is to be told of pressure, whether the runs hear or not. `nearest_above` says
+    `send` sends a message to a run's process without blocking, and returns whether it could; `mark` adds what happened
+    at a time (monotonic), on a GPU or MIG instance, to a run's story. `neighbours` is updated with each poll before the
+    adviser. `alerting`: pressure is also sent as alerts, whether the runs read advice or not. `nearest_above` returns
     which run's process one belongs to, by pids.
     """
 
@@ -184,7 +184,7 @@ class Adviser:
             memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
             limit = run.memory[uuid].limit if uuid in run.memory else None
             if memory is None or (limit and memory.headroom >= limit - memory.in_use):
-                continue  # what ends it is a limit of its own: from that nobody has taken anything
+                continue  # a limit of its own ends it, from which other processes take nothing
             pid, growth = self._largest(run, uuid, gpu)
             if growth is None or poll.now - growth.rose > poll.time - run.began:
                 continue  # what was taken before the run began is none of its own

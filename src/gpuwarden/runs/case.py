@@ -114,13 +114,13 @@ class Case:
 
     @property
     def limited(self) -> bool:
-        """Whether the allocator's own limit came first, whatever others hold."""
+        """True where the allocator's own limit came first, whatever others hold."""
         limit = self.after.limit if self.after else None
         return limit is not None and self.room is not None and limit <= self.room
 
     @property
     def peak_rose(self) -> bool:
-        """Whether the allocator's peak rose since the report before: then what failed reached it."""
+        """True where the allocator's peak rose since the report before: then what failed reached it."""
         return bool(self.after and (self.before is None or self.after.peak > self.before.peak))
 
     @property

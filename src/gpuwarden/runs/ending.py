@@ -24,12 +24,12 @@ _CRASHES = frozenset(
 
 
 class Evidence(NamedTuple):
-    """What is known of a run's end.
+    """Evidence of a run's end.
 
-    `exit_status` is that of wait(2), None where nobody tells it. `oom_kill` is the kernel's word that it killed this
+    `exit_status` is that of wait(2), None where it is unknown. `oom_kill` is the kernel's word that it killed this
     process for memory; `cgroup_oom_kills` counts such kills in its cgroup, of whichever process, shortly before.
-    `xids` are codes that its GPUs had shortly before. `error` is the last one that the run told. `host_growth` is how
-    the memory of its processes grew then. `goes_on`: the run closed its connection for good, and its process lives.
+    `xids` are codes that its GPUs had shortly before. `error` is the last one that the run reported. `host_growth` is
+    how the memory of its processes grew then. `goes_on`: the run ended its connection, and its process lives.
     """
 
     farewell: End | None = None

@@ -20,7 +20,7 @@ def user_with_most(held: Iterable[int], newcomer: int) -> int:
 
 
 def excess(held: Iterable[tuple[K, int, int]], most: int) -> list[K]:
-    """Return the keys of `held`, oldest first, that have to go so that its size is no more than `most`.
+    """Return the keys of `held`, oldest first, that have to go so that its size is at most `most`.
 
     Each entry is a key, a user's id and a size. It is always the user with the most who loses their oldest, so that no
     user evicts what others have by having much. Takes some 2 µs an entry.

@@ -75,7 +75,7 @@ def steps_of(times: Sequence[float], floor: Sequence[float], smallest: float) ->
 def stairs_of(steps: Sequence[Step], level: float, noise: float, now: float) -> Stairs | None:
     """Return the last steps, up to `level`, if they are alike and regular; the very last may be under way still.
 
-    `noise` is how much is usually in use between them on top of the floor: it has to be small beside a step.
+    `noise` is how much is usually in use between them on top of the floor: it has to be small compared with a step.
     """
     found = _regular(steps, level, noise)
     if found is None and steps:

@@ -19,7 +19,7 @@ from gpuwarden.runs.trend import Trend, median, running_minimum, trend
 MIN_RATIO = 0.01  # of what the run can have: less is noise
 BINS = 12  # equal parts of the time, whose least values make the trend; half of them are needed
 STEADY_RISES = 7.0  # equal rises that steady growth has at least; half of them are needed, or regular steps
-MAX_DEVIATION_RATIO = 0.08  # from a straight line, of what was grown, beside the size of one rise
+MAX_DEVIATION_RATIO = 0.08  # from a straight line, of what was grown, in addition to the size of one rise
 MIN_WAY_RATIO = 0.38  # of the way to the limit, which growth has to have gone,
 MIN_LASTING_WAY_RATIO = 0.05  # or where it is steady and has lasted for
 LASTING_SECONDS = 900.0
@@ -102,7 +102,7 @@ def _last_certain(points: Sequence[Window], floor: Sequence[int], least: float, 
 
 
 def _growth(stretch: _Stretch, now: float, cycle: float, hold: float) -> tuple[bool, Growth | None]:
-    """Tell whether a stretch has grown evenly and still does; and return that growth if it has gone far enough."""
+    """Return whether a stretch has grown evenly and still does, and that growth if it has gone far enough."""
     bins = _bins(stretch, cycle)
     even = _evenness(bins)
     found = trend(bins)
@@ -161,7 +161,7 @@ def _evenness(bins: Sequence[tuple[float, float]]) -> tuple[float, float] | None
 
 
 def _is_over(steps: Sequence[Step], stretch: _Stretch, now: float, cycle: float) -> bool:
-    """Tell whether it has not risen for longer than it had not before."""
+    """Return whether the last rise is longer ago than any pause before it."""
     recent = stretch.times[-1] - stretch.times[-BINS // 2]
     longest = max(step.pause for step in steps) + cycle
     return now - steps[-1].at > PATIENCE * longest + max(recent, stretch.seconds / 20)
@@ -176,7 +176,7 @@ def _recent(bins: Sequence[tuple[float, float]], whole: Trend) -> Trend:
 def _limit_slope(stretch: _Stretch) -> float:
     """Return the bytes a second by which what there can be rises, or, as others take it, falls; 0 where it varies.
 
-    Who takes something once, or gives it back, makes no trend: what counts is since then.
+    A process that takes something once, or gives it back, makes no trend: what counts is since then.
     """
     every = max(len(stretch.points) // BINS, 1)
     some = [(each.lowest_at, each.limit) for each in stretch.points[::every] if each.limit is not None]

@@ -62,7 +62,7 @@ class Window:
 def sample(
     at: float, memory: DeviceMemory, *, since: float, limit: float | None, report: Report | None = None
 ) -> Window:
-    """Return the window of one report, or of one look at memory that no report tells of."""
+    """Return the window of one report, or of one sample of memory without a report."""
     return Window(
         began=since,
         ended=at,

@@ -13,7 +13,7 @@ from gpuwarden.runs.ending import Ending, Evidence, conclude
 from gpuwarden.runs.oom_kill import OomKill
 
 SETTLE_SECONDS = 2.0  # after the process's end: the kernel logs a kill before it, a poll or two read the log
-PATIENCE_SECONDS = 10.0  # for the end of a process after its goodbye, or for an exit status that nobody tells yet
+PATIENCE_SECONDS = 10.0  # for the end of a process after its goodbye, or for an exit status that is not known yet
 XID_SECONDS = 30.0  # before a run's end, in which a fault of its GPU may be the cause
 _SLACK_SECONDS = 1.0  # by which the kernel log's clock may be off
 
@@ -35,12 +35,12 @@ class Inquest:
 
     @property
     def ending(self) -> Ending:
-        """How the run ended, as far as it is known."""
+        """Outcome of the run, as far as it is known."""
         return self._settled or Ending(*conclude(self.evidence), at=self.at)
 
     @property
     def settled(self) -> bool:
-        """Whether the ending stays as it is."""
+        """True once the ending is final."""
         return self._settled is not None
 
     def ready(self, now: float) -> bool:
@@ -59,7 +59,7 @@ class Inquest:
         return next((kill for kill in kills if self._is_of(kill)), None)
 
     def _is_of(self, kill: OomKill) -> bool:
-        """Tell whether a kill is this process's: its pid was nobody else's while it lived."""
+        """Return whether a kill is this process's: no other process had its pid while it lived."""
         after = kill.latest >= self.began - _SLACK_SECONDS
         return kill.pid == self.pid and after and kill.earliest <= (self.gone or 0.0) + _SLACK_SECONDS
 

@@ -1,7 +1,7 @@
-"""What happened to a run's memory, to be marked below its chart: a bounded list that tells its begin and its end.
+"""Marks of what happened to a run's memory: a bounded list for the text next to its chart.
 
-Whoever learns of something appends a mark to its run. Of each kind the first and the newest are kept, as these tell how
-it began and how it ended; what lies between them is counted.
+Of each kind the first and the newest are kept, as these show how it began and how it ended; those between them are
+counted.
 """
 
 from __future__ import annotations

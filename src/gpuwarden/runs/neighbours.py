@@ -111,7 +111,7 @@ class Neighbours:
             kept[process.pid] = neighbour
 
     def grown(self, device: str) -> list[tuple[int, Neighbour]]:
-        """Return the processes that grow by pid, the one that grew most first; one without a pid may be anybody."""
+        """Return the processes that grow by pid, the one that grew most first; those without a pid are left out."""
         there = self._devices.get(device, {}).items()
         return sorted(((pid, each) for pid, each in there if pid and each.grown), key=lambda each: -each[1].grown)
 

@@ -27,7 +27,7 @@ class _Place:
 
     watch: GrowthWatch = field(default_factory=GrowthWatch)
     reported: Growth | None = None
-    logged: bool = False  # whether a line told that
+    logged: bool = False  # a line in the log reports it
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Outlook:
     ) -> dict[str, Growth]:
         """Return by UUID what grows, of those that are current; `who` is the run's id and name."""
         for uuid in self._places.keys() - {HOST}:
-            if uuid not in current:  # the run has ended, or is silent: that its memory grows no more is no news
+            if uuid not in current:  # the run has ended, or is silent: that its memory stopped growing is no news
                 self._places[uuid].reported = None
         found: dict[str, Growth] = {}
         for uuid in current:
@@ -84,7 +84,7 @@ class Outlook:
         return self._places[where].reported if where in self._places else None
 
     def fail(self) -> None:
-        """Take note that the run met an out-of-memory: that its memory grows no more after that is no news."""
+        """Record an out-of-memory of the run: that its memory stops growing after that is not logged."""
         self._failed = True
 
     def _sample_host(self, memory: int, limit: float | None, now: float) -> None:

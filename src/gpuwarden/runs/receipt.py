@@ -256,12 +256,12 @@ class Receipt:
     step_p95_seconds: Annotated[float | None, "What 95 % of the steps did not exceed."] = None
     compile_seconds: Annotated[float | None, "What steps took that traced or compiled."] = None
     stalls: Annotated[int | None, "How often a step hung, as far as this daemon has seen it."] = None
-    loss: Annotated[Signed | None, "The last loss, where the user lets it be told."] = None
+    loss: Annotated[Signed | None, "The last loss, where the user has it reported."] = None
     input_wait_seconds: Annotated[float | None, "How long steps waited for their input, where that is known."] = None
     input_observed_seconds: Annotated[float | None, "The time of stepping in which it was."] = None
     input_wait_ratio: Annotated[float | None, "The one by the other."] = None
     gpu_seconds: Annotated[float | None, "Time that it held GPUs, summed over them."] = None
-    gpu_idle_ratio: Annotated[float | None, "The part of that in which no kernel ran, of GPUs that tell."] = None
+    gpu_idle_ratio: Annotated[float | None, "The part of that in which no kernel ran, of GPUs that report it."] = None
     energy_joules: Annotated[float | None, "What they drew meanwhile; on a shared GPU it counts for each run."] = None
     throttled_seconds: Annotated[
         Mapping[str, float] | None, "Time slowed down, by clock event reason, over its GPUs."
@@ -277,7 +277,7 @@ class Receipt:
     marks: Annotated[tuple[ToldMark, ...], "What happened to its memory, in order; where `story` is."] = ()
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs while it lived, by code."] = None
     host_memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak on the host, while it lives."] = None
-    seconds_to_host_oom: Annotated[float | None, "How long it is at that rate until the host has no more."] = None
+    seconds_to_host_oom: Annotated[float | None, "Time until the host has no memory left, at that rate."] = None
     host_memory_peak_bytes: Annotated[int | None, "Most host memory resident in its processes at any look."] = None
     cpu_seconds: Annotated[float | None, "CPU time of its processes, ended ones too."] = None
     read_bytes: Annotated[int | None, "Bytes they had fetched from storage."] = None

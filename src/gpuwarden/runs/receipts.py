@@ -1,7 +1,7 @@
 """Run records of the daemon: of runs that go on, from poll to poll, and of those that ended, in a database.
 
 The database is used on a thread of its own: the event loop never waits for a disk. A disk that fails is logged once,
-counted, and costs no more than its rows: they stay in memory, and are written when it works again.
+and counted; rows stay in memory, and are written when it works again.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Receipts:
         live.logged |= {receipt.outcome or ""}
 
     def _part(self, live: _Live) -> None:
-        """Drop a run that the registry has dropped; it may come back where nobody saw its end."""
+        """Drop a run that the registry has dropped; it may come back if its end was not seen."""
         if not live.run.up:
             if live.recorded != live.run.ending:
                 self._end(live)
@@ -254,9 +254,9 @@ class Receipts:
         )
 
     def _bound_absent(self) -> None:
-        """Conclude the records of runs that report no more where they are too many; processes may live for ever.
+        """Conclude the records of silent runs where they are too many; processes may live for ever.
 
-        An earlier daemon's count as such until they have reported to this one.
+        Runs of an earlier daemon count as silent until they have reported to this one.
         """
         limit = 2 * self._most_runs - len(self._live)
         if len(self._absent) > limit:

@@ -56,7 +56,7 @@ _INSERT = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 
-# Rows of ended runs in the order in which they are kept: each user's newest before anybody's second newest.
+# Rows of ended runs in the order in which they are kept: each user's newest before any user's second newest.
 _BY_RANK = """
     SELECT rowid FROM runs WHERE ended = 1
     ORDER BY row_number() OVER (PARTITION BY uid ORDER BY updated DESC, began DESC), updated DESC LIMIT ?
@@ -84,7 +84,7 @@ class Row:
 
     @property
     def age(self) -> tuple[float, float]:
-        """By which rows are sorted: the end, and the begin of those that ended at once."""
+        """Sort key: the end, then the begin for those that ended together."""
         return self.updated, self.began
 
     @property
@@ -184,7 +184,7 @@ class RecordStore:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection, opened anew where the file was removed or replaced. Raises OSError."""
+        """Yield the connection, reopened where the file was removed or replaced. Raises OSError."""
         try:
             if self._connection is None or _inode(self.path) != self._inodes[0]:
                 self._connect()
@@ -375,5 +375,5 @@ class StoreThread:
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
-    if not future.done():  # else nobody waits for it any longer
+    if not future.done():  # else the caller has given up
         future.set_result(outcome)

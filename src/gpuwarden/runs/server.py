@@ -89,7 +89,7 @@ class RunServer:
                 self._registry.exited(peer, time.monotonic(), status)
             if status is not None or not self._registry.awaits(peer):
                 os.close(self._unexplained.pop(peer))
-        for peer in list(self._pidfds):  # a process that is no run any more may live on for long
+        for peer in list(self._pidfds):  # the process of an ended run may live on for long
             if peer not in self._of_process and not self._registry.knows(peer):
                 self._release_process(peer)
 

@@ -57,7 +57,7 @@ class Share:
         self.lowest_headroom = min(_known(self.lowest_headroom, before.lowest_headroom), default=None)
 
     def copy(self) -> Share:
-        """Return a copy that does not change any more."""
+        """Return a copy that further polls do not change."""
         return replace(
             self,
             throttled=dict(self.throttled),
@@ -180,7 +180,7 @@ class Account:
     up: bool = field(default=True, init=False, repr=False, compare=False)
 
     def now(self) -> Account:
-        """Return a copy that does not change any more."""
+        """Return a copy that further polls do not change."""
         shares = {uuid: share.copy() for uuid, share in self.shares.items()}
         return Account(shares, dict(self.phases), self.host_memory_peak)
 

@@ -1,6 +1,6 @@
 """Answers of `/api/v1/state`, read so that what is missing or of another kind than expected is not known.
 
-An older or newer daemon, or another program behind its port, costs what it does not say and no more.
+What an older or newer daemon, or another program behind its port, does not report is left out.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _keyboard(screen: Live) -> Iterator[list[int]]:
 
 
 def _console() -> Console:
-    """Return a console on standard output, with colors if that is a terminal and nobody objects (NO_COLOR)."""
+    """Return a console on standard output, with colors if that is a terminal and NO_COLOR is not set."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)

@@ -1,4 +1,4 @@
-"""Colors by how grave something is, signs beside them, and the parts of a picture that all tables share."""
+"""Colors by how grave something is, signs next to them, and the parts of a picture that all tables share."""
 
 from __future__ import annotations
 
