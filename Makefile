@@ -89,6 +89,7 @@ bench: ## measure beside peers, by size and for long; an hour
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/alert_latency.py
 	$(BIN)/python bench/many_runs.py
+	$(BIN)/python bench/run_records.py
 	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/headroom.py
 	$(BIN)/python bench/alert_noise.py

@@ -338,9 +338,9 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the file itself is wrong: of a file that cannot be used now, SQLite raises an OperationalError.
+    """Return whether the file itself is damaged; for one that cannot be used now SQLite raises an OperationalError.
 
-    A UnicodeDecodeError is that of a message which repeats a damaged schema.
+    A UnicodeDecodeError comes from a message that repeats a damaged schema.
     """
     return type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
 
