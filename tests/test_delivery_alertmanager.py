@@ -114,6 +114,18 @@ def test_end_is_never_before_the_begin() -> None:
     assert told["startsAt"] == told["endsAt"]
 
 
+@pytest.mark.parametrize(
+    "date",
+    ["x", "Fri, 31 Dec 9999 23:59:59 GMT", "Thu, 01 Jan 99999999999 00:00:00 GMT", "Mon, 99 Foo 2026 99:99:99 GMT"],
+)
+def test_clock_that_cannot_be(date: str) -> None:
+    """An answer without a sensible date is one without a date."""
+    target = AlertmanagerTarget("http://x", Config())
+    before = target.rendered(Notification(NEAR))
+    assert not target._adjust_clock(date)
+    assert target.rendered(Notification(NEAR))["startsAt"] == before["startsAt"]
+
+
 def test_basic_auth(tmp_path: Path) -> None:
     """A user and the password in a file are shown to the server."""
     (tmp_path / "password").write_text("open: %41\n")

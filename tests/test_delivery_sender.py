@@ -287,7 +287,11 @@ def test_memory_of_a_target(tmp_path: Path) -> None:
 
 def test_spoilt_memory_is_left_alone(tmp_path: Path) -> None:
     """A file that is not ours to read costs no alert."""
-    for content in ("", "[]", '{"version": 2}', '{"version": 1, "alerts": [{}]}', "\0" * 100):
+    SentAlerts(tmp_path, "webhook").write([(gpu_down(), 0.0)], wall=1000.0)
+    written = (tmp_path / "webhook.json").read_text()
+    assert '"told": 1000.0' in written
+    times = [written.replace('"told": 1000.0', f'"told": {each}') for each in ("NaN", "1e300", "9" * 400)]
+    for content in ("", "[]", '{"version": 2}', '{"version": 1, "alerts": [{}]}', "\0" * 100, *times):
         (tmp_path / "webhook.json").write_text(content)
         assert SentAlerts(tmp_path, "webhook").read(1000.0) == []
 

@@ -137,6 +137,15 @@ def test_answer_that_never_ends() -> None:
         assert server.asked == 1
 
 
+def test_refusal_that_never_ends() -> None:
+    """The first piece of a server's reason is enough: it may send the rest a byte at a time."""
+    with http_receiver() as server:
+        server.whole.clear()
+        server.status, server.answer = 403, b"no such channel"
+        error = refusal(Notify(webhook=(Secret(text=server.url),), timeout=0.5))
+    assert str(error) == "the server answers 403: no such channel"
+
+
 def test_answer_that_is_broken() -> None:
     """So has one whose answer is no HTTP after its head."""
     with http_receiver() as server:

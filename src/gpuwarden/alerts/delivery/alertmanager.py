@@ -30,6 +30,7 @@ PATH = "/api/v2/alerts"
 MAX_BATCH = 64  # alerts in a message, as Prometheus has it
 EXPIRY_RESENDS = 4  # times `resend` until an alert that is not sent again counts as resolved, as Prometheus has it
 MAX_CLOCK_DIFFERENCE_SECONDS = 15.0  # an answer has the time in whole seconds, and may take some
+MAX_CLOCK = 250_000_000_000.0  # Unix time in the year 9892: dates after 9999 cannot be written
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - to recognise them
 _LABEL = re.compile(r"{{ with \$labels\.(\w+) }}([^{]*){{ \. \| urlquery }}{{ end }}")
 
@@ -98,9 +99,12 @@ class AlertmanagerTarget:
     def _adjust_clock(self, date: str) -> bool:
         """Take over the receiver's clock; return whether it differs from the one that the alerts were sent by."""
         try:
-            offset = parsedate_to_datetime(date).timestamp() - time.time()
-        except ValueError:
+            there = parsedate_to_datetime(date).timestamp()
+        except (ValueError, OverflowError):
             return False
+        if there > MAX_CLOCK:
+            return False
+        offset = there - time.time()
         if abs(offset - self._clock_offset) < MAX_CLOCK_DIFFERENCE_SECONDS:
             return False
         self._clock_offset = offset if abs(offset) >= MAX_CLOCK_DIFFERENCE_SECONDS else 0.0

@@ -143,7 +143,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _refused(error: urllib.error.HTTPError, *secrets: str) -> DeliveryError:
     try:
-        said = shown(error.read(MAX_ANSWER_BYTES).decode(errors="replace"), MAX_REASON_LENGTH, secrets)
+        # Not read(), which waits for each piece of the text anew.
+        said = shown(error.read1(MAX_ANSWER_BYTES).decode(errors="replace"), MAX_REASON_LENGTH, secrets)
     except (OSError, http.client.HTTPException):
         said = ""
     if error.headers.get("Location"):

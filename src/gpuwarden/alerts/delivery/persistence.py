@@ -15,6 +15,7 @@ from typing import Any
 from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.runs.receipt import MAX_TIME
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class SentAlerts:
             to = content.get("to")
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             log.warning("%s cannot be read, alerts may be sent again: %s", self._file, error)
             return []
         if to is None or self._to is None or to == self._to:
@@ -95,5 +96,7 @@ def _alerts(content: Any, wall: float) -> Iterator[tuple[Alert, float]]:
         if row["name"] not in ALERTS:
             continue  # an alert of another version
         labels = {str(name): str(value) for name, value in row["labels"].items()}
-        texts = str(row["description"]), float(row["since"]), str(row["owner"]), float(row.get("last", 0.0))
-        yield Alert(row["name"], labels, *texts), max(wall - float(row["told"]), 0.0)
+        since, last, told = float(row["since"]), float(row.get("last", 0.0)), float(row["told"])
+        if not all(0.0 <= each < MAX_TIME for each in (since, last, told)):  # a message could not have its date
+            raise ValueError("a time is out of range")
+        yield Alert(row["name"], labels, str(row["description"]), since, str(row["owner"]), last), max(wall - told, 0.0)
