@@ -1,4 +1,4 @@
-"""What a target is to be told and when: grouped, once, again after a while, and over only when it is."""
+"""Queue of one target: new alerts are grouped, sent once, repeated, and resolved only when their end is certain."""
 
 from __future__ import annotations
 
@@ -20,129 +20,129 @@ SETTINGS = Notify(group_wait=3, repeat=1000, resolve_after=100)
 WALL = 1_790_000_000.0
 
 
-def tell(queue: Queue, now: float) -> list[Notification]:
-    """Tell all that is due."""
+def send_due(queue: Queue, now: float) -> list[Notification]:
+    """Take all that is due at `now`, and mark it sent."""
     if queue.due()[0] > now:
         return []
-    told = queue.take(now, WALL + now)
-    queue.mark_sent(told, now)
-    return list(told)
+    sent = queue.take(now, WALL + now)
+    queue.mark_sent(sent, now)
+    return list(sent)
 
 
-def test_waits_for_company() -> None:
+def test_new_alerts_are_grouped() -> None:
     """The first alert waits a moment, and those that come meanwhile go along."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_hot()], 0)
     assert queue.due() == (3, math.inf)
     queue.update([gpu_hot(), gpu_down()], 2)
     assert queue.due() == (3, 5)
-    assert tell(queue, 2.9) == []
-    assert tell(queue, 3) == [Notification(gpu_hot()), Notification(gpu_down())]
-    assert tell(queue, 900) == []
+    assert send_due(queue, 2.9) == []
+    assert send_due(queue, 3) == [Notification(gpu_hot()), Notification(gpu_down())]
+    assert send_due(queue, 900) == []
 
 
 def test_least_severity() -> None:
-    """A target hears of alerts as severe as it asks for, and of none below."""
+    """A target gets alerts of its least severity and above."""
     queue = Queue(Policy.from_notify(SETTINGS, "warning"))
     queue.update([input_bound(), gpu_hot(), gpu_down()], 0)
-    assert [each.alert.name for each in tell(queue, 3)] == ["GpuNearThermalSlowdown", "GpuDown"]
+    assert [each.alert.name for each in send_due(queue, 3)] == ["GpuNearThermalSlowdown", "GpuDown"]
 
 
-def test_what_follows_from_another_is_not_told() -> None:
-    """A GPU that is gone hides that it was hot, on that GPU and while it is gone; what was told before has its end."""
+def test_inhibited_alert_is_not_sent() -> None:
+    """GpuDown inhibits GpuNearThermalSlowdown of the same GPU; an alert that was sent before is resolved."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_hot(1), gpu_hot(2), gpu_hot(3)], 0)
     queue.update([gpu_hot(1), gpu_hot(2), gpu_hot(3), gpu_down(2)], 1)
-    assert tell(queue, 4) == [Notification(gpu_hot(1)), Notification(gpu_hot(3)), Notification(gpu_down(2))]
+    assert send_due(queue, 4) == [Notification(gpu_hot(1)), Notification(gpu_hot(3)), Notification(gpu_down(2))]
     queue.update([gpu_hot(1), gpu_hot(2), gpu_down(1), gpu_down(2)], 10)
-    assert tell(queue, 13) == [Notification(gpu_down(1))]
+    assert send_due(queue, 13) == [Notification(gpu_down(1))]
     queue.update([gpu_hot(2)], 20)
-    assert tell(queue, 23) == [Notification(gpu_hot(2))]
-    assert {each.alert.key for each in tell(queue, 120)} == {
+    assert send_due(queue, 23) == [Notification(gpu_hot(2))]
+    assert {each.alert.key for each in send_due(queue, 120)} == {
         alert.key for alert in (gpu_hot(3), gpu_hot(1), gpu_down(1), gpu_down(2))
     }
 
 
 def test_muted_alert_hides_nothing() -> None:
-    """Who does not want to hear of the one hears of the other."""
+    """A muted alert does not inhibit those that it explains."""
     queue = Queue(Policy.from_notify(replace(SETTINGS, mute=("GpuDown",)), "info"))
     queue.update([gpu_hot(1), gpu_down(1)], 0)
-    assert tell(queue, 3) == [Notification(gpu_hot(1))]
+    assert send_due(queue, 3) == [Notification(gpu_hot(1))]
 
 
 def test_muted() -> None:
-    """An alert that is muted is not told."""
+    """A muted alert is not sent."""
     queue = Queue(Policy.from_notify(replace(SETTINGS, mute=("GpuDown",)), "info"))
     queue.update([gpu_hot(), gpu_down()], 0)
-    assert [each.alert.name for each in tell(queue, 3)] == ["GpuNearThermalSlowdown"]
+    assert [each.alert.name for each in send_due(queue, 3)] == ["GpuNearThermalSlowdown"]
 
 
-def test_latest_words_are_told() -> None:
-    """An alert that waits is told with the numbers of its last poll."""
+def test_latest_description_is_sent() -> None:
+    """An alert that waits is sent with the numbers of the last poll."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
     newer = gpu_down()._replace(description="newer")
     queue.update([newer], 1)
-    assert tell(queue, 3) == [Notification(newer)]
+    assert send_due(queue, 3) == [Notification(newer)]
 
 
 def test_repeats() -> None:
-    """What still fires is told again, and what has been told for a good while goes along."""
+    """An alert that still fires is repeated, together with those that are due soon."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down(1)], 0)
-    tell(queue, 3)
+    send_due(queue, 3)
     queue.update([gpu_down(1), gpu_down(2)], 400)
-    assert tell(queue, 403) == [Notification(gpu_down(2))]
+    assert send_due(queue, 403) == [Notification(gpu_down(2))]
     queue.update([gpu_down(1), gpu_down(2), gpu_down(3)], 600)
-    told = tell(queue, 603)
-    assert told == [Notification(gpu_down(3)), Notification(gpu_down(1), repeated=True)]
-    assert queue.standing(told) == {"GpuDown": 1}
+    sent = send_due(queue, 603)
+    assert sent == [Notification(gpu_down(3)), Notification(gpu_down(1), repeated=True)]
+    assert queue.standing(sent) == {"GpuDown": 1}
     assert queue.due()[0] == 1403
-    assert tell(queue, 1403) == [Notification(gpu_down(i), repeated=True) for i in (2, 1, 3)]
+    assert send_due(queue, 1403) == [Notification(gpu_down(i), repeated=True) for i in (2, 1, 3)]
 
 
-def test_over_after_a_while() -> None:
-    """An alert that is gone for long enough is told to be over, with when it went."""
+def test_resolved_after_a_while() -> None:
+    """An alert that is gone for long enough is resolved, as of when it went."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
-    tell(queue, 3)
+    send_due(queue, 3)
     queue.update([], 50)
     assert queue.due()[0] == 150
-    assert tell(queue, 149) == []
-    assert tell(queue, 160) == [Notification(gpu_down(), resolved_at=WALL + 50)]
+    assert send_due(queue, 149) == []
+    assert send_due(queue, 160) == [Notification(gpu_down(), resolved_at=WALL + 50)]
     assert queue.due()[0] == math.inf
 
 
 def test_flapping_is_one_alert() -> None:
-    """One that comes and goes is told once, and to be over once."""
+    """An alert that comes and goes is sent once, and resolved once."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
-    told = []
+    sent = []
     for now in range(0, 900, 10):
         queue.update([gpu_down()] if now % 20 == 0 else [], now)
-        told += tell(queue, now)
+        sent += send_due(queue, now)
     queue.update([], 900)
-    told += tell(queue, 1100)
-    assert [each.resolved_at is not None for each in told] == [False, True]
+    sent += send_due(queue, 1100)
+    assert [each.resolved_at is not None for each in sent] == [False, True]
 
 
 def test_resolved_can_be_left_out() -> None:
-    """Without `resolved` an end is not told, and what comes back later is new."""
+    """Without `resolved` no resolution is sent, and an alert that comes back later is new."""
     queue = Queue(Policy.from_notify(replace(SETTINGS, resolved=False), "info"))
     queue.update([gpu_down()], 0)
-    tell(queue, 3)
+    send_due(queue, 3)
     queue.update([], 50)
     queue.update([], 150)
-    assert tell(queue, 160) == []
+    assert send_due(queue, 160) == []
     queue.update([gpu_down()], 200)
-    assert tell(queue, 203) == [Notification(gpu_down())]
+    assert send_due(queue, 203) == [Notification(gpu_down())]
 
 
-def test_late_target_hears_of_the_past() -> None:
-    """An alert that was over before its target took anything is told with its end, until that is long ago."""
+def test_late_target_gets_resolved_alerts() -> None:
+    """An alert that ended before its target could be reached is sent as resolved, until that is long ago."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
     queue.update([], 10)
-    assert tell(queue, 500) == [Notification(gpu_down(), resolved_at=WALL + 10)]
+    assert send_due(queue, 500) == [Notification(gpu_down(), resolved_at=WALL + 10)]
     queue.update([near_oom()], 1000)
     queue.update([], 1010)
     queue.expire(1010 + LATE_SECONDS)
@@ -151,74 +151,74 @@ def test_late_target_hears_of_the_past() -> None:
     assert (queue.dropped, queue.due()[0]) == (1, math.inf)
 
 
-def test_back_while_it_is_told_to_be_over() -> None:
-    """One that comes back while its end is under way is told anew."""
+def test_back_while_its_resolution_is_sent() -> None:
+    """An alert that comes back while its resolution is sent is new."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
-    tell(queue, 3)
+    send_due(queue, 3)
     queue.update([], 10)
-    told = queue.take(200, WALL)
+    sent = queue.take(200, WALL)
     queue.update([gpu_down()], 201)
-    queue.mark_sent(told, 202)
-    assert tell(queue, 210) == [Notification(gpu_down())]
+    queue.mark_sent(sent, 202)
+    assert send_due(queue, 210) == [Notification(gpu_down())]
 
 
 def test_restart() -> None:
-    """What an earlier daemon told is not told again while it fires, and told to be over if it does not."""
+    """An alert that an earlier daemon sent is not sent again while it fires, and resolved if it does not."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.restore([(gpu_down(), 300.0), (gpu_hot(), 300.0)], 0)
     queue.update([], 0)  # most alerts have to hold before they fire
     queue.update([gpu_down()], 30)
-    assert tell(queue, 60) == []
+    assert send_due(queue, 60) == []
     late = RESTORED_SECONDS
-    assert tell(queue, 100 + late) == [Notification(gpu_hot(), resolved_at=WALL + late)]
-    assert tell(queue, 700) == [Notification(gpu_down(), repeated=True)]
+    assert send_due(queue, 100 + late) == [Notification(gpu_hot(), resolved_at=WALL + late)]
+    assert send_due(queue, 700) == [Notification(gpu_down(), repeated=True)]
 
 
 def test_restart_with_ends_at_once() -> None:
-    """Where ends are told at once, one that fires again with the first polls was never gone."""
+    """An alert that fires again in the first polls was never gone, also with `resolve_after` 0."""
     queue = Queue(Policy.from_notify(replace(SETTINGS, resolve_after=0), "info"))
     queue.restore([(gpu_down(), 300.0)], 0)
     queue.update([], 0)
-    assert tell(queue, 1) == []
+    assert send_due(queue, 1) == []
     queue.update([gpu_down()], 2)
-    assert tell(queue, 60) == []
+    assert send_due(queue, 60) == []
 
 
-def test_what_lingers_is_neither_over_nor_told_again() -> None:
-    """Of what fires no more, and may not be over, nothing is said until it fires again or is over."""
+def test_unconfirmed_end() -> None:
+    """An alert with an unconfirmed end is neither repeated nor resolved until it fires again or is confirmed."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
-    tell(queue, 3)
+    send_due(queue, 3)
     queue.update([], 10, [gpu_down().key])
-    assert tell(queue, 5000) == []
+    assert send_due(queue, 5000) == []
     assert queue.due()[0] == math.inf
     queue.update([gpu_down()], 5001)
-    assert tell(queue, 5001) == [Notification(gpu_down(), repeated=True)]
+    assert send_due(queue, 5001) == [Notification(gpu_down(), repeated=True)]
     queue.update([], 5002, [gpu_down().key])
     queue.update([], 5010)
-    assert tell(queue, 5110) == [Notification(gpu_down(), resolved_at=WALL + 5010)]
+    assert send_due(queue, 5110) == [Notification(gpu_down(), resolved_at=WALL + 5010)]
 
 
-def test_how_it_ended_is_told() -> None:
-    """The end of what nobody saw to be over says so."""
+def test_resolution_has_its_ending() -> None:
+    """A resolution has the ending with which it was confirmed."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
-    tell(queue, 3)
+    send_due(queue, 3)
     ended = gpu_down()._replace(ending="gone")
     queue.update([], 10, (), [ended])
-    assert tell(queue, 110) == [Notification(ended, resolved_at=WALL + 10)]
+    assert send_due(queue, 110) == [Notification(ended, resolved_at=WALL + 10)]
 
 
-def test_memory_that_comes_late() -> None:
-    """What was told before may be read after the first polls, and is no news then."""
+def test_late_restore() -> None:
+    """Alerts sent by an earlier daemon may be restored after the first polls; they are not sent again."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     died = Alert("RunDied", {"outcome": "killed"}, "", 0.0)
     queue.update([died, gpu_down()], 0)
     queue.restore([(died, 50.0), (gpu_hot(), 50.0)], 1)
-    assert tell(queue, 3) == [Notification(gpu_down())]
+    assert send_due(queue, 3) == [Notification(gpu_down())]
     assert list(queue.sent(10)) == [(died, 59.0), (gpu_down(), 7.0), (gpu_hot(), 59.0)]
-    assert tell(queue, 101 + RESTORED_SECONDS) == [Notification(gpu_hot(), resolved_at=WALL + 1 + RESTORED_SECONDS)]
+    assert send_due(queue, 101 + RESTORED_SECONDS) == [Notification(gpu_hot(), resolved_at=WALL + 1 + RESTORED_SECONDS)]
 
 
 def test_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,53 +229,53 @@ def test_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for now in (0, 1, 2):
         queue.update(alerts, now)
     assert queue.dropped == 2
-    assert len(tell(queue, 3)) == 3
+    assert len(send_due(queue, 3)) == 3
     queue.update([*alerts, gpu_hot(9)], 4)
-    assert tell(queue, 7) == [Notification(gpu_hot(9))]
+    assert send_due(queue, 7) == [Notification(gpu_hot(9))]
 
 
 def alertmanager_queue() -> Queue:
-    """Return a queue with the policy of an Alertmanager: told again every 30 s, ended by itself after 120 s."""
+    """Return a queue with the policy of an Alertmanager: repeated every 30 s, expired after 120 s."""
     return Queue(AlertmanagerTarget("http://x", Config()).policy)
 
 
-def test_alertmanager_is_told_at_once_and_again() -> None:
+def test_alertmanager_gets_alerts_at_once_and_again() -> None:
     """It gets each alert at once, every 30 s, and its end 30 s after it, also of an alert that another one hides."""
     queue = alertmanager_queue()
     queue.update([gpu_hot(1), gpu_down(1)], 0)
-    assert tell(queue, 0) == [Notification(gpu_hot(1)), Notification(gpu_down(1))]
+    assert send_due(queue, 0) == [Notification(gpu_hot(1)), Notification(gpu_down(1))]
     queue.update([gpu_hot(1), gpu_down(1)], 29)
-    assert tell(queue, 29) == []
-    assert tell(queue, 30) == [Notification(gpu_hot(1), repeated=True), Notification(gpu_down(1), repeated=True)]
+    assert send_due(queue, 29) == []
+    assert send_due(queue, 30) == [Notification(gpu_hot(1), repeated=True), Notification(gpu_down(1), repeated=True)]
     queue.update([gpu_hot(1)], 40)
-    assert tell(queue, 60) == [Notification(gpu_hot(1), repeated=True)]
-    assert tell(queue, 70) == [Notification(gpu_down(1), resolved_at=WALL + 40)]
-    assert tell(queue, 80) == []
+    assert send_due(queue, 60) == [Notification(gpu_hot(1), repeated=True)]
+    assert send_due(queue, 70) == [Notification(gpu_down(1), resolved_at=WALL + 40)]
+    assert send_due(queue, 80) == []
 
 
 def test_messages_are_bounded_and_each_alert_has_its_turn() -> None:
-    """Of many alerts new ones go first, then those that were sent longest ago, however slowly they are taken."""
+    """New alerts go first, then those that were sent longest ago, however slow the target is."""
     queue = alertmanager_queue()
     many = [gpu_hot(index) for index in range(200)]
     queue.update(many, 0)
     sizes = []
-    while told := tell(queue, 0):
-        sizes.append(len(told))
+    while sent := send_due(queue, 0):
+        sizes.append(len(sent))
     assert sizes == [MAX_BATCH, MAX_BATCH, MAX_BATCH, 200 - 3 * MAX_BATCH]
     seen = set()
     for now in range(30, 130, 25):  # a message each 25 s, by which the first are due again
-        told = tell(queue, now)
-        seen |= {each.alert.key for each in told}
+        sent = send_due(queue, now)
+        seen |= {each.alert.key for each in sent}
     assert len(seen) == 200
     queue.update([*many, gpu_down()], 140)
-    assert tell(queue, 140)[0] == Notification(gpu_down())
+    assert send_due(queue, 140)[0] == Notification(gpu_down())
 
 
 def test_failing_target_does_not_keep_alerts_for_ever() -> None:
-    """What an Alertmanager was never sent is dropped and counted once it is over; of the rest it ends itself."""
+    """An alert that was never sent is dropped once it is over, and counted; the others expire in Alertmanager."""
     queue = alertmanager_queue()
     queue.update([gpu_hot(1)], 0)
-    tell(queue, 0)
+    send_due(queue, 0)
     queue.update([gpu_down(2)], 10)
     queue.update([], 20)
     queue.expire(49)
@@ -289,10 +289,10 @@ def test_failing_target_does_not_keep_alerts_for_ever() -> None:
 
 
 def test_end_while_its_message_is_under_way() -> None:
-    """What ends in between has its end sent, though the message that it fires was taken."""
+    """An alert that ends while it is sent is resolved later."""
     queue = alertmanager_queue()
     queue.update([gpu_down()], 0)
     taken = queue.take(0, WALL)
     queue.update([], 1)
     queue.mark_sent(taken, 2)
-    assert tell(queue, 31) == [Notification(gpu_down(), resolved_at=WALL + 1)]
+    assert send_due(queue, 31) == [Notification(gpu_down(), resolved_at=WALL + 1)]
