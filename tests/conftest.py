@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-pytest_plugins = ["client_ends", "mock_nvml.fixtures"]
+pytest_plugins = ["client_ends", "kernel_log_fifo", "mock_nvml.fixtures"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 
 class Fifo:
@@ -24,5 +27,13 @@ class Fifo:
             os.write(self.file, f"4,{self.number},{microseconds},-;{message}\n".encode())
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the log."""
         os.close(self.file)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Fifo]:
+    """Make an empty kernel log."""
+    fifo = Fifo(tmp_path / "kmsg")
+    yield fifo
+    fifo.close()

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+from services import free_port
 
 from system_parts import needs
 
@@ -177,7 +178,7 @@ def mail_receiver(passwords: Mapping[str, str] | None = None) -> Iterator[MailRe
     controller = Controller(
         receiver,
         hostname="127.0.0.1",
-        port=_free_port(),
+        port=free_port(),
         auth_required=bool(passwords),
         auth_require_tls=False,
         authenticator=authenticate,
@@ -195,9 +196,3 @@ def silent_receiver() -> Iterator[int]:
     """Listen, and say nothing to those who come; gives the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield int(server.getsockname()[1])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -79,14 +79,6 @@ def start(folder: Path, mock: MockNvml, log: Path, expiry: str = "2m") -> Daemon
 
 
 @pytest.fixture
-def fifo(tmp_path: Path) -> Iterator[Fifo]:
-    """Make an empty kernel log."""
-    fifo = Fifo(tmp_path / "kmsg")
-    yield fifo
-    fifo.close()
-
-
-@pytest.fixture
 def daemon(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Daemon]:
     """Start a daemon whose kernel log the test writes."""
     daemon = start(tmp_path, mock_nvml, fifo.path)

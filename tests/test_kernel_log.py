@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,6 @@ from gpuwarden.gpu.kernel_xid import BEGINNINGS, KernelXid, pci_address, xids
 from gpuwarden.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
 
 GPU = (0, 0x3B, 0)
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> Iterator[Fifo]:
-    """Make an empty kernel log."""
-    fifo = Fifo(tmp_path / "kmsg")
-    yield fifo
-    fifo.close()
 
 
 def opened(path: Path = KMSG, read: Callable[[int, int], bytes] = os.read) -> KernelLog:

@@ -50,14 +50,15 @@ def case(
         replace(told, **(error or {})),
         "tensorflow 2.21.0 keras 3.15.1",
         asked,
-        after=_memory(*after),
-        before=_memory(*(before or after)),
+        after=memory(*after),
+        before=memory(*(before or after)),
         room=None if room is None else room * MIB,
     )
     return replace(made, **changes)
 
 
-def _memory(current: float, peak: float) -> DeviceMemory:
+def memory(current: float, peak: float) -> DeviceMemory:
+    """Make an allocator's figures, in MiB."""
     return DeviceMemory(round(current * MIB), round(peak * MIB), 256 * MIB)
 
 
@@ -203,11 +204,6 @@ def of_jax(mib: float, *, in_use: tuple[float, float], before: tuple[float, floa
     """Make an out-of-memory of JAX's on 1 GiB: what a whole program wants for itself."""
     told = case(None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate")
     return changed(told, framework="jax 0.11.0", asked=Allocation(round(mib * MIB)), **changes)
-
-
-def memory(current: float, peak: float) -> DeviceMemory:
-    """Make an allocator's figures, in MiB."""
-    return DeviceMemory(round(current * MIB), round(peak * MIB), 256 * MIB)
 
 
 SUDDEN = tuple(window(20 * each, 12 if each < 4 else 200, 250) for each in range(1, 5))

@@ -25,14 +25,6 @@ from snapshots import gpu, snapshot
 LOST = "GPU has fallen off the bus."
 
 
-@pytest.fixture
-def fifo(tmp_path: Path) -> Iterator[Fifo]:
-    """Make an empty kernel log."""
-    fifo = Fifo(tmp_path / "kmsg")
-    yield fifo
-    fifo.close()
-
-
 class Box:
     """A daemon on two mock GPUs and a kernel log of its own."""
 
