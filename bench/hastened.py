@@ -37,7 +37,7 @@ def main() -> None:
     logs.configure("warning")
     session.RETRY_SECONDS /= SPEED
     source = open_source(config.source, config.simulation)
-    served = Daemon(config, source._replace(clock=lambda: time.monotonic() * SPEED))
+    served = Daemon(config, replace(source, clock=lambda: time.monotonic() * SPEED))
     asyncio.run(served.run(lambda: print(served.web.address[1], flush=True)))
 
 

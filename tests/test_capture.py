@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -93,7 +94,7 @@ def replayed(capture: Capture) -> tuple[Nvml, Clock]:
 def polled_twice(capture: Capture) -> Snapshot:
     """Replay its first frame until what is of the time between two slow readings is there."""
     clock = Clock()
-    nvml = CapturedNvml(capture._replace(frames=capture.frames[:1]), clock).nvml
+    nvml = CapturedNvml(replace(capture, frames=capture.frames[:1]), clock).nvml
 
     async def polls() -> Snapshot:
         poller = Poller(nvml, 30, clock=clock)
@@ -160,7 +161,7 @@ class TestReplay:
         box.simulation.gpu(4).fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN)
         box.simulation.gpu(5).fail("nvmlDeviceGetTemperature", pynvml.NVML_ERROR_GPU_IS_LOST)
         box.simulation.gpu(6).fail("nvmlDeviceGetMarginTemperature", pynvml.NVML_ERROR_NOT_SUPPORTED)
-        nvml, clock = replayed(healthy._replace(frames=healthy.frames + recorded(box, 1).frames))
+        nvml, clock = replayed(replace(healthy, frames=healthy.frames + recorded(box, 1).frames))
 
         async def polls() -> tuple[Snapshot, Snapshot, Snapshot]:
             poller = Poller(nvml, 30)
@@ -246,7 +247,7 @@ class TestReplay:
         assert gpu.mig[0].value(MigReadings.sm_active_ratio) == 0.5
         for one, other in zip(gpu.mig, masked_gpu.mig, strict=True):
             assert one.identity.uuid not in (tmp_path / "masked.json").read_text()
-            assert other.identity._replace(uuid=one.identity.uuid) == one.identity
+            assert replace(other.identity, uuid=one.identity.uuid) == one.identity
             hidden = {MigReadings.info}
             assert {row: value for row, value in one.readings.items() if row not in hidden} == {
                 row: value for row, value in other.readings.items() if row not in hidden
@@ -261,7 +262,7 @@ class TestReplay:
         recording(mock_nvml, tmp_path)
         capture = load(tmp_path / "capture.json")
         for frame in capture.frames:
-            again = polled_twice(capture._replace(frames=(frame,)))
+            again = polled_twice(replace(capture, frames=(frame,)))
             assert [gpu.value(GpuReadings.sm_active_ratio) for gpu in again.gpus] == [0.5, 0.4]
             assert again.gpus[1].value(GpuReadings.pipe_active_ratio, "tensor") == 0.16
         calls = mock_nvml.calls()
@@ -275,7 +276,7 @@ class TestReplay:
             for asked, answer in frame.gpus[0].items()
             if "Gpm" not in asked and "Mig" not in asked
         }
-        snapshot = polled_twice(Capture(INTERVAL, (frame._replace(gpus=(older,)),)))
+        snapshot = polled_twice(Capture(INTERVAL, (replace(frame, gpus=(older,)),)))
         assert snapshot.gpus[0].up
         assert snapshot.gpus[0].errors == {}
         assert snapshot.gpus[0].mig == ()
@@ -292,7 +293,7 @@ class TestReplay:
         }
         (frame,) = recorded(Box(1), 1).frames
         without: Answers = {**frame.gpus[0], "nvmlDeviceGetMigMode": [1, 1], "nvmlDeviceGetMaxMigDeviceCount": 7}
-        frames = [frame._replace(gpus=(answers,)) for answers in ({**without, f"{MIG_HANDLE}(3)": instance}, without)]
+        frames = [replace(frame, gpus=(answers,)) for answers in ({**without, f"{MIG_HANDLE}(3)": instance}, without)]
         nvml, clock = replayed(Capture(INTERVAL, tuple(frames)))
 
         async def polls() -> tuple[Snapshot, Snapshot]:

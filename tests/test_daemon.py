@@ -162,7 +162,7 @@ def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return read(peers)
 
     monkeypatch.setattr(warden._trees, "read", looked)
-    monkeypatch.setattr(warden, "_source", warden._source._replace(reports=list))  # none of simulated runs
+    monkeypatch.setattr(warden, "_source", replace(warden._source, reports=list))  # none of simulated runs
     monkeypatch.setattr(time, "monotonic", lambda: now)
     gone = Peer(0, 0, 0)
     warden._registry.receive(gone, Hello("gone", "none", {}), begin)
@@ -250,7 +250,7 @@ def test_processes_of_a_capture_are_not_looked_for_here(tmp_path: Path) -> None:
     """A pid from another machine's capture may be a process of this one: it is nobody's."""
     source = open_source(load(None, {"source": "simulated"}).source, load(None).simulation)
     mine = GpuProcess(os.getpid(), "compute", 1)
-    captured, here = source._replace(name="capture", identify=lambda _pids: {}), source._replace(name="nvml")
+    captured, here = replace(source, name="capture", identify=lambda _pids: {}), replace(source, name="nvml")
     for chosen, known in ((captured, False), (here, True)):
         config = load(None, {"runs.socket": str(tmp_path / "run.sock")})
         warden = Daemon(config, chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
 
@@ -74,7 +75,7 @@ def test_over() -> None:
 
 def test_end_that_nobody_saw() -> None:
     """Where an alert ended otherwise than by being over, its line and the title say how."""
-    past = message(over=(gpu_down()._replace(ending="the driver lists it no more"),))
+    past = message(over=(replace(gpu_down(), ending="the driver lists it no more"),))
     assert past.title == "[OVER] box1: GpuDown: GPU 3 (the driver lists it no more)"
     assert "\n- GpuDown: GPU 3 (the driver lists it no more). It fired from" in past.text
 
@@ -163,7 +164,7 @@ def test_every_rule_can_be_told() -> None:
 
 def test_webhook_body() -> None:
     """The body is what docs/notify.md says."""
-    body = webhook.body(message(near_oom(), over=(gpu_down()._replace(owner=""),)))
+    body = webhook.body(message(near_oom(), over=(replace(gpu_down(), owner=""),)))
     assert {key: body[key] for key in ("version", "host", "test", "severity", "left_out", "still")} == {
         "version": 1, "host": "box1", "test": False, "severity": "critical", "left_out": 0, "still": "",
     }  # fmt: skip

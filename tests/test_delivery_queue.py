@@ -81,7 +81,7 @@ def test_latest_description_is_sent() -> None:
     """An alert that waits is sent with the numbers of the last poll."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
-    newer = gpu_down()._replace(description="newer")
+    newer = replace(gpu_down(), description="newer")
     queue.update([newer], 1)
     assert send_due(queue, 3) == [Notification(newer)]
 
@@ -205,7 +205,7 @@ def test_resolution_has_its_ending() -> None:
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
     queue.update([gpu_down()], 0)
     send_due(queue, 3)
-    ended = gpu_down()._replace(ending="gone")
+    ended = replace(gpu_down(), ending="gone")
     queue.update([], 10, (), [ended])
     assert send_due(queue, 110) == [Notification(ended, resolved_at=WALL + 10)]
 

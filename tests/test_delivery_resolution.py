@@ -63,7 +63,7 @@ def test_end_that_is_known() -> None:
 
 def test_gpu_that_the_driver_lists_no_more() -> None:
     """Of a GPU that is gone from the driver's list it is said that nobody saw it well."""
-    ended = DOWN._replace(ending="not seen to be well: the driver lists it no more")
+    ended = replace(DOWN, ending="not seen to be well: the driver lists it no more")
     assert seen(Resolution(), [], [DOWN], poll(gpu(1)), 0) == (set(), [ended])
 
 
@@ -93,8 +93,8 @@ def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
     """It hangs until it reports or its process is gone."""
     start = int((proc.stat(os.getpid()) or [])[19])
     stalled = Alert("RunStalled", {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW)
-    gone = stalled._replace(labels={"run_id": f"{os.getpid()}-{start + 1}", "run_name": "unet"})
-    known = stalled._replace(labels={"run_id": run().peer.run_id, "run_name": "unet"})
+    gone = replace(stalled, labels={"run_id": f"{os.getpid()}-{start + 1}", "run_name": "unet"})
+    known = replace(stalled, labels={"run_id": run().peer.run_id, "run_name": "unet"})
     resolution = Resolution()
     resolution.restore([stalled, gone, known], 0, NOW)
     state = poll(gpu(0), runs=(run(left=20),))

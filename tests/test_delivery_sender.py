@@ -174,7 +174,7 @@ def test_storm_makes_few_messages() -> None:
     with http_receiver() as server, notifier(to(server, settings=settings)) as sink:
         alerts = []
         for index in range(200):
-            alerts.append(gpu_hot(index)._replace(description=f"GPU {index}"))
+            alerts.append(replace(gpu_hot(index), description=f"GPU {index}"))
             see(sink, *alerts)
             if index < 2:
                 until(lambda count=index + 1: sink.notified["webhook"].sent == count, "it is told")  # type: ignore[misc]
@@ -279,7 +279,7 @@ def test_memory_of_a_target(tmp_path: Path) -> None:
     """What was told is read as it was written, with how long ago that was; a clock that went back makes it now."""
     died = Alert("RunDied", {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice", last=6.0)
     SentAlerts(tmp_path, "mail").write([(died, 60.0), (gpu_down(), 0.0)], wall=1000.0)
-    expected = died._replace(description="Run “a” ended.")
+    expected = replace(died, description="Run “a” ended.")
     assert SentAlerts(tmp_path, "mail").read(wall=1030.0) == [(expected, 90.0), (gpu_down(), 30.0)]
     assert SentAlerts(tmp_path, "mail").read(wall=950.0) == [(expected, 10.0), (gpu_down(), 0.0)]
     assert SentAlerts(None, "mail").read(wall=950.0) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_clock_that_differs(
     receiver = Alertmanager(tmp_path)
     with ending(receiver), telling(f"http://{receiver.address}") as sink:
         monkeypatch.setattr("gpuwarden.alerts.delivery.alertmanager.time.time", lambda: real() + ahead)
-        alert = NEAR._replace(since=real() + ahead)
+        alert = replace(NEAR, since=real() + ahead)
         see(sink, [alert])
         soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(real() + 60))
         until(lambda: [told for told in receiver.alerts() if told["startsAt"] < soon], "the alert, which has begun")

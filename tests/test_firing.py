@@ -113,7 +113,7 @@ def test_death_of_a_run(outcome: Outcome, name: str) -> None:
     text = f"{RUN} ended as {outcome} 4.0s ago: ended by SIGSEGV."
     labels = {**OF_RUN, "outcome": outcome}
     assert only(poll(gpu(0), runs=(died,))) == (name, labels, text, "user alice, Slurm job 12")
-    for other in (ending._replace(settled=False), ending._replace(outcome="finished")):
+    for other in (replace(ending, settled=False), replace(ending, outcome="finished")):
         assert holding(poll(gpu(0), runs=(replace(died, ending=other),))) == []
 
 

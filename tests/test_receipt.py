@@ -224,7 +224,7 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
             receipts.see([run(ended=False)], number)
             receipts.see([run()], number)
         receipts.see([run(ended=False)], 6)
-        receipts.see([replace(run(), ending=ending._replace(outcome="killed", evidence="ended by SIGKILL"))], 7)
+        receipts.see([replace(run(), ending=replace(ending, outcome="killed", evidence="ended by SIGKILL"))], 7)
         receipts.see([], 8)
     assert [re.findall(r"ended: (\w+) after \S+ \((.*)\): steps=1000 ", line) for line in caplog.messages] == [
         [("failed", ending.evidence)],

@@ -203,7 +203,7 @@ def test_life_of_a_run_is_told() -> None:
         a_run(stalls=1, errors=(seen,)),
         a_run(stalls=1, errors=(replace(seen, verdict=None),)),  # the same one, judged anew
         a_run(stalls=1, errors=(seen,), up=False, ending=ending),
-        a_run(stalls=1, errors=(seen,), up=False, ending=ending._replace(settled=True)),
+        a_run(stalls=1, errors=(seen,), up=False, ending=replace(ending, settled=True)),
     ]
     for run in life:
         events.see(box(gpu(0), at=2.0, runs=(run,)))

@@ -96,8 +96,8 @@ def test_whatever_lies_there(tmp_path: Path) -> None:
     assert JobMaps(tmp_path, tmp_path).jobs(GPUS) == {}
     (tmp_path / "0").unlink()
     (tmp_path / "0").write_bytes(b"\xff\xfe\n-\n" + "".join(f"job{n}\n" for n in range(10_000)).encode())
-    ((jobs, *_),) = JobMaps(tmp_path, None).jobs(GPUS).values()
-    assert len(jobs) <= MOST_JOBS
-    assert jobs[0] == Job("job0")
+    (jobs,) = JobMaps(tmp_path, None).jobs(GPUS).values()
+    assert len(jobs.all) <= MOST_JOBS
+    assert jobs.all[0] == Job("job0")
     write(tmp_path / "0", '4711 "x"\n4712 ' + "9" * 100 + "\n" + "7" * 100 + " 1\n")
     assert JobMaps(None, tmp_path).jobs(GPUS) == {"GPU-0": whole(Job("4711"), Job("4712"))}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
-class Space(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Space:
     """What a GPU or MIG instance has, in bytes, all of it and what no process holds; None where it is not told."""
 
     free: float | None

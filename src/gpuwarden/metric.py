@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 Unit = Literal["", "bytes", "bytes_per_second", "celsius", "hertz", "joules", "ratio", "seconds", "watts"]
@@ -16,7 +16,8 @@ Labels: TypeAlias = tuple[str, ...]
 _ENDING: dict[Kind, str] = {"gauge": "", "counter": "_total", "histogram": "", "info": "_info"}
 
 
-class Histogram(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Histogram:
     """Observations by bucket: `counts` has an entry a bound and one for +Inf, not cumulative."""
 
     bounds: tuple[float, ...]

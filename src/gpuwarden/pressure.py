@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gpuwarden.config import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
@@ -67,7 +66,8 @@ class Standing:
         return self.level
 
 
-class RunPressure(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunPressure:
     """One run on one device, in bytes; `level` is what stands, `seconds_to_oom` is there while the run grows."""
 
     level: Level

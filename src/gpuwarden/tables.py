@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metric import Labels, Metric, Reading, Table
@@ -11,7 +12,8 @@ from gpuwarden.protocol import Rejection
 from gpuwarden.state import State
 
 
-class GpuInPoll(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuInPoll:
     """One GPU and the poll it belongs to."""
 
     gpu: Gpu

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS
@@ -11,7 +11,8 @@ from gpuwarden.alerts.rules import ALERTS
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
-class Alert(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Alert:
     """One that fires, or has fired.
 
     `name` is that of its rule; `labels` are those of the rule's result, without `job`, `instance` and `severity`.

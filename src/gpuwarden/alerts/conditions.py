@@ -7,6 +7,7 @@ of the section `pressure` where that has them, whose defaults are the rules'.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from gpuwarden import thresholds
 from gpuwarden.alerts import owner
@@ -193,7 +194,7 @@ def _gpu_xids(name: str, severity: Severity) -> Condition:
                     f"{xid.action.value}"
                 )
                 alert = _gpu_alert(state, name, gpu, text, xid=str(code))
-                yield alert._replace(since=seen.last, last=seen.last)
+                yield replace(alert, since=seen.last, last=seen.last)
 
     return holds
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.conditions import CONDITIONS, TOLD_ON, Condition
@@ -60,7 +60,7 @@ class Firing:
             key = alert.key
             episode = self._episodes.get(key)
             if episode is not None:
-                episode.alert, episode.held = alert._replace(since=episode.alert.since), now
+                episode.alert, episode.held = replace(alert, since=episode.alert.since), now
             elif count[alert.rule.severity] < MOST_FIRING:
                 self._episodes[key] = _Episode(alert, now, now)
                 count[alert.rule.severity] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.dcgm.rates import Rates
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
@@ -26,7 +26,8 @@ LABELS = (
 )
 
 
-class Entity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entity:
     """A GPU in one poll, or a GPU instance of one that is divided (MIG): then the samples are about that alone."""
 
     gpu: Gpu

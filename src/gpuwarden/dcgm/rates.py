@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metric import Labels, Metric
 
 
-class _Point(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Point:
     """A counter's last read: `time` in seconds, `rate` since the read before, None for the first."""
 
     time: float

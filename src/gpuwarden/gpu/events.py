@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.gpu.nvml import (
     DRIVER_GONE,
@@ -39,7 +39,8 @@ SILENT_SECONDS = 10.0  # without a wait that came back, after which one hangs
 MAX_WAITING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
 
 
-class NvmlXid(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NvmlXid:
     """An XID as NVML tells it; it came between `earliest` and `latest` (monotonic), at Unix time `time` or before."""
 
     uuid: str

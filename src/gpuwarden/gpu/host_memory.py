@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import psutil
 
 
-class HostMemory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostMemory:
     """Bytes installed, and bytes that can be allocated without swapping."""
 
     size: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from gpuwarden.kernel_log import Record
 
@@ -25,7 +26,8 @@ PciAddress: TypeAlias = tuple[int, int, int]  # domain, bus, device
 Told: TypeAlias = Literal["kernel_log", "kernel_log_text"]
 
 
-class KernelXid(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KernelXid:
     """An XID as the kernel log tells it; it came between `earliest` and `latest` (monotonic), at Unix time `time`."""
 
     pci: PciAddress

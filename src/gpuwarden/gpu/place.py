@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 Runtime = Literal["docker", "podman", "containerd", "cri-o", "lxc", ""]
 
@@ -41,7 +42,8 @@ _RUNTIMES: dict[str | None, Runtime] = {
 _PARENTS: dict[str, Runtime] = {"docker": "docker", "libpod_parent": "podman"}  # of an id that stands alone
 
 
-class Container(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Container:
     """A container by its id; `runtime` is empty where the name does not say.
 
     An LXC container has no id and goes by its name. `uid` is the user whose manager it runs under, None for the system.
@@ -52,7 +54,8 @@ class Container(NamedTuple):
     uid: int | None = None
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Where a process stands in the tree of control groups; None or empty: in no such thing.
 
     `slurm_job` is the job's number, or its SLUID where Slurm names groups so.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import psutil
 
@@ -19,7 +19,8 @@ COMM_BYTES = 64  # the longest are those of the kernel's own threads
 ACCESS_SECONDS = 10.0  # between looks at whether others' processes may be read
 
 
-class ProcessIdentity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
     """User id, command name and place of a process; None or empty where the system hides them."""
 
     uid: int | None

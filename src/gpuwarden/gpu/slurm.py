@@ -11,9 +11,8 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 
@@ -25,14 +24,16 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+\[\]-]{0,63}")
 _GPU = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Job:
     """A job that has a GPU; `uid` is its user, None where the map does not say."""
 
     id: str
     uid: int | None = None
 
 
-class GpuJobs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuJobs:
     """The jobs of a GPU: all, those that have the whole of it, and by UUID of MIG instance those that have only that.
 
     All is more than the others where there is a file of an instance that the driver does not list.
@@ -40,7 +41,7 @@ class GpuJobs(NamedTuple):
 
     all: tuple[Job, ...] = ()
     whole: tuple[Job, ...] = ()
-    instances: Mapping[str, tuple[Job, ...]] = MappingProxyType({})
+    instances: Mapping[str, tuple[Job, ...]] = field(default_factory=dict)
 
     def of(self, process: GpuProcess) -> tuple[Job, ...]:
         """Return the jobs that have what the process is on; one on an instance without a file is on the GPU."""
@@ -103,9 +104,9 @@ def _gpu_jobs(gpu: Gpu, by_index: Mapping[int, Mapping[int | None, _Lines]], gpu
     # The file named by UUID wins over the one named by index, which another numbering may have meant.
     whole = _jobs(mapped.get(None, ()), gpustat.get(gpu.identity.uuid, gpustat.get(str(gpu.identity.index), ())))
     instances = {
-        uuid: jobs
-        for uuid, number, *_ in (instance.identity for instance in gpu.mig)
-        if (jobs := _jobs(mapped.get(number, ()), gpustat.get(uuid, ())))
+        each.uuid: jobs
+        for each in (instance.identity for instance in gpu.mig)
+        if (jobs := _jobs(mapped.get(each.gpu_instance, ()), gpustat.get(each.uuid, ())))
     }
     unlisted = _jobs((line for lines in mapped.values() for line in lines), ())
     everything = {job.id: job for jobs in (unlisted, *instances.values(), whole) for job in jobs}

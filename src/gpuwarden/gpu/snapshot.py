@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpuwarden.metric import Metric, Readings
 
@@ -32,7 +32,8 @@ class Identity:
     gsp_firmware_version: str = ""
 
 
-class GpuProcess(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
     """A process with a context on a GPU; `memory` in bytes, None where the driver does not tell.
 
     `instance` is the UUID of the MIG instance it is on, None where it is on none.
@@ -44,7 +45,8 @@ class GpuProcess(NamedTuple):
     instance: str | None = None
 
 
-class MigIdentity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MigIdentity:
     """Who a MIG instance is; `profile` is NVIDIA's name of its size, 1g.10gb say, empty where the driver has none."""
 
     uuid: str
@@ -131,7 +133,8 @@ def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> flo
     return value if isinstance(value, (int, float)) else None
 
 
-class Driver(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Driver:
     """The versions the driver states of itself."""
 
     version: str

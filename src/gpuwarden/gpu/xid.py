@@ -9,8 +9,9 @@ XID by it, and a test holds the alert rules to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Literal
 
 # page: the GPU is out of service until somebody acts. warn: worth a look today. info: mostly the program's own fault.
 Severity = Literal["page", "warn", "info"]
@@ -37,7 +38,8 @@ class Action(Enum):
         return self.name.lower()
 
 
-class Xid(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Xid:
     """One code."""
 
     code: int

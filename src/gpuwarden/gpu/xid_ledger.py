@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gpuwarden.gpu.snapshot import XidCount
 
@@ -16,7 +17,8 @@ MAX_CODES = 64  # of a GPU; NVIDIA's catalogue has 172
 MAX_OPEN = 256  # faults of one GPU and code that a source has not reported and still may
 
 
-class XidReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class XidReport:
     """One source's report: a fault that came between `earliest` and `latest` (monotonic), at Unix time `time`."""
 
     source: Source

@@ -7,8 +7,9 @@ example costs at most what lies above the floor, shared out. Where that is all t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gpuwarden.quantities import amount
 from gpuwarden.runs.trend import median
@@ -28,7 +29,8 @@ LEAST_SPREAD = 1.5  # from the least size to the largest, below which the line i
 MANY = 3  # sizes
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seen:
     """What batches of a size took on a device, in bytes: `floor` between steps, `peak` within them."""
 
     batch_size: int
@@ -36,7 +38,8 @@ class Seen(NamedTuple):
     peak: int
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cost:
     """Bytes: `base` whatever the batch, and `per_example`; `residual` is by how much a size seen misses that.
 
     It is known from `sizes` different ones, the largest of which is `largest`.
@@ -59,7 +62,8 @@ class Cost(NamedTuple):
         return max(share * capacity, 2 * self.residual)
 
 
-class BatchSizeAdvice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BatchSizeAdvice:
     """What batch size fits, beside the `present` one; `text` says it in a sentence.
 
     `needed` is the peak expected of the one advised, of the `capacity` that the run can have, in bytes.

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 _NO_LIMIT = 2**62  # version 1 writes "none" as the largest number of whole pages
 
 
-class CgroupMemory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
     """Bytes a cgroup may hold, and bytes it holds that the kernel cannot simply drop."""
 
     limit: int
     used: int
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Limits:
     """What holds for one process: the memory limit with the least room left, and the lowest quota of CPUs.
 
     `oom_kills` is how often the kernel's OOM killer killed in its own cgroup.
@@ -43,7 +44,8 @@ class OomKills:
         return max((_oom_kills(self.file) or 0) - self.count, 0)
 
 
-class _Version(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Version:
     """The files of one version: `dropped` names the lines of memory.stat that are page cache."""
 
     limit: str

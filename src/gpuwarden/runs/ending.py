@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gpuwarden.gpu.xid import explain
 from gpuwarden.protocol import End, Error
@@ -23,7 +24,8 @@ _CRASHES = frozenset(
 )  # for what the program did itself
 
 
-class Evidence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Evidence:
     """Evidence of a run's end.
 
     `exit_status` is that of wait(2), None where it is unknown. `oom_kill` is the kernel's word that it killed this
@@ -42,7 +44,8 @@ class Evidence(NamedTuple):
     goes_on: bool = False
 
 
-class Ending(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ending:
     """How a run ended: `evidence` says in words what that was concluded from; `at` is Unix time.
 
     One that is not `settled` may become another as evidence comes in.

@@ -6,7 +6,7 @@ A settled ending stays: an outcome that has been shown or counted never becomes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.runs.ending import Ending, Evidence, conclude
@@ -51,7 +51,7 @@ class Inquest:
 
     def settle(self) -> Ending:
         """Conclude for the last time, and return the ending."""
-        self._settled = self.ending._replace(settled=True)
+        self._settled = replace(self.ending, settled=True)
         return self._settled
 
     def oom_kill(self, kills: Iterable[OomKill]) -> OomKill | None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import NamedTuple
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
@@ -27,7 +25,8 @@ from gpuwarden.runs.verdict import Verdict, judge
 TakenSince = Callable[[str, float | None], tuple[Taken, ...]]
 
 
-class Facts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Facts:
     """What a poll knows of one device, for one run; bytes, None where it does not.
 
     `apart` tells that what others hold there can be told from what the run holds.
@@ -40,14 +39,15 @@ class Facts(NamedTuple):
     apart: bool = False
 
 
-class Poll(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Poll:
     """What a poll and the run's last report say of its devices; looked into when there is an out-of-memory."""
 
     memory: Mapping[str, DeviceMemory]  # by UUID
     headroom: Mapping[str, float]
     own: Collection[int]  # the run's processes
     snapshot: Snapshot
-    uuids: Mapping[str, str] = MappingProxyType({})  # by device, also of a run that has ended
+    uuids: Mapping[str, str] = field(default_factory=dict)  # by device, also of a run that has ended
     gone: bool = False  # the run's process: what is listed is others'
 
     def facts(self, uuid: str, told: DeviceMemory | None = None) -> Facts:
@@ -58,7 +58,8 @@ class Poll(NamedTuple):
         return facts_of(uuid, memory, self.headroom.get(uuid), self.own, self.snapshot, gone=self.gone)
 
 
-class Known(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Known:
     """What is known of the run when an error comes: its last report, and by UUID its histories and their growth."""
 
     hello: Hello
@@ -95,7 +96,8 @@ def facts_of(
     return Facts(room, size, free, others, apart)
 
 
-class _Open(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Open:
     """A case whose verdict the next poll may change, and which device it is about, by the run's name and by UUID."""
 
     case: Case
@@ -168,14 +170,16 @@ class Inquiry:
         self._poll = poll if poll.memory else None
         if self._open is None:
             return None
-        (case, device, uuid, apart), self._open = self._open, None
-        if (
-            uuid is None and device is not None and device in poll.uuids
-        ):  # it came before the first poll told its devices
-            uuid = poll.uuids[device]
-        elif not fresh or (uuid is not None and (uuid not in poll.memory or (apart and not poll.facts(uuid).apart))):
+        opened, self._open = self._open, None
+        uuid = opened.uuid
+        # It came before the first poll that knew its devices.
+        if uuid is None and opened.device is not None and opened.device in poll.uuids:
+            uuid = poll.uuids[opened.device]
+        elif not fresh or (
+            uuid is not None and (uuid not in poll.memory or (opened.apart and not poll.facts(uuid).apart))
+        ):
             return None  # it has ended, or is about to as it is not listed any more
-        before, self.verdict = self.verdict, judge(self._with(case, uuid, poll))
+        before, self.verdict = self.verdict, judge(self._with(opened.case, uuid, poll))
         return self.verdict if self.verdict != before else None
 
     def _with(self, case: Case, uuid: str | None, poll: Poll | None) -> Case:

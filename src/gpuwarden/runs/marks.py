@@ -7,8 +7,8 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from gpuwarden.protocol import Phase, Report
 
@@ -19,7 +19,8 @@ MAX_MARK_TEXT = 200  # characters
 _FIRST: dict[Phase, str] = {"train": "training begins", "test": "first evaluation", "predict": "first prediction"}
 
 
-class Mark(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Mark:
     """Something that happened `at` so many seconds since the run was first heard of, told in one sentence.
 
     `uuid` is the GPU or MIG instance that it is about, where it is about one.
@@ -42,7 +43,7 @@ class Marks:
     def add(self, mark: Mark) -> None:
         """Keep a mark, at the cost of the second oldest of its kind where they are too many."""
         alike = self._kept.setdefault(mark.kind, [])
-        alike.append(mark._replace(text=mark.text[:MAX_MARK_TEXT]) if len(mark.text) > MAX_MARK_TEXT else mark)
+        alike.append(replace(mark, text=mark.text[:MAX_MARK_TEXT]) if len(mark.text) > MAX_MARK_TEXT else mark)
         if len(alike) > MOST_OF_A_KIND:
             del alike[1]
             self.dropped += 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings
@@ -16,7 +15,8 @@ SLOWDOWNS = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_s
 _LABELS: Mapping[str, Labels] = {reason: (reason,) for reason in SLOWDOWNS}
 
 
-class Lapse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Lapse:
     """What a GPU did from its last reading to this one."""
 
     seconds: float
@@ -34,7 +34,8 @@ class Window:
     throttled: Mapping[str, float] = field(default_factory=dict)
 
 
-class _Counters(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Counters:
     """What a GPU's counters said in a poll, and when by its clock; of `taken` nothing where it did not answer since."""
 
     taken: float
@@ -59,7 +60,7 @@ class Meter:
         self.lapse = self.window = None
         before = self._before
         if not gpu.up:
-            self._before = before and before._replace(taken=float("-inf"))
+            self._before = before and replace(before, taken=float("-inf"))
             return
         looks = before is None or gpu.slow_taken > before.slow_taken
         self._before = now = _Counters(

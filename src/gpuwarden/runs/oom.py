@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.protocol import Error, Hello
 
 
-class Oom(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Oom:
     """Bytes: what was `requested`, as far as the message said, and the `headroom` left before, if any was known.
 
     `least` is what was left if the run used as much as at its peak, which it may have done in the step that failed: one

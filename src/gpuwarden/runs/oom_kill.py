@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gpuwarden.kernel_log import Record
 
@@ -16,7 +16,8 @@ _CHOICE = re.compile(rb"oom-kill:constraint=CONSTRAINT_(\w{1,40}),.*,pid=(\d{1,1
 _KILL = re.compile(rb"(?:(Memory cgroup )?[Oo]ut of memory[^:]{0,40}: )?Killed process (\d{1,10})\b")
 
 
-class OomKill(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OomKill:
     """A process of that pid, as the machine itself counts pids, was killed between `earliest` and `latest` (monotonic).
 
     `in_cgroup`: for its cgroup's limit, not for the host's memory; None where the kernel does not say.

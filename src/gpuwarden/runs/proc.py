@@ -9,12 +9,13 @@ import errno
 import os
 import select
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 _DEEPEST = 64  # processes above one another that are looked at
 
 
-class Amounts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Amounts:
     """Counters of processes: CPU in clock ticks, bytes from and to storage."""
 
     cpu: int = 0
@@ -32,7 +33,8 @@ class Amounts(NamedTuple):
         )
 
 
-class Known(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Known:
     """A process of the box: its folder's inode in /proc, parent, and start in clock ticks since boot."""
 
     inode: int
@@ -40,7 +42,8 @@ class Known(NamedTuple):
     start: int
 
 
-class Figures(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Figures:
     """A process as last seen. `total` is its own and that of the children it has waited for.
 
     `inherited` is the part of it that may have come from them: the kernel tells CPU apart, but not bytes.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from gpuwarden.runs import proc
 from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits, OomKills
@@ -25,7 +24,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOKS = 3  # at a tree whose processes end while it is read
 
 
-class Present(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Present:
     """What a run's processes hold now; `state`, `cpus` it may use and its cgroup's two are the main process's.
 
     `pids` are those of all its processes, as far as they were looked at.
@@ -40,7 +40,8 @@ class Present(NamedTuple):
     pids: tuple[int, ...] = ()
 
 
-class Usage(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Usage:
     """What a run's processes have used since they began; nothing is `present` once the main one is gone.
 
     The bytes are None where this daemon may not see them.
@@ -152,7 +153,7 @@ class ProcessTrees:
         tree.kept = tree.kept.plus(_lost(tree.members, now))
         tree.members = now
         for pid, figures in now.items():
-            self._known[pid] = self._known[pid]._replace(parent=figures.parent)
+            self._known[pid] = replace(self._known[pid], parent=figures.parent)
         return left_out
 
 

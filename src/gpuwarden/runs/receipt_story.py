@@ -54,7 +54,7 @@ def continued_story(before: Receipt, since: Receipt) -> Receipt:
     told = {each.uuid: each.story for each in before.devices if each.story is not None}
     most = points_each(max(len(told), len(since.devices)))
     devices = (_continued(each, told.get(each.uuid), later, most) for each in since.devices)
-    marks = followed(_marks(before.marks), (mark._replace(at=mark.at + later) for mark in _marks(since.marks)))
+    marks = followed(_marks(before.marks), (replace(mark, at=mark.at + later) for mark in _marks(since.marks)))
     return replace(since, devices=tuple(devices), marks=_told(marks))
 
 

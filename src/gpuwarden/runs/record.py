@@ -120,7 +120,7 @@ class Record:
             self.stalling.hear(message, now)
         elif isinstance(message, End):
             inquest = self._end(now)
-            inquest.evidence = inquest.evidence._replace(farewell=message)
+            inquest.evidence = replace(inquest.evidence, farewell=message)
 
     def _rename(self, hello: Hello, now: float) -> None:
         """Take a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
@@ -223,9 +223,9 @@ class Record:
         if inquest.gone is None:
             kills = self.present.oom_kills if self.present else None
             inquest.gone = now
-            inquest.evidence = inquest.evidence._replace(cgroup_oom_kills=kills.since() if kills else 0)
+            inquest.evidence = replace(inquest.evidence, cgroup_oom_kills=kills.since() if kills else 0)
         if status is not None:
-            inquest.evidence = inquest.evidence._replace(exit_status=status)
+            inquest.evidence = replace(inquest.evidence, exit_status=status)
 
     def _end(self, now: float) -> Inquest:
         if self.inquest is None:
@@ -242,7 +242,7 @@ class Record:
             return None
         if inquest.gone is not None and self.peer.pid:
             codes = tuple(xids(self.uuids.values(), snapshot, inquest.at))
-            inquest.evidence = inquest.evidence._replace(oom_kill=inquest.oom_kill(kills), xids=codes)
+            inquest.evidence = replace(inquest.evidence, oom_kill=inquest.oom_kill(kills), xids=codes)
         return self._settle(inquest) if inquest.ready(now) else None
 
     def conclude(self, now: float) -> Outcome | None:
@@ -250,7 +250,7 @@ class Record:
         inquest = self.inquest
         if inquest is None:
             inquest = self._end(now)
-            inquest.evidence = inquest.evidence._replace(goes_on=True)
+            inquest.evidence = replace(inquest.evidence, goes_on=True)
         return None if inquest.settled else self._settle(inquest)
 
     def _settle(self, inquest: Inquest) -> Outcome | None:

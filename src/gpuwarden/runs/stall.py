@@ -7,7 +7,8 @@ between steps. The first step of all compiles, for as long as that takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gpuwarden.protocol import Report
 from gpuwarden.runs.process_tree import Usage
@@ -20,7 +21,8 @@ BUSY_CPUS = 0.5  # CPUs
 CONTENDING_CPUS = 0.1  # of a run that was found to run, or to wait for a CPU: on a full host it gets less than it asks
 
 
-class Patience(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Patience:
     """How long a step may take: `factor` times what its slow ones do (the 95th percentile), `least` at least."""
 
     factor: float = 10.0
@@ -31,7 +33,8 @@ class Patience(NamedTuple):
         return max(self.least, self.factor * (report.step_p95 or 0.0))
 
 
-class Signs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Signs:
     """What there is to see of a run from outside: its first thread's state, CPUs it uses, how busy its GPUs are.
 
     The CPUs are of a time in which it made no step.
@@ -42,7 +45,8 @@ class Signs(NamedTuple):
     gpu: float | None = None
 
 
-class Stall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stall:
     """A step that hangs: seconds without one, and what the run seems to be doing."""
 
     seconds: float

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gpuwarden import config
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
@@ -32,7 +33,8 @@ def _nobody(_pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
     return {}
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Source:
     """Something that answers as NVML does. A simulated box also has training runs, whose reports `reports` drains.
 
     `reports` is called once a poll on the event loop and does not block; None stands for the end of a run's process.

@@ -7,10 +7,11 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from gpuwarden.gpu import nvml
 from gpuwarden.gpu.host_memory import HostMemory
@@ -72,7 +73,8 @@ class CaptureError(ValueError):
     """A file that cannot be replayed; the message says what to do."""
 
 
-class Frame(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Frame:
     """All answers of one poll: the driver's own, and each GPU's by its index; and the machine's memory meanwhile."""
 
     driver: Answers
@@ -80,7 +82,8 @@ class Frame(NamedTuple):
     host: HostMemory | None = None  # captures of earlier versions of gpuwarden have none
 
 
-class Capture(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Capture:
     """Frames taken `interval` seconds apart; there is at least one."""
 
     interval: float

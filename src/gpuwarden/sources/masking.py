@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from gpuwarden.sources.capture import LISTS, MIG_HANDLE, Answer, Answers, Capture, Struct
@@ -16,8 +17,9 @@ def masked(capture: Capture) -> Capture:
     The same one becomes the same throughout the capture, so that GPUs and processes can still be told apart.
     """
     masks = _Masks()
-    return capture._replace(
-        frames=tuple(frame._replace(gpus=tuple(masks.gpu(gpu) for gpu in frame.gpus)) for frame in capture.frames),
+    return replace(
+        capture,
+        frames=tuple(replace(frame, gpus=tuple(masks.gpu(gpu) for gpu in frame.gpus)) for frame in capture.frames),
     )
 
 

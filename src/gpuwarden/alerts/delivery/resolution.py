@@ -7,7 +7,7 @@ rules have them, or it would get one end from Prometheus and another from the da
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.conditions import OF_EVENTS, end_is_known, ending_of
@@ -51,6 +51,6 @@ class Resolution:
         resolved = []
         for key, each in list(self._alerts.items()):
             if now >= each.least and end_is_known(each.alert, state):
-                resolved.append(each.alert._replace(ending=ending_of(each.alert, state)))
+                resolved.append(replace(each.alert, ending=ending_of(each.alert, state)))
                 del self._alerts[key]
         return frozenset(self._alerts), resolved
