@@ -1,4 +1,4 @@
-"""The page Prometheus scrapes, in both text formats: of a poll rendered once, and only what has changed."""
+"""Writer of the page for Prometheus, in both text formats: of a poll rendered once, and only what has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine around the GPUs, as far as it explains a training run; it is no second node_exporter.
+"""State of the host, as far as it explains a training run; it is no second node_exporter.
 
 Reads /proc and /dev/shm, by psutil where it has the figure; nothing here blocks. What the kernel does not tell is None.
 """

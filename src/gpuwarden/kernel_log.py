@@ -1,4 +1,4 @@
-"""Read the kernel log, where the driver writes all XIDs, and the kernel whom its OOM killer killed.
+"""Reader of the kernel log, to which the driver writes all XIDs, and the kernel its OOM killer's kills.
 
 /dev/kmsg (Linux, Documentation/ABI/testing/dev-kmsg) gives one record a read, from the oldest that the kernel still
 has, so what was logged before the daemon's start is seen with its own time. Reading it never blocks.

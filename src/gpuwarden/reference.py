@@ -1,4 +1,4 @@
-"""References that are written from the code's own tables: of metrics, XIDs, receipts and verdicts."""
+"""References that are generated from the code's own tables: of metrics, XIDs, run records and verdicts."""
 
 from __future__ import annotations
 

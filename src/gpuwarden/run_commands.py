@@ -1,4 +1,4 @@
-"""`gpuwarden runs`: asks the daemon for the receipts of its runs, and writes them for a person or as JSON.
+"""Command `gpuwarden runs`: gets run records from the daemon, and writes them for a person or as JSON.
 
 Names and messages are a training process's own: they reach the terminal without anything that it would obey.
 """

@@ -1,4 +1,4 @@
-"""All that the daemon knows at one poll, frozen; the page, the status page and the tests look at nothing else."""
+"""State of the daemon at one poll, frozen: all that the metrics page, the status page and the alerts are made from."""
 
 from __future__ import annotations
 

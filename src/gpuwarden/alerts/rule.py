@@ -1,4 +1,4 @@
-"""What a rule is: an alert for Prometheus with all that people are told of it, or a series that alerts are made from.
+"""Rule: an alert for Prometheus with all its texts for people, or a recording rule that alerts are made from.
 
 Expressions and texts name numbers that can be set, and joins that many have, as `%{name}`: `settings` has the numbers.
 """

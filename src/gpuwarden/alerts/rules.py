@@ -1,4 +1,4 @@
-"""All rules, and the files they are written to: one for Prometheus, and a resource for its operator on Kubernetes."""
+"""Registry of all rules, and the files they are written to: for Prometheus, and for its operator on Kubernetes."""
 
 from __future__ import annotations
 

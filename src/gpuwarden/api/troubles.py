@@ -1,4 +1,4 @@
-"""What is wrong with a GPU or a run, and how grave it is, judged once: for the status page and the terminal alike.
+"""Troubles of a GPU, a run or the box, with their level: judged once, for the status page and the terminal.
 
 Levels follow the alert rules and the thresholds that these share.
 """

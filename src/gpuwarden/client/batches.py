@@ -1,4 +1,4 @@
-"""How many examples a fit has trained on, and how many its steps have, where that can be known; Keras tells nobody.
+"""Counter of the examples that a fit has trained on, and of those in a step, where that can be known.
 
 Two sources. What feeds an epoch declares the size of its batches, for arrays and for a dataset of fixed shape, and
 of arrays their number. Else the loss metric counts examples: between two looks it shows their sum over some steps.

@@ -1,4 +1,4 @@
-"""Whether a disk has room for a checkpoint, asked before it is written: HDF5 ends the process on a full one.
+"""Check of the disk before a checkpoint is written: HDF5 ends the process on a full one.
 
 What it could not write it tries to write again as its objects go, and crashes (seen with h5py 3 and HDF5 1.14).
 """

@@ -1,4 +1,4 @@
-"""What kind of error an exception is, and which allocations failed: read from its type's name and text alone.
+"""Classifier of exceptions: their kind, and which allocations failed, from the type's name and the text alone.
 
 Frameworks say in words what went wrong, and each in its own: TensorFlow, XLA, JAX, torch, the CUDA libraries below
 them, NumPy and Python itself. The texts stand in error_patterns.py.

@@ -1,4 +1,4 @@
-"""What a Keras model tells of how it trains, in Keras 2 and 3; what it does not tell is None."""
+"""Facts of a Keras model about how it trains, in Keras 2 and 3; None where unknown."""
 
 from __future__ import annotations
 

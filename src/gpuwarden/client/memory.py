@@ -1,4 +1,4 @@
-"""What the framework's allocators say of the devices that a run uses, as of the last look."""
+"""Memory of the framework's allocators on the devices that a run uses, as of the last sample."""
 
 from __future__ import annotations
 

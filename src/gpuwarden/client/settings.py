@@ -1,4 +1,4 @@
-"""What a program may set of its reports, checked where it says it: later nothing may raise."""
+"""Settings of a program's reports, checked where they are given: later nothing may raise."""
 
 from __future__ import annotations
 

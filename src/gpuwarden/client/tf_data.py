@@ -1,4 +1,4 @@
-"""How long steps wait for tf.data, by tf.data's own account; the hooks of Keras cannot tell.
+"""Input wait of steps by tf.data's own measurements; the hooks of Keras cannot measure it.
 
 With TensorFlow the next batch is fetched within the compiled train function, so the time between two batches says
 nothing of it. tf.data, which tunes itself, notes each gap between the end of one fetch and the begin of the next: what

@@ -1,4 +1,4 @@
-"""What a model must be for its batch size to be searched or lowered; said before anything is done to it."""
+"""Requirements on a model whose batch size is searched or lowered, checked before anything is done to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds device memory: the owners of each process, and what each owner holds on each GPU."""
+"""Owners of device memory: the owners of each process, and the memory of each owner on each GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ended, concluded from what is known of it: its own goodbye, and what the kernel says of its process."""
+"""Conclusion of how a run ended, from its own goodbye and from the kernel's facts about its process."""
 
 from __future__ import annotations
 

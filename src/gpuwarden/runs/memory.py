@@ -1,4 +1,4 @@
-"""What a run's allocators hold on each GPU or MIG instance, and what the run can still allocate there."""
+"""Memory that a run's allocators hold on each GPU or MIG instance, and what the run can still allocate there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs before showed of batch sizes, by their user, name and framework: the newest word on each size.
+"""Memory by batch size of earlier runs of the same user, name and framework: the newest figure of each size.
 
 Of the same user alone: what somebody else's run claims under a name must not become advice.
 """

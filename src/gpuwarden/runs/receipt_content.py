@@ -1,4 +1,4 @@
-"""What goes into a run's receipt: its reports, its end, its account; and how one goes on from an earlier daemon's."""
+"""Content of a run's record: its reports, its end, its usage; and the continuation of an earlier daemon's."""
 
 from __future__ import annotations
 

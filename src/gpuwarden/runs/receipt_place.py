@@ -1,4 +1,4 @@
-"""Where receipts lie: as configured, or among what the daemon keeps."""
+"""Folder of the run database: as configured, or in the daemon's state directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of one run: its messages, its end, its devices; and the frozen run that each poll makes of it."""
+"""State of one run: its messages, its end, its devices; and the frozen snapshot that each poll makes of it."""
 
 from __future__ import annotations
 

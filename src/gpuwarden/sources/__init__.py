@@ -1,4 +1,4 @@
-"""Where readings come from: the driver, a capture or the simulation, behind one seam."""
+"""Sources of readings: the driver, a capture or the simulation, behind one interface."""
 
 from __future__ import annotations
 

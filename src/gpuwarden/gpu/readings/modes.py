@@ -1,4 +1,4 @@
-"""How the GPU is set up, what the driver wants done with it, and what it is."""
+"""Readings of modes: how the GPU is set up, what the driver wants done with it, and what it is."""
 
 from __future__ import annotations
 
