@@ -77,7 +77,7 @@ pictures: ## the dashboards of a simulated day, the status page, and both in fou
 	@tools/system-parts.sh pictures
 	$(BIN)/python tools/pictures
 
-bench-smoke: ## each benchmark once, briefly: do they still run
+bench-smoke: ## run each benchmark in its shortest form, some five minutes
 	@tools/environment.sh bench test
 	$(BIN)/python bench/smoke.py
 

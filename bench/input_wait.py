@@ -1,4 +1,4 @@
-"""How right the reported wait for input is: `python bench/input_wait.py` prints a Markdown table.
+"""Accuracy of the reported wait for input: `python bench/input_wait.py` prints a table, with `--quick` one row of it.
 
 Each case trains a real model and is set beside the truth: what a step takes with all batches at hand, before and after,
 and what one takes with this input; what the second takes more is the wait. All are medians, and still only as good as
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 import time
 import warnings
@@ -197,11 +198,14 @@ def main() -> None:
     """Print the table."""
     warnings.filterwarnings("ignore", category=UserWarning, module="keras")
     backend = keras.backend.backend()
+    cases = (*ANYWHERE, *(ON_TENSORFLOW if backend == "tensorflow" else ()))
+    if "--quick" in sys.argv:
+        cases = cases[:1]
     print(f"Keras {keras.__version__} on {backend}; ms a step (median), and the part of it that is waited for input.\n")
     print("| input | step | step without wait | share of wait | reported | batches buffered, mostly |")
     print("| --- | --: | --: | --: | --: | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        for index, case in enumerate((*ANYWHERE, *(ON_TENSORFLOW if backend == "tensorflow" else ()))):
+        for index, case in enumerate(cases):
             print(row(case, Path(folder) / str(index)), flush=True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from jobs import FEEDING, FINISHED, HOLDING, INTERRUPTED, Act, Job
-from scenes import BUSY, NEARLY_ALL, START, Scene, at, start, steps
+from scenes import BUSY, NEARLY_ALL, Scene, at, start, steps
 from scripted_box import WatchedBox
 
 from gpuwarden.gpu import fields
@@ -228,8 +228,3 @@ def _corrected(count: int, watched: WatchedBox) -> None:
 
 def _replayed(count: int, watched: WatchedBox) -> None:
     watched.box.script_field(5, fields.PCIE_REPLAYS, lambda scope: None if scope else float(count))
-
-
-def started(scene: Scene) -> int:
-    """Return how many runs report in that time."""
-    return sum(bool(job.name) and job.begin + START < scene.seconds for job in scene.jobs)
