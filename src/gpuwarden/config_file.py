@@ -60,7 +60,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Contents:
-    """What a file held: entries by known, single, plain keys, and a problem for everything else."""
+    """Contents of a file: entries by known, single, plain keys, and a problem for everything else."""
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

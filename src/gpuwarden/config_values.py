@@ -75,7 +75,7 @@ class Kind(Generic[T]):
 
 
 class Address(NamedTuple):
-    """Where a server listens, as `socket.bind` takes it; an IPv6 host stands without its brackets."""
+    """Address that a server listens on, as `socket.bind` takes it; an IPv6 host stands without its brackets."""
 
     host: str
     port: int
@@ -86,7 +86,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where GPU readings come from; only a capture has a file."""
+    """Source of GPU readings; only a capture has a file."""
 
     name: Literal["nvml", "auto", "simulated", "capture"]
     file: Path | None = None

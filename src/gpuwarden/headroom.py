@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a GPU or MIG instance has, in bytes, all of it and what no process holds; None where it is not told."""
+    """Memory of a GPU or MIG instance in bytes, in total and free; None where unknown."""
 
     free: float | None
     size: float | None
@@ -34,7 +34,7 @@ def headroom(space: Space, pool: float | None, limit: float | None, in_use: floa
 
 @dataclass(slots=True)
 class Overhead:
-    """What a run's process holds of one device beside its allocator's pool: CUDA context, cuBLAS, cuDNN.
+    """Memory that a run's process holds of one device in addition to its allocator's pool: CUDA context, cuBLAS, cuDNN.
 
     `bytes` is a guess until it was measured. Used by one event loop.
     """

@@ -53,7 +53,7 @@ class KernelLog:
 
     @property
     def readable(self) -> bool:
-        """Whether the log could be opened and read."""
+        """True if the log could be opened and read."""
         return self._file is not None
 
     def read(self) -> list[Record]:

@@ -77,7 +77,7 @@ class RunPressure:
 
     @property
     def share(self) -> float:
-        """Of what it uses and can still allocate, the part it can still allocate."""
+        """Headroom as a ratio of what the run uses and can still allocate."""
         return _share(self.headroom, self.in_use)
 
     def slack(self, limits: Limits) -> tuple[float, float]:

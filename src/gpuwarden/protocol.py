@@ -174,7 +174,7 @@ def _by_device(check: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What the framework's allocator says of one device, in bytes.
+    """Memory of the framework's allocator on one device, in bytes.
 
     `limit` where the allocator has a limit of its own; `reserved` is what it holds of the device, used or not, where it
     says so (torch, JAX).
@@ -210,7 +210,7 @@ def _allocations(value: Any) -> tuple[Allocation, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who reports; the first message of every connection, and again when something of it has changed.
+    """Introduction of a run; the first message of every connection, and again when something of it has changed.
 
     `devices` maps the framework's device names to the GPU's UUID where the run was told it, else to None: then the
     daemon resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
@@ -231,7 +231,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where the run stands. Whatever counts, counts since the run began.
+    """State of a run. All counts are since the run began.
 
     `step_buckets` counts steps by duration, one entry a bound of STEP_BUCKETS and one above, not cumulative.
     `batch` and `epoch` count from 0; `dropped` counts reports that the socket could not take. `examples` is how many
@@ -308,7 +308,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the daemon has to say to a run about one of its GPUs or MIG instances.
+    """Advice of the daemon to a run on one of its GPUs or MIG instances.
 
     Pressure names the `resource` whose `level` has changed, and is told again when it ends; of anything else, which is
     an event, `level` says how grave it is. `text` is one sentence for the run's log. `serial` counts the advice that

@@ -28,7 +28,7 @@ class DeliveryCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the daemon counted of its own work since it started."""
+    """Counters of the daemon's own work since it started."""
 
     reports_received: int = 0
     reports_rejected: Mapping[str, int] = field(default_factory=dict)

@@ -36,5 +36,5 @@ class Alert:
 
     @property
     def key(self) -> Key:
-        """What makes it the same alert from poll to poll."""
+        """Identity of the alert from poll to poll."""
         return self.name, tuple(sorted(self.labels.items()))

@@ -90,12 +90,12 @@ class Group:
 
     @property
     def recorded(self) -> tuple[RecordingRule, ...]:
-        """Those that make series."""
+        """Recording rules."""
         return tuple(rule for rule in self.rules if isinstance(rule, RecordingRule))
 
     @property
     def alerts(self) -> tuple[AlertRule, ...]:
-        """Those that are alerts."""
+        """Alert rules."""
         return tuple(rule for rule in self.rules if isinstance(rule, AlertRule))
 
 

@@ -60,7 +60,7 @@ _KUBERNETES_HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a site sets: `numbers` by setting, the scrape job, how often rules are evaluated, and where links lead.
+    """Settings of a site: `numbers` by setting, the scrape job, how often rules are evaluated, and where links lead.
 
     `docs` and `grafana` are what URLs begin with, without a slash at the end; without `grafana` there is no link to it.
     """

@@ -19,7 +19,7 @@ _ARRAYS = {"ArrayDataAdapter", "TensorLikeDataAdapter"}
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What a source of data says of its batches: each has `size` examples, but for an epoch's last that has `last`.
+    """Batches that a source of data declares: each has `size` examples, but for an epoch's last that has `last`.
 
     `number` of batches make an epoch; None where what they have together is not known for sure.
     """

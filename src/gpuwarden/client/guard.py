@@ -35,7 +35,7 @@ class Guard:
 
 
 class Guarded(Protocol):
-    """What has methods that must not raise."""
+    """Object with methods that must not raise."""
 
     _guard: Guard
 

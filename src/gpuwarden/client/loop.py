@@ -174,7 +174,7 @@ class Loop:
 
     @property
     def told(self) -> Told:
-        """What the daemon has said, up to now; nothing where the loop does nothing any more."""
+        """Advice of the daemon up to now; none where the loop is switched off."""
         run: Run | None = getattr(self, "run", None)  # its making may have failed
         if run is None or self._guard.off:
             return Told()

@@ -103,7 +103,7 @@ class Watch:
 
     @property
     def advice(self) -> Advice | None:
-        """What the daemon has said last to this process, perhaps of what is over by now; None where it said nothing."""
+        """Last advice to this process, perhaps on what is over by now; None where there was none."""
         return self._loop.told.last
 
     def close(self) -> None:

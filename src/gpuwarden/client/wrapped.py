@@ -18,7 +18,7 @@ _END_OF_DATA = "OutOfRangeError"  # TensorFlow's; by name, since TensorFlow is n
 
 
 class Observer(Protocol):
-    """Who wants to know."""
+    """Callback that is notified of what a function raises."""
 
     def failed(self, exception: BaseException, /) -> None:
         """Take note of an exception that is on its way to the user, and keep nothing of it but text."""

@@ -171,7 +171,7 @@ class Device:
 
     @property
     def answered(self) -> bool:
-        """Whether the driver has answered anything in this reading."""
+        """True if the driver has answered anything in this reading."""
         return bool(self._answers)
 
     def lacks(self, function: Callable[..., Any], *args: Any) -> bool:

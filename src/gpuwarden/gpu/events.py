@@ -75,7 +75,7 @@ class XidEvents:
 
     @property
     def listening(self) -> bool:
-        """Whether events come: there is an event set, and waiting for it does not hang."""
+        """True if events come: there is an event set, and waiting for it does not hang."""
         heard = self._heard
         return heard is not None and time.monotonic() - heard < SILENT_SECONDS
 

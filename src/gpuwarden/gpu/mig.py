@@ -59,7 +59,7 @@ class Instances:
 
     @property
     def expected(self) -> bool:
-        """Whether there were any in the last reading, or it could not find out."""
+        """True if there were any in the last reading, or it could not find out."""
         return bool(self._known) or self._unfinished
 
     def forget(self) -> None:

@@ -146,7 +146,7 @@ class EventData(Protocol):
 
 
 class Nvml(Protocol):
-    """What gpuwarden asks of NVML. Every method raises pynvml.NVMLError with the driver's return code.
+    """Functions of NVML that gpuwarden calls. Every method raises pynvml.NVMLError with the driver's return code.
 
     Where nvidia-ml-py wants a struct to fill, or hands out a union, the answer here is what it holds
     (sources/driver.py): field values are pairs of a return code and the value, None where the driver has none now.

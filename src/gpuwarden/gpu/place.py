@@ -56,7 +56,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process stands in the tree of control groups; None or empty: in no such thing.
+    """Place of a process in the tree of control groups; None or empty: in no such thing.
 
     `slurm_job` is the job's number, or its SLUID where Slurm names groups so.
     """

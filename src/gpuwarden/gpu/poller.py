@@ -46,7 +46,7 @@ class DriverUser(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether that is done: no call of it is under way, nor will one begin."""
+        """True if that is done: no call of it is under way, nor will one begin."""
 
 
 class StillUsedError(Exception):
@@ -96,12 +96,12 @@ class Poller:
 
     @property
     def uninterruptible(self) -> bool:
-        """Whether a call hangs beyond the reach of signals, so that this process could not be ended."""
+        """True if a call hangs beyond the reach of signals, so that this process could not be ended."""
         return self._threads.uninterruptible
 
     @property
     def outdated(self) -> bool:
-        """Whether the driver was updated, and refuses the library that this process has in its memory."""
+        """True if the driver was updated, and refuses the library that this process has in its memory."""
         return self._session.outdated
 
     def register(self, user: DriverUser) -> None:

@@ -48,7 +48,7 @@ class GpuGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one GPU said in one poll, and the names of the calls' errors that cost single readings.
+    """Answers of one GPU in one poll, and the names of the calls' errors that cost single readings.
 
     `time` is Unix time as the reading began: an answer that comes late must not pass for one of now. `taken`, and
     `slow_taken` for the slow readings, are the same moment by the reader's clock.
@@ -67,7 +67,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read, and how often: seconds between reads of the slow tier, and the options that are switched on.
+    """Plan of a reader: seconds between reads of the slow tier, and the options that are switched on.
 
     `phase`, from 0 to 1, shifts the slow tier: GPUs that share a driver should not all be slow in the same poll.
     """
@@ -203,7 +203,7 @@ class GpuReader:
 
     @property
     def look(self) -> Look | None:
-        """How memory is looked at between readings; None where the device has none of its own."""
+        """Sampling of memory between readings; None where the device has none of its own."""
         return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._look
 
     def _taken(self, tier: Tier, errors: Counter[str]) -> dict[Metric[Device], Reading]:

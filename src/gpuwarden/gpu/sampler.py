@@ -34,7 +34,7 @@ class Look:
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
 
     def under_way_since(self, moment: float) -> bool:
-        """Whether a read has been under way since before that moment. Another thread may be looking."""
+        """Return whether a read has been under way since before that moment. Another thread may be looking."""
         asked = self.asked
         return asked is not None and asked < moment
 

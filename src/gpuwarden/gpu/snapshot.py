@@ -13,7 +13,7 @@ HUNG = "timeout"  # the fault of a call that did not come back in time
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a GPU is; read once, empty where it does not say.
+    """Identity of a GPU; read once, empty where it does not say.
 
     `index` is NVML's at that time and names nothing: the UUID does.
     """
@@ -47,7 +47,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class MigIdentity:
-    """Who a MIG instance is; `profile` is NVIDIA's name of its size, 1g.10gb say, empty where the driver has none."""
+    """Identity of a MIG instance; `profile` is NVIDIA's name of its size (1g.10gb), empty where the driver has none."""
 
     uuid: str
     gpu_instance: int
@@ -69,7 +69,7 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """How often a GPU had one XID, as far as is known, and when last, in Unix time."""
+    """Count of one XID on a GPU, as far as is known, and when it was last, in Unix time."""
 
     count: int
     last: float
@@ -101,7 +101,7 @@ class Gpu:
 
     @property
     def up(self) -> bool:
-        """Whether the GPU answered in this poll."""
+        """True if the GPU answered in this poll."""
         return self.asked and self.fault is None
 
     def value(self, row: Metric[Any], *labels: str) -> float | None:
@@ -173,7 +173,7 @@ class Snapshot:
 
     @property
     def hung(self) -> bool:
-        """Whether nothing at all came back from the driver: the one state that a restart of the daemon may end.
+        """True if nothing at all came back from the driver: the one state that a restart of the daemon may end.
 
         A driver that refuses, or is not there, has answered.
         """

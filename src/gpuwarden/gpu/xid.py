@@ -18,7 +18,7 @@ Severity = Literal["page", "warn", "info"]
 
 
 class Action(Enum):
-    """What to do about an XID, as a sentence for people."""
+    """Action on an XID, as a sentence for people."""
 
     REBOOT_MACHINE = "Restart the machine; if it comes back, have the GPU and its slot and power checked."
     RESET_GPU = "Stop what runs on the GPU and reset it (nvidia-smi --gpu-reset)."

@@ -88,7 +88,7 @@ class XidLedger:
 
     @property
     def empty(self) -> bool:
-        """Whether no GPU has had a fault."""
+        """True if no GPU has had a fault."""
         return not self._counts
 
     def of(self, uuid: str) -> Mapping[int, XidCount]:

@@ -40,7 +40,7 @@ class Event:
 
 
 class _Known:
-    """What was known of a run."""
+    """State of a run at the poll before."""
 
     __slots__ = ("ending", "errors", "stalls")
 

@@ -42,7 +42,7 @@ _GRAVITY: Mapping[Action, Level] = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a matter stands for a run; `text` tells of the GPU by a name, `memory` is there where it is about that."""
+    """Level of a matter for a run; `text` makes its sentence from a GPU's name, `memory` is set where it matters."""
 
     level: Level
     text: Callable[[str], str]

@@ -31,7 +31,7 @@ MANY = 3  # sizes
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What batches of a size took on a device, in bytes: `floor` between steps, `peak` within them."""
+    """Memory that batches of a size took on a device, in bytes: `floor` between steps, `peak` within them."""
 
     batch_size: int
     floor: int
@@ -64,7 +64,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizeAdvice:
-    """What batch size fits, beside the `present` one; `text` says it in a sentence.
+    """Batch size that fits, and the `present` one; `text` says it in a sentence.
 
     `needed` is the peak expected of the one advised, of the `capacity` that the run can have, in bytes.
     """

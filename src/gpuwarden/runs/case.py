@@ -25,7 +25,7 @@ _KERNEL_SIDE = 11  # of a convolution's weights, at most
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What another process took of the device since the run could last allocate as much as it needed.
+    """Memory that another process took of the device since the run could last allocate as much as it needed.
 
     `taken` and what it now `holds` in bytes, `seconds` ago it began to. `who` says whose it is, in words.
     """
@@ -39,7 +39,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known of one out-of-memory; None or empty where it is not. Bytes.
+    """Facts of one out-of-memory, in bytes; None or empty where unknown.
 
     `asked` is the largest allocation that failed on the device, `after` what the allocator said after it and `before`
     at the report before it. `room` is the most that the run's allocator could have in use as things stood (headroom and
@@ -88,7 +88,7 @@ class Case:
 
     @property
     def by_itself(self) -> bool:
-        """Whether all that was in use as the allocation failed still was when the allocator was asked."""
+        """True if all that was in use as the allocation failed still was when the allocator was asked."""
         if self.framework.startswith("torch"):
             return True
         text = self.error.text
@@ -125,7 +125,7 @@ class Case:
 
     @property
     def peak_was_held(self) -> bool:
-        """Whether the peak is an old one of what was in use between steps, or before any: then no step was near it."""
+        """True if the peak is an old one of what was in use between steps, or before any: then no step was near it."""
         if self.after is None or self.peak_rose or self.after.peak <= self.failed_peak:
             return False
         reached = next((each for each in self.windows if each.peak >= self.after.peak), None)
@@ -156,7 +156,7 @@ class Case:
 
     @property
     def larger_batch(self) -> bool | None:
-        """Whether its batch was larger than all before it in the same stay in training; None where nobody knows."""
+        """True if its batch was larger than all before it in the same stay in training; None where nobody knows."""
         said, before = self.error.batch_size, self.largest_before
         return None if said is None or before is None or not self.stay_steps else said > before
 
@@ -173,7 +173,7 @@ class Case:
 
     @property
     def giant(self) -> bool:
-        """Whether the step was larger than those of the same stay in training that went well before it."""
+        """True if the step was larger than those of the same stay in training that went well before it."""
         if self.larger_batch:
             return True
         usual, reached = self.usual, self.reached

@@ -22,7 +22,7 @@ class CgroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What holds for one process: the memory limit with the least room left, and the lowest quota of CPUs.
+    """Limits on one process: the memory limit with the least room left, and the lowest quota of CPUs.
 
     `oom_kills` is how often the kernel's OOM killer killed in its own cgroup.
     """

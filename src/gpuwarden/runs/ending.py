@@ -46,7 +46,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended: `evidence` says in words what that was concluded from; `at` is Unix time.
+    """Outcome of a run: `evidence` names in words what it was concluded from; `at` is Unix time.
 
     One that is not `settled` may become another as evidence comes in.
     """

@@ -17,7 +17,7 @@ _LABELS: Mapping[str, Labels] = {reason: (reason,) for reason in SLOWDOWNS}
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """What a GPU did from its last reading to this one."""
+    """Activity of a GPU from its last reading to this one."""
 
     seconds: float
     busy: float | None
@@ -27,7 +27,7 @@ class Lapse:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a GPU's own counters counted between two looks at them."""
+    """Increase of a GPU's own counters between two readings of them."""
 
     seconds: float
     joules: float | None = None

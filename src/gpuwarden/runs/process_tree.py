@@ -26,7 +26,7 @@ _LOOKS = 3  # at a tree whose processes end while it is read
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What a run's processes hold now; `state`, `cpus` it may use and its cgroup's two are the main process's.
+    """Resources that a run's processes hold; `state`, `cpus` it may use and its cgroup's two are the main process's.
 
     `pids` are those of all its processes, as far as they were looked at.
     """
@@ -42,7 +42,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a run's processes have used since they began; nothing is `present` once the main one is gone.
+    """Resources that a run's processes have used since they began; nothing is `present` once the main one is gone.
 
     The bytes are None where this daemon may not see them.
     """

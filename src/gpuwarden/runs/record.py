@@ -44,7 +44,7 @@ TOLD_STALLS = 20  # of a run, in the log
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How runs are judged: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time.
+    """Settings of runs: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time.
 
     `alarm` is called when there may be something that a run is to be told before the next poll is due, or somebody
     else, where the daemon is `alerting`.

@@ -23,7 +23,7 @@ CONTENDING_CPUS = 0.1  # of a run that was found to run, or to wait for a CPU: o
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a step may take: `factor` times what its slow ones do (the 95th percentile), `least` at least."""
+    """Limit on the time of a step: `factor` times what its slow ones do (the 95th percentile), `least` at least."""
 
     factor: float = 10.0
     least: float = 60.0  # seconds
@@ -35,7 +35,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What there is to see of a run from outside: its first thread's state, CPUs it uses, how busy its GPUs are.
+    """State of a run as seen from outside: its first thread's state, CPUs it uses, how busy its GPUs are.
 
     The CPUs are of a time in which it made no step.
     """

@@ -65,7 +65,7 @@ def sram_unit_errors(gpu: Device) -> dict[Labels, float]:
 
 
 def sram_threshold_exceeded(gpu: Device) -> float | None:
-    """Whether the errors on the chip are more than NVIDIA holds acceptable."""
+    """Return whether the errors on the chip are more than NVIDIA holds acceptable."""
     told = gpu.supported(gpu.nvml.nvmlDeviceGetSramEccErrorStatus)
     return None if told is None else float(bool(told.bThresholdExceeded))
 
@@ -81,6 +81,6 @@ def spare_rows(gpu: Device) -> dict[Labels, float]:
 
 
 def unrepairable(gpu: Device) -> float | None:
-    """Whether device memory has errors that no spare row can stand in for."""
+    """Return whether device memory has errors that no spare row can stand in for."""
     flag = gpu.supported(gpu.nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1)
     return None if flag is None else float(bool(flag))

@@ -37,7 +37,7 @@ def recovery(gpu: Device) -> dict[Labels, float]:
 
 
 def reset_required(gpu: Device) -> float | None:
-    """Whether the driver wants a reset: by the action it names, or by the flags that drivers before R570 had."""
+    """Return whether the driver wants a reset: by the action it names, or by the flags that drivers before R570 had."""
     action = gpu.field(fields.RECOVERY_ACTION)
     if action is not None:
         return float(action in _RESETS)
@@ -46,13 +46,13 @@ def reset_required(gpu: Device) -> float | None:
 
 
 def fabric_state(gpu: Device) -> dict[Labels, float]:
-    """How far the GPU has come in joining its NVLink fabric; nothing where it belongs to none."""
+    """Progress of the GPU in joining its NVLink fabric; nothing where it belongs to none."""
     told = gpu.supported(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
     return one_of(FABRIC_STATES, told.state) if told is not None and told.state else {}
 
 
 def fabric_joined(gpu: Device) -> float | None:
-    """Whether the GPU has joined its NVLink fabric without an error."""
+    """Return whether the GPU has joined its NVLink fabric without an error."""
     told = gpu.supported(gpu.nvml.nvmlDeviceGetGpuFabricInfoV)
     if told is None or not told.state:
         return None
