@@ -1,4 +1,4 @@
-# The words to learn: run, test, check, fix, docs, demo, bench. `make` alone lists them.
+# Main commands: run, test, check, fix, docs, demo, bench. `make` alone lists all.
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-all check lint fix docs goldens history pictures bench bench-smoke gpu-check clean
 
@@ -41,12 +41,12 @@ lint: ## format, lint and types alone
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-fix: ## format, and mend what can be mended
+fix: ## format, and fix what ruff can fix
 	@tools/environment.sh lint
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-docs: ## write the generated files anew: references, dashboard
+docs: ## generate the references, rules and dashboards
 	@tools/environment.sh test
 	$(BIN)/gpuwarden reference metrics > docs/metrics.md
 	$(BIN)/gpuwarden reference xid > docs/xid.md
@@ -62,7 +62,7 @@ docs: ## write the generated files anew: references, dashboard
 	$(BIN)/gpuwarden rules --inhibition >> deploy/alertmanager/alertmanager.yml
 	$(BIN)/python grafana/dashboards.py
 
-goldens: ## write tests/goldens anew: the difference is there to be reviewed
+goldens: ## write tests/goldens; review the difference
 	@tools/environment.sh test
 	$(BIN)/python -m pytest -q tests/test_goldens.py --write-goldens
 
@@ -81,7 +81,7 @@ bench-smoke: ## run each benchmark in its shortest form, some five minutes
 	@tools/environment.sh bench test
 	$(BIN)/python bench/smoke.py
 
-bench: ## measure beside peers, by size and for long; an hour
+bench: ## measure against peers, by size and over time; an hour
 	@tools/environment.sh bench test
 	$(BIN)/python bench/exporters.py
 	$(BIN)/python bench/scale.py
@@ -101,5 +101,5 @@ gpu-check: ## the tests that need a GPU
 	@$(if $(GPU_PYTHON),,tools/environment.sh test)
 	$(if $(GPU_PYTHON),PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/test_hardware*.py $(PYTEST_FLAGS)
 
-clean: ## remove what the other words made
+clean: ## remove what the other commands made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

@@ -53,7 +53,7 @@ stamp=.venv/.installed-${extras:-run}
 if ! .venv/bin/python -c '' 2>/dev/null; then
     make_venv
 elif [ -n "${PYTHON-}" ]; then
-    say "Using .venv as it is, with $(.venv/bin/python --version); 'make clean' first to have it made anew with $PYTHON."
+    say "Using .venv as it is, with $(.venv/bin/python --version); run 'make clean' first to use $PYTHON."
 fi
 if [ ! -e "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     say "Installing gpuwarden${extras:+ with what $extras needs} into .venv ..."
