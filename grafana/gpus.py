@@ -8,6 +8,7 @@ from panels import timeline, timeseries
 from processes import processes
 from series import BOX, DEVICE, pressure, rate, series, with_device, with_gpu
 
+from gpuwarden.gpu.owner_kinds import WORKLOADS
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import OwnerReadings
@@ -90,7 +91,7 @@ def _memory() -> list[Panel]:
             width=8,
             unit="bytes",
             empty="no process is on a GPU",
-            overrides=[override_matching("^(container|pod|slurm_job|systemd_unit) ", **DASHED)],
+            overrides=[override_matching(f"^({'|'.join(kind.name for kind in WORKLOADS)}) ", **DASHED)],
         ),
         timeline(
             24,

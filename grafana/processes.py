@@ -10,7 +10,7 @@ from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.tables import GpuHealth, ProcessReadings
 
-_WHO = ("user", "comm", "container", "pod", "slurm_job_id", "systemd_unit", "run_id")
+_WHO = tuple(label for label in ProcessReadings.info.labels if label != "pid")
 
 
 def processes() -> list[Panel]:

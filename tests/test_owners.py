@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from services import until
 
 from gpuwarden.gpu.containers import ContainerNames
-from gpuwarden.gpu.owners import KINDS, OTHER, Holder, OwnerBook, Owners
+from gpuwarden.gpu.owner_kinds import NAMES, WORKLOADS
+from gpuwarden.gpu.owners import OTHER, Holder, OwnerBook, Owners
 from gpuwarden.gpu.place import NOWHERE, Container, Place
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.users import UserNames
 from snapshots import GIB, divided, gpu, snapshot
+
+ROOT = Path(__file__).parents[1]
 
 ID = "0123456789abcdef" * 4
 POD = "1a2b3c4d-0000-1111-2222-123456789abc"
@@ -217,4 +222,15 @@ def test_news_reach_the_next_poll(tmp_path: Path) -> None:
 
 def test_kinds() -> None:
     """The kinds are labels of a released metric."""
-    assert KINDS == ("user", "container", "pod", "slurm_job", "systemd_unit", "run")
+    assert NAMES == ("user", "container", "pod", "slurm_job", "systemd_unit", "run")
+
+
+def test_every_place_that_lists_the_kinds_has_each() -> None:
+    """The fields of a process's owners, the table in the docs, and the status page's list."""
+    docs = (ROOT / "docs/owners.md").read_text(encoding="utf-8").split("\n## ")[0]
+    page = (ROOT / "src/gpuwarden/page/browser/lists.js").read_text(encoding="utf-8")
+    listed = re.search(r"const OWNERS = \[(.*)\];", page)
+    assert listed
+    assert tuple(field.name for field in fields(Holder)) == NAMES
+    assert tuple(re.findall(r"^\| `(\w+)` \|", docs, re.MULTILINE)) == ("owner_kind", *NAMES)
+    assert sorted(re.findall(r'"(\w+)"', listed[1])) == sorted(kind.name for kind in WORKLOADS)

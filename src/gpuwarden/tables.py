@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from gpuwarden.gpu.owner_kinds import OWNER_KINDS
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metric import Labels, Metric, Reading, Table
 from gpuwarden.pressure import RANK
@@ -116,11 +117,14 @@ def _process_memory(state: State) -> Reading:
     }
 
 
+_BESIDE_USER = tuple(kind for kind in OWNER_KINDS if kind.name != "user")
+
+
 def _process_info(state: State) -> Reading:
     found: dict[Labels, float] = {}
     for pid in dict.fromkeys(process.pid for _gpu, process in state.processes):
         if (who := state.owners.identities.get(pid)) and (holder := state.owners.holders.get(pid)):
-            labels = (str(pid), holder.user, who.comm, *holder[1:])
+            labels = (str(pid), holder.user, who.comm, *(getattr(holder, kind.name) for kind in _BESIDE_USER))
             found[labels] = 1
     return found
 
@@ -134,7 +138,7 @@ class ProcessReadings(Table[State], prefix="gpuwarden_process_"):
         _process_memory, labels=("uuid", "pid"), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
     info = Metric[State](
         "gpuwarden_process_info", "info", "", "Identity of a process on a GPU; join on pid.",
-        _process_info, labels=("pid", "user", "comm", "container", "pod", "slurm_job_id", "systemd_unit", "run_id"),
+        _process_info, labels=("pid", "user", "comm", *(kind.label for kind in _BESIDE_USER)),
         source="/proc/PID, as gpuwarden_owner_gpu_memory_used_bytes")
     # fmt: on
 

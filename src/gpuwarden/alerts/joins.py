@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from gpuwarden.alerts.rule import RecordingRule
+from gpuwarden.gpu.owner_kinds import OWNER_KINDS
+
+_RECORDED = "|".join(kind.name for kind in OWNER_KINDS if kind.recorded)
 
 RULES = (
     # A run may be on a MIG instance, which has a UUID of its own and no name.
@@ -43,11 +46,11 @@ RULES = (
     # Who uses a GPU, its MIG instances included, with the names of runs.
     RecordingRule(
         name="gpuwarden:gpu:owner",
-        expr="""
+        expr=f"""
             sum by (cluster, job, instance, uuid, owner_kind, owner, run_name) (
-              gpuwarden_owner_gpu_memory_used_bytes{owner_kind=~"user|pod|slurm_job"}
+              gpuwarden_owner_gpu_memory_used_bytes{{owner_kind=~"{_RECORDED}"}}
               or
-              label_replace(gpuwarden_owner_gpu_memory_used_bytes{owner_kind="run"}, "run_id", "$1", "owner", "(.+)")
+              label_replace(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="run"}}, "run_id", "$1", "owner", "(.+)")
                 * on (cluster, job, instance, run_id) group_left (run_name) gpuwarden_run_info
             )
         """,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuwarden.gpu.owner_kinds import OWNER_KINDS
 from gpuwarden.gpu.owners import UNKNOWN, Holder
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.runs.run import Run
@@ -30,8 +31,10 @@ def of_gpu(state: State, gpu: Gpu) -> str:
 
 def words(holder: Holder) -> str:
     """Write one process's owners: its user, and the job or container; the unit only where there is none of these."""
-    places = {"container": holder.container, "pod": holder.pod, "Slurm job": holder.slurm_job}
-    if not any(places.values()):
-        places = {"unit": holder.systemd_unit}
-    user = "" if holder.user == UNKNOWN else holder.user
-    return ", ".join(f"{kind} {name}" for kind, name in {"user": user, **places}.items() if name)
+    known = {kind: name for kind in OWNER_KINDS if kind.in_alerts and (name := getattr(holder, kind.name))}
+    alone = all(kind.fallback or kind.name == "user" for kind in known)
+    return ", ".join(
+        f"{kind.text} {name}"
+        for kind, name in known.items()
+        if (alone or not kind.fallback) and (kind.name, name) != ("user", UNKNOWN)
+    )

@@ -10,6 +10,7 @@ from gpuwarden import thresholds
 from gpuwarden.api.document import readings_of
 from gpuwarden.api.troubles import Judged, Trouble, gravest
 from gpuwarden.gpu.advice import gpu_advice
+from gpuwarden.gpu.owner_kinds import NAMES
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import explain
@@ -45,7 +46,7 @@ class XidDocument:
 class OwnerDocument:
     """Owner of memory on the GPU (owners.md). One process has owners of several kinds, and counts for each."""
 
-    kind: Annotated[str, "user, container, pod, slurm_job, systemd_unit or run."]
+    kind: Annotated[str, f"{', '.join(NAMES[:-1])} or {NAMES[-1]}."]
     name: Annotated[str, "Its name; of a run its id."]
     memory_bytes: Annotated[int, "What its processes hold."]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from gpuwarden.gpu.containers import ContainerNames
+from gpuwarden.gpu.owner_kinds import NAMES
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.slurm import GpuJobs, Job, JobMaps
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
@@ -20,7 +20,8 @@ OTHER = "other"  # the owners beyond the limit
 STAYS = 2  # times as much an owner must hold to take the place of one that has a series
 
 
-class Holder(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Holder:
     """A process by its owners, each field a kind; an empty one: none of that kind, or nobody can tell."""
 
     user: str
@@ -31,7 +32,6 @@ class Holder(NamedTuple):
     run: str = ""
 
 
-KINDS = Holder._fields
 Owner = tuple[str, str]  # kind and name
 
 
@@ -129,7 +129,7 @@ class OwnerBook:
             shown = (uuid, *owner) in self._answer.memory
             return -sums[owner] * (STAYS if shown else 1), not shown, owner
 
-        left = dict.fromkeys(KINDS, self._limit)
+        left = dict.fromkeys(NAMES, self._limit)
         chosen: dict[Owner, int] = {}
         for owner in sorted(sums, key=rank):
             kind = owner[0]
@@ -151,7 +151,7 @@ def _holder(holder: Holder, identity: ProcessIdentity | None, run: str, given: t
         # Another user's process on the GPU, such as a display server, is not the job's.
         if identity is None or None in (user, identity.uid) or user == identity.uid:
             job = given[0].id
-    return holder._replace(slurm_job=job, run=run) if run or job != holder.slurm_job else holder
+    return replace(holder, slurm_job=job, run=run) if run or job != holder.slurm_job else holder
 
 
 def _sums(gpu: Gpu, holders: Mapping[int, Holder]) -> dict[Owner, int]:
@@ -166,4 +166,4 @@ def _sums(gpu: Gpu, holders: Mapping[int, Holder]) -> dict[Owner, int]:
 
 @lru_cache(512)  # few are new at a poll; the name of a run is part of each, so that most are soon of no use
 def _owners(holder: Holder) -> tuple[Owner, ...]:
-    return tuple((kind, name) for kind, name in zip(KINDS, holder, strict=True) if name)
+    return tuple((kind, name) for kind in NAMES if (name := getattr(holder, kind)))

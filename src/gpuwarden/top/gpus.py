@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from gpuwarden.gpu.owner_kinds import BY_PRIORITY
 from gpuwarden.quantities import amount
 from gpuwarden.top.answer import Part
 from gpuwarden.top.look import (
@@ -26,7 +27,6 @@ from gpuwarden.top.look import (
 
 BROAD, BROADEST = 100, 140  # columns of a terminal from which there is room for more
 _GIB = 2**30
-_KINDS = ("slurm_job", "pod", "container", "systemd_unit")  # of owners: the first that is there says most
 _NO_READINGS: Mapping[str, str] = {"asleep": "sleeps", "not_asked": "is not asked"}
 
 
@@ -131,7 +131,11 @@ def _owner(gpu: Part, run_names: Mapping[str, str]) -> str:
     """Return whose memory it is: users, and of a single one what of theirs."""
     owners = [(each.text("kind"), each.text("name")) for each in gpu.parts("owners")]
     users = [name for kind, name in owners if kind == "user"]
-    runs = [run_names.get(name, name) for kind, name in owners if kind == "run"]
-    rest = [name for wanted in _KINDS for kind, name in owners if kind == wanted]
-    what = (runs or rest)[:1] if len(users) < 2 else []  # noqa: PLR2004 - several: whose it is would not be clear
+    rest = [
+        run_names.get(name, name) if kind == "run" else name
+        for wanted in BY_PRIORITY
+        for kind, name in owners
+        if kind == wanted
+    ]
+    what = rest[:1] if len(users) < 2 else []  # noqa: PLR2004 - several: whose it is would not be clear
     return " ".join([", ".join(users), *what])
