@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -117,6 +118,17 @@ def test_longest_run_is_not_the_oldest(tmp_path: Path) -> None:
     store = opened(tmp_path, limit=2)
     write(store, replace(ended(1), updated_timestamp_seconds=BEGAN + 1e6), ended(2), ended(3))
     assert pids(store) == [3, 1]
+
+
+def test_clock_set_back(tmp_path: Path) -> None:
+    """A run that ends now stays, though all records are of the future."""
+    store = opened(tmp_path, limit=5)
+    now = time.time()
+    write(store, *(replace(ended(pid), updated_timestamp_seconds=now + 1e6 + pid) for pid in range(1, 6)))
+    write(store, replace(ended(9), updated_timestamp_seconds=now))
+    assert pids(store) == [9, 2, 3, 4, 5]
+    write(store, replace(ended(10), updated_timestamp_seconds=now + 1))
+    assert pids(store) == [9, 10, 3, 4, 5]
 
 
 def garbage_header(file: Path) -> None:

@@ -56,11 +56,14 @@ _INSERT = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 
-# Rows of ended runs in the order in which they are kept: each user's newest before any user's second newest.
-_BY_RANK = """
+# Rows of ended runs in the order in which they are kept: each user's newest before any user's second newest. One of the
+# future, written before the clock was set back, counts as old: it would push out each run that ends now.
+_FROM_FUTURE = "updated > strftime('%s', 'now') + 60"
+_BY_RANK = f"""
     SELECT rowid FROM runs WHERE ended = 1
-    ORDER BY row_number() OVER (PARTITION BY uid ORDER BY updated DESC, began DESC), updated DESC LIMIT ?
-"""
+    ORDER BY row_number() OVER (PARTITION BY uid ORDER BY {_FROM_FUTURE}, updated DESC, began DESC),
+        {_FROM_FUTURE}, updated DESC LIMIT ?
+"""  # noqa: S608 - no text of others
 _RECENT = f"SELECT run_id, began, uid, updated, ended, outline FROM runs WHERE rowid IN ({_BY_RANK})"  # noqa: S608 - no text of others
 _RETAIN = f"DELETE FROM runs WHERE ended = 1 AND rowid NOT IN ({_BY_RANK})"  # noqa: S608 - likewise
 
