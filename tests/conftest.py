@@ -2,8 +2,14 @@
 
 import importlib.util
 import os
+import signal
 
 import pytest
+
+# A shell that starts this in the background has these ignored, and so would the programs that tests start and end.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 pytest_plugins = ["client_ends", "kernel_log_fifo", "mock_nvml.fixtures"]
 
