@@ -8,7 +8,7 @@ SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
 # Test files that run at the same time: much of their time is waiting.
-AT_ONCE ?= --numprocesses=2 --dist=loadfile
+AT_ONCE ?= --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -19,6 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-goldens", action="store_true", help="write tests/goldens instead of comparing")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the marked files first: they take longest, and the last of them would leave one of two processes idle."""
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("frameworks", "slow", "system")))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the skipped tests that make a run in CI fail: only a missing GPU, or no torch, excuses one there."""
     if os.environ.get("CI"):
