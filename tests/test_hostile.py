@@ -311,19 +311,20 @@ def test_one_users_runs_leave_room_for_anothers(siege: Siege) -> None:
 def test_five_hundred_runs_come_and_go(siege: Siege) -> None:
     """They are all seen, they all end, they are all forgotten, and the next ones live in the memory that they had.
 
-    Python's allocator gives back less than it could; what 500 runs take once they do not take again.
+    Garbage of up to 500 runs, 14 MiB, may wait for Python's next full collection. A leak of 4 MiB each time, 8 KiB a run,
+    fails this.
     """
     before = siege.descriptors()
     held = []
-    for _ in range(4):
+    for _ in range(6):
         with siege.beset("report", 500):
             until(lambda: siege.uids().total() == 501, "all runs are on the page", 120)
         until(lambda: siege.uids().total() == 1, "they are forgotten", 120)
         held.append(siege.resident())
     until(lambda: siege.descriptors() <= before + 8, "their descriptors are closed")
     ended = siege.samples().all("gpuwarden_runs_ended_total")
-    assert sum(ended.values()) == 2000
-    assert held[3] < held[1] + 8, held  # 500 runs take 14 MiB; the first ones fill what is kept of the newest
+    assert sum(ended.values()) == 3000
+    assert held[5] < held[1] + 16, held
 
 
 @pytest.mark.parametrize("how", ["flood", "knock"])
