@@ -311,8 +311,8 @@ def test_one_users_runs_leave_room_for_anothers(siege: Siege) -> None:
 def test_five_hundred_runs_come_and_go(siege: Siege) -> None:
     """They are all seen, they all end, they are all forgotten, and the next ones live in the memory that they had.
 
-    Garbage of up to 500 runs, 14 MiB, may wait for Python's next full collection. A leak of 4 MiB each time, 8 KiB a run,
-    fails this.
+    Garbage of up to 500 runs, 14 MiB, may wait for Python's next full collection. A leak of 4 MiB each time, which is
+    8 KiB a run, fails this.
     """
     before = siege.descriptors()
     held = []
