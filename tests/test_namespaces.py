@@ -58,12 +58,13 @@ def shows(daemon: Daemon, name: str, **labels: str) -> None:
 
 def test_contained_runs_are_known_by_their_pids_outside(tmp_path: Path, mock_nvml: MockNvml) -> None:
     """Their pids, and their user's, are those outside; that they were killed in there is seen, and how."""
+    for unshare in (PID_NAMESPACE, USER_NAMESPACE):
+        needs_namespace(*unshare)
     config = tmp_path / "config.yaml"
     config.write_text("poll:\n  slow_interval: 1s\n")
     daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
     runs = {}
     for name, unshare in (("pid", PID_NAMESPACE), ("user", USER_NAMESPACE)):
-        needs_namespace(*unshare)
         (tmp_path / name).mkdir()
         runs[name] = contained(tmp_path / name, daemon, *unshare)
     with ending(daemon, *runs.values()):

@@ -86,12 +86,11 @@ def runtime(socket: Path) -> Iterator[None]:
 
 def test_a_container_s_life(folder: Path, mock_nvml: MockNvml) -> None:
     """A process in a container's group counts as the container's, by its name; while a zombie too, and then no more."""
+    root = control_groups.writable()[-1]
     with (
         runtime(folder / "docker.sock"),
         subprocess.Popen(["sleep", "600"]) as process,
-        control_groups.placed(
-            process.pid, control_groups.writable()[-1], b"/system.slice/docker-%b.scope" % ID.encode()
-        ),
+        control_groups.placed(process.pid, root, b"/system.slice/docker-%b.scope" % ID.encode()),
         started(folder, mock_nvml) as daemon,
     ):
         mock_nvml.processes(0, {process.pid: GIB})
@@ -154,11 +153,11 @@ def test_processes_that_come_and_go(folder: Path, mock_nvml: MockNvml) -> None:
 
 def test_hundreds_of_owners_are_few_series(folder: Path, mock_nvml: MockNvml) -> None:
     """Each process in a unit of its own: as many series as owners.max allows, and the rest in one."""
+    root = control_groups.writable()[-1]
     with contextlib.ExitStack() as stack:
         pids = []
         for number in range(40):
             process = stack.enter_context(subprocess.Popen(["sleep", "600"]))
-            root = control_groups.writable()[-1]
             stack.enter_context(control_groups.placed(process.pid, root, b"/train%d.service" % number))
             pids.append(process.pid)
         daemon = stack.enter_context(started(folder, mock_nvml))
