@@ -481,9 +481,10 @@ def test_without_descriptors_and_clients_the_server_waits(
         loop.advance(web.NO_DESCRIPTOR_PAUSE_SECONDS)
         assert read_all(scrape).endswith(PAGE)
     assert ["cannot accept" in record.message for record in caplog.records] == [True]
+    loop.until(lambda: not server.connections)  # else its descriptor becomes free below
     with socket.socket() as client, no_free_descriptor():
-        client.connect(server.address)
         before = server.counts.accept_errors
+        client.connect(server.address)
         loop.until(lambda: server.counts.accept_errors > before)
         loop.run(server.stop())
 
