@@ -7,8 +7,8 @@ BIN := .venv/bin
 SOCKET ?= $(shell if [ -n "$$GPUWARDEN_SOCKET" ]; then echo "$$GPUWARDEN_SOCKET"; elif [ -w /run ]; then echo /run/gpuwarden/run.sock; else echo "$${XDG_RUNTIME_DIR:-/tmp/gpuwarden-$$(id -u)}/gpuwarden.sock"; fi)
 LISTEN ?= 127.0.0.1:9846
 PYTEST_FLAGS ?=
-# Test files that run at the same time: much of their time is waiting.
-AT_ONCE ?= --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+# Test files that run at the same time, three on two cores: much of their time is waiting.
+AT_ONCE ?= --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
