@@ -59,8 +59,11 @@ class ControlServer:
             answer = self._refusal(writer.get_extra_info("socket")) or await self._answer(reader)
             # So short an answer is taken whole by the kernel: there is nobody to wait for.
             writer.write(answer.replace("\n", " ").encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n")
-        except OSError:
-            pass  # the client went away
+            writer.write_eof()
+            # Closing while bytes of the request are unread would reset the connection before the answer is read.
+            await asyncio.wait_for(_drain(reader), REQUEST_SECONDS)
+        except (OSError, asyncio.TimeoutError):
+            pass  # the client went away, or does not close its end
         except asyncio.CancelledError:
             pass  # the daemon ends, which the client sees; asyncio would log it as a fault
         finally:
@@ -96,6 +99,12 @@ class ControlServer:
         except Exception:
             log.exception("the command %s failed", name)
             return "failed by a fault of gpuwarden's own; its log says more"
+
+
+async def _drain(reader: asyncio.StreamReader) -> None:
+    """Discard all bytes until the client closes its end."""
+    while await reader.read(MAX_LINE_BYTES):
+        pass
 
 
 def _is_contained(pid: int) -> bool:
