@@ -64,7 +64,7 @@ docs: ## generate the references, rules and dashboards
 
 goldens: ## write tests/goldens; review the difference
 	@tools/environment.sh test
-	$(BIN)/python -m pytest -q tests/test_goldens.py --write-goldens
+	$(BIN)/python -m pytest -q tests/test_goldens.py tests/test_scenarios.py --write-goldens
 
 history: ## an hour of two simulated boxes for Prometheus, in build/history
 	@tools/environment.sh test
