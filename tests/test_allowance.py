@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.allowance import Allowance
+from gpuwarden.rate_limit import Allowance
 
 
 def done(allowance: Allowance, begin: float, end: float) -> list[float]:

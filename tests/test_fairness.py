@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.runs.fairness import excess, user_with_most
+from gpuwarden.fair_eviction import excess, user_with_most
 
 
 def test_user_with_most() -> None:

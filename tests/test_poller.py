@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from gpuwarden.gpu import changes
+from gpuwarden import log_limiter
 from gpuwarden.gpu import poller as poller_module
 from gpuwarden.gpu.nvml import Handle, ProcessInfo, nvml_error
 from gpuwarden.gpu.poller import Poller
@@ -133,7 +133,7 @@ def test_log_of_a_driver_that_comes_and_goes_is_bounded(
         box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
         await poller.poll()
         assert len(problems(caplog)) == 3
-        monkeypatch.setattr(changes, "TELL_SECONDS", 0.0)
+        monkeypatch.setattr(log_limiter, "TELL_SECONDS", 0.0)
         await poller.poll()
         assert "(unknown)" in problems(caplog)[-1]
 

@@ -12,6 +12,7 @@ from test_state_api import REPORT, a_run, full
 
 from browser import Tab, chromium
 from gpuwarden.api.box import MAX_PROCESSES
+from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
 from gpuwarden.gpu import xid
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.processes import ProcessIdentity
@@ -19,7 +20,6 @@ from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.pressure import Pressure, RunPressure
 from gpuwarden.protocol import Hello
-from gpuwarden.quantities import amount, duration, foreseen, lasting, rate
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth

@@ -14,8 +14,8 @@ from services import Daemon, ending, fetch, free_port, until
 from test_status_page import box, verdict
 
 from browser import Tab, chromium
+from gpuwarden.formatting import amount
 from gpuwarden.page.files import FOLDER
-from gpuwarden.quantities import amount
 from mock_nvml import MockNvml
 from page_stage import answer, stage
 from snapshots import gpu

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from gpuwarden import systemd
-from gpuwarden.allowance import Allowance
 from gpuwarden.api.box import Seen, write_state
 from gpuwarden.api.history import write_history
 from gpuwarden.config import NO_OWNERS, Config
@@ -38,6 +37,7 @@ from gpuwarden.kernel_log import KernelLog
 from gpuwarden.metric import Table
 from gpuwarden.page import files
 from gpuwarden.pressure import PressureWatch
+from gpuwarden.rate_limit import Allowance
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.runs import oom_kill

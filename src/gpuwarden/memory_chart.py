@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from gpuwarden.quantities import amount, lasting
+from gpuwarden.formatting import amount, lasting
 from gpuwarden.runs.receipt import MemoryStory
 
 HEIGHT = 8  # lines

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
 from gpuwarden.config import Config
+from gpuwarden.formatting import amount, duration, energy, lasting, ratio, short
 from gpuwarden.memory_chart import alphabet
-from gpuwarden.quantities import amount, duration, energy, lasting, ratio, short
 from gpuwarden.run_story import Page, story_lines
 from gpuwarden.runs.receipt import (
     MAX_LISTED,

@@ -1,1 +1,1 @@
-"""Alerts: the rules for Prometheus as tables, and what the daemon tells people by itself."""
+"""Alert rules for Prometheus, and delivery of alerts by the daemon itself."""

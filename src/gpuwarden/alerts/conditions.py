@@ -13,11 +13,11 @@ from gpuwarden import thresholds
 from gpuwarden.alerts import owner
 from gpuwarden.alerts.alert import Alert
 from gpuwarden.config import Pressure as Limits
+from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.protocol import ErrorKind
-from gpuwarden.quantities import amount, lasting, ratio
 from gpuwarden.runs import proc
 from gpuwarden.runs.ending import Outcome
 from gpuwarden.runs.run import Run

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpuwarden import thresholds
 from gpuwarden.config_values import DURATION, NUMBER, SHARE, SIZE, Kind, between
-from gpuwarden.quantities import amount
+from gpuwarden.formatting import amount
 
 _UNITS = (("d", 86400, "day"), ("h", 3600, "hour"), ("m", 60, "minute"), ("s", 1, "second"))
 

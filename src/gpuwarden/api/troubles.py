@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
 from gpuwarden import thresholds
+from gpuwarden.formatting import amount, foreseen, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.protocol import RESOURCES, Level
-from gpuwarden.quantities import amount, foreseen, lasting, ratio
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpuwarden.config import Pressure as Limits
+from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.owners import Holder
 from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
@@ -20,7 +21,6 @@ from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Action, explain
 from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol import MAX_ADVICE_TEXT, Advice, Level, clip
-from gpuwarden.quantities import amount, lasting, ratio
 from gpuwarden.runs import proc
 from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from gpuwarden.quantities import amount
+from gpuwarden.formatting import amount
 from gpuwarden.runs.trend import median
 
 Confidence = Literal["high", "medium", "low"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from gpuwarden.formatting import amount
 from gpuwarden.protocol import Allocation, DeviceMemory, Error, ErrorKind, Hello
-from gpuwarden.quantities import amount
 from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.run import SeenError
 from gpuwarden.runs.verdict import Verdict

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from gpuwarden.fair_eviction import excess
 from gpuwarden.protocol import Hello
 from gpuwarden.runs.batch_size import Seen, alike
-from gpuwarden.runs.fairness import excess
 
 MOST_NAMES = 128
 MOST_SIZES = 16  # of a name

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from gpuwarden.quantities import amount
+from gpuwarden.formatting import amount
 from gpuwarden.runs.history import Window
 from gpuwarden.runs.marks import Mark, MarkKind, followed, merged
 from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldError, ToldMark

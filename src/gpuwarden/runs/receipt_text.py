@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuwarden.quantities import amount, duration, energy, lasting
+from gpuwarden.formatting import amount, duration, energy, lasting
 from gpuwarden.runs.receipt import Receipt
 
 _SHORT = 10.0  # seconds below which tenths matter

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from gpuwarden.fair_eviction import excess
 from gpuwarden.runs import proc
 from gpuwarden.runs.batch_size import Seen
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.fairness import excess
 from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of

@@ -11,10 +11,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol import Hello, Message, ProtocolError
 from gpuwarden.runs.ending import OUTCOMES, Outcome
-from gpuwarden.runs.fairness import user_with_most
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import Neighbours
 from gpuwarden.runs.oom_kill import OomKill

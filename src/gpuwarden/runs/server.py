@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode, encode
 from gpuwarden.runs.exit_status import exit_status
-from gpuwarden.runs.fairness import user_with_most
 from gpuwarden.runs.listening import BACKLOG, listen
 from gpuwarden.runs.peer import Peer, credentials, identify
 from gpuwarden.runs.registry import RunRegistry

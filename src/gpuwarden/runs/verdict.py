@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
+from gpuwarden.formatting import amount, lasting, rate
 from gpuwarden.protocol import ErrorKind, Phase
-from gpuwarden.quantities import amount, lasting, rate
 from gpuwarden.runs.case import Case, kernel_like
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.trend import running_minimum

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from gpuwarden.asking import url_of
 from gpuwarden.config import Address, Config
-from gpuwarden.quantities import lasting
+from gpuwarden.formatting import lasting
 from gpuwarden.top.answer import ask_state
 from gpuwarden.top.look import STYLES, text
 from gpuwarden.top.picture import picture

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from gpuwarden.formatting import amount
 from gpuwarden.gpu.owner_kinds import BY_PRIORITY
-from gpuwarden.quantities import amount
 from gpuwarden.top.answer import Part
 from gpuwarden.top.look import (
     HELD,

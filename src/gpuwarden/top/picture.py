@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpuwarden import thresholds
-from gpuwarden.quantities import amount, lasting
+from gpuwarden.formatting import amount, lasting
 from gpuwarden.top.answer import Part
 from gpuwarden.top.gpus import BROADEST, gpu_lines, gpu_table, place_of, worst_first
 from gpuwarden.top.look import RANK, STYLES, Column, mark, table, text

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuwarden import thresholds
-from gpuwarden.quantities import amount, lasting
+from gpuwarden.formatting import amount, lasting
 from gpuwarden.top.answer import Part
 from gpuwarden.top.gpus import BROAD, BROADEST
 from gpuwarden.top.look import STYLES, Column, by_share, by_time, mark, said, table, text

@@ -17,7 +17,7 @@ from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, traced
-from gpuwarden.allowance import Allowance
+from gpuwarden.rate_limit import Allowance
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-// Quantities in words, as the daemon's own texts have them (gpuwarden/quantities.py).
+// Quantities in words, as the daemon's own texts have them (gpuwarden/formatting.py).
 
 const UNITS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
