@@ -50,7 +50,7 @@ DRIVERS: dict[str, dict[str, str | int]] = {
 LOOP = """
 import sys, time
 from gpuwarden import watch
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 path, uuid, step = sys.argv[1], sys.argv[2], float(sys.argv[3])
 level = "none"
 with watch("bench", socket=path, devices={"GPU:0": uuid}) as run:

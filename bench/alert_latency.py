@@ -46,7 +46,7 @@ BAR_FAST = Config().poll.memory_interval + 0.05
 RUN = """
 import json, sys, time
 from gpuwarden import watch
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 path, devices = sys.argv[1], json.loads(sys.argv[2])
 with watch("bench", socket=path, devices=devices) as run:
     held = {name: DeviceMemory(19 << 30, 19 << 30) for name in devices}

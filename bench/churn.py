@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.client.connection import Connection
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 
 GPUS = 8
 JOBS = 16  # at once

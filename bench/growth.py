@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.outlook import Outlook
 from programs import conditions

@@ -134,7 +134,7 @@ def main() -> None:
     import tensorflow as tf  # noqa: PLC0415 - after its environment
 
     from gpuwarden.client.frameworks import tensorflow as adapter  # noqa: PLC0415
-    from gpuwarden.protocol import DeviceMemory  # noqa: PLC0415
+    from gpuwarden.protocol.messages import DeviceMemory  # noqa: PLC0415
 
     class PoolTold(adapter.TensorFlow):
         """Tells how large the pool is, as torch and JAX do."""

@@ -21,8 +21,8 @@ from subprocess import PIPE, Popen  # noqa: TID251 - starts what it measures
 from scale import daemon
 
 from gpuwarden.client.connection import Connection
-from gpuwarden.client.durations import Durations
-from gpuwarden.protocol import DeviceMemory, Hello, Report
+from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
+from gpuwarden.protocol.step_histogram import Durations
 from mocked import PROCESSES_PER_GPU, sleepers
 from programs import conditions, cpu_seconds, memory
 from scraping import page, samples, wait_for

@@ -10,7 +10,7 @@ from panels import table
 from series import RUN, last, placed
 from ways import BOX, IN_CLUSTER, ONE_RUN, link
 
-from gpuwarden.protocol import PHASES
+from gpuwarden.protocol.messages import PHASES
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.table import RunReadings
 

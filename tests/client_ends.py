@@ -15,7 +15,7 @@ import pytest
 from receiver import PATIENCE, Receiver
 
 from gpuwarden.client.connection import Connection
-from gpuwarden.protocol import End, Hello
+from gpuwarden.protocol.messages import End, Hello
 
 HELLO = Hello(name="train.py", framework="tensorflow 2.21.0", devices={"GPU:0": None})
 END = End("exit")

@@ -6,7 +6,7 @@ import sys
 import time
 
 from gpuwarden.client.run import join
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 
 
 def main() -> None:

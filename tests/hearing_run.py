@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from gpuwarden.protocol import (
+from gpuwarden.protocol.messages import (
     MAX_MESSAGE_BYTES,
     STEP_BUCKETS,
     DeviceMemory,

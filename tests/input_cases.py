@@ -26,7 +26,7 @@ import numpy as np
 from receiver import Receiver
 
 from gpuwarden.keras import GpuWarden, keras
-from gpuwarden.protocol import Report
+from gpuwarden.protocol.messages import Report
 
 SLOW = 0.04  # seconds that a slow thing takes, so long that a busy machine's own pauses are little beside it
 STEPS = 25

@@ -24,7 +24,7 @@ from receiver import Receiver
 from training_cases import cases_in, serve
 
 from gpuwarden.keras import GpuWarden, keras
-from gpuwarden.protocol import Advice, AdviceKind, Level, Report
+from gpuwarden.protocol.messages import Advice, AdviceKind, Level, Report
 
 X = np.arange(240, dtype="float32").reshape(80, 3) / 100
 Y = X.sum(axis=1, keepdims=True)

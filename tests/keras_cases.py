@@ -43,7 +43,7 @@ from gpuwarden.client.model_memory import with_model
 from gpuwarden.client.run import Run, join
 from gpuwarden.client.wrapped import unwrap
 from gpuwarden.keras import GpuWarden, keras
-from gpuwarden.protocol import Allocation, Error, Hello, Report
+from gpuwarden.protocol.messages import Allocation, Error, Hello, Report
 
 IMPORTED = sorted(name for name in sys.modules if name.startswith(("gpuwarden", "pynvml")))
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 from gpuwarden.runs.downsampling import Downsampled
 from gpuwarden.runs.growth import Growth, GrowthWatch
 from gpuwarden.runs.history import Window, sample

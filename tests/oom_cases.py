@@ -31,7 +31,7 @@ from gpuwarden.client.errors import describe
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
 from gpuwarden.client.run import Run, join
 from gpuwarden.client.wrapped import wrap
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 
 FLOAT = 4  # bytes
 

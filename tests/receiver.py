@@ -7,7 +7,7 @@ import socket
 import struct
 from pathlib import Path
 
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Message, decode, encode
+from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Message, decode, encode
 
 PATIENCE = 30  # seconds until a test that waits for a message in vain fails
 

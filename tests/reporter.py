@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from gpuwarden.client.run import Run, join
-from gpuwarden.protocol import Allocation, DeviceMemory, Error, Hello
+from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Hello
 
 INTERVAL_SECONDS = 0.05
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from gpuwarden.client.run import Run, join
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 
 UUID = os.environ.get("RUN_ON")  # a GPU's
 run: Run = join(None, Hello(sys.argv[1], "python", {"GPU:0": UUID} if UUID else {}))

@@ -13,7 +13,7 @@ from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.pressure import PressureWatch
-from gpuwarden.protocol import Advice, DeviceMemory, Hello, decode_advice, encode
+from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.forecast import TimeLeft

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.batch_memory import LATE_SECONDS, MOST_SIZES, BatchMemory
 from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
 from gpuwarden.runs.batch_size_watch import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch

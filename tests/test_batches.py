@@ -12,7 +12,7 @@ from gpuwarden.client.batches import Batches
 from gpuwarden.client.connection import Connection
 from gpuwarden.client.loss_metric import LossMetric
 from gpuwarden.client.run import Run
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 
 
 @pytest.fixture

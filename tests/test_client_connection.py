@@ -19,7 +19,7 @@ from client_ends import END, HELLO, Clock, fill, python
 from receiver import PATIENCE, Receiver
 
 from gpuwarden.client.connection import FIRST_RETRY, LAST_RETRY, Connection
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 
 
 def test_hello_first(daemon: Receiver, connection: Connection) -> None:
@@ -245,7 +245,7 @@ def test_broken_pipe_signal(daemon: Receiver) -> None:
     script = """
 import signal, sys
 from gpuwarden.client.connection import Connection
-from gpuwarden.protocol import Error, ErrorKind, End, Hello
+from gpuwarden.protocol.messages import Error, ErrorKind, End, Hello
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 connection = Connection(sys.argv[1], Hello("a", "b", {}))
 connection.send(End("exit"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.client.durations import Durations
+from gpuwarden.protocol.step_histogram import Durations
 
 
 def test_percentiles() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpuwarden.client.frameworks.tensorflow import TensorFlow, physical_devices
 from gpuwarden.client.memory import Memory, with_named
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 
 
 @pytest.fixture

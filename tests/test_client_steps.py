@@ -10,7 +10,7 @@ from client_ends import Clock
 from gpuwarden.client.connection import Connection
 from gpuwarden.client.run import Run
 from gpuwarden.client.steps import Steps
-from gpuwarden.protocol import STEP_BUCKETS
+from gpuwarden.protocol.messages import STEP_BUCKETS
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gpuwarden.config import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import STATES, Usage
 from gpuwarden.runs.registry import RunRegistry

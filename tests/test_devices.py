@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.devices import resolve
 from snapshots import divided, gpu, snapshot
 

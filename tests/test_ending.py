@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from gpuwarden.kernel_log import Record
-from gpuwarden.protocol import End, Error
+from gpuwarden.protocol.messages import End, Error
 from gpuwarden.runs.ending import Evidence, conclude
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.oom_kill import BEGINNINGS, OomKill, oom_kills

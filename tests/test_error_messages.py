@@ -10,7 +10,7 @@ import yaml
 
 from error_messages import facts as facts_of
 from error_messages import samples as read_samples
-from gpuwarden.protocol import ERROR_KINDS, decode, encode
+from gpuwarden.protocol.messages import ERROR_KINDS, decode, encode
 
 FOLDER = Path(__file__).with_name("error_messages")
 FILES = ["cuda_libraries", "jax", "keras", "tensorflow", "torch", "xla"]

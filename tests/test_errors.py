@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuwarden.client.errors import describe, told_by_itself
-from gpuwarden.protocol import (
+from gpuwarden.protocol.messages import (
     ERROR_KINDS,
     MAX_ALLOCATIONS,
     MAX_DEVICES,

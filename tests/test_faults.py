@@ -19,7 +19,7 @@ import psutil
 import pytest
 from services import ROOT, Daemon, Samples, ending, fetch, until
 
-from gpuwarden.protocol import Hello, encode
+from gpuwarden.protocol.messages import Hello, encode
 from mock_nvml import MockNvml
 
 GPUS = 4

@@ -16,7 +16,7 @@ from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.pressure import PressureWatch
-from gpuwarden.protocol import DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.ending import Ending, Outcome
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run, SeenError

@@ -15,7 +15,7 @@ from gpuwarden.client.frameworks.tensorflow import TensorFlow
 from gpuwarden.client.frameworks.torch import Torch
 from gpuwarden.client.memory import Memory
 from gpuwarden.client.search import Search
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 
 
 @pytest.fixture(autouse=True)

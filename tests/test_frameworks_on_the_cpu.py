@@ -13,7 +13,7 @@ import pytest
 from receiver import Receiver
 from services import ROOT
 
-from gpuwarden.protocol import Hello, Message, Report
+from gpuwarden.protocol.messages import Hello, Message, Report
 
 IMPORT_TIME = 120  # seconds until a framework that hangs is ended
 

@@ -13,7 +13,7 @@ from services import ROOT
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.headroom import Overhead, Space, headroom
-from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.memory import UNKNOWN, held_by_others
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage

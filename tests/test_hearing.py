@@ -18,7 +18,7 @@ from gpuwarden import watch
 from gpuwarden.client.advice import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
 from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
 from gpuwarden.client.run import LISTEN_INTERVAL, Run
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
+from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
 
 HELLO = Hello("train.py", "torch 2.13", {})
 END = End("exit")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.runs.history import MemoryHistory
 
 MIB = 1 << 20

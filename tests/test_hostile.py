@@ -22,7 +22,7 @@ from hostile_user import NOBODY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
-from gpuwarden.protocol import STEP_BUCKETS, Hello, Report, encode
+from gpuwarden.protocol.messages import STEP_BUCKETS, Hello, Report, encode
 from gpuwarden.runs.server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PROCESS
 from mock_nvml import MockNvml
 

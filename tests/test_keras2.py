@@ -43,7 +43,7 @@ from test_keras import (
 )
 from training_cases import TRAINING_TIME, Message, phases, play, reports
 
-from gpuwarden.protocol import End, Hello, Report
+from gpuwarden.protocol.messages import End, Hello, Report
 from system_parts import require
 
 pytestmark = pytest.mark.frameworks

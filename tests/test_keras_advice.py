@@ -15,7 +15,7 @@ from receiver import Receiver
 from test_keras2 import HERE, free_ports
 from training_cases import TRAINING_TIME, case_of, play
 
-from gpuwarden.protocol import Advice, Hello, Report
+from gpuwarden.protocol.messages import Advice, Hello, Report
 from system_parts import require
 
 STEPS = 40

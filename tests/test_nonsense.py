@@ -17,7 +17,7 @@ from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.memory_chart import ASCII
 from gpuwarden.pressure import PressureWatch
-from gpuwarden.protocol import (
+from gpuwarden.protocol.messages import (
     ERROR_KINDS,
     MAX_COUNT,
     PHASES,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from receiver import Receiver
 
-from gpuwarden.protocol import End, Error, Hello, Report
+from gpuwarden.protocol.messages import End, Error, Hello, Report
 
 pytest.importorskip("tensorflow", reason="needs TensorFlow")
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.metric import Reading
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.outlook import MAX_LOGGED_LEAKS, Outlook

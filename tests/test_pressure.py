@@ -13,7 +13,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric, Reading
 from gpuwarden.pressure import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
-from gpuwarden.protocol import DeviceMemory, Hello, Level
+from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
 from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.peer import Peer

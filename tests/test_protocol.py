@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
-from gpuwarden.protocol import (
+from gpuwarden.protocol.messages import (
     MAX_COUNT,
     MAX_MESSAGE_BYTES,
     MAX_TEXT,

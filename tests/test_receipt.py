@@ -15,7 +15,7 @@ from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 from services import ROOT
 
 from gpuwarden.formatting import amount, duration, energy, foreseen, lasting, rate, ratio, short
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.run_story import conclusion
 from gpuwarden.runs import proc

@@ -9,7 +9,7 @@ from typing import Any
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.pressure import Pressure
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.recent.events import MAX_EVENTS, MAX_TEXT, RecentEvents
 from gpuwarden.recent.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries
 from gpuwarden.runs.ending import Ending

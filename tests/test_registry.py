@@ -8,7 +8,7 @@ import pytest
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, End, Error, Hello, ProtocolError, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, ProtocolError, Report
 from gpuwarden.runs.cgroup import OomKills
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.inquest import PATIENCE_SECONDS, SETTLE_SECONDS

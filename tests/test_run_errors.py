@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.client.errors import describe
-from gpuwarden.protocol import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry

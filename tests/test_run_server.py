@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, Hello, Report, encode
+from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, Hello, Report, encode
 from gpuwarden.runs import exit_status, server
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.share import Account, Share

@@ -16,7 +16,7 @@ from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, FUNCTIONS, MEMORY_V2, TEMPER
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.protocol import End, Error, Hello, Message, Report, decode, encode
+from gpuwarden.protocol.messages import End, Error, Hello, Message, Report, decode, encode
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources.board import THRESHOLDS

@@ -28,7 +28,7 @@ from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import Host, Space
 from gpuwarden.metric import Readings
 from gpuwarden.pressure import Pressure, RunPressure
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.runs.ending import Ending

@@ -19,7 +19,7 @@ from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.pressure import Pressure, RunPressure
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth

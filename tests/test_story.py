@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from receipt_cases import ACCOUNT, BEGAN, receipt, run
 
-from gpuwarden.protocol import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.runs.history import MemoryHistory, Window
 from gpuwarden.runs.marks import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
 from gpuwarden.runs.receipt import MemoryStory, Receipt, ReceiptError, from_plain, to_plain

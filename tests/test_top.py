@@ -24,7 +24,7 @@ from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
 
 from gpuwarden.config import Address
-from gpuwarden.protocol import Hello, encode
+from gpuwarden.protocol.messages import Hello, encode
 from gpuwarden.top.answer import ask_state
 from gpuwarden.top.picture import picture
 from mock_nvml import MockNvml

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.protocol import Allocation, DeviceMemory, Error, Phase
+from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Phase
 from gpuwarden.runs.case import Case, Taken
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.history import Window

@@ -28,7 +28,7 @@ from gpuwarden.client.frameworks import NAMES
 from gpuwarden.client.guard import MAX_ERRORS
 from gpuwarden.client.loop import MAX_CHANGES, Loop
 from gpuwarden.client.watch import Watch
-from gpuwarden.protocol import End, Error, Hello, Message, Report
+from gpuwarden.protocol.messages import End, Error, Hello, Message, Report
 
 
 @dataclass
@@ -744,7 +744,7 @@ new = set(sys.modules) - before
 print(*{name.partition(".")[0] for name in new} - sys.stdlib_module_names)
 print(*sorted(name for name in new if name.startswith("gpuwarden") and not name.startswith("gpuwarden.client")))
 """
-    assert python(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", "gpuwarden.protocol"]
+    assert python(script).stdout.splitlines() == ["gpuwarden", "gpuwarden", "gpuwarden.protocol.messages"]
 
 
 def test_quiet(caplog: pytest.LogCaptureFixture, daemon: Receiver) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuwarden.client.durations import Durations
 from gpuwarden.gpu.place import NOWHERE, Place
 from gpuwarden.gpu.processes import ProcessIdentity
-from gpuwarden.protocol import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
+from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
+from gpuwarden.protocol.step_histogram import Durations
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources.board import NO_LOAD, Load
 from gpuwarden.sources.workloads import CONTEXT, GIB, MIB

@@ -9,7 +9,7 @@ from jobs import FEEDING, Act, Ending, Job, out_of_memory
 from scenes import BUSY, START, WELL, Scene, start, steps, training
 from scripted_box import QUIET
 
-from gpuwarden.protocol import End
+from gpuwarden.protocol.messages import End
 from gpuwarden.sources.board import NO_LOAD
 from gpuwarden.sources.workloads import CAPACITY, CONTEXT, GIB
 

@@ -22,7 +22,7 @@ from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.host import Host, Space
 from gpuwarden.kernel_log import Record
 from gpuwarden.metric import Metric, Table
-from gpuwarden.protocol import Message
+from gpuwarden.protocol.messages import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import Source
 from gpuwarden.sources.answers import SimulatedGpu, answer_of

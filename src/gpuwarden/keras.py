@@ -35,7 +35,7 @@ from gpuwarden.client.settings import checked
 from gpuwarden.client.steps import Steps
 from gpuwarden.client.tf_data import TfData
 from gpuwarden.client.timed_next import TimedNext
-from gpuwarden.protocol import Advice, Phase
+from gpuwarden.protocol.messages import Advice, Phase
 
 __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 

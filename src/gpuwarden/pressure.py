@@ -14,7 +14,7 @@ from gpuwarden.config import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Labels
-from gpuwarden.protocol import LEVELS, Level
+from gpuwarden.protocol.messages import LEVELS, Level
 from gpuwarden.runs.run import Run
 
 RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}

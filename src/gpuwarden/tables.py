@@ -9,7 +9,7 @@ from gpuwarden.gpu.owner_kinds import OWNER_KINDS
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metric import Labels, Metric, Reading, Table
 from gpuwarden.pressure import RANK
-from gpuwarden.protocol import Rejection
+from gpuwarden.protocol.messages import Rejection
 from gpuwarden.state import State
 
 

@@ -17,7 +17,7 @@ from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Severity, explain
-from gpuwarden.protocol import ErrorKind
+from gpuwarden.protocol.messages import ErrorKind
 from gpuwarden.runs import proc
 from gpuwarden.runs.ending import Outcome
 from gpuwarden.runs.run import Run

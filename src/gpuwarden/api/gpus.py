@@ -14,7 +14,7 @@ from gpuwarden.gpu.owner_kinds import NAMES
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import explain
-from gpuwarden.protocol import RESOURCES
+from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 

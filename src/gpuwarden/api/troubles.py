@@ -14,7 +14,7 @@ from gpuwarden.formatting import amount, foreseen, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Severity, explain
-from gpuwarden.protocol import RESOURCES, Level
+from gpuwarden.protocol.messages import RESOURCES, Level
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 

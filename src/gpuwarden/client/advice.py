@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from gpuwarden.protocol import LEVELS, MAX_DEVICES, RESOURCES, Action, Advice, Level
+from gpuwarden.protocol.messages import LEVELS, MAX_DEVICES, RESOURCES, Action, Advice, Level
 
 log = logging.getLogger("gpuwarden")
 

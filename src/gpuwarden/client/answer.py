@@ -14,7 +14,7 @@ from gpuwarden.client import company
 from gpuwarden.client.advice import Told
 from gpuwarden.client.disk_room import check_room
 from gpuwarden.client.guard import log
-from gpuwarden.protocol import Action, Advice, Level
+from gpuwarden.protocol.messages import Action, Advice, Level
 
 DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
 SUFFIXES = (".keras", ".weights.h5", ".h5")

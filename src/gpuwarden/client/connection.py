@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.protocol import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode_advice, encode
+from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode_advice, encode
 
 log = logging.getLogger("gpuwarden")
 

@@ -7,7 +7,7 @@ import contextlib
 from gpuwarden.client.errors import describe, told_by_itself
 from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.keras_import import keras
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 
 
 def is_device_oom(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuwarden.protocol import ErrorKind
+from gpuwarden.protocol.messages import ErrorKind
 
 
 @dataclass(frozen=True, slots=True)

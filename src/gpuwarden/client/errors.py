@@ -14,7 +14,7 @@ from typing import cast
 
 from gpuwarden.client.error_patterns import ALLOCATIONS, PATTERNS
 from gpuwarden.client.stage import stage_of
-from gpuwarden.protocol import (
+from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
     MAX_COUNT,
     MAX_ERROR_TEXT,

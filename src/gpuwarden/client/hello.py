@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from gpuwarden.client.job import place
-from gpuwarden.protocol import MAX_LIST, Hello, clip
+from gpuwarden.protocol.messages import MAX_LIST, Hello, clip
 
 
 def introduction(name: str, framework: str, devices: Mapping[str, str | None]) -> Hello:

@@ -27,7 +27,7 @@ from gpuwarden.client.run import Run, default_name, join
 from gpuwarden.client.search import Search
 from gpuwarden.client.settings import Settings
 from gpuwarden.client.uncaught import is_error
-from gpuwarden.protocol import MAX_COUNT, PHASES, Error, Hello, Phase
+from gpuwarden.protocol.messages import MAX_COUNT, PHASES, Error, Hello, Phase
 
 MAX_NOTED = 1 << 16  # steps that wait to be counted, should another thread's report never come back
 CLOSE_WAIT = 0.1  # seconds that the end of a loop may wait for another thread's report

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuwarden.client.frameworks import Framework
-from gpuwarden.protocol import MAX_DEVICES, DeviceMemory
+from gpuwarden.protocol.messages import MAX_DEVICES, DeviceMemory
 
 
 class Memory:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from gpuwarden.protocol import MAX_COUNT, Error
+from gpuwarden.protocol.messages import MAX_COUNT, Error
 
 MOST_VARIABLES = 20_000
 _BITS = re.compile(r"(\d+)")

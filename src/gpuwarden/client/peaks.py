@@ -9,7 +9,7 @@ from typing import Any
 from gpuwarden.client.device_oom import memory
 from gpuwarden.client.frameworks.tensorflow import physical_devices
 from gpuwarden.client.keras_import import keras
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 
 
 def forget() -> bool:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from gpuwarden.client.advice import Told
 from gpuwarden.client.connection import Connection
-from gpuwarden.client.durations import Durations
 from gpuwarden.client.input_wait import InputWait
 from gpuwarden.client.memory import Memory
 from gpuwarden.client.uncaught import uncaught, untold
-from gpuwarden.protocol import End, Error, Hello, Phase, Report, clip
+from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report, clip
+from gpuwarden.protocol.step_histogram import Durations
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 ERROR_WAIT = 0.1  # seconds that an error, which has stopped training anyway, may be held for its message

@@ -9,7 +9,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-from gpuwarden.protocol import Stage
+from gpuwarden.protocol.messages import Stage
 
 MOST_FRAMES = 400  # the innermost
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from gpuwarden.client.errors import describe
-from gpuwarden.protocol import DeviceMemory, Error, Phase
+from gpuwarden.protocol.messages import DeviceMemory, Error, Phase
 
 _MAX_CAUSES = 8
 

@@ -18,7 +18,7 @@ from gpuwarden.client.frameworks import NAMES
 from gpuwarden.client.loop import Loop
 from gpuwarden.client.run import REPORT_INTERVAL
 from gpuwarden.client.settings import checked
-from gpuwarden.protocol import Advice, Level, Phase
+from gpuwarden.protocol.messages import Advice, Level, Phase
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from gpuwarden import thresholds
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.metric import Labels
-from gpuwarden.protocol import Level
+from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State

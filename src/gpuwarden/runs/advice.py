@@ -20,7 +20,7 @@ from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Action, explain
 from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
-from gpuwarden.protocol import MAX_ADVICE_TEXT, Advice, Level, clip
+from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.runs import proc
 from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind

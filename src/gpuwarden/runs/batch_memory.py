@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuwarden.protocol import DeviceMemory, Report
+from gpuwarden.protocol.messages import DeviceMemory, Report
 from gpuwarden.runs.batch_size import FED, SAME_FLOOR, SAME_FLOOR_BYTES, Seen
 
 MOST_SIZES = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.protocol import Error, Hello, Report
+from gpuwarden.protocol.messages import Error, Hello, Report
 from gpuwarden.runs.batch_memory import BatchMemory
 from gpuwarden.runs.batch_size import BatchSizeAdvice, Seen, advise, cost_of
 from gpuwarden.runs.history import MemoryHistory

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpuwarden.protocol import Allocation, DeviceMemory, Error
+from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.history import Window
 

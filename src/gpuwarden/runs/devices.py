@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 
 
 def resolve(hello: Hello, pid: int, snapshot: Snapshot) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuwarden.protocol import ADVICE_KINDS, AdviceKind, Level
+from gpuwarden.protocol.messages import ADVICE_KINDS, AdviceKind, Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from gpuwarden.formatting import amount
-from gpuwarden.protocol import Allocation, DeviceMemory, Error, ErrorKind, Hello
+from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
 from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.run import SeenError
 from gpuwarden.runs.verdict import Verdict

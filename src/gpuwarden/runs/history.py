@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gpuwarden.protocol import DeviceMemory, Phase, Report
+from gpuwarden.protocol.messages import DeviceMemory, Phase, Report
 from gpuwarden.runs.downsampling import Downsampled
 
 Number = TypeVar("Number", int, float)

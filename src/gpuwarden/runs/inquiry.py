@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
-from gpuwarden.protocol import Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.case import Case, Taken
 from gpuwarden.runs.growth import Growth

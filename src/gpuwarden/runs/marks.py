@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpuwarden.protocol import Phase, Report
+from gpuwarden.protocol.messages import Phase, Report
 
 MarkKind = Literal["phase", "batch_size", "retry", "oom", "neighbour", "pressure", "event"]
 MOST_OF_A_KIND = 8

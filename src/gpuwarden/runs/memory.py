@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import Overhead, Space, headroom
-from gpuwarden.protocol import DeviceMemory, Hello, Report
+from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 
 # Why a device of a run has no headroom; docs/headroom.md says what to do about each.
 Unknown: TypeAlias = Literal[

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuwarden.protocol import Error, Hello
+from gpuwarden.protocol.messages import Error, Hello
 
 
 @dataclass(frozen=True, slots=True)

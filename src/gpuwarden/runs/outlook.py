@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.formatting import amount, foreseen, rate
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 from gpuwarden.runs.downsampling import Downsampled
 from gpuwarden.runs.growth import Growth, GrowthWatch
 from gpuwarden.runs.history import MemoryHistory, Window, sample

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from gpuwarden.fair_eviction import excess
-from gpuwarden.protocol import Hello
+from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.batch_size import Seen, alike
 
 MOST_NAMES = 128

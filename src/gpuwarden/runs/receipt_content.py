@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from gpuwarden.protocol import Report
+from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.process_tree import Usage

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.protocol import End, Error, ErrorKind, Hello, Message, Report
+from gpuwarden.protocol.messages import End, Error, ErrorKind, Hello, Message, Report
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
 from gpuwarden.runs.case import Taken
 from gpuwarden.runs.devices import resolve

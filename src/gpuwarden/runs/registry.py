@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.protocol import Hello, Message, ProtocolError
+from gpuwarden.protocol.messages import Hello, Message, ProtocolError
 from gpuwarden.runs.ending import OUTCOMES, Outcome
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import Neighbours

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuwarden.protocol import DeviceMemory, Error, ErrorKind, Hello, Report
+from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
 from gpuwarden.runs.ear import Ear

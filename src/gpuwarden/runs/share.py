@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.protocol import PHASES, DeviceMemory, Phase
+from gpuwarden.protocol.messages import PHASES, DeviceMemory, Phase
 from gpuwarden.runs.meter import Lapse, Meter, Window, throttled_seconds
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gpuwarden.protocol import Report
+from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.process_tree import Usage
 
 Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting", "unknown"]

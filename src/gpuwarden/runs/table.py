@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuwarden.metric import Histogram, Metric, Reading, Table
-from gpuwarden.protocol import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
+from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.process_tree import STATES, Present

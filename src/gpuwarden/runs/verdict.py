@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from gpuwarden.formatting import amount, lasting, rate
-from gpuwarden.protocol import ErrorKind, Phase
+from gpuwarden.protocol.messages import ErrorKind, Phase
 from gpuwarden.runs.case import Case, kernel_like
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.trend import running_minimum

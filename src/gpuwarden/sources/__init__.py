@@ -14,7 +14,7 @@ from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import Nvml
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.users import from_database
-from gpuwarden.protocol import Message
+from gpuwarden.protocol.messages import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import driver
 from gpuwarden.sources.capture import load

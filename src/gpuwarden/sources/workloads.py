@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuwarden.gpu.place import NOWHERE, Place
-from gpuwarden.protocol import Phase
+from gpuwarden.protocol.messages import Phase
 from gpuwarden.sources.board import NO_LOAD, Load
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuwarden.client import cuda
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 
 MEBIBYTE = 1 << 20  # TensorFlow writes MB: bfc_allocator's users in process_state.cc and gpu_device.cc shift by 20
 DEFAULT_CPU_LIMIT = 1 << 16  # mebibytes; process_state.cc

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuwarden.client import cuda
-from gpuwarden.protocol import DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
 
 
 class Torch:

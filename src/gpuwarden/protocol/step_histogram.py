@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
-from gpuwarden.protocol import STEP_BUCKETS
+from gpuwarden.protocol.messages import STEP_BUCKETS
 
 _FINENESS = 16  # classes to a doubling, so a percentile is right to 2 %
 _CLASSES = tuple(2 ** (index / _FINENESS) for index in range(-30 * _FINENESS, 17 * _FINENESS))  # a nanosecond to a day

@@ -1,0 +1,1 @@
+"""Messages between runs and the daemon. Standard library only."""
