@@ -28,7 +28,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from mocked import mock, realistic, sleepers
 from programs import GPUWARDEN, conditions, program
 

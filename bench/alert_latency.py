@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 from gpuwarden.alerts.rules import Choices, rule_file
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from mocked import mock, sleepers
 from programs import GPUWARDEN, conditions, program
 

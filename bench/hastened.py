@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuwarden import logs
-from gpuwarden.config import Address, Config
+from gpuwarden.config.schema import Address, Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu import session
 from gpuwarden.sources import open_source

@@ -23,8 +23,8 @@ from series import (
 from ways import BOX as ONE_BOX
 from ways import IN_CLUSTER, ONE_RUN, link
 
-from gpuwarden import thresholds
 from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
+from gpuwarden.config import thresholds
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import Severity, codes
 from gpuwarden.metric import Metric

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from classic import BAD, GOOD, NONE, PLAIN, WARN, Json, steps
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 
 NO_RUN = "no run reports yet: add the callback GpuWarden() to model.fit, or watch() to a loop"
 NO_PRESSURE = "no pressure in this time range: all GPUs are cool, and all runs that report have room"

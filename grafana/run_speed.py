@@ -11,7 +11,7 @@ from panels import timeseries
 from run_memory import NAME
 from series import RUN, rate, series, with_run
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 from gpuwarden.runs.table import RunReadings
 
 

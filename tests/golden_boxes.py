@@ -18,7 +18,7 @@ from typing import Any
 from simulated_box import Clock
 
 from gpuwarden.api.box import Seen, write_state
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from gpuwarden.dcgm.page import DcgmPage
 from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.host_memory import HostMemory

@@ -16,7 +16,7 @@ from pathlib import Path
 import history
 import yaml
 
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition, entries
 from gpuwarden.sources import Source

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.config import Pressure as Limits
+from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
@@ -23,7 +24,6 @@ from gpuwarden.runs.neighbours import REST_SECONDS, Neighbours
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.run import Run
-from gpuwarden.thresholds import XID_SECONDS
 from snapshots import GIB, divided, gpu, snapshot
 
 BEGAN = 1000.0  # Unix time

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pynvml import NVML_ERROR_LIBRARY_NOT_FOUND
 from services import ROOT
 
-from gpuwarden import config
 from gpuwarden.collector import GpuWardenCollector, families
+from gpuwarden.config import schema
 from gpuwarden.exposition import entries
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
@@ -157,7 +157,7 @@ def test_configuration(tmp_path: Path) -> None:
         assert {"gpuwarden_gpu_up", "DCGM_FI_DEV_GPU_TEMP"} <= names
         assert names <= {family.name for family in collector.describe()}
     file.write_text("source: nonsense\n")
-    with pytest.raises(config.ConfigError, match="nonsense"):
+    with pytest.raises(schema.ConfigError, match="nonsense"):
         GpuWardenCollector(str(file))
 
 

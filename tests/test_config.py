@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.config import OPTIONS, SECTIONS, Address, Config, ConfigError, Source, load, parse
+from gpuwarden.config.schema import OPTIONS, SECTIONS, Address, Config, ConfigError, Source, load, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

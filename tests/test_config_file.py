@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.config_file import LARGEST_FILE, MOST_PROBLEMS, Contents, Entry, parse, read
+from gpuwarden.config.loader import LARGEST_FILE, MOST_PROBLEMS, Contents, Entry, parse, read
 
 KEYS = ("source", "poll.interval", "web.listen", "web.timeout")
 

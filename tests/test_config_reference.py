@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.config import OPTIONS, SECTIONS, Config, parse
-from gpuwarden.config_reference import WIDTH, example_yaml, reference_markdown
+from gpuwarden.config.schema import OPTIONS, SECTIONS, Config, parse
+from gpuwarden.config.schema_docs import WIDTH, example_yaml, reference_markdown
 
 REPOSITORY = Path(__file__).parents[1]
 

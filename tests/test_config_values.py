@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.config_values import (
+from gpuwarden.config.value_types import (
     ADDRESS,
     BOOLEAN,
     BYTES,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.config import load
+from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot

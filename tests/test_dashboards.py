@@ -28,9 +28,9 @@ from committed_dashboards import (
 from offenders import for_all
 from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
-from gpuwarden import thresholds
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS, Choices, annotated
+from gpuwarden.config import thresholds
 from gpuwarden.exposition import TABLES
 from gpuwarden.gpu.table import MigReadings
 from gpuwarden.runs.table import RunReadings

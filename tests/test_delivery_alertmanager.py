@@ -20,7 +20,7 @@ from gpuwarden.alerts.delivery.alertmanager import AlertmanagerTarget
 from gpuwarden.alerts.delivery.dispatcher import Dispatcher
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.validation import missing, warnings
-from gpuwarden.config import Config, ConfigError, parse
+from gpuwarden.config.schema import Config, ConfigError, parse
 from gpuwarden.state import State
 from snapshots import snapshot
 

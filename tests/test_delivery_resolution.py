@@ -11,9 +11,9 @@ from test_firing import LOST, NOW, OF_GPU, poll, run
 
 from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.delivery.resolution import RESTORED_SECONDS, Resolution
+from gpuwarden.config.thresholds import DIED_SECONDS, XID_SECONDS
 from gpuwarden.runs import proc
 from gpuwarden.state import State
-from gpuwarden.thresholds import DIED_SECONDS, XID_SECONDS
 from snapshots import gpu
 
 DOWN = Alert("GpuDown", OF_GPU, "GPU 0 does not answer.", NOW - 50)

@@ -24,8 +24,8 @@ from gpuwarden.alerts.delivery.dispatcher import Dispatcher, message_targets
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Policy
-from gpuwarden.config import Config, Notify
-from gpuwarden.secret import Secret
+from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.secrets import Secret
 from gpuwarden.state import DeliveryCounts, State
 from snapshots import snapshot
 

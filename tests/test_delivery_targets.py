@@ -17,8 +17,8 @@ from gpuwarden.alerts.delivery.dispatcher import message_targets
 from gpuwarden.alerts.delivery.message import Message, Notification
 from gpuwarden.alerts.delivery.redaction import secrets_of
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
-from gpuwarden.config import Notify, parse
-from gpuwarden.secret import HIDDEN, NOT_ASCII, Secret, hidden
+from gpuwarden.config.schema import Notify, parse
+from gpuwarden.config.secrets import HIDDEN, NOT_ASCII, Secret, hidden
 
 MESSAGE = Message("box1", "docs", (Notification(near_oom()), Notification(gpu_down(9))))
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test

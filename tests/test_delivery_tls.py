@@ -12,8 +12,8 @@ from services import until
 from test_delivery_alertmanager import NEAR, see, telling
 from test_delivery_targets import TOKEN, refusal, send
 
-from gpuwarden.config import Notify
-from gpuwarden.secret import Secret
+from gpuwarden.config.schema import Notify
+from gpuwarden.config.secrets import Secret
 
 pytestmark = pytest.mark.system
 

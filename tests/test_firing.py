@@ -11,7 +11,8 @@ from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.conditions import CONDITIONS
 from gpuwarden.alerts.firing import MOST_FIRING, STEADY_SECONDS, Firing
 from gpuwarden.alerts.rules import ALERTS
-from gpuwarden.config import Pressure as Limits
+from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
@@ -23,7 +24,6 @@ from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.verdict import Verdict
 from gpuwarden.state import State
-from gpuwarden.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from snapshots import GIB, divided, gpu, snapshot
 
 LIMITS = Limits()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from promql import SAMPLES
 
-from gpuwarden.config import OPTIONS
+from gpuwarden.config.schema import OPTIONS
 from gpuwarden.dcgm.table import DcgmReadings
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from gpuwarden.asking import shown
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.memory_chart import ASCII

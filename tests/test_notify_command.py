@@ -19,8 +19,8 @@ from test_config import problems
 from gpuwarden.alerts import notification_test, validation
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
-from gpuwarden.config import Config, Notify
-from gpuwarden.secret import NOT_ASCII, Secret
+from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.secrets import NOT_ASCII, Secret
 
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
 

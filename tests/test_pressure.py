@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuwarden import thresholds
-from gpuwarden.config import Pressure as Limits
+from gpuwarden.config import thresholds
+from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Metric, Reading

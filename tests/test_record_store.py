@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from receipt_cases import BEGAN, receipt
 
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from gpuwarden.runs.receipt import Receipt, to_plain
 from gpuwarden.runs.receipt_place import place
 from gpuwarden.runs.record_store import FILE_NAME, MIGRATIONS, RecordStore, row_of

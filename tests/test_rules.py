@@ -17,7 +17,7 @@ from gpuwarden.alerts.rule import AlertRule, RecordingRule, filled
 from gpuwarden.alerts.rules import Choices, prometheus_rule, rule_file
 from gpuwarden.alerts.settings import SETTINGS, TIME
 from gpuwarden.cli import main
-from gpuwarden.config_values import DURATION
+from gpuwarden.config.value_types import DURATION
 from gpuwarden.gpu.xid import Severity, codes, explain
 
 REPOSITORY = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from services import Daemon, ending, free_port
 
 from gpuwarden import run_commands
 from gpuwarden.asking import StatusError
-from gpuwarden.config import Address, Config
+from gpuwarden.config.schema import Address, Config
 from gpuwarden.runs.receipt import Receipt, to_plain
 from gpuwarden.runs.record_store import RecordStore, row_of
 from mock_nvml import MockNvml

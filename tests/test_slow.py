@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from promql import SAMPLES, unknown
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 from gpuwarden.runs.meter import SLOWDOWNS
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "slow.md").read_text(encoding="utf-8")

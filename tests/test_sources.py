@@ -18,7 +18,7 @@ import pynvml
 import pytest
 from simulated_box import Box
 
-from gpuwarden import config
+from gpuwarden.config import schema
 from gpuwarden.gpu.advice import hidden_gpus
 from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Handle, nvml_error
 from gpuwarden.sources import open_source
@@ -29,7 +29,7 @@ from gpuwarden.sources.recording import record
 from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
 
-SIMULATION = config.Simulation(gpus=3, seed=5)
+SIMULATION = schema.Simulation(gpus=3, seed=5)
 OPEN = """
 import logging, sys
 from gpuwarden import config
@@ -69,7 +69,7 @@ class TestOpening:
 
     def test_simulated(self) -> None:
         """The simulation has as many GPUs as configured, and runs that report."""
-        source = open_source(config.Source("simulated"), SIMULATION)
+        source = open_source(schema.Source("simulated"), SIMULATION)
         source.nvml.nvmlInit()
         assert source.name == "simulated"
         assert source.nvml.nvmlDeviceGetCount() == 3
@@ -78,7 +78,7 @@ class TestOpening:
     def test_capture(self, tmp_path: Path) -> None:
         """A capture is replayed, and has no runs."""
         save(record(Box(2).nvml, 1, 1.0), tmp_path / "two.json")
-        source = open_source(config.Source("capture", tmp_path / "two.json"), SIMULATION)
+        source = open_source(schema.Source("capture", tmp_path / "two.json"), SIMULATION)
         assert source.name == "capture"
         assert source.nvml.nvmlDeviceGetCount() == 2
         assert not list(source.reports())
@@ -86,11 +86,11 @@ class TestOpening:
     def test_capture_without_file(self) -> None:
         """A capture that is not named is asked for."""
         with pytest.raises(ValueError, match="write capture:FILE"):
-            open_source(config.Source("capture"), SIMULATION)
+            open_source(schema.Source("capture"), SIMULATION)
 
     def test_driver_is_not_asked_when_opened(self) -> None:
         """The poller waits for a driver that is not there yet; opening it does not."""
-        source = open_source(config.Source("nvml"), SIMULATION)
+        source = open_source(schema.Source("nvml"), SIMULATION)
         assert source.name == "nvml"
         others = {name for name in FUNCTIONS if getattr(source.nvml, name) is not getattr(pynvml, name)}
         assert others == OWN

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from services import Daemon, ending, fetch, until
 
-from gpuwarden import thresholds
 from gpuwarden.api.box import MAX_PROCESSES, MAX_TROUBLES, Seen, write_state
 from gpuwarden.api.document import plain
 from gpuwarden.api.history import write_history
 from gpuwarden.api.reference import state_markdown
 from gpuwarden.api.runs import MAX_RUNS
-from gpuwarden.config import load
+from gpuwarden.config import thresholds
+from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon as Warden
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount

@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
 
-from gpuwarden.config import Address
+from gpuwarden.config.schema import Address
 from gpuwarden.protocol.messages import Hello, encode
 from gpuwarden.top.answer import ask_state
 from gpuwarden.top.picture import picture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden import systemd
-from gpuwarden.config import load
+from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.sources import Source

@@ -9,7 +9,7 @@ from history import BEGIN, Clock
 from jobs import FEEDING, FINISHED, Act, Ending, Job
 from scripted_box import ScriptedBox, WatchedBox
 
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from gpuwarden.protocol.messages import Phase
 from gpuwarden.sources.board import NO_LOAD, Load
 from gpuwarden.sources.workloads import CONTEXT, GIB, SIZE

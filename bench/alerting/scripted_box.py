@@ -15,7 +15,7 @@ from typing import Any
 from history import Clock
 from jobs import Job, Process
 
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import TABLES, Entries, Exposition, entries
 from gpuwarden.gpu.processes import ProcessIdentity

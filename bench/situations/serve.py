@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpuwarden import logs
-from gpuwarden.config import Address, Config
+from gpuwarden.config.schema import Address, Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.nvml import NO_INSTANCE
 from gpuwarden.sources import Source

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuwarden._version import __version__
 from gpuwarden.alerts.command import add_flags, reading
-from gpuwarden.config_values import DURATION, between
+from gpuwarden.config.value_types import DURATION, between
 
 REFERENCES = {
     "metrics": "reference.metrics_markdown",

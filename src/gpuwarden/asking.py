@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from gpuwarden.config import Address
+from gpuwarden.config.schema import Address
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20

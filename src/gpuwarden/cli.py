@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpuwarden import asyncio_without_ssl, logs
 from gpuwarden.arguments import REFERENCES, parse
-from gpuwarden.config import Config, ConfigError, load
+from gpuwarden.config.schema import Config, ConfigError, load
 
 if TYPE_CHECKING:
     import argparse

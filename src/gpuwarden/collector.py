@@ -22,7 +22,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from gpuwarden.config import load
+from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.dcgm.table import DcgmReadings
 from gpuwarden.exposition import TABLES, Entries, family_of, samples

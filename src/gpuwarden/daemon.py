@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from gpuwarden import systemd
 from gpuwarden.api.box import Seen, write_state
 from gpuwarden.api.history import write_history
-from gpuwarden.config import NO_OWNERS, Config
+from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.exposition import OPENMETRICS, Entries, Exposition, Page, entries, negotiate

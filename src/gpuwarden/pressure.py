@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpuwarden.config import Pressure as Limits
+from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metric import Labels

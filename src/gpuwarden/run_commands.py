@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
-from gpuwarden.config import Config
+from gpuwarden.config.schema import Config
 from gpuwarden.formatting import amount, duration, energy, lasting, ratio, short
 from gpuwarden.memory_chart import alphabet
 from gpuwarden.run_story import Page, story_lines

@@ -21,8 +21,8 @@ from backfill import Episode, add, episodes, flags, rules, samples, serving, val
 from divided import divided
 from made_up import MadeUp, fail, off
 
-from gpuwarden import thresholds
-from gpuwarden.config import Config, Processes
+from gpuwarden.config import thresholds
+from gpuwarden.config.schema import Config, Processes
 from gpuwarden.daemon import Daemon
 from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.poller import Poller

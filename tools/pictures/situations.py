@@ -9,7 +9,7 @@ from unittest import mock
 from history import Clock, simulated
 
 from gpuwarden.api.troubles import box_troubles, judge
-from gpuwarden.config import Config, Processes
+from gpuwarden.config.schema import Config, Processes
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.host import Host

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuwarden.alerts.settings import SETTINGS
-from gpuwarden.config_values import DOCS, DURATION, Kind, between
+from gpuwarden.config.value_types import DOCS, DURATION, Kind, between
 
 # It stands in expressions and in templates, where each of these would mean something else.
 _NO_JOB = re.compile(r'["\\{}]')

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from gpuwarden import thresholds
 from gpuwarden.alerts import owner
 from gpuwarden.alerts.alert import Alert
-from gpuwarden.config import Pressure as Limits
+from gpuwarden.config import thresholds
+from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings

@@ -14,8 +14,8 @@ from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.conditions import CONDITIONS, TOLD_ON, Condition
 from gpuwarden.alerts.rule import filled
 from gpuwarden.alerts.rules import ALERTS, Choices
-from gpuwarden.config import Pressure as Limits
-from gpuwarden.config_values import DURATION
+from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.value_types import DURATION
 from gpuwarden.state import State
 
 log = logging.getLogger(__name__)

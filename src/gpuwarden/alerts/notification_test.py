@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, traced
-from gpuwarden.config import Notify
+from gpuwarden.config.schema import Notify
 
 MAX_STEPS = 6  # each with its own timeout, that a message may take: a server may answer drop by drop
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpuwarden.alerts import inhibition, settings
 from gpuwarden.alerts.rule import SUBJECT_LABELS, AlertRule, filled
 from gpuwarden.alerts.rules import GROUPS, Choices
-from gpuwarden.config_values import DURATION
+from gpuwarden.config.value_types import DURATION
 
 _INTRODUCTION = """\
 # Alerts

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuwarden import thresholds
-from gpuwarden.config_values import DURATION, NUMBER, SHARE, SIZE, Kind, between
+from gpuwarden.config import thresholds
+from gpuwarden.config.value_types import DURATION, NUMBER, SHARE, SIZE, Kind, between
 from gpuwarden.formatting import amount
 
 _UNITS = (("d", 86400, "day"), ("h", 3600, "hour"), ("m", 60, "minute"), ("s", 1, "second"))

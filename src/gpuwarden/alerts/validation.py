@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpuwarden.alerts.rules import ALERTS
-from gpuwarden.config import Alertmanager, Config, Notify
-from gpuwarden.secret import Secret, SecretError
+from gpuwarden.config.schema import Alertmanager, Config, Notify
+from gpuwarden.config.secrets import Secret, SecretError
 
 _TLS = ("ca_file", "cert_file", "key_file")
 

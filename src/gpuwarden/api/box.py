@@ -8,11 +8,11 @@ from os import uname
 from pathlib import Path
 from typing import Annotated
 
-from gpuwarden import thresholds
 from gpuwarden.api.document import API_VERSION, VERSION_MEANING, as_json
 from gpuwarden.api.gpus import GpuDocument, Number, gpu_documents
 from gpuwarden.api.runs import MAX_RUNS, RunDocument, run_documents
 from gpuwarden.api.troubles import Trouble, box_condition, box_troubles, judge
+from gpuwarden.config import thresholds
 from gpuwarden.gpu.advice import advice
 from gpuwarden.gpu.owners import Holder
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess

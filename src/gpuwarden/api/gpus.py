@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from gpuwarden import thresholds
 from gpuwarden.api.document import readings_of
 from gpuwarden.api.troubles import Judged, Trouble, gravest
+from gpuwarden.config import thresholds
 from gpuwarden.gpu.advice import gpu_advice
 from gpuwarden.gpu.owner_kinds import NAMES
 from gpuwarden.gpu.snapshot import Gpu, MigInstance

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 from gpuwarden.formatting import amount, foreseen, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings

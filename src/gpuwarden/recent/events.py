@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.metric import Labels

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from gpuwarden.config import Pressure as Limits
+from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.owners import Holder
 from gpuwarden.gpu.sampler import NEVER
@@ -27,7 +28,6 @@ from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import REST_SECONDS, Neighbour, Neighbours
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run
-from gpuwarden.thresholds import XID_SECONDS
 
 LEAST_GROWTH = 64 * 2**20  # bytes that a neighbour has to take, however little there is
 HUNG_SECONDS = 10.0  # that a GPU has to hang for it to count as lost: one that is only slow comes back

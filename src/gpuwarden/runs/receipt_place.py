@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuwarden import state_folder
-from gpuwarden.config import Config
-from gpuwarden.config import Receipts as Settings
+from gpuwarden.config import state_folder
+from gpuwarden.config.schema import Config
+from gpuwarden.config.schema import Receipts as Settings
 
 
 def place(settings: Settings) -> Path | None:

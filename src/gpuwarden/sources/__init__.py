@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpuwarden import config
+from gpuwarden.config import schema
 from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import Nvml
 from gpuwarden.gpu.processes import ProcessIdentity
@@ -50,7 +50,7 @@ class Source:
     user_name: Callable[[int], str] = from_database
 
 
-def open_source(chosen: config.Source, simulation: config.Simulation) -> Source:
+def open_source(chosen: schema.Source, simulation: schema.Simulation) -> Source:
     """Open what was chosen. Only `auto` asks the driver, and waits for it if need be (driver.PATIENCE_SECONDS).
 
     Raises ValueError for a capture that cannot be used, ImportError for an nvidia-ml-py that cannot.
@@ -62,7 +62,7 @@ def open_source(chosen: config.Source, simulation: config.Simulation) -> Source:
     return _driver(simulation if chosen.name == "auto" else None)
 
 
-def _driver(otherwise: config.Simulation | None) -> Source:
+def _driver(otherwise: schema.Simulation | None) -> Source:
     nvml = driver.binding()
     reason = driver.why_unusable(nvml) if otherwise else None
     if reason and otherwise:
@@ -78,7 +78,7 @@ def _capture(file: Path | None) -> Source:
     return Source("capture", captured.nvml, captured.host_memory)
 
 
-def _simulated(settings: config.Simulation) -> Source:
+def _simulated(settings: schema.Simulation) -> Source:
     simulation = Simulation(settings.gpus, settings.seed)
     return Source(
         "simulated",

@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any
 
 from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
-from gpuwarden.config import Address
+from gpuwarden.config.schema import Address
 
 PATH = "/api/v1/state"
 VERSION = 1

@@ -23,7 +23,7 @@ from rich.styled import Styled
 from rich.text import Text
 
 from gpuwarden.asking import url_of
-from gpuwarden.config import Address, Config
+from gpuwarden.config.schema import Address, Config
 from gpuwarden.formatting import lasting
 from gpuwarden.top.answer import ask_state
 from gpuwarden.top.look import STYLES, text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 
 STYLES: Mapping[str, str] = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown": "dim"}
 RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 from gpuwarden.formatting import amount, lasting
 from gpuwarden.top.answer import Part
 from gpuwarden.top.gpus import BROADEST, gpu_lines, gpu_table, place_of, worst_first

@@ -8,7 +8,7 @@ from math import inf
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden import thresholds
+from gpuwarden.config import thresholds
 from gpuwarden.formatting import amount, lasting
 from gpuwarden.top.answer import Part
 from gpuwarden.top.gpus import BROAD, BROADEST

@@ -21,8 +21,8 @@ from gpuwarden.alerts.delivery.http import Server
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, digest_of
 from gpuwarden.alerts.rules import Choices, annotated
-from gpuwarden.config import Config
-from gpuwarden.secret import Secret
+from gpuwarden.config.schema import Config
+from gpuwarden.config.secrets import Secret
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.redaction import secrets_of, shown
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, PartlySentError
-from gpuwarden.config import Notify
-from gpuwarden.secret import Secret, SecretError
+from gpuwarden.config.schema import Notify
+from gpuwarden.config.secrets import Secret, SecretError
 
 MAX_REASON_CHARS = 200
 MAX_PIECES = 12  # of one message, to a service that takes short ones alone

@@ -18,9 +18,9 @@ from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.alerts.firing import Firing
 from gpuwarden.alerts.validation import warnings
-from gpuwarden.config import Config, Notify
+from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.state_folder import state_folder
 from gpuwarden.state import DeliveryCounts, State
-from gpuwarden.state_folder import state_folder
 
 log = logging.getLogger(__name__)
 

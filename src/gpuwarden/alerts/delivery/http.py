@@ -22,8 +22,8 @@ from urllib.parse import urlsplit, urlunsplit
 from gpuwarden._version import __version__
 from gpuwarden.alerts.delivery.redaction import basic, secrets_of, shown
 from gpuwarden.alerts.delivery.target import DeliveryError
-from gpuwarden.config_values import check_url
-from gpuwarden.secret import Secret, SecretError, hidden
+from gpuwarden.config.secrets import Secret, SecretError, hidden
+from gpuwarden.config.value_types import check_url
 
 MAX_ANSWER_BYTES = 1024  # that are read
 MAX_WAIT_SECONDS = 3600.0  # that a server may ask to wait

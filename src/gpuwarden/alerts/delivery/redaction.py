@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote, urlsplit
 
 from gpuwarden.alerts.delivery.message import clean
-from gpuwarden.secret import hidden
+from gpuwarden.config.secrets import hidden
 
 
 def secrets_of(address: str) -> tuple[str, ...]:

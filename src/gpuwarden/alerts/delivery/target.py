@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Protocol
 
 from gpuwarden.alerts.delivery.message import MAX_NAME_CHARS, Message, Notification, clean
-from gpuwarden.config import Notify
-from gpuwarden.secret import Secret, SecretError
+from gpuwarden.config.schema import Notify
+from gpuwarden.config.secrets import Secret, SecretError
 
 DIGEST_LENGTH = 8  # hexadecimal digits
 LATE_SECONDS = 3600.0  # that a resolved alert is kept for a target of `notify` that fails

@@ -18,8 +18,8 @@ from gpuwarden.alerts.delivery.message import (
     what_to_do,
 )
 from gpuwarden.alerts.delivery.target import MessageTarget
-from gpuwarden.config import Notify
-from gpuwarden.secret import Secret
+from gpuwarden.config.schema import Notify
+from gpuwarden.config.secrets import Secret
 
 VERSION = 1
 MAX_ALERTS = 200  # in one body; further ones are counted in it

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
-from gpuwarden.secret import Secret
+from gpuwarden.config.secrets import Secret
 
 T = TypeVar("T")
 A = TypeVar("A")

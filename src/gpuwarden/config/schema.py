@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuwarden import config_file, thresholds
-from gpuwarden.config_file import Entry, Problem
-from gpuwarden.config_values import (
+from gpuwarden.config import loader, thresholds
+from gpuwarden.config.loader import Entry, Problem
+from gpuwarden.config.secrets import Secret
+from gpuwarden.config.value_types import (
     ADDRESS,
     BOOLEAN,
     CONTROL_PATH,
@@ -43,7 +44,6 @@ from gpuwarden.config_values import (
     several,
     shown,
 )
-from gpuwarden.secret import Secret
 
 __all__ = [
     "NO_OWNERS",
@@ -410,14 +410,14 @@ def load(
     `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
     Raises ConfigError with everything that is wrong in the file and the overrides.
     """
-    contents = config_file.Contents() if path is None else config_file.read(path, OPTIONS, LISTS, REMOVED)
+    contents = loader.Contents() if path is None else loader.read(path, OPTIONS, LISTS, REMOVED)
     given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
     return _config([*contents.entries, *given], contents.problems)
 
 
 def parse(text: str, name: str) -> Config:
     """Read `text` as the contents of a file called `name`; raises ConfigError."""
-    contents = config_file.parse(text, name, OPTIONS, LISTS, REMOVED)
+    contents = loader.parse(text, name, OPTIONS, LISTS, REMOVED)
     return _config(contents.entries, contents.problems)
 
 

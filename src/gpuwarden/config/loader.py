@@ -15,7 +15,7 @@ from typing import cast
 
 import yaml
 
-from gpuwarden.config_values import MOST_VALUES, shown
+from gpuwarden.config.value_types import MOST_VALUES, shown
 
 Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
 

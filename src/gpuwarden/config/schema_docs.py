@@ -7,15 +7,15 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from gpuwarden.config import OPTIONS, SECTIONS
+from gpuwarden.config.schema import OPTIONS, SECTIONS
 
 if TYPE_CHECKING:
-    from gpuwarden.config import Option
+    from gpuwarden.config.schema import Option
 
 WIDTH = 100
 
 REFERENCE_INTRODUCTION = """\
-<!-- Written by `gpuwarden reference config`. Change src/gpuwarden/config.py instead. -->
+<!-- Written by `gpuwarden reference config`. Change src/gpuwarden/config/schema.py instead. -->
 # Configuration
 
 `gpuwarden serve` runs without a file: every option has a default. To change some, write them to a YAML file and name it

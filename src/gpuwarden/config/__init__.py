@@ -1,0 +1,1 @@
+"""Configuration: schema, value types, loader."""
