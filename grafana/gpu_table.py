@@ -27,7 +27,7 @@ from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import Severity, codes
-from gpuwarden.metric import Metric
+from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings
 

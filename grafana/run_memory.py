@@ -7,7 +7,7 @@ from looks import DASHED, LIMIT, NO_GROWTH, NO_RUN, headroom
 from panels import timeseries
 from series import RUN, headroom_ratio, rate, series, with_device, with_run
 
-from gpuwarden.metric import Metric
+from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.table import RunReadings
 

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from gpuwarden.alerts.rules import RECORDED
-from gpuwarden.exposition import TABLES
 from gpuwarden.gpu.table import MigReadings
-from gpuwarden.metric import Metric
+from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings, ProcessReadings
 

@@ -9,7 +9,7 @@ import pynvml
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, nvml_error
 from gpuwarden.gpu.reader import Answers, GpuReader, Plan
-from gpuwarden.metric import Labels, Metric
+from gpuwarden.metrics.model import Labels, Metric
 
 GIB = 2**30
 HANDLE = cast("Handle", "the only GPU")

@@ -8,7 +8,7 @@ import promql_parser as promql
 
 from gpuwarden.alerts.rule import filled
 from gpuwarden.alerts.rules import RECORDED, Choices
-from gpuwarden.exposition import TABLES
+from gpuwarden.metrics.exposition import TABLES
 
 TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape
 SITE = frozenset({"cluster"})  # and one that a site may have it add

@@ -10,8 +10,8 @@ import promql_parser as promql
 
 from gpuwarden.alerts.rule import filled
 from gpuwarden.alerts.rules import RECORDED, Choices
-from gpuwarden.exposition import TABLES
-from gpuwarden.metric import Metric, Unit
+from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.metrics.model import Metric, Unit
 
 Dimensions = Mapping[
     str, int

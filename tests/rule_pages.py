@@ -18,7 +18,7 @@ import yaml
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import Daemon
-from gpuwarden.exposition import Exposition, entries
+from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.sources import Source
 from gpuwarden.sources.capture import load
 from gpuwarden.sources.replay import CapturedNvml

@@ -12,7 +12,7 @@ import pytest
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Readings
+from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.peer import Peer

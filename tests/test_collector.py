@@ -19,7 +19,7 @@ from services import ROOT
 
 from gpuwarden.collector import GpuWardenCollector, families
 from gpuwarden.config import schema
-from gpuwarden.exposition import entries
+from gpuwarden.metrics.exposition import entries
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State

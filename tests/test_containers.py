@@ -19,7 +19,7 @@ from folders import open_to_all
 from gpuwarden.gpu import containers, unix_http
 from gpuwarden.gpu.containers import RETRY_SECONDS, SHORT_ID, ContainerNames
 from gpuwarden.gpu.place import Container, Place
-from gpuwarden.labels import LONGEST
+from gpuwarden.metrics.labels import LONGEST
 from system_parts import needs, require
 
 ID = "0123456789abcdef" * 4

@@ -13,8 +13,8 @@ import pytest
 
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
-from gpuwarden.exposition import Exposition
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
+from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.process_tree import STATES, Usage

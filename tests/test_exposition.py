@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.utils import floatToGoString
 
 from gpuwarden.collector import families
-from gpuwarden.exposition import OPENMETRICS, TEXT, Entries, Exposition, negotiate, number
-from gpuwarden.metric import Histogram, Metric, Table
+from gpuwarden.metrics.exposition import OPENMETRICS, TEXT, Entries, Exposition, negotiate, number
+from gpuwarden.metrics.model import Histogram, Metric, Table
 
 
 class Sample(Table[object], prefix="gpuwarden_sample_", key=("uuid",)):

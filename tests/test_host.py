@@ -14,7 +14,7 @@ from services import until
 
 from gpuwarden import host
 from gpuwarden.host import Host, HostReader, HostReadings
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 MIB = 2**20
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.exposition import Exposition
-from gpuwarden.labels import LONGEST, label
-from gpuwarden.metric import Metric, Table
+from gpuwarden.metrics.exposition import Exposition
+from gpuwarden.metrics.labels import LONGEST, label
+from gpuwarden.metrics.model import Metric, Table
 
 
 def test_ordinary_names_stay() -> None:

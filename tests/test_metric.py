@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from gpuwarden.exposition import TABLES
-from gpuwarden.metric import Metric, Table
+from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.metrics.model import Metric, Table
 
 ROWS = [row for table in TABLES for row in table.rows]
 

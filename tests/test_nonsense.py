@@ -13,9 +13,9 @@ import pytest
 
 from gpuwarden.asking import shown
 from gpuwarden.config.schema import Config
-from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.memory_chart import ASCII
+from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.metric import Reading
+from gpuwarden.metrics.model import Reading
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.growth import Growth

@@ -11,7 +11,7 @@ from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Metric, Reading
+from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.pressure import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
 from gpuwarden.runs.forecast import TimeLeft

@@ -12,7 +12,7 @@ from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.nvml import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Metric
+from gpuwarden.metrics.model import Metric
 
 
 def test_units_are_base_units() -> None:

@@ -11,7 +11,7 @@ from gpuwarden.gpu import fields
 from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS
 from gpuwarden.gpu.table import GpuReadings as Row
-from gpuwarden.metric import Metric
+from gpuwarden.metrics.model import Metric
 
 NOT_AVAILABLE = 0xFFFFFFFF
 

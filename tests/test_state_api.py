@@ -26,7 +26,7 @@ from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import Host, Space
-from gpuwarden.metric import Readings
+from gpuwarden.metrics.model import Readings
 from gpuwarden.pressure import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.recent.events import RecentEvents

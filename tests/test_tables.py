@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 
-from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State
 

@@ -17,11 +17,11 @@ from jobs import Job, Process
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import Daemon
-from gpuwarden.exposition import TABLES, Entries, Exposition, entries
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.host import Host, Space
 from gpuwarden.kernel_log import Record
-from gpuwarden.metric import Metric, Table
+from gpuwarden.metrics.exposition import TABLES, Entries, Exposition, entries
+from gpuwarden.metrics.model import Metric, Table
 from gpuwarden.protocol.messages import Message
 from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import Source

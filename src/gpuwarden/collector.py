@@ -25,8 +25,8 @@ from prometheus_client.registry import Collector
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.dcgm.table import DcgmReadings
-from gpuwarden.exposition import TABLES, Entries, family_of, samples
-from gpuwarden.metric import Metric, Readings, Table
+from gpuwarden.metrics.exposition import TABLES, Entries, family_of, samples
+from gpuwarden.metrics.model import Metric, Readings, Table
 from gpuwarden.sources import open_source
 from gpuwarden.tables import DaemonReadings
 

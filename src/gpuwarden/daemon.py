@@ -20,7 +20,6 @@ from gpuwarden.api.history import write_history
 from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
-from gpuwarden.exposition import OPENMETRICS, Entries, Exposition, Page, entries, negotiate
 from gpuwarden.gpu import kernel_xid, pid_namespace
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.owners import OwnerBook
@@ -34,7 +33,8 @@ from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import Host, HostReader, memory_available
 from gpuwarden.kernel_log import KernelLog
-from gpuwarden.metric import Table
+from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, Page, entries, negotiate
+from gpuwarden.metrics.model import Table
 from gpuwarden.page import files
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.rate_limit import Allowance

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from gpuwarden.metric import Labels, Metric, Table
+from gpuwarden.metrics.model import Labels, Metric, Table
 
 T = TypeVar("T")
 _PAGE = os.sysconf("SC_PAGE_SIZE")  # psutil takes 4 KiB for granted in swap traffic; Grace has pages of 64 KiB

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import LEVELS, Level
 from gpuwarden.runs.run import Run
 

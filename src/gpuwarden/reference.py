@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
-from gpuwarden.exposition import TABLES
 from gpuwarden.gpu.xid import XIDS, Action, Xid, explain
+from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.runs.receipt import (
     BatchMemorySeen,
     DeviceMemoryThen,

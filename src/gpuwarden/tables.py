@@ -7,7 +7,7 @@ from typing import get_args
 
 from gpuwarden.gpu.owner_kinds import OWNER_KINDS
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
-from gpuwarden.metric import Labels, Metric, Reading, Table
+from gpuwarden.metrics.model import Labels, Metric, Reading, Table
 from gpuwarden.pressure import RANK
 from gpuwarden.protocol.messages import Rejection
 from gpuwarden.state import State

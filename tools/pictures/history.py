@@ -24,8 +24,8 @@ from made_up import MadeUp, fail, off
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Config, Processes
 from gpuwarden.daemon import Daemon
-from gpuwarden.exposition import Exposition, entries
 from gpuwarden.gpu.poller import Poller
+from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host import Host, Space
-from gpuwarden.metric import Readings
+from gpuwarden.metrics.model import Readings
 from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost
 from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.ear import Ear

@@ -20,7 +20,7 @@ from page_pictures import Picture as PagePicture
 from page_pictures import shrink, take
 from situations import LOST_SECONDS, SITUATIONS, WITHOUT_LEAKS, SimulatedBox, Situation, with_xid
 
-from gpuwarden.exposition import Exposition, entries
+from gpuwarden.metrics.exposition import Exposition, entries
 
 SHOWN = 900.0  # seconds, the last ones
 HEIGHT = 900  # pixels

@@ -13,7 +13,7 @@ from functools import cache
 from math import isfinite
 from typing import Any, get_args, get_type_hints
 
-from gpuwarden.metric import Metric, Readings
+from gpuwarden.metrics.model import Metric, Readings
 
 API_VERSION = 1
 VERSION_MEANING = f"Version of this form: {API_VERSION}. A later one may add keys, and no other change."

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 from gpuwarden.api.box import BoxDocument
 from gpuwarden.api.document import document_keys, key_meanings
 from gpuwarden.api.history import HistoryDocument
-from gpuwarden.metric import Metric
+from gpuwarden.metrics.model import Metric
 
 _ABOUT = """
 What the daemon answers to `/api/v1/state` and `/api/v1/history`; [api.md](api.md) says how to ask, and what for.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuwarden.dcgm.rates import Rates
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 from gpuwarden.state import State
 
 # As dcgm-exporter writes them (internal/pkg/rendermetrics, read at 1f7abdb); since its pull request 655 the host name

@@ -9,8 +9,8 @@ from typing import Any
 from gpuwarden.dcgm.entity import entities, labels
 from gpuwarden.dcgm.rates import Rates
 from gpuwarden.dcgm.table import COUNTERS, DcgmReadings
-from gpuwarden.exposition import Entries
-from gpuwarden.metric import Table
+from gpuwarden.metrics.exposition import Entries
+from gpuwarden.metrics.model import Table
 from gpuwarden.state import State
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.metric import Labels, Metric
+from gpuwarden.metrics.model import Labels, Metric
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gpuwarden.dcgm.entity import LABELS, Entity
 from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, COMPUTE_MODES
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.gpu.xid import explain
-from gpuwarden.metric import Kind, Metric, Reading, Table
+from gpuwarden.metrics.model import Kind, Metric, Reading, Table
 
 MIB, MHZ = 1 / 2**20, 1e-6
 PERCENT, MILLI, NANO = 100, 1e3, 1e9

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpuwarden.gpu import unix_http
 from gpuwarden.gpu.place import Container, Place
-from gpuwarden.labels import label
+from gpuwarden.metrics.labels import label
 
 log = logging.getLogger(__name__)
 

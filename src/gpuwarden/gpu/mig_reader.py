@@ -11,7 +11,7 @@ from gpuwarden.gpu.mig import Instance, Instances
 from gpuwarden.gpu.nvml import NVMLError, error_name
 from gpuwarden.gpu.snapshot import MigIdentity, MigInstance
 from gpuwarden.gpu.table import MigReadings
-from gpuwarden.metric import Metric, Reading
+from gpuwarden.metrics.model import Metric, Reading
 
 
 class MigReader:

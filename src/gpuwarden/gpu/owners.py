@@ -12,8 +12,8 @@ from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.slurm import GpuJobs, Job, JobMaps
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.users import UserNames
-from gpuwarden.labels import label
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.labels import label
+from gpuwarden.metrics.model import Labels
 
 UNKNOWN = "unknown"  # the user of a process that cannot be seen from here
 OTHER = "other"  # the owners beyond the limit

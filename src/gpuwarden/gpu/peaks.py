@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 WINDOWS = {"1m": 60, "5m": 300}  # label -> seconds
 _WINDOWS: dict[Labels, int] = {(label,): seconds for label, seconds in WINDOWS.items()}

@@ -11,7 +11,7 @@ import psutil
 
 from gpuwarden.gpu import pid_namespace, place
 from gpuwarden.gpu.place import NOWHERE, Place
-from gpuwarden.labels import label
+from gpuwarden.metrics.labels import label
 
 MOST_LOOK_UPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
 CGROUP_BYTES = 64 * 1024

@@ -30,7 +30,7 @@ from gpuwarden.gpu.process_lists import ProcessLists
 from gpuwarden.gpu.sampler import Look
 from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Metric, Reading, Tier
+from gpuwarden.metrics.model import Metric, Reading, Tier
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwarden.metric import Metric, Readings
+from gpuwarden.metrics.model import Metric, Readings
 
 HUNG = "timeout"  # the fault of a call that did not come back in time
 

@@ -23,7 +23,7 @@ from gpuwarden.gpu.readings import (
     thermal,
     utilization,
 )
-from gpuwarden.metric import Metric, Table
+from gpuwarden.metrics.model import Metric, Table
 
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"
 _GPM = "nvmlGpmSampleGet, nvmlGpmMetricsGet:"

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpuwarden.labels import label
+from gpuwarden.metrics.labels import label
 
 PATIENCE_SECONDS = 0.05  # a minute that polls wait for names seen for the first time; local databases need far less
 KEEP_SECONDS = 600.0  # that an answer counts, then it is asked for anew while the old one stands

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.xid import Severity, explain
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.run import Run

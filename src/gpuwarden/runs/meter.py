@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 # Clock event reasons that slow a run down, as opposed to those that say how a GPU was set up or that it has no work.
 SLOWDOWNS = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuwarden.metric import Histogram, Metric, Reading, Table
+from gpuwarden.metrics.model import Histogram, Metric, Reading, Table
 from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.growth import Growth

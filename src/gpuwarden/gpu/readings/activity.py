@@ -14,7 +14,7 @@ from gpuwarden.gpu.nvml import (
     GPM_SM_OCCUPANCY,
     GPM_TENSOR_OPERATIONS,
 )
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 
 class Sampled(Protocol):

@@ -8,7 +8,7 @@ from functools import lru_cache
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN, Handle
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 _MEGA = 1e6
 _ALL_REASONS: int = sum(CLOCK_EVENT_REASONS.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuwarden.gpu.mig import Instance
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 
 def info(mig: Instance) -> Mapping[Labels, float]:

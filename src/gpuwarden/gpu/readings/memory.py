@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpuwarden.gpu.device import Device, told
 from gpuwarden.gpu.nvml import MEMORY_V2, Bar1Memory, Memory
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 
 def _memory(gpu: Device) -> Memory | None:

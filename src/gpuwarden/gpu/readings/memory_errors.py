@@ -6,7 +6,7 @@ from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, Nvml
 from gpuwarden.gpu.readings.shapes import field, labelled_fields, present, settings
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 ecc_mode = labelled_fields({"current": fields.ECC_CURRENT, "pending": fields.ECC_PENDING})
 remapped_rows = labelled_fields(fields.REMAPPED_ROWS)

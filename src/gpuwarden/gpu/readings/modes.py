@@ -14,7 +14,7 @@ from gpuwarden.gpu.nvml import (
     Nvml,
 )
 from gpuwarden.gpu.readings.shapes import answer, one_of, settings, state
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 _RESETS = frozenset({1, 4, 6})  # the recovery actions that reset the GPU
 # Faults of the GPU's place in its NVLink fabric: two bits each of the health mask, 0 not told, 1 yes, 2 no.

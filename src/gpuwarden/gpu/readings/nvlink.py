@@ -8,7 +8,7 @@ from itertools import count
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import present
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 _KIBI = 1024
 _MEGA = 1e6

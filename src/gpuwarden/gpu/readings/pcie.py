@@ -6,7 +6,7 @@ from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import NOT_AVAILABLE, PCIE_DIRECTIONS
 from gpuwarden.gpu.readings.shapes import field, labelled_fields, present
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 _BITS_32 = 1 << 32
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import present
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 
 def usage(gpu: Device) -> float:

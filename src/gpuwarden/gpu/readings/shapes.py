@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpuwarden.gpu.device import Device
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 
 def present(names: Iterable[str], values: Iterable[float | None], scale: float = 1.0) -> dict[Labels, float]:

@@ -6,7 +6,7 @@ from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.nvml import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
 from gpuwarden.gpu.readings.shapes import labelled_fields, present
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 _MOST_FANS = 32  # that are asked for, whatever the driver says
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwarden.gpu.device import Device, told
 from gpuwarden.gpu.nvml import NOT_AVAILABLE
-from gpuwarden.metric import Labels
+from gpuwarden.metrics.model import Labels
 
 
 def kernels(gpu: Device) -> float:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host import HostReadings
-from gpuwarden.metric import Histogram, Labels, Metric, Reading, Readings, Table, Value
+from gpuwarden.metrics.model import Histogram, Labels, Metric, Reading, Readings, Table, Value
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.state import State
 from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, OwnerReadings, PressureReadings, ProcessReadings

@@ -1,0 +1,1 @@
+"""Metric tables and their exposition in the text formats of Prometheus."""
