@@ -8,7 +8,7 @@ from panels import timeseries
 from series import BOX, rate, series, with_run
 
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.host import HostReadings
+from gpuwarden.host.host_reader import HostReadings
 from gpuwarden.runs.table import RunReadings
 
 RUN = "{{run_name}}"

@@ -20,11 +20,11 @@ from simulated_box import Clock
 from gpuwarden.api.box import Seen, write_state
 from gpuwarden.config.schema import Config
 from gpuwarden.dcgm.page import DcgmPage
-from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.recent.events import RecentEvents

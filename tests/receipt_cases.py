@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.batch_size import Cost, advise
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
@@ -13,9 +15,7 @@ from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.marks import Mark, merged
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
-from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import receipt_of
 from gpuwarden.runs.receipt_story import with_story

@@ -12,10 +12,10 @@ import pytest
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.runs.account import Accounts
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record import Record
 from gpuwarden.runs.registry import RunRegistry

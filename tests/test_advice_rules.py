@@ -13,6 +13,8 @@ from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
@@ -21,8 +23,6 @@ from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import REST_SECONDS, Neighbours
-from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot
 

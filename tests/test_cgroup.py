@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from control_groups import limited
 
-from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits, OomKills
+from gpuwarden.host.cgroup_limits import CgroupMemory, Cgroups, Limits, OomKills
 
 GIB, MIB = 2**30, 2**20
 PID = 7

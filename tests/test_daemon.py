@@ -14,10 +14,10 @@ import pytest
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import STATES, Usage
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
-from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import STATES, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import open_source
 from gpuwarden.state import State

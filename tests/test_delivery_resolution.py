@@ -12,7 +12,7 @@ from test_firing import LOST, NOW, OF_GPU, poll, run
 from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.delivery.resolution import RESTORED_SECONDS, Resolution
 from gpuwarden.config.thresholds import DIED_SECONDS, XID_SECONDS
-from gpuwarden.runs import proc
+from gpuwarden.host import procfs
 from gpuwarden.state import State
 from snapshots import gpu
 
@@ -91,7 +91,7 @@ def test_clock_that_went_back_keeps_no_event_for_longer() -> None:
 
 def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
     """It hangs until it reports or its process is gone."""
-    start = int((proc.stat(os.getpid()) or [])[19])
+    start = int((procfs.stat(os.getpid()) or [])[19])
     stalled = Alert("RunStalled", {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW)
     gone = replace(stalled, labels={"run_id": f"{os.getpid()}-{start + 1}", "run_name": "unet"})
     known = replace(stalled, labels={"run_id": run().peer.run_id, "run_name": "unet"})

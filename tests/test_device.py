@@ -9,9 +9,9 @@ import pytest
 
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.gpm import Gpm
-from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
 from gpuwarden.gpu.peaks import Peaks
+from gpuwarden.host.host_memory import HostMemory
 
 
 class Fields:

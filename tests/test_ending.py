@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
-from gpuwarden.kernel_log import Record
+from gpuwarden.host.kernel_log import Record
+from gpuwarden.host.oom_killer import BEGINNINGS, OomKill, oom_kills
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.runs.ending import Evidence, conclude
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.oom_kill import BEGINNINGS, OomKill, oom_kills
 
 KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")

@@ -17,10 +17,10 @@ from control_groups import limited
 from kernel_log_fifo import Fifo
 from services import ROOT, Daemon, Process, ending, until
 
-from gpuwarden.gpu.pid_namespace import is_initial
-from gpuwarden.runs import proc
+from gpuwarden.host import procfs
+from gpuwarden.host.exit_status import exit_status
+from gpuwarden.host.pid_namespace import is_initial
 from gpuwarden.runs.ending import OUTCOMES
-from gpuwarden.runs.exit_status import exit_status
 from mock_nvml import MockNvml
 from system_parts import require
 
@@ -243,7 +243,7 @@ def test_a_real_kill_for_memory(tmp_path: Path, mock_nvml: MockNvml, log: str) -
 def unreaped(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """Give a process that has ended and is not waited for, with its pidfd and start."""
     with subprocess.Popen([sys.executable, "-S", "-c", f"import os; input(); {how}"], stdin=subprocess.PIPE) as process:
-        start = int((proc.stat(process.pid) or [])[19])
+        start = int((procfs.stat(process.pid) or [])[19])
         pidfd = os.pidfd_open(process.pid)
         assert exit_status(pidfd, process.pid, start) is None  # it lives
         assert process.stdin is not None

@@ -16,10 +16,10 @@ from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.process_key import Peer
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.ending import Ending, Outcome
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.verdict import Verdict

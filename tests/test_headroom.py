@@ -13,10 +13,10 @@ from services import ROOT
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.headroom import Overhead, Space, headroom
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.memory import UNKNOWN, held_by_others
-from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.table import RunReadings

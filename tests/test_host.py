@@ -12,8 +12,8 @@ import psutil
 import pytest
 from services import until
 
-from gpuwarden import host
-from gpuwarden.host import Host, HostReader, HostReadings
+from gpuwarden.host import host_reader
+from gpuwarden.host.host_reader import Host, HostReader, HostReadings
 from gpuwarden.metrics.model import Labels
 
 MIB = 2**20
@@ -98,7 +98,7 @@ def test_stalled_time_is_read_as_the_kernel_writes_it(tmp_path: Path, monkeypatc
     line = "avg10=1.00 avg60=0.00 avg300=0.25 total="
     (tmp_path / "cpu").write_text(f"some {line}1500000\nfull {line}7\n")
     (tmp_path / "io").write_text(f"some {line}250\nfull {line}x\n")
-    monkeypatch.setattr(host, "_PRESSURE", tmp_path)
+    monkeypatch.setattr(host_reader, "_PRESSURE", tmp_path)
     want: dict[Labels, float] = {("cpu", "some"): 1.5, ("io", "some"): 0.00025}
     assert HostReader().read().stalled_seconds == want
 
@@ -112,8 +112,8 @@ def test_what_the_kernel_hides_is_absent(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("virtual_memory", "swap_memory", "cpu_times", "cpu_count"):
         monkeypatch.setattr(psutil, name, denied)
     for name in ("_events", "_shm"):
-        monkeypatch.setattr(host, name, denied)
-    monkeypatch.setattr(host, "_PRESSURE", Path("/nowhere"))
+        monkeypatch.setattr(host_reader, name, denied)
+    monkeypatch.setattr(host_reader, "_PRESSURE", Path("/nowhere"))
     found = HostReader().read()
     assert found == Host()
     assert not any(HostReadings.read(found).values())

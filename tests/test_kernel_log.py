@@ -12,7 +12,7 @@ import pytest
 from kernel_log_fifo import Fifo
 
 from gpuwarden.gpu.kernel_xid import BEGINNINGS, KernelXid, pci_address, xids
-from gpuwarden.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
+from gpuwarden.host.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
 
 GPU = (0, 0x3B, 0)
 

@@ -10,9 +10,9 @@ import pytest
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.neighbours import MAX_CHANGES, MAX_PROCESSES, Neighbours
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot

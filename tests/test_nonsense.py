@@ -14,6 +14,7 @@ import pytest
 from gpuwarden.asking import shown
 from gpuwarden.config.schema import Config
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.process_key import Peer
 from gpuwarden.memory_chart import ASCII
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.pressure import PressureWatch
@@ -38,7 +39,6 @@ from gpuwarden.protocol.messages import (
 from gpuwarden.run_story import Page, story_lines
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.advice import Adviser
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import from_plain
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record import Record

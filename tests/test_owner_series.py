@@ -19,7 +19,7 @@ from container_runtime import Runtime
 from services import Daemon, ending, until
 
 from gpuwarden.gpu.owners import OTHER
-from gpuwarden.gpu.pid_namespace import must_be_proven
+from gpuwarden.host.pid_namespace import must_be_proven
 from mock_nvml import MockNvml
 from system_parts import needs, require
 

@@ -11,12 +11,12 @@ from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.pressure import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
 from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot
 

@@ -19,9 +19,10 @@ import psutil
 import pytest
 from services import until
 
-from gpuwarden.gpu import pid_namespace, processes
+from gpuwarden.gpu import processes
 from gpuwarden.gpu.place import NOWHERE, Container, Place
 from gpuwarden.gpu.processes import ProcessIdentity, ProcessNames
+from gpuwarden.host import pid_namespace
 from system_parts import require
 
 ME = os.getpid()
@@ -32,7 +33,7 @@ ID = "0123456789abcdef" * 4
 # Prints what a reader with these rights, at this place, sees of the processes whose pids are its arguments.
 READER = """
 import json, os, sys
-from gpuwarden.gpu import pid_namespace
+from gpuwarden.host import pid_namespace
 from gpuwarden.gpu.processes import ProcessNames
 pid_namespace._DEVICES = os.environ.get("DEVICES", "/nonexistent/nvidia")
 if "AS_NOBODY" in os.environ:

@@ -15,12 +15,12 @@ from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 from services import ROOT
 
 from gpuwarden.formatting import amount, duration, energy, foreseen, lasting, rate, ratio, short
+from gpuwarden.host import procfs
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.run_story import conclusion
-from gpuwarden.runs import proc
 from gpuwarden.runs import receipt as module
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
 from gpuwarden.runs.receipt_story import with_story
@@ -340,7 +340,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store = RecordStore(tmp_path, 10)
     store.write([row_of(before)])
     store.close()
-    monkeypatch.setattr(proc, "stat", lambda _pid: None)
+    monkeypatch.setattr(procfs, "stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
         receipts = Receipts(tmp_path, 10, most_runs=9)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 
+from gpuwarden.host.process_key import Peer
 from gpuwarden.runs import receipts as module
 from gpuwarden.runs.account import Accounts
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipt import Receipt, from_plain, to_plain
 from gpuwarden.runs.receipts import RETRY_SECONDS, WRITE_SECONDS, Receipts
 from gpuwarden.runs.record_store import RecordStore, row_of

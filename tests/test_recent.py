@@ -8,12 +8,12 @@ from typing import Any
 
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.process_key import Peer
 from gpuwarden.pressure import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.recent.events import MAX_EVENTS, MAX_TEXT, RecentEvents
 from gpuwarden.recent.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.verdict import Verdict

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from receipt_cases import run
 
+from gpuwarden.host.process_key import Peer
 from gpuwarden.runs import receipts as module
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record_store import FILE_NAME, RecordStore
 

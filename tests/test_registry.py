@@ -8,13 +8,13 @@ import pytest
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.cgroup_limits import OomKills
+from gpuwarden.host.oom_killer import OomKill
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, ProtocolError, Report
-from gpuwarden.runs.cgroup import OomKills
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.inquest import PATIENCE_SECONDS, SETTLE_SECONDS
-from gpuwarden.runs.oom_kill import OomKill
-from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.table import RunReadings

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuwarden.host import exit_status
 from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, Hello, Report, encode
-from gpuwarden.runs import exit_status, server
+from gpuwarden.runs import server
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.server import MESSAGE_BATCH, RunServer

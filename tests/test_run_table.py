@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.share import Account, Share
 from gpuwarden.runs.table import RunReadings

@@ -16,8 +16,8 @@ from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, FUNCTIONS, MEMORY_V2, TEMPER
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import End, Error, Hello, Message, Report, decode, encode
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources.board import THRESHOLDS
 from gpuwarden.sources.simulation import MAX_GAP_SECONDS, MAX_GPUS, Simulation

@@ -9,8 +9,8 @@ from pathlib import Path
 from services import Daemon, ending, until
 from test_endings import TestRun
 
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Report
-from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.stall import CAUSES, Cause, Patience, Signs, StallWatch, cause, hangs
 from mock_nvml import MockNvml
 

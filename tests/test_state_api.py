@@ -25,7 +25,8 @@ from gpuwarden.daemon import Daemon as Warden
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
-from gpuwarden.host import Host, Space
+from gpuwarden.host.host_reader import Host, Space
+from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
 from gpuwarden.pressure import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
@@ -34,7 +35,6 @@ from gpuwarden.recent.series import RecentSeries
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.stall import Stall

@@ -17,7 +17,7 @@ from services import Daemon, ending, until
 from gpuwarden.gpu.kernel_xid import BEGINNINGS
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.gpu.xid_watch import IDENTIFY_SECONDS, MAX_HOMELESS, XidWatch
-from gpuwarden.kernel_log import KernelLog
+from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from gpuwarden.gpu.place import NOWHERE, Place
 from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import Durations
-from gpuwarden.runs.peer import Peer
 from gpuwarden.sources.board import NO_LOAD, Load
 from gpuwarden.sources.workloads import CONTEXT, GIB, MIB
 

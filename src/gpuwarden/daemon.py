@@ -20,7 +20,7 @@ from gpuwarden.api.history import write_history
 from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
-from gpuwarden.gpu import kernel_xid, pid_namespace
+from gpuwarden.gpu import kernel_xid
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.owners import OwnerBook
 from gpuwarden.gpu.poller import Poller, StillUsedError
@@ -31,8 +31,11 @@ from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.users import UserNames
 from gpuwarden.gpu.xid_watch import XidWatch
-from gpuwarden.host import Host, HostReader, memory_available
-from gpuwarden.kernel_log import KernelLog
+from gpuwarden.host import oom_killer, pid_namespace
+from gpuwarden.host.host_reader import Host, HostReader, memory_available
+from gpuwarden.host.kernel_log import KernelLog
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import ProcessTrees, Usage
 from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, Page, entries, negotiate
 from gpuwarden.metrics.model import Table
 from gpuwarden.page import files
@@ -40,12 +43,9 @@ from gpuwarden.pressure import PressureWatch
 from gpuwarden.rate_limit import Allowance
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
-from gpuwarden.runs import oom_kill
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.advice import Adviser
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
-from gpuwarden.runs.process_tree import ProcessTrees, Usage
 from gpuwarden.runs.receipt import MAX_LISTED
 from gpuwarden.runs.receipt_place import place
 from gpuwarden.runs.receipts import LISTED, Receipts
@@ -97,7 +97,7 @@ class Daemon:
             sleep=SleepWatch() if config.gpus.let_sleep and source.name == "nvml" else None,
         )
         # Of GPUs that are not this machine's, its kernel tells nothing.
-        logged = kernel_xid.BEGINNINGS + oom_kill.BEGINNINGS
+        logged = kernel_xid.BEGINNINGS + oom_killer.BEGINNINGS
         self._kernel_log = KernelLog(logged, config.kernel_log.path) if source.name == "nvml" else None
         self._kernels_pids = pid_namespace.is_initial()  # whether its log's pids are those seen here
         self._xids = XidWatch(source.nvml)
@@ -337,7 +337,7 @@ class Daemon:
         logged = self._kernel_log.read() if self._kernel_log else []
         snapshot = self._xids.attach(snapshot, logged)
         if self._kernels_pids:
-            self._registry.note_oom_kills(oom_kill.oom_kills(logged))
+            self._registry.note_oom_kills(oom_killer.oom_kills(logged))
         now = time.monotonic()
         for peer, message in self._source.reports():
             if message is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpuwarden._version import __version__
 from gpuwarden.gpu.owners import Owners
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.host import Host
+from gpuwarden.host.host_reader import Host
 from gpuwarden.pressure import Pressure
 from gpuwarden.runs.run import Run
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.host import Host, Space
+from gpuwarden.host.cgroup_limits import CgroupMemory
+from gpuwarden.host.host_reader import Host, Space
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Readings
 from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost
-from gpuwarden.runs.cgroup import CgroupMemory
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.forecast import TimeLeft
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.process_tree import Present, Usage
 from gpuwarden.runs.run import Run
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State

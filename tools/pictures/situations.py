@@ -12,7 +12,7 @@ from gpuwarden.api.troubles import box_troubles, judge
 from gpuwarden.config.schema import Config, Processes
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.host import Host
+from gpuwarden.host.host_reader import Host
 from gpuwarden.recent.series import SECONDS
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.sources.workloads import WORKLOADS

@@ -17,8 +17,8 @@ from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Severity, explain
+from gpuwarden.host import procfs
 from gpuwarden.protocol.messages import ErrorKind
-from gpuwarden.runs import proc
 from gpuwarden.runs.ending import Outcome
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
@@ -144,7 +144,7 @@ def end_is_known(alert: Alert, state: State) -> bool:
         pid, _, start = run_id.partition("-")
         if not pid.isdecimal():
             return True  # nobody's: what was kept of it has been changed by hand
-        return any(run.peer.run_id == run_id for run in state.runs) or not proc.lives(int(pid), start)
+        return any(run.peer.run_id == run_id for run in state.runs) or not procfs.lives(int(pid), start)
     return True
 
 

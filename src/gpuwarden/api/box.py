@@ -16,7 +16,7 @@ from gpuwarden.config import thresholds
 from gpuwarden.gpu.advice import advice
 from gpuwarden.gpu.owners import Holder
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
-from gpuwarden.host import Host
+from gpuwarden.host.host_reader import Host
 from gpuwarden.recent.events import MAX_EVENTS, Event, RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.state import State

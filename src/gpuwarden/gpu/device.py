@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from gpuwarden.gpu.gpm import Gpm
-from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import (
     MIG_ENABLED,
     NOT_AVAILABLE,
@@ -20,6 +19,7 @@ from gpuwarden.gpu.nvml import (
     nvml_error,
 )
 from gpuwarden.gpu.peaks import Peaks
+from gpuwarden.host.host_memory import HostMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gpuwarden.kernel_log import Record
+from gpuwarden.host.kernel_log import Record
 
 BEGINNINGS = (b"NVRM: ",)
 

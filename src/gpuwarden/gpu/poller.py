@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpuwarden.gpu.advice import advice
-from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
 from gpuwarden.gpu.polled_gpu import PolledGpu
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
@@ -22,6 +21,7 @@ from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.gpu.sleep import SleepWatch
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.gpu.threads import Line, Threads, all_of
+from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.log_limiter import Changes
 
 log = logging.getLogger(__name__)

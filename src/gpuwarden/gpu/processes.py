@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from gpuwarden.gpu import pid_namespace, place
+from gpuwarden.gpu import place
 from gpuwarden.gpu.place import NOWHERE, Place
+from gpuwarden.host import pid_namespace
 from gpuwarden.metrics.labels import label
 
 MOST_LOOK_UPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll

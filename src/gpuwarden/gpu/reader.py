@@ -13,7 +13,6 @@ from typing import Any, get_args
 from gpuwarden.gpu.device import Device, NotToldError
 from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.gpm import Gpm
-from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.mig_reader import MigReader
 from gpuwarden.gpu.nvml import (
     GPU_GONE,
@@ -30,6 +29,7 @@ from gpuwarden.gpu.process_lists import ProcessLists
 from gpuwarden.gpu.sampler import Look
 from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from gpuwarden.gpu.nvml import Nvml
 from gpuwarden.gpu.snapshot import Gpu, Identity, Snapshot
 from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.gpu.xid_ledger import XidLedger, XidReport
-from gpuwarden.kernel_log import Record
+from gpuwarden.host.kernel_log import Record
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.gpu.xid import Action, explain
+from gpuwarden.host import procfs
+from gpuwarden.host.process_key import Peer
 from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
-from gpuwarden.runs import proc
 from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import REST_SECONDS, Neighbour, Neighbours
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.run import Run
 
 LEAST_GROWTH = 64 * 2**20  # bytes that a neighbour has to take, however little there is
@@ -78,7 +78,7 @@ class Adviser:
         neighbours: Neighbours,
         *,
         alerting: bool = False,
-        nearest_above: Callable[[int, Collection[int]], int] = proc.nearest_above,
+        nearest_above: Callable[[int, Collection[int]], int] = procfs.nearest_above,
     ) -> None:
         self._alerting = alerting
         self._nearest_above = nearest_above

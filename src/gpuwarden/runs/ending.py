@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gpuwarden.gpu.xid import explain
+from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.verdict import grown_on_host
 
 Outcome = Literal["finished", "failed", "killed", "oom_killed", "aborted", "crashed", "unknown"]

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.formatting import amount, foreseen, rate
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import DeviceMemory
 from gpuwarden.runs.downsampling import Downsampled
 from gpuwarden.runs.growth import Growth, GrowthWatch
 from gpuwarden.runs.history import MemoryHistory, Window, sample
-from gpuwarden.runs.process_tree import Present, Usage
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuwarden.fair_eviction import excess
-from gpuwarden.runs import proc
+from gpuwarden.host import procfs
 from gpuwarden.runs.batch_size import Seen
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.predecessors import Predecessors
@@ -281,7 +281,7 @@ class Receipts:
             return _REBOOTED
         if not receipt.pid:
             return _UNSEEN
-        return "" if proc.lives(receipt.pid, receipt.run_id.removeprefix(f"{receipt.pid}-")) else absent.evidence
+        return "" if procfs.lives(receipt.pid, receipt.run_id.removeprefix(f"{receipt.pid}-")) else absent.evidence
 
     def _write_so_far(self, now: float) -> None:
         """Write what is so far of the runs that wait for it longest; no poll has to write more than a few."""

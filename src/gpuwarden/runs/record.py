@@ -12,6 +12,9 @@ from typing import Any, cast
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.oom_killer import OomKill
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Present, Usage, state_of
 from gpuwarden.protocol.messages import End, Error, ErrorKind, Hello, Message, Report
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
 from gpuwarden.runs.case import Taken
@@ -26,11 +29,8 @@ from gpuwarden.runs.marks import Mark, MarkKind, Marks
 from gpuwarden.runs.memory import HeadroomWatch, Unknown, by_gpu, held_by_others, is_listed, silent
 from gpuwarden.runs.neighbours import Neighbours
 from gpuwarden.runs.oom import Oom, ooms
-from gpuwarden.runs.oom_kill import OomKill
 from gpuwarden.runs.outlook import HOST, Outlook
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
-from gpuwarden.runs.process_tree import Present, Usage, state_of
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Patience, Stall, StallWatch

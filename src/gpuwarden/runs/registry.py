@@ -13,14 +13,14 @@ from types import MappingProxyType
 
 from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.oom_killer import OomKill
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Hello, Message, ProtocolError
 from gpuwarden.runs.ending import OUTCOMES, Outcome
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import Neighbours
-from gpuwarden.runs.oom_kill import OomKill
-from gpuwarden.runs.peer import Peer
 from gpuwarden.runs.predecessors import Predecessors
-from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.record import Record, Rules
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.stall import Patience

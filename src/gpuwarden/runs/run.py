@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.batch_size import BatchSizeAdvice
 from gpuwarden.runs.batch_size_watch import BatchSizeWatch
@@ -15,8 +17,6 @@ from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.marks import Marks
 from gpuwarden.runs.memory import Unknown
 from gpuwarden.runs.oom import Oom
-from gpuwarden.runs.peer import Peer
-from gpuwarden.runs.process_tree import Usage
 from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.verdict import Verdict

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpuwarden.fair_eviction import user_with_most
+from gpuwarden.host.exit_status import exit_status
+from gpuwarden.host.process_key import Peer, credentials, identify
 from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode, encode
-from gpuwarden.runs.exit_status import exit_status
 from gpuwarden.runs.listening import BACKLOG, listen
-from gpuwarden.runs.peer import Peer, credentials, identify
 from gpuwarden.runs.registry import RunRegistry
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Report
-from gpuwarden.runs.process_tree import Usage
 
 Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting", "unknown"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)

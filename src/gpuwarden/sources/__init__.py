@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from gpuwarden.config import schema
-from gpuwarden.gpu.host_memory import HostMemory, host_memory
 from gpuwarden.gpu.nvml import Nvml
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.users import from_database
+from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import Message
-from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import driver
 from gpuwarden.sources.capture import load
 from gpuwarden.sources.replay import CapturedNvml

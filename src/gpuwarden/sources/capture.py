@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpuwarden.gpu import nvml
-from gpuwarden.gpu.host_memory import HostMemory
 from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS
+from gpuwarden.host.host_memory import HostMemory
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600

@@ -18,8 +18,8 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
 
 from gpuwarden.gpu.nvml import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import Message
-from gpuwarden.runs.peer import Peer
 from gpuwarden.sources import gpm
 from gpuwarden.sources.answers import SimulatedGpu, answer_of, gpm_metrics, recorded, uuid
 from gpuwarden.sources.board import Board

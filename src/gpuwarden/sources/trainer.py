@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuwarden.gpu.processes import ProcessIdentity
+from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import Durations
-from gpuwarden.runs.peer import Peer
 from gpuwarden.sources.board import NO_LOAD, Board
 from gpuwarden.sources.workloads import CAPACITY, CONTEXT, MIB, Workload, life
 

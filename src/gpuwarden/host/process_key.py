@@ -8,7 +8,7 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-from gpuwarden.runs import proc
+from gpuwarden.host import procfs
 
 _SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi/asm-generic/socket.h)
 
@@ -42,7 +42,7 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 def identify(connection: socket.socket, pid: int, uid: int) -> tuple[Peer, int | None]:
     """Return the process and a pidfd of it, which is None where the process is gone. Its start is 0 where hidden."""
     pidfd = _pidfd(connection, pid)
-    fields = proc.stat(pid)
+    fields = procfs.stat(pid)
     start = int(fields[19]) if fields else 0
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return Peer(pid, uid, start, booted + start / os.sysconf("SC_CLK_TCK") if start else None), pidfd

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuwarden.runs import proc
-from gpuwarden.runs.cgroup import CgroupMemory, Cgroups, Limits, OomKills
-from gpuwarden.runs.peer import Peer
+from gpuwarden.host import procfs
+from gpuwarden.host.cgroup_limits import CgroupMemory, Cgroups, Limits, OomKills
+from gpuwarden.host.process_key import Peer
 
 MAX_PROCESSES = 512  # of one run: what it forks beyond must not hold up the daemon
 STATES = ("running", "sleeping", "uninterruptible", "stopped", "zombie")
@@ -57,8 +57,8 @@ class Usage:
 class _Tree:
     """One run's processes, parents before their children; `kept` is what others had used that ended."""
 
-    members: dict[int, proc.Figures] = field(default_factory=dict)
-    kept: proc.Amounts = field(default_factory=proc.Amounts)
+    members: dict[int, procfs.Figures] = field(default_factory=dict)
+    kept: procfs.Amounts = field(default_factory=procfs.Amounts)
     seen: bool = False
     io_seen: bool = False
 
@@ -67,7 +67,7 @@ class ProcessTrees:
     """Looks at the processes of all runs at once. `dropped` counts processes left out for their number."""
 
     def __init__(self) -> None:
-        self._known: dict[int, proc.Known] = {}
+        self._known: dict[int, procfs.Known] = {}
         self._trees: dict[Peer, _Tree] = {}
         self._cgroups = Cgroups()
         self.dropped = 0
@@ -79,7 +79,7 @@ class ProcessTrees:
         A process counts to the nearest run above it, and stays that run's when its parent ends before it.
         """
         peers = [peer for peer in peers if peer.pid and peer.start]
-        self._known = dict(proc.listed(self._known)) if peers else {}
+        self._known = dict(procfs.listed(self._known)) if peers else {}
         self._trees = {peer: self._trees.get(peer) or _Tree() for peer in peers}
         self._cgroups.begin()
         found = self._assign({peer.pid: peer for peer in peers if self._is(peer.pid, peer.start)})
@@ -128,7 +128,7 @@ class ProcessTrees:
         main = tree.members.get(peer.pid)
         if main:
             tree.seen, tree.io_seen = True, main.io_seen
-        total = proc.total([tree.kept, *(figures.total for figures in tree.members.values())])
+        total = procfs.total([tree.kept, *(figures.total for figures in tree.members.values())])
         return Usage(
             cpu_seconds=total.cpu * _TICK,
             read_bytes=total.read if tree.io_seen else None,
@@ -142,9 +142,9 @@ class ProcessTrees:
         if left_out:
             pids = sorted(pids, key=lambda pid: pid not in tree.members)[:MAX_PROCESSES]
             self.dropped += left_out
-        now: dict[int, proc.Figures] = {}
+        now: dict[int, procfs.Figures] = {}
         for _ in range(_LOOKS):
-            read = ((pid, proc.read(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
+            read = ((pid, procfs.read(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
             now = {pid: figures for pid, figures in read if figures}
             # One that has ended may have been waited for since its parent was read, which then lacks what it used.
             if len(now) == len(pids):
@@ -159,28 +159,30 @@ class ProcessTrees:
 
 def state_of(peer: Peer) -> str | None:
     """Return the state of a run's first thread now, from one small file; None where its process cannot be seen."""
-    fields = proc.stat(peer.pid) if peer.pid else None
+    fields = procfs.stat(peer.pid) if peer.pid else None
     return _STATES.get(fields[0]) if fields and int(fields[19]) == peer.start else None
 
 
-def _lost(before: Mapping[int, proc.Figures], now: Mapping[int, proc.Figures]) -> proc.Amounts:
+def _lost(before: Mapping[int, procfs.Figures], now: Mapping[int, procfs.Figures]) -> procfs.Amounts:
     """Return what ended processes had used and no living one has inherited by waiting for them."""
-    left: defaultdict[int | None, list[proc.Amounts]] = defaultdict(list)
+    left: defaultdict[int | None, list[procfs.Amounts]] = defaultdict(list)
     for pid, figures in before.items():
         if not _lives_on(pid, before, now):
             left[_heir(figures, before, now)].append(figures.total)
-    lost = proc.Amounts()
+    lost = procfs.Amounts()
     for heir, estates in left.items():
-        inherited = proc.Amounts() if heir is None else now[heir].inherited.beyond(before[heir].inherited)
-        lost = lost.plus(proc.total(estates).beyond(inherited))
+        inherited = procfs.Amounts() if heir is None else now[heir].inherited.beyond(before[heir].inherited)
+        lost = lost.plus(procfs.total(estates).beyond(inherited))
     return lost
 
 
-def _lives_on(pid: int, before: Mapping[int, proc.Figures], now: Mapping[int, proc.Figures]) -> bool:
+def _lives_on(pid: int, before: Mapping[int, procfs.Figures], now: Mapping[int, procfs.Figures]) -> bool:
     return pid in now and now[pid].start == before[pid].start
 
 
-def _heir(figures: proc.Figures, before: Mapping[int, proc.Figures], now: Mapping[int, proc.Figures]) -> int | None:
+def _heir(
+    figures: procfs.Figures, before: Mapping[int, procfs.Figures], now: Mapping[int, procfs.Figures]
+) -> int | None:
     """Return the nearest process above that lives on: whoever waits for a process inherits all that it had."""
     for _ in before:  # pids that were reused could lead round in a circle
         pid = figures.parent
@@ -192,7 +194,7 @@ def _heir(figures: proc.Figures, before: Mapping[int, proc.Figures], now: Mappin
     return None
 
 
-def _present(main: proc.Figures, tree: _Tree, left_out: int, cpus: int | None, limits: Limits) -> Present:
+def _present(main: procfs.Figures, tree: _Tree, left_out: int, cpus: int | None, limits: Limits) -> Present:
     members = tree.members.values()
     quota = [float(each) for each in (cpus, limits.cpus) if each is not None]
     return Present(

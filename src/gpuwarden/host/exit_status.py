@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 
-from gpuwarden.runs import proc
+from gpuwarden.host import procfs
 
 # PIDFD_GET_INFO of include/uapi/linux/pidfd.h, in the size of its first version (Linux 6.13); the exit status came with
 # 6.15. An older kernel knows neither, and its errors or its silence stand for that.
@@ -40,7 +40,7 @@ def _of_waited_for(pidfd: int) -> int | None:
 
 def _of_zombie(pid: int, start: int) -> int | None:
     """Read the status where it is ours to read: to others the kernel shows 0 (fs/proc/array.c), a wrong success."""
-    fields = proc.stat(pid)
+    fields = procfs.stat(pid)
     if fields is None or fields[0] not in (b"Z", b"X") or int(fields[19]) != start or len(fields) < 50:  # noqa: PLR2004
         return None
     status = int(fields[49])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuwarden.kernel_log import Record
+from gpuwarden.host.kernel_log import Record
 
 # The choice, logged before the kill; then the kill. Older kernels write no choice, and the kill without its reason.
 BEGINNINGS = (b"oom-kill:", b"Out of memory", b"Memory cgroup out of memory", b"Killed process ")

@@ -1,0 +1,1 @@
+"""The machine beneath the GPUs: /proc, cgroups, kernel log."""
