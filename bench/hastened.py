@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuwarden import logs
 from gpuwarden.config.schema import Address, Config
 from gpuwarden.daemon import Daemon
-from gpuwarden.gpu import session
+from gpuwarden.nvml import session
 from gpuwarden.sources import open_source
 
 SPEED = 100

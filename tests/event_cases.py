@@ -20,10 +20,10 @@ from typing import Any
 
 import pynvml
 
-from gpuwarden.gpu import events
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.sources.driver import binding
+from gpuwarden.nvml import events
+from gpuwarden.nvml.driver import binding
 from mock_nvml import MockNvml
 
 LIMIT_SECONDS = 30.0

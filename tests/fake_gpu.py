@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pynvml
 
-from gpuwarden.gpu import fields
-from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, nvml_error
 from gpuwarden.gpu.reader import Answers, GpuReader, Plan
 from gpuwarden.metrics.model import Labels, Metric
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, nvml_error
 
 GIB = 2**30
 HANDLE = cast("Handle", "the only GPU")

@@ -20,17 +20,17 @@ from simulated_box import Clock
 from gpuwarden.api.box import Seen, write_state
 from gpuwarden.config.schema import Config
 from gpuwarden.dcgm.page import DcgmPage
-from gpuwarden.gpu.nvml import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
+from gpuwarden.nvml.driver import binding
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load, save
-from gpuwarden.sources.driver import binding
 from gpuwarden.sources.recording import SAMPLE_SECONDS, record
 from gpuwarden.sources.replay import CapturedNvml
 from gpuwarden.state import State

@@ -17,7 +17,7 @@ from simulated_box import Clock
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN, Plan
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.sources.driver import binding
+from gpuwarden.nvml.driver import binding
 
 SLOW = DEFAULT_PLAN.slow_interval
 PATIENCE_SECONDS = 0.5  # that a call which hangs is waited for

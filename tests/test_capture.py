@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
 
-from gpuwarden.gpu.nvml import Nvml, NVMLError, code_of
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.nvml.binding import Nvml, NVMLError, code_of
 from gpuwarden.sources.capture import (
     MAX_BYTES,
     MAX_FRAMES,
@@ -53,7 +53,7 @@ from pathlib import Path
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.sources.capture import save
-from gpuwarden.sources.driver import binding
+from gpuwarden.nvml.driver import binding
 from gpuwarden.sources.recording import record
 from gpuwarden.sources.masking import masked
 from simulated_box import Clock, told

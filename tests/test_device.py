@@ -8,10 +8,10 @@ import pynvml
 import pytest
 
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.gpm import Gpm
-from gpuwarden.gpu.nvml import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
 from gpuwarden.gpu.peaks import Peaks
 from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.nvml.binding import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
+from gpuwarden.nvml.gpm import Gpm
 
 
 class Fields:

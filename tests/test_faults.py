@@ -45,7 +45,7 @@ class Box:
         config.write_text(CONFIG)
         program = (
             str(ROOT / "tests/altered_daemon.py"),
-            json.dumps({"gpuwarden.gpu.session:RETRY_SECONDS": RETRY_SECONDS, **(altered or {})}),
+            json.dumps({"gpuwarden.nvml.session:RETRY_SECONDS": RETRY_SECONDS, **(altered or {})}),
         )
         self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program)
 
@@ -141,7 +141,7 @@ def box(folder: Path, mock_nvml_library: Path) -> Iterator[Box]:
     for gpu in range(GPUS):
         (present / f"0000:{16 + gpu}:00.0").mkdir(parents=True)
     env = mock.env(gpus=GPUS)
-    box = Box(folder, mock, env, {"gpuwarden.gpu.advice:GPUS_OF_THE_KERNEL_MODULE": str(present)})
+    box = Box(folder, mock, env, {"gpuwarden.nvml.troubleshooting:GPUS_OF_THE_KERNEL_MODULE": str(present)})
     with ending(box.daemon):
         yield box
         mock.clear()

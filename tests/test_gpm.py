@@ -12,8 +12,17 @@ import pytest
 from polled_driver import SLOW, polling
 from simulated_box import Clock
 
-from gpuwarden.gpu.gpm import LEAST_SECONDS, Gpm
-from gpuwarden.gpu.nvml import GPM_DRAM_ACTIVE, GPM_PCIE, GPM_SM_ACTIVE, GpmSample, Handle, Nvml, NVMLError, nvml_error
+from gpuwarden.nvml.binding import (
+    GPM_DRAM_ACTIVE,
+    GPM_PCIE,
+    GPM_SM_ACTIVE,
+    GpmSample,
+    Handle,
+    Nvml,
+    NVMLError,
+    nvml_error,
+)
+from gpuwarden.nvml.gpm import LEAST_SECONDS, Gpm
 from gpuwarden.sources.gpm import Request
 from mock_nvml import MockNvml
 

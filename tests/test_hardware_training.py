@@ -20,8 +20,8 @@ import pytest
 from receiver import Receiver
 from services import Daemon, Process, ending, fetch, until
 
+from gpuwarden.nvml.driver import binding, why_unusable
 from gpuwarden.protocol.messages import Error, Hello, Message, Report
-from gpuwarden.sources.driver import binding, why_unusable
 
 pytestmark = pytest.mark.gpu
 

@@ -20,9 +20,9 @@ from services import Daemon, ending, fetch, until
 from gpuwarden import control
 from gpuwarden.control import ControlServer, ask
 from gpuwarden.gpu import poller
-from gpuwarden.gpu.nvml import NVMLError
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG
+from gpuwarden.nvml.binding import NVMLError
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 

@@ -12,11 +12,11 @@ import pytest
 
 from gpuwarden import log_limiter
 from gpuwarden.gpu import poller as poller_module
-from gpuwarden.gpu.nvml import Handle, ProcessInfo, nvml_error
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.gpu.threads import LATE
+from gpuwarden.nvml.binding import Handle, ProcessInfo, nvml_error
+from gpuwarden.nvml.call_pool import LATE
 from gpuwarden.sources.simulation import Simulation
 
 INTERVAL = 0.3  # seconds that a hanging call is waited for
@@ -83,7 +83,7 @@ def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every reset gives other UUIDs, those before are shown as down, the latest of them only."""
     monkeypatch.setattr(poller_module, "MOST_GONE", 6)
-    monkeypatch.setattr("gpuwarden.gpu.session.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("gpuwarden.nvml.session.RETRY_SECONDS", 0.0)
     ask, look_up, resets = box.nvml.nvmlDeviceGetUUID, box.nvml.nvmlDeviceGetHandleByUUID, 0
 
     def found(uuid: str) -> Handle:

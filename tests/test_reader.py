@@ -7,12 +7,12 @@ import pynvml
 import pytest
 from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, by, read, scalars
 
-from gpuwarden.gpu import fields
-from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
-from gpuwarden.gpu.nvml import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metrics.model import Metric
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
+from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 
 def test_units_are_base_units() -> None:

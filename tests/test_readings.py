@@ -7,11 +7,11 @@ import pynvml
 import pytest
 from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
 
-from gpuwarden.gpu import fields
-from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
-from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS
 from gpuwarden.gpu.table import GpuReadings as Row
 from gpuwarden.metrics.model import Metric
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS
+from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 NOT_AVAILABLE = 0xFFFFFFFF
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from mock_nvml import MockNvml
 
 UUID = re.compile(r',?uuid="[^"]*",?')

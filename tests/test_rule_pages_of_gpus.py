@@ -11,8 +11,8 @@ from rule_pages import Episode, captured, episodes, simulated
 
 from gpuwarden.alerts.rules import ALERTS
 from gpuwarden.config.value_types import DURATION
-from gpuwarden.gpu import fields
-from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
 from gpuwarden.sources.answers import SimulatedGpu, answer_of
 from gpuwarden.sources.simulation import Simulation
 

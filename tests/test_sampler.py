@@ -12,9 +12,9 @@ import pynvml
 import pytest
 from services import until
 
-from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, nvml_error
-from gpuwarden.gpu.nvml import Memory as MemoryInfo
 from gpuwarden.gpu.sampler import NEVER, Look, Sampler
+from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, nvml_error
+from gpuwarden.nvml.binding import Memory as MemoryInfo
 
 
 def memory(used: int) -> MemoryInfo:

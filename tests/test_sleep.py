@@ -11,9 +11,9 @@ import pynvml
 import pytest
 from services import ROOT, Daemon, ending, until
 
-from gpuwarden.gpu.nvml import Handle, nvml_error
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.sleep import IDLE_SECONDS, REST_SECONDS, SleepWatch
+from gpuwarden.nvml.binding import Handle, nvml_error
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
 

@@ -14,8 +14,8 @@ from jobs import FEEDING, FINISHED, HOLDING, INTERRUPTED, Act, Job
 from scenes import BUSY, NEARLY_ALL, Scene, at, start, steps
 from scripted_box import WatchedBox
 
-from gpuwarden.gpu import fields
-from gpuwarden.gpu.nvml import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
 from gpuwarden.sources.answers import SimulatedGpu, answer_of
 from gpuwarden.sources.board import NO_LOAD, THRESHOLDS, Load
 from gpuwarden.sources.workloads import GIB, SIZE

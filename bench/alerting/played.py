@@ -16,8 +16,8 @@ import backfill
 from history import BEGIN, Clock
 from scenes import Scene, pages
 
-from gpuwarden.gpu.threads import Job as ThreadJob
-from gpuwarden.gpu.threads import Threads
+from gpuwarden.nvml.call_pool import Job as ThreadJob
+from gpuwarden.nvml.call_pool import Threads
 
 DAY = 86400.0
 

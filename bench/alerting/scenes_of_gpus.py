@@ -11,8 +11,8 @@ from pynvml import NVML_ERROR_DRIVER_NOT_LOADED  # noqa: TID251 - a return code;
 from scenes import WELL, Happening, Scene, at, steps, training
 from scripted_box import Answer, WatchedBox
 
-from gpuwarden.gpu import fields
-from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
 from gpuwarden.sources.answers import SimulatedGpu, answer_of
 
 HOUR = 3600.0

@@ -16,7 +16,7 @@ from typing import Any
 from gpuwarden import logs
 from gpuwarden.config.schema import Address, Config
 from gpuwarden.daemon import Daemon
-from gpuwarden.gpu.nvml import NO_INSTANCE
+from gpuwarden.nvml.binding import NO_INSTANCE
 from gpuwarden.sources import Source
 from gpuwarden.sources.simulation import Simulation
 from shared_device import MIB, SharedDevice

@@ -128,9 +128,9 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _capture(parsed: argparse.Namespace) -> int:
-    from gpuwarden.gpu.advice import advice
-    from gpuwarden.gpu.nvml import NVMLError, error_name
     from gpuwarden.gpu.reader import Plan
+    from gpuwarden.nvml.binding import NVMLError, error_name
+    from gpuwarden.nvml.troubleshooting import advice
     from gpuwarden.sources.capture import save
     from gpuwarden.sources.masking import masked
     from gpuwarden.sources.recording import record

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from gpuwarden.gpu.gpm import Gpm
-from gpuwarden.gpu.nvml import (
+from gpuwarden.gpu.peaks import Peaks
+from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.nvml.binding import (
     MIG_ENABLED,
     NOT_AVAILABLE,
     NOT_AVAILABLE_LONG,
@@ -18,8 +19,7 @@ from gpuwarden.gpu.nvml import (
     code_of,
     nvml_error,
 )
-from gpuwarden.gpu.peaks import Peaks
-from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.nvml.gpm import Gpm
 
 P = ParamSpec("P")
 T = TypeVar("T")

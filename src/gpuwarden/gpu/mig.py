@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.nvml import (
+from gpuwarden.gpu.snapshot import MigIdentity
+from gpuwarden.nvml.binding import (
     MEMORY_V2,
     NO_MIG_DEVICE,
     UNSUPPORTED,
@@ -18,7 +19,6 @@ from gpuwarden.gpu.nvml import (
     code_of,
     error_name,
 )
-from gpuwarden.gpu.snapshot import MigIdentity
 
 MOST_INSTANCES = 64  # that are looked for on a GPU; today's hardware has 7
 RECONFIGURED = "mig_reconfigured"  # counted with the GPU's errors when an instance that had series is gone

@@ -8,10 +8,10 @@ from typing import Any
 
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.mig import Instance, Instances
-from gpuwarden.gpu.nvml import NVMLError, error_name
 from gpuwarden.gpu.snapshot import MigIdentity, MigInstance
 from gpuwarden.gpu.table import MigReadings
 from gpuwarden.metrics.model import Metric, Reading
+from gpuwarden.nvml.binding import NVMLError, error_name
 
 
 class MigReader:

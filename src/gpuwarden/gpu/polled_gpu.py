@@ -6,13 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from gpuwarden.gpu.identity import identify
-from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.sampler import Look
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity
-from gpuwarden.gpu.threads import Line, Threads
 from gpuwarden.log_limiter import Changes
+from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
+from gpuwarden.nvml.call_pool import Line, Threads
+from gpuwarden.nvml.identity import identify
 
 log = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from gpuwarden.gpu.advice import advice
-from gpuwarden.gpu.nvml import Handle, Nvml, NVMLError, error_name
 from gpuwarden.gpu.polled_gpu import PolledGpu
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
 from gpuwarden.gpu.sampler import Sampler
-from gpuwarden.gpu.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.gpu.sleep import SleepWatch
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
-from gpuwarden.gpu.threads import Line, Threads, all_of
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.log_limiter import Changes
+from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
+from gpuwarden.nvml.call_pool import Line, Threads, all_of
+from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
+from gpuwarden.nvml.troubleshooting import advice
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.mig import Instance
-from gpuwarden.gpu.nvml import NVMLError, ProcessInfo
 from gpuwarden.gpu.snapshot import GpuProcess
+from gpuwarden.nvml.binding import NVMLError, ProcessInfo
 
 Lists: TypeAlias = tuple[tuple[GpuProcess, ...], tuple[str, ...]]
 Type: TypeAlias = Literal["compute", "graphics"]

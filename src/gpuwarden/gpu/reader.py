@@ -11,10 +11,15 @@ from functools import partial
 from typing import Any, get_args
 
 from gpuwarden.gpu.device import Device, NotToldError
-from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
-from gpuwarden.gpu.gpm import Gpm
 from gpuwarden.gpu.mig_reader import MigReader
-from gpuwarden.gpu.nvml import (
+from gpuwarden.gpu.peaks import Peaks
+from gpuwarden.gpu.process_lists import ProcessLists
+from gpuwarden.gpu.sampler import Look
+from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
+from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.metrics.model import Metric, Reading, Tier
+from gpuwarden.nvml.binding import (
     GPU_GONE,
     MEMORY_V2,
     UNSUPPORTED,
@@ -24,13 +29,8 @@ from gpuwarden.gpu.nvml import (
     code_of,
     error_name,
 )
-from gpuwarden.gpu.peaks import Peaks
-from gpuwarden.gpu.process_lists import ProcessLists
-from gpuwarden.gpu.sampler import Look
-from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
-from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.host.host_memory import HostMemory, host_memory
-from gpuwarden.metrics.model import Metric, Reading, Tier
+from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
+from gpuwarden.nvml.gpm import Gpm
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from gpuwarden.gpu.nvml import NOT_AVAILABLE_LONG, Memory
+from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, Memory
 
 NEVER = float("inf")  # bytes in use that no GPU has
 _MOST_SEEN = 1024  # between two readings of a GPU

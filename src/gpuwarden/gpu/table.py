@@ -8,7 +8,6 @@ slow; what cannot change while the driver is loaded is static.
 from __future__ import annotations
 
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.gpm import OPTION as GPM_OPTION
 from gpuwarden.gpu.mig import Instance
 from gpuwarden.gpu.readings import (
     activity,
@@ -24,6 +23,7 @@ from gpuwarden.gpu.readings import (
     utilization,
 )
 from gpuwarden.metrics.model import Metric, Table
+from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"
 _GPM = "nvmlGpmSampleGet, nvmlGpmMetricsGet:"

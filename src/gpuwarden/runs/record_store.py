@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuwarden.gpu.threads import outcome_of
+from gpuwarden.nvml.call_pool import outcome_of
 from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.record_files import read_files
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS  # noqa: TID251 - return codes; nothing is called
 
-from gpuwarden.gpu import fields
-from gpuwarden.gpu.nvml import (
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import (
     CLOCK_EVENT_REASONS,
     CLOCKS,
     GPM_DRAM_ACTIVE,

@@ -13,9 +13,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpuwarden.gpu import nvml
-from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS
 from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.nvml import binding
+from gpuwarden.nvml.binding import FUNCTIONS, TEXTS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
@@ -34,16 +34,16 @@ Answers: TypeAlias = "Mapping[str, Answer]"
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 # What of a struct is kept: all that the seam names; all other answers are texts or whole numbers.
 _STRUCTS: Mapping[str, type] = {
-    "nvmlDeviceGetMemoryInfo": nvml.Memory,  # version 1 has no `reserved`
-    "nvmlDeviceGetUtilizationRates": nvml.Utilization,
-    "nvmlDeviceGetPciInfo": nvml.PciInfo,
-    "nvmlDeviceGetBAR1MemoryInfo": nvml.Bar1Memory,
-    "nvmlDeviceGetSramEccErrorStatus": nvml.SramErrors,
-    "nvmlDeviceGetRowRemapperHistogram": nvml.SpareRows,
-    "nvmlDeviceGetGpuFabricInfoV": nvml.FabricInfo,
-    "nvmlGpmQueryDeviceSupport": nvml.GpmSupport,
-    "nvmlDeviceGetAttributes_v2": nvml.Attributes,
-    **dict.fromkeys(LISTS, nvml.ProcessInfo),
+    "nvmlDeviceGetMemoryInfo": binding.Memory,  # version 1 has no `reserved`
+    "nvmlDeviceGetUtilizationRates": binding.Utilization,
+    "nvmlDeviceGetPciInfo": binding.PciInfo,
+    "nvmlDeviceGetBAR1MemoryInfo": binding.Bar1Memory,
+    "nvmlDeviceGetSramEccErrorStatus": binding.SramErrors,
+    "nvmlDeviceGetRowRemapperHistogram": binding.SpareRows,
+    "nvmlDeviceGetGpuFabricInfoV": binding.FabricInfo,
+    "nvmlGpmQueryDeviceSupport": binding.GpmSupport,
+    "nvmlDeviceGetAttributes_v2": binding.Attributes,
+    **dict.fromkeys(LISTS, binding.ProcessInfo),
 }
 FIELDS = {function: tuple(struct.__annotations__) for function, struct in _STRUCTS.items()}
 FIELD_VALUES = "nvmlDeviceGetFieldValues"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
 
-from gpuwarden.gpu.nvml import nvml_error
+from gpuwarden.nvml.binding import nvml_error
 
 
 def _refuse(*_arguments: object) -> None:

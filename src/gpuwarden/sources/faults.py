@@ -7,7 +7,7 @@ from typing import Any
 
 from pynvml import NVML_ERROR_GPU_IS_LOST  # noqa: TID251 - a return code; nothing is called
 
-from gpuwarden.gpu.nvml import nvml_error
+from gpuwarden.nvml.binding import nvml_error
 
 
 class Faults:
@@ -57,7 +57,7 @@ class GpuFaults(Faults):
         self.answers = {**self.answers, function: value}
 
     def tell(self, field: int, value: float, scope: int = 0) -> None:
-        """Give a field (of `gpuwarden.gpu.fields`) that value in that scope, such as a link, until `restore`."""
+        """Give a field (of `gpuwarden.nvml.fields`) that value in that scope, such as a link, until `restore`."""
         self.fields = {**self.fields, (field, scope): value}
 
     def restore(self) -> None:

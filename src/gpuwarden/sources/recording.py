@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
 
-from gpuwarden.gpu.gpm import LEAST_SECONDS
-from gpuwarden.gpu.identity import identify
-from gpuwarden.gpu.nvml import FUNCTIONS, Handle, Nvml, NVMLError, code_of
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader, Plan
 from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, NVMLError, code_of
+from gpuwarden.nvml.gpm import LEAST_SECONDS
+from gpuwarden.nvml.identity import identify
 from gpuwarden.sources import gpm
 from gpuwarden.sources.capture import (
     FIELD_VALUES,

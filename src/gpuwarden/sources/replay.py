@@ -16,8 +16,8 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_SUCCESS,
 )
 
-from gpuwarden.gpu.nvml import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.nvml.binding import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 from gpuwarden.sources import gpm
 from gpuwarden.sources.capture import (
     FIELD_VALUES,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from gpuwarden.gpu.nvml import (
+from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml.binding import (
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
     GPM_PCIE,
@@ -14,7 +15,6 @@ from gpuwarden.gpu.nvml import (
     GPM_SM_OCCUPANCY,
     GPM_TENSOR_OPERATIONS,
 )
-from gpuwarden.metrics.model import Labels
 
 
 class Sampled(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.nvml import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN, Handle
 from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN, Handle
 
 _MEGA = 1e6
 _ALL_REASONS: int = sum(CLOCK_EVENT_REASONS.values())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuwarden.gpu.device import Device, told
-from gpuwarden.gpu.nvml import MEMORY_V2, Bar1Memory, Memory
 from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml.binding import MEMORY_V2, Bar1Memory, Memory
 
 
 def _memory(gpu: Device) -> Memory | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.nvml import (
+from gpuwarden.gpu.readings.shapes import answer, one_of, settings, state
+from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml import fields
+from gpuwarden.nvml.binding import (
     ADDRESSING_MODES,
     COMPUTE_MODES,
     FABRIC_STATES,
@@ -13,8 +15,6 @@ from gpuwarden.gpu.nvml import (
     VIRTUALIZATION_MODES,
     Nvml,
 )
-from gpuwarden.gpu.readings.shapes import answer, one_of, settings, state
-from gpuwarden.metrics.model import Labels
 
 _RESETS = frozenset({1, 4, 6})  # the recovery actions that reset the GPU
 # Faults of the GPU's place in its NVLink fabric: two bits each of the health mask, 0 not told, 1 yes, 2 no.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu import fields
 from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import present
 from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml import fields
 
 
 def usage(gpu: Device) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpuwarden.gpu.device import Device, told
-from gpuwarden.gpu.nvml import NOT_AVAILABLE
 from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml.binding import NOT_AVAILABLE
 
 
 def kernels(gpu: Device) -> float:

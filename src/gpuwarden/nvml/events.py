@@ -15,7 +15,8 @@ from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpuwarden.gpu.nvml import (
+from gpuwarden.gpu.snapshot import Driver, Snapshot
+from gpuwarden.nvml.binding import (
     DRIVER_GONE,
     NO_EVENT,
     UNSUPPORTED,
@@ -28,7 +29,6 @@ from gpuwarden.gpu.nvml import (
     error_name,
     handle_key,
 )
-from gpuwarden.gpu.snapshot import Driver, Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The seam to the driver: the functions of NVML that gpuwarden calls, by nvidia-ml-py's names.
 
 The driver's binding (module pynvml), a capture and the simulation all answer to `Nvml`; nothing above knows which.
-Every call may block in the driver and is made on a thread of its own (gpu/threads.py), never on the event loop.
+Every call may block in the driver and is made on a thread of its own (nvml/call_pool.py), never on the event loop.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Nvml(Protocol):
     """Functions of NVML that gpuwarden calls. Every method raises pynvml.NVMLError with the driver's return code.
 
     Where nvidia-ml-py wants a struct to fill, or hands out a union, the answer here is what it holds
-    (sources/driver.py): field values are pairs of a return code and the value, None where the driver has none now.
+    (nvml/driver.py): field values are pairs of a return code and the value, None where the driver has none now.
     """
 
     # fmt: off

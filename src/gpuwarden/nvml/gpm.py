@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuwarden.gpu.nvml import (
+from gpuwarden.nvml.binding import (
     GPM_DRAM_ACTIVE,
     GPM_GRAPHICS_ENGINE,
     GPM_PCIE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuwarden.gpu.nvml import ARCHITECTURES, BRANDS, GPU_GONE, Handle, Nvml, NVMLError, code_of
-from gpuwarden.gpu.session import if_supported
 from gpuwarden.gpu.snapshot import Identity
+from gpuwarden.nvml.binding import ARCHITECTURES, BRANDS, GPU_GONE, Handle, Nvml, NVMLError, code_of
+from gpuwarden.nvml.session import if_supported
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pynvml
 
-from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml, nvml_error
-from gpuwarden.sources.listing import listing_functions
+from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Field, FieldValue, Handle, Nvml, nvml_error
+from gpuwarden.nvml.process_lists import listing_functions
+from gpuwarden.nvml.troubleshooting import hidden_gpus
 
 LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
 PATIENCE_SECONDS = 10.0

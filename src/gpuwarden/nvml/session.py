@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpuwarden.gpu.advice import hidden_gpus
-from gpuwarden.gpu.nvml import DRIVER_GONE, LIBRARY_MISMATCH, UNSUPPORTED, Nvml, NVMLError, code_of
 from gpuwarden.gpu.snapshot import Driver
+from gpuwarden.nvml.binding import DRIVER_GONE, LIBRARY_MISMATCH, UNSUPPORTED, Nvml, NVMLError, code_of
+from gpuwarden.nvml.troubleshooting import hidden_gpus
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""NVML through nvidia-ml-py: session, calls with a deadline, events."""
