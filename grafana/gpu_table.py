@@ -26,10 +26,10 @@ from ways import IN_CLUSTER, ONE_RUN, link
 from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.table import GpuReadings, MigReadings
-from gpuwarden.gpu.xid import Severity, codes
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings
+from gpuwarden.xid.codes import Severity, codes
 
 # A query with other labels than the rest would keep its rows apart: `merge` joins by the labels all have.
 _EACH = f"max by ({DEVICE})"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kernel_log_fifo import Fifo
 
-from gpuwarden.gpu.kernel_xid import BEGINNINGS, KernelXid, pci_address, xids
 from gpuwarden.host.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
+from gpuwarden.xid.kernel_messages import BEGINNINGS, KernelXid, pci_address, xids
 
 GPU = (0, 0x3B, 0)
 

@@ -18,7 +18,7 @@ from gpuwarden.alerts.rules import Choices, prometheus_rule, rule_file
 from gpuwarden.alerts.settings import SETTINGS, TIME
 from gpuwarden.cli import main
 from gpuwarden.config.value_types import DURATION
-from gpuwarden.gpu.xid import Severity, codes, explain
+from gpuwarden.xid.codes import Severity, codes, explain
 
 REPOSITORY = Path(__file__).parents[1]
 RULES = REPOSITORY / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"

@@ -13,7 +13,6 @@ from test_state_api import REPORT, a_run, full
 from browser import Tab, chromium
 from gpuwarden.api.box import MAX_PROCESSES
 from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
-from gpuwarden.gpu import xid
 from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import XidCount
@@ -26,6 +25,7 @@ from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.stall import Stall
 from gpuwarden.runs.verdict import Verdict
 from gpuwarden.state import State
+from gpuwarden.xid import codes as xid
 from page_stage import SOCKET, Stage, answer, stage
 from snapshots import GIB, divided, gpu, snapshot
 

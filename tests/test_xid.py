@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.gpu.xid import _ROWS, XIDS, Action, codes, explain
+from gpuwarden.xid.codes import _ROWS, XIDS, Action, codes, explain
 
 # The column "immediate action" of NVIDIA's catalogue as of 2025-10 (docs.nvidia.com/deploy/xid-errors), where it is one
 # of these three. Of IGNORE we deviate where the catalogue goes on with "contact support" or the log asks for a reset.

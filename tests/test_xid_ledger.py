@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.gpu.xid_ledger import APART_SECONDS, MAX_CODES, MAX_OPEN, Source, XidLedger, XidReport
+from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, Source, XidLedger, XidReport
 
 SOURCES: tuple[Source, ...] = ("nvml", "kernel_log", "kernel_log_text")
 WALL = 1e9  # Unix time at the monotonic time 0

@@ -14,11 +14,11 @@ import pytest
 from kernel_log_fifo import Fifo
 from services import Daemon, ending, until
 
-from gpuwarden.gpu.kernel_xid import BEGINNINGS
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
-from gpuwarden.gpu.xid_watch import IDENTIFY_SECONDS, MAX_HOMELESS, XidWatch
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.sources.simulation import Simulation
+from gpuwarden.xid.collector import IDENTIFY_SECONDS, MAX_HOMELESS, XidWatch
+from gpuwarden.xid.kernel_messages import BEGINNINGS
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
 

@@ -20,7 +20,6 @@ from gpuwarden.api.history import write_history
 from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
-from gpuwarden.gpu import kernel_xid
 from gpuwarden.gpu.containers import ContainerNames
 from gpuwarden.gpu.owners import OwnerBook
 from gpuwarden.gpu.poller import Poller, StillUsedError
@@ -30,7 +29,6 @@ from gpuwarden.gpu.sleep import SleepWatch
 from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.gpu.users import UserNames
-from gpuwarden.gpu.xid_watch import XidWatch
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_reader import Host, HostReader, memory_available
 from gpuwarden.host.kernel_log import KernelLog
@@ -55,6 +53,8 @@ from gpuwarden.runs.stall import Patience
 from gpuwarden.sources import Source
 from gpuwarden.state import Counts, State
 from gpuwarden.web import Request, Response, WebServer
+from gpuwarden.xid import kernel_messages
+from gpuwarden.xid.collector import XidWatch
 
 if TYPE_CHECKING:
     from gpuwarden.alerts.delivery.dispatcher import Dispatcher
@@ -97,7 +97,7 @@ class Daemon:
             sleep=SleepWatch() if config.gpus.let_sleep and source.name == "nvml" else None,
         )
         # Of GPUs that are not this machine's, its kernel tells nothing.
-        logged = kernel_xid.BEGINNINGS + oom_killer.BEGINNINGS
+        logged = kernel_messages.BEGINNINGS + oom_killer.BEGINNINGS
         self._kernel_log = KernelLog(logged, config.kernel_log.path) if source.name == "nvml" else None
         self._kernels_pids = pid_namespace.is_initial()  # whether its log's pids are those seen here
         self._xids = XidWatch(source.nvml)

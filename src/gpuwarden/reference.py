@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
-from gpuwarden.gpu.xid import XIDS, Action, Xid, explain
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.runs.receipt import (
     BatchMemorySeen,
@@ -22,6 +21,7 @@ from gpuwarden.runs.receipt import (
     meanings,
 )
 from gpuwarden.runs.verdict import RULES
+from gpuwarden.xid.codes import XIDS, Action, Xid, explain
 
 
 def metrics_markdown() -> str:
@@ -60,7 +60,7 @@ def xid_markdown() -> str:
 def _xid_lines() -> Iterator[str]:
     yield "# XIDs"
     yield ""
-    yield "Written by `gpuwarden reference xid` from src/gpuwarden/gpu/xid.py; `make docs` brings it up to date."
+    yield "Written by `gpuwarden reference xid` from src/gpuwarden/xid/codes.py; `make docs` brings it up to date."
     yield ""
     yield "An XID is a fault that NVIDIA's driver reports of a GPU. `gpuwarden_gpu_xid_events_total` counts them, and"
     yield "`gpuwarden_gpu_xid_last_event_timestamp_seconds` says when each code came last. The severity *page* raises"

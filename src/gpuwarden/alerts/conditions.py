@@ -16,12 +16,12 @@ from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.host import procfs
 from gpuwarden.protocol.messages import ErrorKind
 from gpuwarden.runs.ending import Outcome
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
+from gpuwarden.xid.codes import Severity, explain
 
 Condition = Callable[[State, Limits], Iterator[Alert]]
 

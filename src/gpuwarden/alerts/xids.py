@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.gpu.xid import Action, Severity, codes, explain
+from gpuwarden.xid.codes import Action, Severity, codes, explain
 
 _FOLDS: tuple[Severity, ...] = ("page", "warn")
 

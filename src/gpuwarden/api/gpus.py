@@ -12,11 +12,11 @@ from gpuwarden.config import thresholds
 from gpuwarden.gpu.owner_kinds import NAMES
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
 from gpuwarden.gpu.table import GpuReadings, MigReadings
-from gpuwarden.gpu.xid import explain
 from gpuwarden.nvml.troubleshooting import gpu_advice
 from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
+from gpuwarden.xid.codes import explain
 
 _IN_USE = "Bytes that the allocators of reporting runs have handed out there; not there without such a run."
 _HEADROOM = (

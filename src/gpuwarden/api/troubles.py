@@ -13,10 +13,10 @@ from gpuwarden.config import thresholds
 from gpuwarden.formatting import amount, foreseen, lasting, ratio
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.protocol.messages import RESOURCES, Level
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
+from gpuwarden.xid.codes import Severity, explain
 
 Gravity = Literal["ok", "warning", "critical"]
 Condition = Literal["ok", "warning", "critical", "unknown"]

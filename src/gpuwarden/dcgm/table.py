@@ -10,9 +10,9 @@ from typing import Any
 
 from gpuwarden.dcgm.entity import LABELS, Entity
 from gpuwarden.gpu.table import GpuReadings, MigReadings
-from gpuwarden.gpu.xid import explain
 from gpuwarden.metrics.model import Kind, Metric, Reading, Table
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, COMPUTE_MODES
+from gpuwarden.xid.codes import explain
 
 MIB, MHZ = 1 / 2**20, 1e-6
 PERCENT, MILLI, NANO = 100, 1e3, 1e9

@@ -1,7 +1,7 @@
 """Wait for the driver's XID events, on a thread of its own: a wait that never ends costs these events and nothing else.
 
 On Linux NVML hands out each event of a set once, in order. What it leaves out stands in the kernel log
-(gpu/kernel_xid.py).
+(xid/kernel_messages.py).
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from typing import Annotated, Literal, get_args
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.gpu.xid import Severity, explain
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
+from gpuwarden.xid.codes import Severity, explain
 
 MAX_EVENTS = 50
 MAX_TEXT = 300  # characters

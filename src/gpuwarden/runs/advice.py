@@ -19,7 +19,6 @@ from gpuwarden.gpu.owners import Holder
 from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
-from gpuwarden.gpu.xid import Action, explain
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import Peer
 from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
@@ -28,6 +27,7 @@ from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.neighbours import REST_SECONDS, Neighbour, Neighbours
 from gpuwarden.runs.run import Run
+from gpuwarden.xid.codes import Action, explain
 
 LEAST_GROWTH = 64 * 2**20  # bytes that a neighbour has to take, however little there is
 HUNG_SECONDS = 10.0  # that a GPU has to hang for it to count as lost: one that is only slow comes back

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gpuwarden.gpu.xid import explain
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.verdict import grown_on_host
+from gpuwarden.xid.codes import explain
 
 Outcome = Literal["finished", "failed", "killed", "oom_killed", "aborted", "crashed", "unknown"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)

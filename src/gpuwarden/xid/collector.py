@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuwarden.gpu.kernel_xid import KernelXid, PciAddress, pci_address, xids
 from gpuwarden.gpu.snapshot import Gpu, Identity, Snapshot
-from gpuwarden.gpu.xid import Severity, explain
-from gpuwarden.gpu.xid_ledger import XidLedger, XidReport
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.nvml.binding import Nvml
 from gpuwarden.nvml.events import XidEvents
+from gpuwarden.xid.codes import Severity, explain
+from gpuwarden.xid.deduplicator import XidLedger, XidReport
+from gpuwarden.xid.kernel_messages import KernelXid, PciAddress, pci_address, xids
 
 log = logging.getLogger(__name__)
 

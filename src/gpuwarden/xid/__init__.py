@@ -1,0 +1,1 @@
+"""XID errors: codes, their sources, each fault counted once."""
