@@ -9,12 +9,12 @@ import pytest
 
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
-from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser

@@ -16,10 +16,10 @@ import pytest
 from container_runtime import Runtime
 from folders import open_to_all
 
-from gpuwarden.gpu import containers, unix_http
-from gpuwarden.gpu.containers import RETRY_SECONDS, SHORT_ID, ContainerNames
-from gpuwarden.gpu.place import Container, Place
 from gpuwarden.metrics.labels import LONGEST
+from gpuwarden.owners import containers, unix_http
+from gpuwarden.owners.cgroup_path import Container, Place
+from gpuwarden.owners.containers import RETRY_SECONDS, SHORT_ID, ContainerNames
 from system_parts import needs, require
 
 ID = "0123456789abcdef" * 4
@@ -310,7 +310,7 @@ def test_a_capability_opens_what_modes_close(tmp_path: Path) -> None:
     require(os.geteuid() == 0, "only root can give capabilities: run this as root")
     (tmp_path / "pods").mkdir(mode=0o700)
     look = (
-        "import sys; from pathlib import Path; from gpuwarden.gpu.containers import ContainerNames;"
+        "import sys; from pathlib import Path; from gpuwarden.owners.containers import ContainerNames;"
         "print(ContainerNames(None, None, Path(sys.argv[1])).access())"
     )
     nobody = [needs("setpriv", "util-linux"), "--reuid=65534", "--regid=65534", "--clear-groups"]

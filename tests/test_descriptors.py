@@ -9,7 +9,7 @@ import sys
 SCRIPT = """
 import os, resource
 from gpuwarden import systemd
-from gpuwarden.gpu.processes import ProcessNames
+from gpuwarden.owners.processes import ProcessNames
 names = ProcessNames()
 names.identify([os.getppid()])  # has psutil import and open what it opens once
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

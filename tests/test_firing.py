@@ -13,10 +13,10 @@ from gpuwarden.alerts.firing import MOST_FIRING, STEADY_SECONDS, Firing
 from gpuwarden.alerts.rules import ALERTS
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
-from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
+from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.ending import Ending, Outcome

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.gpu.owners import Holder, Owners
-from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import Peer
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.neighbours import MAX_CHANGES, MAX_PROCESSES, Neighbours
 from gpuwarden.runs.registry import RunRegistry

@@ -18,8 +18,8 @@ import pytest
 from container_runtime import Runtime
 from services import Daemon, ending, until
 
-from gpuwarden.gpu.owners import OTHER
 from gpuwarden.host.pid_namespace import must_be_proven
+from gpuwarden.owners.resolver import OTHER
 from mock_nvml import MockNvml
 from system_parts import needs, require
 

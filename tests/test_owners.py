@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from services import until
 
-from gpuwarden.gpu.containers import ContainerNames
-from gpuwarden.gpu.owner_kinds import NAMES, WORKLOADS
-from gpuwarden.gpu.owners import OTHER, Holder, OwnerBook, Owners
-from gpuwarden.gpu.place import NOWHERE, Container, Place
-from gpuwarden.gpu.processes import ProcessIdentity
-from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.gpu.users import UserNames
+from gpuwarden.owners.cgroup_path import NOWHERE, Container, Place
+from gpuwarden.owners.containers import ContainerNames
+from gpuwarden.owners.kinds import NAMES, WORKLOADS
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.resolver import OTHER, Holder, OwnerBook, Owners
+from gpuwarden.owners.slurm import JobMaps
+from gpuwarden.owners.users import UserNames
 from snapshots import GIB, divided, gpu, snapshot
 
 ROOT = Path(__file__).parents[1]

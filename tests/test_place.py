@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.gpu.place import Container, Place, parse
+from gpuwarden.owners.cgroup_path import Container, Place, parse
 
 ID = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4

@@ -19,10 +19,10 @@ import psutil
 import pytest
 from services import until
 
-from gpuwarden.gpu import processes
-from gpuwarden.gpu.place import NOWHERE, Container, Place
-from gpuwarden.gpu.processes import ProcessIdentity, ProcessNames
 from gpuwarden.host import pid_namespace
+from gpuwarden.owners import processes
+from gpuwarden.owners.cgroup_path import NOWHERE, Container, Place
+from gpuwarden.owners.processes import ProcessIdentity, ProcessNames
 from system_parts import require
 
 ME = os.getpid()
@@ -34,7 +34,7 @@ ID = "0123456789abcdef" * 4
 READER = """
 import json, os, sys
 from gpuwarden.host import pid_namespace
-from gpuwarden.gpu.processes import ProcessNames
+from gpuwarden.owners.processes import ProcessNames
 pid_namespace._DEVICES = os.environ.get("DEVICES", "/nonexistent/nvidia")
 if "AS_NOBODY" in os.environ:
     os.setgroups([])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpuwarden.gpu.slurm import MOST_JOBS, GpuJobs, Job, JobMaps
 from gpuwarden.gpu.snapshot import GpuProcess
+from gpuwarden.owners.slurm import MOST_JOBS, GpuJobs, Job, JobMaps
 from snapshots import divided, gpu
 
 GPUS = [gpu(index) for index in range(3)]

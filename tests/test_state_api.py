@@ -22,12 +22,12 @@ from gpuwarden.api.runs import MAX_RUNS
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon as Warden
-from gpuwarden.gpu.owners import Holder, Owners
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
+from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.recent.events import RecentEvents

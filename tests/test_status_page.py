@@ -13,10 +13,10 @@ from test_state_api import REPORT, a_run, full
 from browser import Tab, chromium
 from gpuwarden.api.box import MAX_PROCESSES
 from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
-from gpuwarden.gpu.owners import Holder, Owners
-from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure import Pressure, RunPressure
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.ending import Ending

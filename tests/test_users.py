@@ -10,7 +10,7 @@ import pytest
 from services import until
 from simulated_box import Clock
 
-from gpuwarden.gpu.users import KEEP_SECONDS, PATIENCE_SECONDS, UserNames
+from gpuwarden.owners.users import KEEP_SECONDS, PATIENCE_SECONDS, UserNames
 
 
 def test_names_of_this_system() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuwarden.gpu.place import NOWHERE, Place
-from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.host.process_key import Peer
+from gpuwarden.owners.cgroup_path import NOWHERE, Place
+from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import Durations
 from gpuwarden.sources.board import NO_LOAD, Load

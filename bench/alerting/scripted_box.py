@@ -17,12 +17,12 @@ from jobs import Job, Process
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import Daemon
-from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.exposition import TABLES, Entries, Exposition, entries
 from gpuwarden.metrics.model import Metric, Table
+from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
 from gpuwarden.sources import Source
 from gpuwarden.sources.answers import SimulatedGpu, answer_of

@@ -20,15 +20,10 @@ from gpuwarden.api.history import write_history
 from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
-from gpuwarden.gpu.containers import ContainerNames
-from gpuwarden.gpu.owners import OwnerBook
 from gpuwarden.gpu.poller import Poller, StillUsedError
-from gpuwarden.gpu.processes import ProcessNames
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.sleep import SleepWatch
-from gpuwarden.gpu.slurm import JobMaps
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.gpu.users import UserNames
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_reader import Host, HostReader, memory_available
 from gpuwarden.host.kernel_log import KernelLog
@@ -36,6 +31,11 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import ProcessTrees, Usage
 from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, Page, entries, negotiate
 from gpuwarden.metrics.model import Table
+from gpuwarden.owners.containers import ContainerNames
+from gpuwarden.owners.processes import ProcessNames
+from gpuwarden.owners.resolver import OwnerBook
+from gpuwarden.owners.slurm import JobMaps
+from gpuwarden.owners.users import UserNames
 from gpuwarden.page import files
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.rate_limit import Allowance

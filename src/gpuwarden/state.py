@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden._version import __version__
-from gpuwarden.gpu.owners import Owners
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.host_reader import Host
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure import Pressure
 from gpuwarden.runs.run import Run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from gpuwarden.gpu.owner_kinds import OWNER_KINDS
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metrics.model import Labels, Metric, Reading, Table
+from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.pressure import RANK
 from gpuwarden.protocol.messages import Rejection
 from gpuwarden.state import State

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.alerts.rule import RecordingRule
-from gpuwarden.gpu.owner_kinds import OWNER_KINDS
+from gpuwarden.owners.kinds import OWNER_KINDS
 
 _RECORDED = "|".join(kind.name for kind in OWNER_KINDS if kind.recorded)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.owner_kinds import OWNER_KINDS
-from gpuwarden.gpu.owners import UNKNOWN, Holder
 from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.owners.kinds import OWNER_KINDS
+from gpuwarden.owners.resolver import UNKNOWN, Holder
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 

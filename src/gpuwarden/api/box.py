@@ -13,10 +13,10 @@ from gpuwarden.api.gpus import GpuDocument, Number, gpu_documents
 from gpuwarden.api.runs import MAX_RUNS, RunDocument, run_documents
 from gpuwarden.api.troubles import Trouble, box_condition, box_troubles, judge
 from gpuwarden.config import thresholds
-from gpuwarden.gpu.owners import Holder
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import advice
+from gpuwarden.owners.resolver import Holder
 from gpuwarden.recent.events import MAX_EVENTS, Event, RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.state import State

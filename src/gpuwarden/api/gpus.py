@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from gpuwarden.api.document import readings_of
 from gpuwarden.api.troubles import Judged, Trouble, gravest
 from gpuwarden.config import thresholds
-from gpuwarden.gpu.owner_kinds import NAMES
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
 from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.nvml.troubleshooting import gpu_advice
+from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State

@@ -15,12 +15,12 @@ from functools import partial
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.formatting import amount, lasting, ratio
-from gpuwarden.gpu.owners import Holder
 from gpuwarden.gpu.sampler import NEVER
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import Peer
+from gpuwarden.owners.resolver import Holder
 from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.runs.ear import Ear, Matter

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuwarden.gpu.owners import UNKNOWN, Owners
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
+from gpuwarden.owners.resolver import UNKNOWN, Owners
 from gpuwarden.runs.case import Taken
 
 MAX_CHANGES = 32  # of a process that are kept

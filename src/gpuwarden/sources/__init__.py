@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from gpuwarden.config import schema
-from gpuwarden.gpu.processes import ProcessIdentity
-from gpuwarden.gpu.users import from_database
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.host.process_key import Peer
 from gpuwarden.nvml import driver
 from gpuwarden.nvml.binding import Nvml
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.users import from_database
 from gpuwarden.protocol.messages import Message
 from gpuwarden.sources.capture import load
 from gpuwarden.sources.replay import CapturedNvml

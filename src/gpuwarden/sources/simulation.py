@@ -16,9 +16,9 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_UNINITIALIZED,
 )
 
-from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.host.process_key import Peer
 from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
+from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
 from gpuwarden.sources import gpm
 from gpuwarden.sources.answers import SimulatedGpu, answer_of, gpm_metrics, recorded, uuid

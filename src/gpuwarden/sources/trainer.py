@@ -6,8 +6,8 @@ import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuwarden.gpu.processes import ProcessIdentity
 from gpuwarden.host.process_key import Peer
+from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import Durations
 from gpuwarden.sources.board import NO_LOAD, Board

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuwarden.gpu.place import NOWHERE, Place
+from gpuwarden.owners.cgroup_path import NOWHERE, Place
 from gpuwarden.protocol.messages import Phase
 from gpuwarden.sources.board import NO_LOAD, Load
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuwarden.formatting import amount
-from gpuwarden.gpu.owner_kinds import BY_PRIORITY
+from gpuwarden.owners.kinds import BY_PRIORITY
 from gpuwarden.top.answer import Part
 from gpuwarden.top.look import (
     HELD,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from gpuwarden.gpu.containers import ContainerNames
-from gpuwarden.gpu.owner_kinds import NAMES
-from gpuwarden.gpu.processes import ProcessIdentity
-from gpuwarden.gpu.slurm import GpuJobs, Job, JobMaps
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.gpu.users import UserNames
 from gpuwarden.metrics.labels import label
 from gpuwarden.metrics.model import Labels
+from gpuwarden.owners.containers import ContainerNames
+from gpuwarden.owners.kinds import NAMES
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.slurm import GpuJobs, Job, JobMaps
+from gpuwarden.owners.users import UserNames
 
 UNKNOWN = "unknown"  # the user of a process that cannot be seen from here
 OTHER = "other"  # the owners beyond the limit

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpuwarden.gpu import unix_http
-from gpuwarden.gpu.place import Container, Place
 from gpuwarden.metrics.labels import label
+from gpuwarden.owners import unix_http
+from gpuwarden.owners.cgroup_path import Container, Place
 
 log = logging.getLogger(__name__)
 

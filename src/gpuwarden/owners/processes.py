@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from gpuwarden.gpu import place
-from gpuwarden.gpu.place import NOWHERE, Place
 from gpuwarden.host import pid_namespace
 from gpuwarden.metrics.labels import label
+from gpuwarden.owners import cgroup_path as place
+from gpuwarden.owners.cgroup_path import NOWHERE, Place
 
 MOST_LOOK_UPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
 CGROUP_BYTES = 64 * 1024

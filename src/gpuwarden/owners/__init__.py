@@ -1,0 +1,1 @@
+"""Owners of GPU memory: users, containers, pods, Slurm jobs, runs."""
