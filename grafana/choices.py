@@ -6,7 +6,7 @@ from classic import SOURCE, Json
 from series import BOX
 
 from gpuwarden.alerts.rules import RECORDED
-from gpuwarden.gpu.table import MigReadings
+from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import DaemonReadings, GpuHealth, OwnerReadings
 

@@ -7,7 +7,7 @@ from looks import COLORED
 from panels import table, timeline, timeseries
 from series import DEVICE, risen, series, with_gpu
 
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.tables import GpuHealth
 
 _STEPS = 480  # a box has hundreds of counters of links: an hour is read by scrapes still, a week not

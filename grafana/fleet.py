@@ -14,7 +14,7 @@ from run_table import run_table
 from series import BOX, UNLESS_RECORDED, firing, least_headroom_ratio, recorded, series
 from ways import FLEET, marks, ways
 
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import GpuHealth
 

@@ -25,7 +25,7 @@ from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
-from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings

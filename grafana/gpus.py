@@ -8,7 +8,7 @@ from panels import timeline, timeseries
 from processes import processes
 from series import BOX, DEVICE, pressure, rate, series, with_device, with_gpu
 
-from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.owners.kinds import WORKLOADS
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import OwnerReadings

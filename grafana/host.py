@@ -7,7 +7,7 @@ from looks import DASHED, LIMIT, NO_RUN, SIZE
 from panels import timeseries
 from series import BOX, rate, series, with_run
 
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.host.host_reader import HostReadings
 from gpuwarden.runs.table import RunReadings
 

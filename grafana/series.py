@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpuwarden.alerts.rules import RECORDED
-from gpuwarden.gpu.table import MigReadings
+from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.table import RunReadings

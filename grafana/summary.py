@@ -9,7 +9,7 @@ from run_speed import input_wait, throttled
 from series import boxes, firing, headroom_ratio, series, with_device, with_gpu, with_run
 
 from gpuwarden.config import thresholds
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import GpuHealth
 

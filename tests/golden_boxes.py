@@ -20,9 +20,9 @@ from simulated_box import Clock
 from gpuwarden.api.box import Seen, write_state
 from gpuwarden.config.schema import Config
 from gpuwarden.dcgm.page import DcgmPage
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of

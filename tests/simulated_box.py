@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.reader import Answers, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.nvml.binding import Handle
 from gpuwarden.sources.simulation import Simulation
 

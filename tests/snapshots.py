@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Driver, Gpu, GpuProcess, Identity, MigIdentity, MigInstance, Snapshot
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 
 GIB = 2**30
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report

@@ -9,9 +9,9 @@ import pytest
 
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
-from gpuwarden.gpu.sampler import NEVER
+from gpuwarden.gpu.memory_sampler import NEVER
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.owners.resolver import Holder, Owners

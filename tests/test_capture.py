@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
 
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.nvml.binding import Nvml, NVMLError, code_of
 from gpuwarden.sources.capture import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from peer_fields import DCGM_COUNTERS, DCGM_FIELDS, GPUD_COMPONENTS, NVML_METRICS, QUERY_FIELDS
 
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.metrics.exposition import TABLES
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "coverage.md").read_text(encoding="utf-8")

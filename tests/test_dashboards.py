@@ -31,7 +31,7 @@ from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.alerts.rules import ALERTS, Choices, annotated
 from gpuwarden.config import thresholds
-from gpuwarden.gpu.table import MigReadings
+from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.runs.table import RunReadings
 from gpuwarden.tables import PressureReadings, ProcessReadings

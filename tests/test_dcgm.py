@@ -24,10 +24,10 @@ from gpuwarden.dcgm.entity import LABELS
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.dcgm.rates import Rates
 from gpuwarden.dcgm.table import DcgmMetric, DcgmReadings
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.gpu.snapshot import Gpu, Identity, MigIdentity, MigInstance, Snapshot, XidCount
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.metrics.exposition import Exposition, Page, entries
 from gpuwarden.metrics.model import Metric
 from gpuwarden.state import State

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.peaks import Peaks
+from gpuwarden.gpu.memory_peaks import Peaks
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.nvml.binding import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
 from gpuwarden.nvml.gpm import Gpm

@@ -13,8 +13,8 @@ from gpuwarden.alerts.firing import MOST_FIRING, STEADY_SECONDS, Firing
 from gpuwarden.alerts.rules import ALERTS
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure import PressureWatch

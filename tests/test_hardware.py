@@ -10,10 +10,10 @@ import pytest
 from services import Daemon, Process, ending, until
 from simulated_box import Clock
 
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.nvml.driver import binding, why_unusable
 from gpuwarden.nvml.events import XidEvents
 from gpuwarden.nvml.gpm import LEAST_SECONDS

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.headroom import Overhead, Space, headroom
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage

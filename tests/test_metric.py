@@ -53,7 +53,7 @@ def test_attribute_must_bear_the_metrics_name() -> None:
 
 def test_misspelt_reading_does_not_exist() -> None:
     """A reading that no row declares is an AttributeError where it is written, and an error of the type checker."""
-    from gpuwarden.gpu.table import GpuReadings  # noqa: PLC0415 - the subject of this test alone
+    from gpuwarden.gpu.metrics import GpuReadings  # noqa: PLC0415 - the subject of this test alone
 
     with pytest.raises(AttributeError):
         _ = GpuReadings.memory_usd_bytes  # type: ignore[attr-defined] # the type checker's error is the point

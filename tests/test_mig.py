@@ -12,10 +12,10 @@ import pytest
 from polled_driver import SLOW, polling
 from services import Daemon, ending, until
 
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.mig import RECONFIGURED
 from gpuwarden.gpu.reader import GpuReader
 from gpuwarden.gpu.snapshot import MigInstance
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, nvml_error
 from mock_nvml import MockNvml
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpuwarden.gpu.peaks import WINDOWS, Peaks
+from gpuwarden.gpu.memory_peaks import WINDOWS, Peaks
 
 
 class Clock:

@@ -12,9 +12,9 @@ import pytest
 
 from gpuwarden import log_limiter
 from gpuwarden.gpu import poller as poller_module
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.nvml.binding import Handle, ProcessInfo, nvml_error
 from gpuwarden.nvml.call_pool import LATE
 from gpuwarden.sources.simulation import Simulation

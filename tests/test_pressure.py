@@ -9,8 +9,8 @@ import pytest
 
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.pressure import Pressure, PressureWatch, RunPressure, memory_level, thermal_level

@@ -7,8 +7,8 @@ import pynvml
 import pytest
 from fake_gpu import ANSWERS, GIB, HANDLE, LOST, MEMORY, UNKNOWN, UNSUPPORTED, Fails, FakeNvml, Gpu, by, read, scalars
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metrics.model import Metric
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error

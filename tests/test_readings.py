@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from fake_gpu import GIB, HANDLE, LINKS, SRAM, UNKNOWN, UNSUPPORTED, Fails, Gpu, by, read, reading
 
-from gpuwarden.gpu.table import GpuReadings as Row
+from gpuwarden.gpu.metrics import GpuReadings as Row
 from gpuwarden.metrics.model import Metric
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS

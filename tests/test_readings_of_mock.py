@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuwarden.gpu.table import GpuReadings
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from mock_nvml import MockNvml
 

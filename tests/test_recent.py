@@ -6,8 +6,8 @@ import tracemalloc
 from dataclasses import replace
 from typing import Any
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
 from gpuwarden.pressure import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.cgroup_limits import OomKills
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import Peer

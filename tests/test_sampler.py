@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from services import until
 
-from gpuwarden.gpu.sampler import NEVER, Look, Sampler
+from gpuwarden.gpu.memory_sampler import NEVER, Look, Sampler
 from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, nvml_error
 from gpuwarden.nvml.binding import Memory as MemoryInfo
 

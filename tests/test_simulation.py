@@ -12,9 +12,9 @@ import pytest
 from simulated_box import Box, value
 
 from gpuwarden.gpu import reader
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.process_key import Peer
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FUNCTIONS, MEMORY_V2, TEMPERATURE_CORE, NVMLError, code_of

@@ -12,7 +12,7 @@ import pytest
 from services import ROOT, Daemon, ending, until
 
 from gpuwarden.gpu.poller import Poller
-from gpuwarden.gpu.sleep import IDLE_SECONDS, REST_SECONDS, SleepWatch
+from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, REST_SECONDS, SleepWatch
 from gpuwarden.nvml.binding import Handle, nvml_error
 from gpuwarden.sources.simulation import Simulation
 from mock_nvml import MockNvml
@@ -135,9 +135,9 @@ def test_daemon_lets_gpus_sleep(tmp_path: Path, bus: Bus, mock_nvml: MockNvml) -
     config = tmp_path / "config.yaml"
     config.write_text("poll: {interval: 200ms, memory_interval: 20ms}\ngpus: {let_sleep: true}\n")
     altered = {
-        "gpuwarden.gpu.sleep:DEVICES": str(bus.folder),
-        "gpuwarden.gpu.sleep:IDLE_SECONDS": 1,
-        "gpuwarden.gpu.sleep:REST_SECONDS": 3600,
+        "gpuwarden.gpu.runtime_suspend:DEVICES": str(bus.folder),
+        "gpuwarden.gpu.runtime_suspend:IDLE_SECONDS": 1,
+        "gpuwarden.gpu.runtime_suspend:REST_SECONDS": 3600,
     }
     for address in (FIRST, SECOND):
         bus.set(address, "suspended")

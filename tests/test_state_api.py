@@ -22,8 +22,8 @@ from gpuwarden.api.runs import MAX_RUNS
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon as Warden
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings

@@ -13,8 +13,8 @@ from test_state_api import REPORT, a_run, full
 from browser import Tab, chromium
 from gpuwarden.api.box import MAX_PROCESSES
 from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure import Pressure, RunPressure

@@ -22,7 +22,7 @@ from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.reader import Plan
-from gpuwarden.gpu.sleep import SleepWatch
+from gpuwarden.gpu.runtime_suspend import SleepWatch
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_reader import Host, HostReader, memory_available

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import LEVELS, Level
 from gpuwarden.runs.run import Run

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 

@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_tree import Present, Usage

@@ -14,8 +14,8 @@ from gpuwarden.alerts.alert import Alert
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.formatting import amount, lasting, ratio
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host import procfs
 from gpuwarden.protocol.messages import ErrorKind
 from gpuwarden.runs.ending import Outcome

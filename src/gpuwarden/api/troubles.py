@@ -11,8 +11,8 @@ from typing import Annotated, Literal, get_args
 
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import amount, foreseen, lasting, ratio
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.protocol.messages import RESOURCES, Level
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State

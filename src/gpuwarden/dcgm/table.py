@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuwarden.dcgm.entity import LABELS, Entity
-from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.metrics.model import Kind, Metric, Reading, Table
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, COMPUTE_MODES
 from gpuwarden.xid.codes import explain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from gpuwarden.gpu.peaks import Peaks
+from gpuwarden.gpu.memory_peaks import Peaks
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.nvml.binding import (
     MIG_ENABLED,

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuwarden.gpu.device import Device
+from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.gpu.mig import Instance, Instances
 from gpuwarden.gpu.snapshot import MigIdentity, MigInstance
-from gpuwarden.gpu.table import MigReadings
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.nvml.binding import NVMLError, error_name
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from gpuwarden.gpu.polled_gpu import PolledGpu
+from gpuwarden.gpu.gpu_poller import PolledGpu
+from gpuwarden.gpu.memory_sampler import Sampler
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
-from gpuwarden.gpu.sampler import Sampler
-from gpuwarden.gpu.sleep import SleepWatch
+from gpuwarden.gpu.runtime_suspend import SleepWatch
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.log_limiter import Changes

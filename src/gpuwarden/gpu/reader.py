@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, get_args
 
 from gpuwarden.gpu.device import Device, NotToldError
+from gpuwarden.gpu.gpu_processes import ProcessLists
+from gpuwarden.gpu.memory_peaks import Peaks
+from gpuwarden.gpu.memory_sampler import Look
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
-from gpuwarden.gpu.peaks import Peaks
-from gpuwarden.gpu.process_lists import ProcessLists
-from gpuwarden.gpu.sampler import Look
 from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
 from gpuwarden.nvml.binding import (

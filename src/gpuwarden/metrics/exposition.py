@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
-from gpuwarden.gpu.table import GpuReadings, MigReadings
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.host.host_reader import HostReadings
 from gpuwarden.metrics.model import Histogram, Labels, Metric, Reading, Readings, Table, Value
 from gpuwarden.runs.table import RunReadings

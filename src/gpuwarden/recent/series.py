@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isnan, nan
 from typing import Literal
 
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 

@@ -15,9 +15,9 @@ from functools import partial
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.formatting import amount, lasting, ratio
-from gpuwarden.gpu.sampler import NEVER
+from gpuwarden.gpu.memory_sampler import NEVER
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.gpu.table import GpuReadings, MigReadings
 from gpuwarden.headroom import Overhead, Space, headroom
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.metrics.model import Labels
 
 # Clock event reasons that slow a run down, as opposed to those that say how a GPU was set up or that it has no work.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage, state_of

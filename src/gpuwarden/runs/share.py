@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
+from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.gpu.table import GpuReadings
 from gpuwarden.protocol.messages import PHASES, DeviceMemory, Phase
 from gpuwarden.runs.meter import Lapse, Meter, Window, throttled_seconds
 

@@ -1,1 +1,1 @@
-"""How each reading of a GPU is taken, by subject; gpu/table.py names them."""
+"""How each reading of a GPU is taken, by subject; gpu/metrics.py names them."""

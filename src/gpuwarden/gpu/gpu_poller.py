@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from gpuwarden.gpu.memory_sampler import Look
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
-from gpuwarden.gpu.sampler import Look
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity
 from gpuwarden.log_limiter import Changes
 from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
