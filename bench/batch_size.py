@@ -20,7 +20,7 @@ from typing import Any
 from batch_size_runs import LIMIT_MIB, MODELS, OUT_OF_MEMORY
 from headroom import Daemon, uuid_of
 
-from gpuwarden.runs.batch_size import usual_sizes
+from gpuwarden.analysis.batch_size.cost_model import usual_sizes
 from programs import conditions
 
 MIB = 1 << 20

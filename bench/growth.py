@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
+from gpuwarden.analysis.memory.leak_watch import Outlook
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
-from gpuwarden.runs.history import MemoryHistory
-from gpuwarden.runs.outlook import Outlook
 from programs import conditions
 
 MIB = 1 << 20

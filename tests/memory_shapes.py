@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gpuwarden.analysis.memory.downsampling import Downsampled
+from gpuwarden.analysis.memory.leak_detector import Growth, GrowthWatch
+from gpuwarden.analysis.memory.memory_history import Window, sample
 from gpuwarden.protocol.messages import DeviceMemory
-from gpuwarden.runs.downsampling import Downsampled
-from gpuwarden.runs.growth import Growth, GrowthWatch
-from gpuwarden.runs.history import Window, sample
 
 MIB = 1 << 20
 REPORT_SECONDS = 0.25

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gpuwarden.analysis.batch_size.cost_model import Cost, advise
+from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
+from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.batch_size import Cost, advise
-from gpuwarden.runs.batch_size_watch import BatchSizeWatch
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.forecast import TimeLeft
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.marks import Mark, merged
-from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import receipt_of
 from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.share import Account, Share
-from gpuwarden.runs.verdict import Verdict
 from snapshots import GIB
 
 BEGAN = 1.8e9

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
+from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, Neighbours
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.gpu.memory_sampler import NEVER
@@ -19,10 +22,7 @@ from gpuwarden.pressure import PressureWatch
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
 from gpuwarden.runs.ear import Ear
-from gpuwarden.runs.forecast import TimeLeft
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.neighbours import REST_SECONDS, Neighbours
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot
 

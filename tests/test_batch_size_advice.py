@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
+from gpuwarden.analysis.batch_size.prior_runs import MOST_NAMES, Predecessors
+from gpuwarden.analysis.batch_size.size_peaks import LATE_SECONDS, MOST_SIZES, BatchMemory
+from gpuwarden.analysis.batch_size.tracker import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.batch_memory import LATE_SECONDS, MOST_SIZES, BatchMemory
-from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
-from gpuwarden.runs.batch_size_watch import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch
-from gpuwarden.runs.history import MemoryHistory
-from gpuwarden.runs.predecessors import MOST_NAMES, Predecessors
 
 MIB = 1 << 20
 FLOOR, BASE, EXAMPLE = 1000 * MIB, 1200 * MIB, 10 * MIB

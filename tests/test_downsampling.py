@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_shapes import Memory
 
-from gpuwarden.runs.downsampling import MAX_PER_LEVEL
+from gpuwarden.analysis.memory.downsampling import MAX_PER_LEVEL
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=400), st.sampled_from([0.1, 0.5, 3.0]))

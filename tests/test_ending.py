@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
+from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.host.oom_killer import BEGINNINGS, OomKill, oom_kills
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.runs.ending import Evidence, conclude
-from gpuwarden.runs.growth import Growth
 
 KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")

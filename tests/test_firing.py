@@ -11,6 +11,7 @@ from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.conditions import CONDITIONS
 from gpuwarden.alerts.firing import MOST_FIRING, STEADY_SECONDS, Firing
 from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.metrics import GpuReadings
@@ -22,7 +23,6 @@ from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.ending import Ending, Outcome
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.stall import Stall
-from gpuwarden.runs.verdict import Verdict
 from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_shapes import MIB, POLL_SECONDS, Memory, Training, watched
 
-from gpuwarden.runs.growth import LASTING_SECONDS, Growth, GrowthWatch, find
+from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Growth, GrowthWatch, find
 
 GIB = 1 << 30
 

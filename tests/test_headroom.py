@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
+from gpuwarden.analysis.memory.device_memory import UNKNOWN, held_by_others
+from gpuwarden.analysis.memory.headroom import Overhead, Space, headroom
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.headroom import Overhead, Space, headroom
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.memory import UNKNOWN, held_by_others
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.table import RunReadings

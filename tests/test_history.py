@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
-from gpuwarden.runs.history import MemoryHistory
 
 MIB = 1 << 20
 REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})

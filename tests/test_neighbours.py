@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwarden.analysis.oom.co_tenants import MAX_CHANGES, MAX_PROCESSES, Neighbours
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.neighbours import MAX_CHANGES, MAX_PROCESSES, Neighbours
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_watch import MAX_LOGGED_LEAKS, Outlook
 from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Reading
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.outlook import MAX_LOGGED_LEAKS, Outlook
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.table import RunReadings

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.gpu.metrics import GpuReadings
@@ -15,8 +17,6 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.pressure import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
-from gpuwarden.runs.forecast import TimeLeft
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot
 

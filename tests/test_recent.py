@@ -6,6 +6,7 @@ import tracemalloc
 from dataclasses import replace
 from typing import Any
 
+from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.host.process_key import Peer
@@ -16,7 +17,6 @@ from gpuwarden.recent.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECOND
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.stall import Stall
-from gpuwarden.runs.verdict import Verdict
 from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot
 

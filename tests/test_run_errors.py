@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwarden.analysis.oom.failed_allocation import Oom, named
 from gpuwarden.client.errors import describe
 from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import KEPT_ERRORS
 from snapshots import GIB, gpu, snapshot

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from services import Daemon, ending, fetch, until
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
+from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.api.box import MAX_PROCESSES, MAX_TROUBLES, Seen, write_state
 from gpuwarden.api.document import plain
 from gpuwarden.api.history import write_history
@@ -33,12 +36,9 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Repor
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.forecast import TimeLeft
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.stall import Stall
-from gpuwarden.runs.verdict import Verdict
 from gpuwarden.sources import open_source
 from gpuwarden.state import State
 from gpuwarden.web import Request

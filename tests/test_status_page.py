@@ -11,6 +11,9 @@ import pytest
 from test_state_api import REPORT, a_run, full
 
 from browser import Tab, chromium
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
+from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.api.box import MAX_PROCESSES
 from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
@@ -20,10 +23,7 @@ from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure import Pressure, RunPressure
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.forecast import TimeLeft
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.stall import Stall
-from gpuwarden.runs.verdict import Verdict
 from gpuwarden.state import State
 from gpuwarden.xid import codes as xid
 from page_stage import SOCKET, Stage, answer, stage

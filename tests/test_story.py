@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from receipt_cases import ACCOUNT, BEGAN, receipt, run
 
+from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
-from gpuwarden.runs.history import MemoryHistory, Window
 from gpuwarden.runs.marks import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
 from gpuwarden.runs.receipt import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
 from gpuwarden.runs.receipt_content import continued, receipt_of

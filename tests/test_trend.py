@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.runs.trend import MIN_TREND_POINTS, running_minimum, trend
+from gpuwarden.analysis.memory.theil_sen import MIN_TREND_POINTS, running_minimum, trend
 
 VALUES = st.lists(st.integers(-(10**6), 10**6), min_size=MIN_TREND_POINTS, max_size=24)
 

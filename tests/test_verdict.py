@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.memory_history import Window
+from gpuwarden.analysis.oom.context import Case, Taken
+from gpuwarden.analysis.oom.diagnosis import judge
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Phase
-from gpuwarden.runs.case import Case, Taken
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.history import Window
-from gpuwarden.runs.verdict import judge
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from gpuwarden import systemd
+from gpuwarden.analysis.batch_size.prior_runs import Predecessors
 from gpuwarden.api.box import Seen, write_state
 from gpuwarden.api.history import write_history
 from gpuwarden.config.schema import NO_OWNERS, Config
@@ -43,7 +44,6 @@ from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.advice import Adviser
-from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.receipt import MAX_LISTED
 from gpuwarden.runs.receipt_place import place
 from gpuwarden.runs.receipts import LISTED, Receipts

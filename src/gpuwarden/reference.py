@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
+from gpuwarden.analysis.oom.diagnosis import RULES
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.runs.receipt import (
     BatchMemorySeen,
@@ -20,7 +21,6 @@ from gpuwarden.runs.receipt import (
     ToldVerdict,
     meanings,
 )
-from gpuwarden.runs.verdict import RULES
 from gpuwarden.xid.codes import XIDS, Action, Xid, explain
 
 

@@ -9,16 +9,16 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Readings
-from gpuwarden.runs.batch_size import BatchSizeAdvice, Cost
 from gpuwarden.runs.ear import Ear
-from gpuwarden.runs.forecast import TimeLeft
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.run import Run
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State

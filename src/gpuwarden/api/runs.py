@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote
 
+from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.api.gpus import Number, headroom_ratio
 from gpuwarden.api.troubles import GRAVITIES, Judged, Trouble, gravest
 from gpuwarden.protocol.messages import Report
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State
 

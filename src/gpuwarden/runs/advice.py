@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, Neighbour, Neighbours
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.formatting import amount, lasting, ratio
@@ -25,7 +26,6 @@ from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.neighbours import REST_SECONDS, Neighbour, Neighbours
 from gpuwarden.runs.run import Run
 from gpuwarden.xid.codes import Action, explain
 

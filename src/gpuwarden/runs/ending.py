@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.oom.diagnosis import grown_on_host
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.protocol.messages import End, Error
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.verdict import grown_on_host
 from gpuwarden.xid.codes import explain
 
 Outcome = Literal["finished", "failed", "killed", "oom_killed", "aborted", "crashed", "unknown"]

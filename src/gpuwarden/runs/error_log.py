@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.failed_allocation import Oom, named
 from gpuwarden.formatting import amount
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
-from gpuwarden.runs.oom import Oom, named
 from gpuwarden.runs.run import SeenError
-from gpuwarden.runs.verdict import Verdict
 
 log = logging.getLogger(__name__)
 

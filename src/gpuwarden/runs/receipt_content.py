@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
+from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Report
-from gpuwarden.runs.batch_size import BatchSizeAdvice
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.receipt import (
     VERSION,
     BatchMemorySeen,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from gpuwarden.analysis.memory.memory_history import Window
 from gpuwarden.formatting import amount
-from gpuwarden.runs.history import Window
 from gpuwarden.runs.marks import Mark, MarkKind, followed, merged
 from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldError, ToldMark
 from gpuwarden.runs.receipt_content import seconds_between

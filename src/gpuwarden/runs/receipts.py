@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from gpuwarden.analysis.batch_size.cost_model import Seen
+from gpuwarden.analysis.batch_size.prior_runs import Predecessors
 from gpuwarden.fair_eviction import excess
 from gpuwarden.host import procfs
-from gpuwarden.runs.batch_size import Seen
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story

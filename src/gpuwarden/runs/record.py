@@ -10,31 +10,31 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
+from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
+from gpuwarden.analysis.memory.device_memory import HeadroomWatch, Unknown, by_gpu, held_by_others, is_listed, silent
+from gpuwarden.analysis.memory.leak_watch import HOST, Outlook
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
+from gpuwarden.analysis.oom.co_tenants import Neighbours
+from gpuwarden.analysis.oom.context import Taken
+from gpuwarden.analysis.oom.diagnoser import Inquiry, Known, Poll
+from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.failed_allocation import Oom, ooms
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage, state_of
 from gpuwarden.protocol.messages import End, Error, ErrorKind, Hello, Message, Report
-from gpuwarden.runs.batch_size_watch import BatchSizeWatch
-from gpuwarden.runs.case import Taken
 from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Evidence, Outcome
 from gpuwarden.runs.error_log import ErrorLog
-from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.inquest import Inquest, xids
-from gpuwarden.runs.inquiry import Inquiry, Known, Poll
 from gpuwarden.runs.marks import Mark, MarkKind, Marks
-from gpuwarden.runs.memory import HeadroomWatch, Unknown, by_gpu, held_by_others, is_listed, silent
-from gpuwarden.runs.neighbours import Neighbours
-from gpuwarden.runs.oom import Oom, ooms
-from gpuwarden.runs.outlook import HOST, Outlook
-from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
-from gpuwarden.runs.verdict import Verdict
 
 log = logging.getLogger(__name__)
 

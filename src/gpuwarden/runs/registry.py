@@ -11,6 +11,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.analysis.oom.co_tenants import Neighbours
 from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
@@ -19,8 +21,6 @@ from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Hello, Message, ProtocolError
 from gpuwarden.runs.ending import OUTCOMES, Outcome
 from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.neighbours import Neighbours
-from gpuwarden.runs.predecessors import Predecessors
 from gpuwarden.runs.record import Record, Rules
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.stall import Patience

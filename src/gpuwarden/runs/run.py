@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
+from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
+from gpuwarden.analysis.memory.device_memory import Unknown
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
+from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.failed_allocation import Oom
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
-from gpuwarden.runs.batch_size import BatchSizeAdvice
-from gpuwarden.runs.batch_size_watch import BatchSizeWatch
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.history import MemoryHistory
 from gpuwarden.runs.marks import Marks
-from gpuwarden.runs.memory import Unknown
-from gpuwarden.runs.oom import Oom
 from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Stall
-from gpuwarden.runs.verdict import Verdict
 
 KEPT_ERRORS = 8  # of a run
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuwarden.runs.history import Window
+from gpuwarden.analysis.memory.memory_history import Window
 
 MOST_POINTS = 60  # of a device
 MOST_TOGETHER = 480  # of all devices of a run

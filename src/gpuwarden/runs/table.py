@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.host.process_tree import STATES, Present
 from gpuwarden.metrics.model import Histogram, Metric, Reading, Table
 from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
-from gpuwarden.runs.growth import Growth
 from gpuwarden.runs.run import Run
 from gpuwarden.runs.share import Share
 from gpuwarden.runs.stall import CAUSES

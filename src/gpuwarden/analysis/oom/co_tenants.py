@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpuwarden.analysis.oom.context import Taken
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.owners.resolver import UNKNOWN, Owners
-from gpuwarden.runs.case import Taken
 
 MAX_CHANGES = 32  # of a process that are kept
 MAX_PROCESSES = 256  # of a device, those that hold most

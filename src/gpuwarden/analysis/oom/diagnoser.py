@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
+from gpuwarden.analysis.memory.device_memory import by_gpu, held_by_others, is_listed
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
+from gpuwarden.analysis.oom.context import Case, Taken
+from gpuwarden.analysis.oom.diagnosis import Verdict, judge
+from gpuwarden.analysis.oom.failed_allocation import named
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.batch_size import BatchSizeAdvice
-from gpuwarden.runs.case import Case, Taken
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.history import MemoryHistory
-from gpuwarden.runs.memory import by_gpu, held_by_others, is_listed
-from gpuwarden.runs.oom import named
-from gpuwarden.runs.verdict import Verdict, judge
 
 # Says what others took of a device since a time of the run's life, in seconds since it was first heard of; since None
 # is all that they hold.

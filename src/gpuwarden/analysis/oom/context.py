@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.memory_history import Window
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.history import Window
 
 _BY_ITSELF = re.compile(r"\[Op:(?!__)\w+\]")  # TensorFlow names the operation; of a function it writes __inference_…
 _IN_A_GRAPH = re.compile(r"\{\{node ")

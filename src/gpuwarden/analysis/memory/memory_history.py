@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.protocol.messages import DeviceMemory, Phase, Report
-from gpuwarden.runs.downsampling import Downsampled
 
 Number = TypeVar("Number", int, float)
 

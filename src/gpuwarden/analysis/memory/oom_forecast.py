@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
-from gpuwarden.runs.trend import Trend, median
+from gpuwarden.analysis.memory.theil_sen import Trend, median
 
 ALIKE_RATIO = 0.25  # by which steps may differ from their median, and pauses likewise
 # Part of what a training step takes that finds no place though as much is free: TensorFlow's allocator hands out a

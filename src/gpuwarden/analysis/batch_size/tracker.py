@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Seen, advise, cost_of
+from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.analysis.batch_size.size_peaks import BatchMemory
+from gpuwarden.analysis.memory.device_memory import by_gpu
+from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import Error, Hello, Report
-from gpuwarden.runs.batch_memory import BatchMemory
-from gpuwarden.runs.batch_size import BatchSizeAdvice, Seen, advise, cost_of
-from gpuwarden.runs.history import MemoryHistory
-from gpuwarden.runs.memory import by_gpu
-from gpuwarden.runs.predecessors import Predecessors
 
 LOOK_SECONDS = 10.0  # between two looks: what fits changes slowly
 AGAIN_SECONDS = 10.0  # and

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from gpuwarden.analysis.batch_size.cost_model import Seen, alike
 from gpuwarden.fair_eviction import excess
 from gpuwarden.protocol.messages import Hello
-from gpuwarden.runs.batch_size import Seen, alike
 
 MOST_NAMES = 128
 MOST_SIZES = 16  # of a name

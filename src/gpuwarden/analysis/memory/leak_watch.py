@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.analysis.memory.downsampling import Downsampled
+from gpuwarden.analysis.memory.leak_detector import Growth, GrowthWatch
+from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window, sample
 from gpuwarden.formatting import amount, foreseen, rate
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import DeviceMemory
-from gpuwarden.runs.downsampling import Downsampled
-from gpuwarden.runs.growth import Growth, GrowthWatch
-from gpuwarden.runs.history import MemoryHistory, Window, sample
 
 log = logging.getLogger(__name__)
 

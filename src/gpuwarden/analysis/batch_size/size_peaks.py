@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuwarden.analysis.batch_size.cost_model import FED, SAME_FLOOR, SAME_FLOOR_BYTES, Seen
 from gpuwarden.protocol.messages import DeviceMemory, Report
-from gpuwarden.runs.batch_size import FED, SAME_FLOOR, SAME_FLOOR_BYTES, Seen
 
 MOST_SIZES = 16
 LATE_SECONDS = 2.5  # that a size may be told after its first step: where it is not declared it is counted

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from gpuwarden.analysis.memory.headroom import Overhead, Space, headroom
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.headroom import Overhead, Space, headroom
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 
 # Why a device of a run has no headroom; docs/headroom.md says what to do about each.

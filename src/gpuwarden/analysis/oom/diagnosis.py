@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.theil_sen import running_minimum
+from gpuwarden.analysis.oom.context import Case, kernel_like
 from gpuwarden.formatting import amount, lasting, rate
 from gpuwarden.protocol.messages import ErrorKind, Phase
-from gpuwarden.runs.case import Case, kernel_like
-from gpuwarden.runs.growth import Growth
-from gpuwarden.runs.trend import running_minimum
 
 Name = Literal[
     "too_big", "batch_too_large", "leak", "fragmentation", "neighbour", "phase_peak", "host_input", "unknown"

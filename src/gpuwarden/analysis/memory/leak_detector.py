@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gpuwarden.runs.downsampling import Downsampled
-from gpuwarden.runs.forecast import ALIKE_RATIO, Step, TimeLeft, stairs_of, steps_of, time_left
-from gpuwarden.runs.history import Window
-from gpuwarden.runs.trend import Trend, median, running_minimum, trend
+from gpuwarden.analysis.memory.downsampling import Downsampled
+from gpuwarden.analysis.memory.memory_history import Window
+from gpuwarden.analysis.memory.oom_forecast import ALIKE_RATIO, Step, TimeLeft, stairs_of, steps_of, time_left
+from gpuwarden.analysis.memory.theil_sen import Trend, median, running_minimum, trend
 
 MIN_RATIO = 0.01  # of what the run can have: less is noise
 BINS = 12  # equal parts of the time, whose least values make the trend; half of them are needed

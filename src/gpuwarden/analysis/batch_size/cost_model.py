@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from gpuwarden.analysis.memory.theil_sen import median
 from gpuwarden.formatting import amount
-from gpuwarden.runs.trend import median
 
 Confidence = Literal["high", "medium", "low"]
 

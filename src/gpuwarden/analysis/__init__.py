@@ -1,0 +1,1 @@
+"""Pure functions and values: no sockets, no files, no clock of their own."""

@@ -1,0 +1,1 @@
+"""Largest batch size that fits, from the memory peaks of earlier sizes."""

@@ -1,0 +1,1 @@
+"""Memory of a run over time: headroom, leaks, OOM forecast."""
