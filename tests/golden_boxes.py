@@ -18,6 +18,9 @@ from typing import Any
 from simulated_box import Clock
 
 from gpuwarden.api.box import Seen, write_state
+from gpuwarden.capture.capture_file import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load, save
+from gpuwarden.capture.recording import SAMPLE_SECONDS, record
+from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
 from gpuwarden.dcgm.page import DcgmPage
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
@@ -30,9 +33,6 @@ from gpuwarden.nvml.driver import binding
 from gpuwarden.pressure import PressureWatch
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
-from gpuwarden.sources.capture import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load, save
-from gpuwarden.sources.recording import SAMPLE_SECONDS, record
-from gpuwarden.sources.replay import CapturedNvml
 from gpuwarden.state import State
 from mock_nvml import MockNvml
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import history
 import yaml
 
+from gpuwarden.capture.capture_file import load
+from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.sources import Source
-from gpuwarden.sources.capture import load
-from gpuwarden.sources.replay import CapturedNvml
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State
 from system_parts import needs

@@ -19,13 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_box import Box, Clock, told
 
-from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.poller import Poller
-from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
-from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.host.host_memory import HostMemory
-from gpuwarden.nvml.binding import Nvml, NVMLError, code_of
-from gpuwarden.sources.capture import (
+from gpuwarden.capture.capture_file import (
     MAX_BYTES,
     MAX_FRAMES,
     MIG_HANDLE,
@@ -37,9 +31,15 @@ from gpuwarden.sources.capture import (
     load,
     save,
 )
-from gpuwarden.sources.masking import masked
-from gpuwarden.sources.recording import SAMPLE_SECONDS, record
-from gpuwarden.sources.replay import CapturedNvml
+from gpuwarden.capture.masking import masked
+from gpuwarden.capture.recording import SAMPLE_SECONDS, record
+from gpuwarden.capture.replay import CapturedNvml
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.nvml.binding import Nvml, NVMLError, code_of
 from mock_nvml import MockNvml
 
 PID_MAX_LIMIT = 1 << 22
@@ -52,10 +52,10 @@ import asyncio, json, sys
 from pathlib import Path
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
-from gpuwarden.sources.capture import save
+from gpuwarden.capture.capture_file import save
 from gpuwarden.nvml.driver import binding
-from gpuwarden.sources.recording import record
-from gpuwarden.sources.masking import masked
+from gpuwarden.capture.recording import record
+from gpuwarden.capture.masking import masked
 from simulated_box import Clock, told
 
 capture = record(binding(), 2, 0.01)
@@ -321,7 +321,7 @@ class TestRecording:
 
     def test_what_is_too_long_to_replay_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A file that could not be loaded again is refused, with what to do."""
-        monkeypatch.setattr("gpuwarden.sources.capture.MAX_BYTES", 1000)
+        monkeypatch.setattr("gpuwarden.capture.capture_file.MAX_BYTES", 1000)
         with pytest.raises(OSError, match="record fewer frames"):
             save(recorded(Box(1), 1), tmp_path / "long.json")
         assert not (tmp_path / "long.json").exists()

@@ -12,6 +12,7 @@ import pytest
 from polled_driver import SLOW, polling
 from simulated_box import Clock
 
+from gpuwarden.capture.gpm_samples import Request
 from gpuwarden.nvml.binding import (
     GPM_DRAM_ACTIVE,
     GPM_PCIE,
@@ -23,7 +24,6 @@ from gpuwarden.nvml.binding import (
     nvml_error,
 )
 from gpuwarden.nvml.gpm import LEAST_SECONDS, Gpm
-from gpuwarden.sources.gpm import Request
 from mock_nvml import MockNvml
 
 HANDLE = cast("Handle", "the GPU")

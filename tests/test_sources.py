@@ -18,15 +18,15 @@ import pynvml
 import pytest
 from simulated_box import Box
 
+from gpuwarden.capture.capture_file import Capture, Frame, save
+from gpuwarden.capture.recording import record
+from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Handle, nvml_error
 from gpuwarden.nvml.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
 from gpuwarden.nvml.process_lists import ListedProcess, listing_functions
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 from gpuwarden.sources import open_source
-from gpuwarden.sources.capture import Capture, Frame, save
-from gpuwarden.sources.recording import record
-from gpuwarden.sources.replay import CapturedNvml
 from mock_nvml import MockNvml
 
 SIMULATION = schema.Simulation(gpus=3, seed=5)

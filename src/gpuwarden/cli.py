@@ -128,12 +128,12 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _capture(parsed: argparse.Namespace) -> int:
+    from gpuwarden.capture.capture_file import save
+    from gpuwarden.capture.masking import masked
+    from gpuwarden.capture.recording import record
     from gpuwarden.gpu.reader import Plan
     from gpuwarden.nvml.binding import NVMLError, error_name
     from gpuwarden.nvml.troubleshooting import advice
-    from gpuwarden.sources.capture import save
-    from gpuwarden.sources.masking import masked
-    from gpuwarden.sources.recording import record
 
     config = _load(parsed)
     if not os.access(parsed.file.parent, os.W_OK):  # not only after the last frame

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gpuwarden.capture.capture_file import load
+from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.host.process_key import Peer
@@ -17,8 +19,6 @@ from gpuwarden.nvml.binding import Nvml
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.users import from_database
 from gpuwarden.protocol.messages import Message
-from gpuwarden.sources.capture import load
-from gpuwarden.sources.replay import CapturedNvml
 from gpuwarden.sources.simulation import Simulation
 from gpuwarden.sources.workloads import USERS
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS  # noqa: TID251 - return codes; nothing is called
 
+from gpuwarden.capture import gpm_samples
+from gpuwarden.capture.capture_file import FIELD_VALUES, Frame, load, question
+from gpuwarden.capture.replay import replayed
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import (
     CLOCK_EVENT_REASONS,
@@ -27,11 +30,8 @@ from gpuwarden.nvml.binding import (
     Field,
     FieldValue,
 )
-from gpuwarden.sources import gpm
 from gpuwarden.sources.board import MEMORY_CLOCK, THRESHOLDS, Board
-from gpuwarden.sources.capture import FIELD_VALUES, Frame, load, question
 from gpuwarden.sources.faults import GpuFaults
-from gpuwarden.sources.replay import replayed
 from gpuwarden.sources.trainer import Occupancy
 from gpuwarden.sources.workloads import MIB, RESERVED, SIZE, UNOWNED
 
@@ -78,7 +78,7 @@ def answer_of(gpu: SimulatedGpu, function: str, *arguments: Any) -> Any:
     return replayed(recorded().gpus[0], function, *arguments)
 
 
-def gpm_metrics(request: gpm.Request) -> None:
+def gpm_metrics(request: gpm_samples.Request) -> None:
     """Answer with the mean of two samples."""
     for metric in request.wanted():
         if metric.metricId in request.sample2:

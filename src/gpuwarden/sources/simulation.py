@@ -16,16 +16,16 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_ERROR_UNINITIALIZED,
 )
 
+from gpuwarden.capture import gpm_samples
+from gpuwarden.capture.no_events import EVENTLESS
+from gpuwarden.capture.replay import replayed
 from gpuwarden.host.process_key import Peer
 from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
-from gpuwarden.sources import gpm
 from gpuwarden.sources.answers import SimulatedGpu, answer_of, gpm_metrics, recorded, uuid
 from gpuwarden.sources.board import Board
-from gpuwarden.sources.eventless import EVENTLESS
 from gpuwarden.sources.faults import Faults
-from gpuwarden.sources.replay import replayed
 from gpuwarden.sources.trainer import Occupancy
 from gpuwarden.sources.workloads import WORKLOADS, Workload
 
@@ -116,7 +116,7 @@ class Simulation:
         }
         box = type("SimulatedNvml", (), {})()
         box.nvmlInit = self._initialise
-        box.c_nvmlGpmMetricsGet_t = gpm.Request
+        box.c_nvmlGpmMetricsGet_t = gpm_samples.Request
         for name, function in functions.items():
             setattr(box, name, partial(self._of_driver, name, function))
         return cast("Nvml", box)

@@ -11,13 +11,8 @@ from typing import Any, cast
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED  # noqa: TID251 - a return code; nothing is called
 
-from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader, Plan
-from gpuwarden.host.host_memory import HostMemory, host_memory
-from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, NVMLError, code_of
-from gpuwarden.nvml.gpm import LEAST_SECONDS
-from gpuwarden.nvml.identity import identify
-from gpuwarden.sources import gpm
-from gpuwarden.sources.capture import (
+from gpuwarden.capture import gpm_samples
+from gpuwarden.capture.capture_file import (
     FIELD_VALUES,
     FIELDS,
     GPM_METRICS,
@@ -35,6 +30,11 @@ from gpuwarden.sources.capture import (
     Struct,
     question,
 )
+from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader, Plan
+from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, NVMLError, code_of
+from gpuwarden.nvml.gpm import LEAST_SECONDS
+from gpuwarden.nvml.identity import identify
 
 SAMPLE_SECONDS = 2 * LEAST_SECONDS  # that the samples of the first frame tell of
 _OF_DRIVER = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount")
@@ -164,7 +164,7 @@ class _Listening:
         self.nvmlGpmSampleGet = partial(self._sample, "nvmlGpmSampleGet")
         self.nvmlGpmMigSampleGet = partial(self._sample, "nvmlGpmMigSampleGet")
         self.nvmlGpmMetricsGet = self._metrics
-        self.c_nvmlGpmMetricsGet_t = gpm.Request
+        self.c_nvmlGpmMetricsGet_t = gpm_samples.Request
 
     def begin(self) -> Answers:
         """Begin a frame; return where its answers are written."""
@@ -201,7 +201,7 @@ class _Listening:
         self._sampled[id(sample)] = tuple(instance)
         self.samples = True
 
-    def _metrics(self, request: gpm.Request) -> None:
+    def _metrics(self, request: gpm_samples.Request) -> None:
         wanted, instance = request.wanted(), self._sampled[id(request.sample2)]
         # In frames that are close together the samples are of a frame before: a replay must be able to take them.
         self._answers.setdefault(question(GPM_SAMPLES[len(instance)], *instance), 0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from gpuwarden.sources.capture import LISTS, MIG_HANDLE, Answer, Answers, Capture, Struct
+from gpuwarden.capture.capture_file import LISTS, MIG_HANDLE, Answer, Answers, Capture, Struct
 
 
 def masked(capture: Capture) -> Capture:

@@ -16,10 +16,8 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
     NVML_SUCCESS,
 )
 
-from gpuwarden.host.host_memory import HostMemory, host_memory
-from gpuwarden.nvml.binding import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
-from gpuwarden.sources import gpm
-from gpuwarden.sources.capture import (
+from gpuwarden.capture import gpm_samples
+from gpuwarden.capture.capture_file import (
     FIELD_VALUES,
     FIELDS,
     GPM_METRICS,
@@ -30,7 +28,9 @@ from gpuwarden.sources.capture import (
     Frame,
     question,
 )
-from gpuwarden.sources.eventless import EVENTLESS
+from gpuwarden.capture.no_events import EVENTLESS
+from gpuwarden.host.host_memory import HostMemory, host_memory
+from gpuwarden.nvml.binding import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 
 Handle: TypeAlias = "int | tuple[int, int]"  # a GPU's index, or that and the index of a MIG instance
 _PID_LIMIT = 1 << 22  # the kernel's PID_MAX_LIMIT: no process has a pid above
@@ -64,7 +64,7 @@ class CapturedNvml:
             "nvmlGpmSampleGet": self._sample,
             "nvmlGpmMigSampleGet": self._instance_sample,
             GPM_METRICS: self._gpm_metrics,
-            "c_nvmlGpmMetricsGet_t": gpm.Request,
+            "c_nvmlGpmMetricsGet_t": gpm_samples.Request,
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": partial(self._of_driver, "nvmlDeviceGetCount"),
@@ -107,7 +107,7 @@ class CapturedNvml:
         self._of_device("nvmlGpmMigSampleGet", index, gpu_instance)
         sample.gpu, sample.instance = index, (gpu_instance,)
 
-    def _gpm_metrics(self, request: gpm.Request) -> None:
+    def _gpm_metrics(self, request: gpm_samples.Request) -> None:
         """Answer as recorded in this frame: there it was the difference of the recorder's samples."""
         sample = request.sample2
         gpu = self._gpu(sample.gpu)

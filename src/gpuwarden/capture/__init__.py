@@ -1,0 +1,1 @@
+"""Recording of what a driver answers, and its replay without a GPU."""
