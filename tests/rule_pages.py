@@ -21,8 +21,8 @@ from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.sources import Source
-from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State
 from system_parts import needs
 

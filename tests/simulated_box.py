@@ -8,7 +8,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.reader import Answers, GpuReader
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml.binding import Handle
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.simulated_nvml import Simulation
 
 
 class Clock:

@@ -20,8 +20,8 @@ from services import ROOT
 from gpuwarden.collector import GpuWardenCollector, families
 from gpuwarden.config import schema
 from gpuwarden.metrics.exposition import entries
+from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.sources import Source
-from gpuwarden.sources.simulation import Simulation
 from gpuwarden.state import State
 
 SIMULATED = {"source": "simulated", "simulation.gpus": "2"}

@@ -23,7 +23,7 @@ from gpuwarden.gpu import poller
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG
 from gpuwarden.nvml.binding import NVMLError
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
 
 FAST = "poll: {interval: 500ms, memory_interval: 20ms}\n"  # time enough for an answer on a busy machine

@@ -17,7 +17,7 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.nvml.binding import Handle, ProcessInfo, nvml_error
 from gpuwarden.nvml.call_pool import LATE
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.simulated_nvml import Simulation
 
 INTERVAL = 0.3  # seconds that a hanging call is waited for
 PATIENT = 10.0  # likewise, where none hangs: then a machine that is busy for a moment costs no GPU

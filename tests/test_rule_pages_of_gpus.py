@@ -13,8 +13,8 @@ from gpuwarden.alerts.rules import ALERTS
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
-from gpuwarden.sources.answers import SimulatedGpu, answer_of
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.simulated_nvml import Simulation
 
 pytestmark = pytest.mark.system
 

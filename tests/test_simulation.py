@@ -20,8 +20,8 @@ from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FUNCTIONS, MEMORY_V2, TEMPERATURE_CORE, NVMLError, code_of
 from gpuwarden.protocol.messages import End, Error, Hello, Message, Report, decode, encode
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.sources.board import THRESHOLDS
-from gpuwarden.sources.simulation import MAX_GAP_SECONDS, MAX_GPUS, Simulation
+from gpuwarden.simulation.board import THRESHOLDS
+from gpuwarden.simulation.simulated_nvml import MAX_GAP_SECONDS, MAX_GPUS, Simulation
 
 PREALLOCATING, LEAKING, CAPPED, HOT, STARVED, FORGOTTEN, IDLE = 0, 1, 2, 4, 5, 6, 7
 PAIR = (2, 3)

@@ -14,7 +14,7 @@ from services import ROOT, Daemon, ending, until
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, REST_SECONDS, SleepWatch
 from gpuwarden.nvml.binding import Handle, nvml_error
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
 
 FIRST, SECOND = "0000:10:00.0", "0000:11:00.0"  # the mock's addresses

@@ -8,7 +8,7 @@ import re
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.metrics.exposition import Exposition, entries
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
 

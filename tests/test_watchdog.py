@@ -14,8 +14,8 @@ from gpuwarden import systemd
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.poller import Poller
+from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.sources import Source
-from gpuwarden.sources.simulation import Simulation
 
 
 class Manager:

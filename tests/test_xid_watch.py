@@ -16,7 +16,7 @@ from services import Daemon, ending, until
 
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.host.kernel_log import KernelLog
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.xid.collector import IDENTIFY_SECONDS, MAX_HOMELESS, XidWatch
 from gpuwarden.xid.kernel_messages import BEGINNINGS
 from mock_nvml import MockNvml

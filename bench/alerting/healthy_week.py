@@ -16,9 +16,9 @@ from scripted_box import WatchedBox
 
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
-from gpuwarden.sources.answers import SimulatedGpu, answer_of
-from gpuwarden.sources.board import NO_LOAD, THRESHOLDS, Load
-from gpuwarden.sources.workloads import GIB, SIZE
+from gpuwarden.simulation.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.board import NO_LOAD, THRESHOLDS, Load
+from gpuwarden.simulation.workloads import GIB, SIZE
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 GPUS = 8

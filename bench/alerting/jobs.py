@@ -13,8 +13,8 @@ from gpuwarden.owners.cgroup_path import NOWHERE, Place
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import Durations
-from gpuwarden.sources.board import NO_LOAD, Load
-from gpuwarden.sources.workloads import CONTEXT, GIB, MIB
+from gpuwarden.simulation.board import NO_LOAD, Load
+from gpuwarden.simulation.workloads import CONTEXT, GIB, MIB
 
 HOLDING = Load()  # a context, and nothing to do
 FEEDING = Load(utilization=0.04, bandwidth=0.03, intensity=0.3)  # reads data, writes a checkpoint

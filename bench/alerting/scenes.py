@@ -11,8 +11,8 @@ from scripted_box import ScriptedBox, WatchedBox
 
 from gpuwarden.config.schema import Config
 from gpuwarden.protocol.messages import Phase
-from gpuwarden.sources.board import NO_LOAD, Load
-from gpuwarden.sources.workloads import CONTEXT, GIB, SIZE
+from gpuwarden.simulation.board import NO_LOAD, Load
+from gpuwarden.simulation.workloads import CONTEXT, GIB, SIZE
 
 WELL = 900.0  # seconds for which all is well before something happens
 BUSY = Load(utilization=0.95, bandwidth=0.5, intensity=0.75)

@@ -13,7 +13,7 @@ from scripted_box import Answer, WatchedBox
 
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
-from gpuwarden.sources.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.answers import SimulatedGpu, answer_of
 
 HOUR = 3600.0
 OVER = 600.0  # seconds until something is over again

@@ -10,8 +10,8 @@ from scenes import BUSY, START, WELL, Scene, start, steps, training
 from scripted_box import QUIET
 
 from gpuwarden.protocol.messages import End
-from gpuwarden.sources.board import NO_LOAD
-from gpuwarden.sources.workloads import CAPACITY, CONTEXT, GIB
+from gpuwarden.simulation.board import NO_LOAD
+from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, GIB
 
 HOUR = 3600.0
 LASTS = 2400.0

@@ -24,12 +24,12 @@ from gpuwarden.metrics.exposition import TABLES, Entries, Exposition, entries
 from gpuwarden.metrics.model import Metric, Table
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
+from gpuwarden.simulation.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.board import NO_LOAD, Board, Load
+from gpuwarden.simulation.simulated_nvml import Simulation
+from gpuwarden.simulation.trainer import Occupancy
+from gpuwarden.simulation.workloads import GIB, Workload
 from gpuwarden.sources import Source
-from gpuwarden.sources.answers import SimulatedGpu, answer_of
-from gpuwarden.sources.board import NO_LOAD, Board, Load
-from gpuwarden.sources.simulation import Simulation
-from gpuwarden.sources.trainer import Occupancy
-from gpuwarden.sources.workloads import GIB, Workload
 
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy", 1003: "joan", 1004: "karen"}
 _FIRST_PID = 1 << 23  # above the kernel's most: never a real process

@@ -17,8 +17,8 @@ from gpuwarden import logs
 from gpuwarden.config.schema import Address, Config
 from gpuwarden.daemon import Daemon
 from gpuwarden.nvml.binding import NO_INSTANCE
+from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.sources import Source
-from gpuwarden.sources.simulation import Simulation
 from shared_device import MIB, SharedDevice
 
 GPU = 7  # of the simulated box: the one on which nothing runs

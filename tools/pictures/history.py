@@ -27,9 +27,9 @@ from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.simulation.simulated_nvml import Simulation
+from gpuwarden.simulation.workloads import USERS
 from gpuwarden.sources import Source
-from gpuwarden.sources.simulation import Simulation
-from gpuwarden.sources.workloads import USERS
 from gpuwarden.state import State
 
 BEGIN = 1_763_600_000.0  # Unix time; any will do, a constant one makes the same history every time
@@ -123,7 +123,7 @@ async def record_box(directory: Path, box: Box, seconds: float, end: float, step
     """Write what a box's pages say; return the seconds after which its history is over."""
     clock = Clock()
     # Real boxes hardly have them in common.
-    with mock.patch("gpuwarden.sources.simulation._FIRST_PID", box.first_pid):
+    with mock.patch("gpuwarden.simulation.simulated_nvml._FIRST_PID", box.first_pid):
         simulation = Simulation(box.gpus, box.seed, clock.monotonic)
     source = simulated(simulation, clock)
     page, made_up = Exposition(), MadeUp(BEGIN)

@@ -20,7 +20,7 @@ from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Readings
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.run import Run
-from gpuwarden.sources.simulation import Simulation
+from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
 # From and to, as parts of the history, or of its last hour where it is longer.

@@ -54,7 +54,7 @@ def take_all() -> None:
         with tempfile.TemporaryDirectory() as folder:
             history = Path(folder)
             end = asyncio.run(_record(history, situation))
-            with mock.patch("gpuwarden.sources.simulation.WORKLOADS", WITHOUT_LEAKS):  # beside it all is well
+            with mock.patch("gpuwarden.simulation.simulated_nvml.WORKLOADS", WITHOUT_LEAKS):  # beside it all is well
                 asyncio.run(record_box(history, OTHER, end, end, STEP))
             evaluate(history, end)
             with serving(history, STEP) as url:

@@ -14,8 +14,8 @@ from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.host.host_reader import Host
 from gpuwarden.recent.series import SECONDS
-from gpuwarden.sources.simulation import Simulation
-from gpuwarden.sources.workloads import WORKLOADS
+from gpuwarden.simulation.simulated_nvml import Simulation
+from gpuwarden.simulation.workloads import WORKLOADS
 from gpuwarden.state import State
 
 GPUS, SEED = 8, 1
@@ -71,7 +71,7 @@ class SimulatedBox:
         self._situation = situation
         self._clock = clock
         runs = WORKLOADS if situation.leaks else WITHOUT_LEAKS
-        with mock.patch("gpuwarden.sources.simulation.WORKLOADS", runs):
+        with mock.patch("gpuwarden.simulation.simulated_nvml.WORKLOADS", runs):
             self._simulation = Simulation(GPUS, SEED, clock.monotonic)
         self.daemon = Daemon(Config(processes=Processes(series=True)), simulated(self._simulation, clock))
 

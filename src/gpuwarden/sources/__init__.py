@@ -19,8 +19,8 @@ from gpuwarden.nvml.binding import Nvml
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.users import from_database
 from gpuwarden.protocol.messages import Message
-from gpuwarden.sources.simulation import Simulation
-from gpuwarden.sources.workloads import USERS
+from gpuwarden.simulation.simulated_nvml import Simulation
+from gpuwarden.simulation.workloads import USERS
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpuwarden.owners.cgroup_path import NOWHERE, Place
 from gpuwarden.protocol.messages import Phase
-from gpuwarden.sources.board import NO_LOAD, Load
+from gpuwarden.simulation.board import NO_LOAD, Load
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -10,8 +10,8 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import Durations
-from gpuwarden.sources.board import NO_LOAD, Board
-from gpuwarden.sources.workloads import CAPACITY, CONTEXT, MIB, Workload, life
+from gpuwarden.simulation.board import NO_LOAD, Board
+from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, MIB, Workload, life
 
 _POOL_STEP = 64 * MIB  # a growing pool takes memory in pieces of that size
 _FAILED_BYTES = 16 * 128 * 512 * 512 * 4  # of the tensor that no longer fits

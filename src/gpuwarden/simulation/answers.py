@@ -30,10 +30,10 @@ from gpuwarden.nvml.binding import (
     Field,
     FieldValue,
 )
-from gpuwarden.sources.board import MEMORY_CLOCK, THRESHOLDS, Board
-from gpuwarden.sources.faults import GpuFaults
-from gpuwarden.sources.trainer import Occupancy
-from gpuwarden.sources.workloads import MIB, RESERVED, SIZE, UNOWNED
+from gpuwarden.simulation.board import MEMORY_CLOCK, THRESHOLDS, Board
+from gpuwarden.simulation.faults import GpuFaults
+from gpuwarden.simulation.trainer import Occupancy
+from gpuwarden.simulation.workloads import MIB, RESERVED, SIZE, UNOWNED
 
 _BAR1_SIZE = 128 << 30
 _PCIE_BYTES_PER_SECOND = {"transmit": 0.3e9, "receive": 2.2e9}  # by a board that is busy all the time

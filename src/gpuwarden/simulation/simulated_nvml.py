@@ -23,11 +23,11 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
-from gpuwarden.sources.answers import SimulatedGpu, answer_of, gpm_metrics, recorded, uuid
-from gpuwarden.sources.board import Board
-from gpuwarden.sources.faults import Faults
-from gpuwarden.sources.trainer import Occupancy
-from gpuwarden.sources.workloads import WORKLOADS, Workload
+from gpuwarden.simulation.answers import SimulatedGpu, answer_of, gpm_metrics, recorded, uuid
+from gpuwarden.simulation.board import Board
+from gpuwarden.simulation.faults import Faults
+from gpuwarden.simulation.trainer import Occupancy
+from gpuwarden.simulation.workloads import WORKLOADS, Workload
 
 MAX_GPUS = 64
 MAX_GAP_SECONDS = 900.0  # between two looks: in a longer one the box stands still for the rest

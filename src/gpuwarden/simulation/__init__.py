@@ -1,0 +1,1 @@
+"""Simulated box: GPUs and runs for machines without a GPU."""
