@@ -21,7 +21,7 @@ from gpuwarden.runs.receipt import Receipt
 from gpuwarden.runs.receipt_content import receipt_of
 from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.run import Run, SeenError
-from gpuwarden.runs.share import Account, Share
+from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB
 
 BEGAN = 1.8e9

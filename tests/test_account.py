@@ -15,12 +15,12 @@ from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
-from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record import Record
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Account, Share
+from gpuwarden.usage.accountant import Accounts
+from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)

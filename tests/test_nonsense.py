@@ -37,13 +37,13 @@ from gpuwarden.protocol.messages import (
     encode,
 )
 from gpuwarden.run_story import Page, story_lines
-from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.advice import Adviser
 from gpuwarden.runs.receipt import from_plain
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record import Record
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.state import State
+from gpuwarden.usage.accountant import Accounts
 from snapshots import GIB, divided, gpu, snapshot
 
 T = TypeVar("T")

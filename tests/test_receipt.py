@@ -28,7 +28,7 @@ from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record_store import RecordStore, row_of
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Account, Share
+from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB
 
 GOLDEN = ROOT / "tests/receipt.json"

@@ -17,12 +17,12 @@ from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 
 from gpuwarden.host.process_key import Peer
 from gpuwarden.runs import receipts as module
-from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.receipt import Receipt, from_plain, to_plain
 from gpuwarden.runs.receipts import RETRY_SECONDS, WRITE_SECONDS, Receipts
 from gpuwarden.runs.record_store import RecordStore, row_of
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Account
+from gpuwarden.usage.accountant import Accounts
+from gpuwarden.usage.run_usage import Account
 from snapshots import snapshot
 
 SO_FAR, ENDED = run(ended=False), run()

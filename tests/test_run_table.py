@@ -9,8 +9,8 @@ import pytest
 from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.share import Account, Share
 from gpuwarden.runs.table import RunReadings
+from gpuwarden.usage.run_usage import Account, Share
 from snapshots import gpu, snapshot
 
 PEER = Peer(pid=7, uid=1000, start=1)

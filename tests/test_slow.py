@@ -9,7 +9,7 @@ import pytest
 from promql import SAMPLES, unknown
 
 from gpuwarden.config import thresholds
-from gpuwarden.runs.meter import SLOWDOWNS
+from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "slow.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```promql\n(.*?)^```", DOCUMENT, flags=re.MULTILINE | re.DOTALL)

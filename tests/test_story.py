@@ -16,8 +16,8 @@ from gpuwarden.runs.receipt_content import continued, receipt_of
 from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
 from gpuwarden.runs.record_store import as_json, row_of
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Share
 from gpuwarden.runs.story import MOST_POINTS, points_each, thinned
+from gpuwarden.usage.run_usage import Share
 from snapshots import GIB
 
 REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})

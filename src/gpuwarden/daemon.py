@@ -42,7 +42,6 @@ from gpuwarden.pressure import PressureWatch
 from gpuwarden.rate_limit import Allowance
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
-from gpuwarden.runs.account import Accounts
 from gpuwarden.runs.advice import Adviser
 from gpuwarden.runs.receipt import MAX_LISTED
 from gpuwarden.runs.receipt_place import place
@@ -52,6 +51,7 @@ from gpuwarden.runs.server import RunServer
 from gpuwarden.runs.stall import Patience
 from gpuwarden.sources import Source
 from gpuwarden.state import Counts, State
+from gpuwarden.usage.accountant import Accounts
 from gpuwarden.web import Request, Response, WebServer
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.collector import XidWatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.alerts.rule import RecordingRule
-from gpuwarden.runs.meter import SLOWDOWNS
+from gpuwarden.usage.gpu_meter import SLOWDOWNS
 
 # What slows a GPU down and should not: the power limit holds every GPU that works hard.
 AVOIDABLE_SLOWDOWNS = "|".join(reason for reason in SLOWDOWNS if reason != "sw_power_cap")

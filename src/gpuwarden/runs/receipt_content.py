@@ -22,7 +22,7 @@ from gpuwarden.runs.receipt import (
     ToldVerdict,
 )
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
-from gpuwarden.runs.share import Account, Share
+from gpuwarden.usage.run_usage import Account, Share
 
 _SLACK_SECONDS = 1.0  # by which two clocks may differ that nobody has set
 # What is ahead of a run: it is so while that grows, and of none that has ended; an earlier daemon's is out of date.

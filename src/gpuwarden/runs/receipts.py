@@ -27,7 +27,7 @@ from gpuwarden.runs.receipt_story import continued_story, with_story, without_st
 from gpuwarden.runs.receipt_text import log_line
 from gpuwarden.runs.record_store import Found, RecordStore, Row, StoreThread, as_json, row_of
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Account
+from gpuwarden.usage.run_usage import Account
 
 log = logging.getLogger(__name__)
 

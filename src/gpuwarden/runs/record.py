@@ -33,8 +33,8 @@ from gpuwarden.runs.error_log import ErrorLog
 from gpuwarden.runs.inquest import Inquest, xids
 from gpuwarden.runs.marks import Mark, MarkKind, Marks
 from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
-from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
+from gpuwarden.usage.run_usage import Account
 
 log = logging.getLogger(__name__)
 

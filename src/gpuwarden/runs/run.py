@@ -18,8 +18,8 @@ from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, R
 from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.marks import Marks
-from gpuwarden.runs.share import Account
 from gpuwarden.runs.stall import Stall
+from gpuwarden.usage.run_usage import Account
 
 KEPT_ERRORS = 8  # of a run
 

@@ -10,8 +10,8 @@ from gpuwarden.metrics.model import Histogram, Metric, Reading, Table
 from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.ending import OUTCOMES
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.share import Share
 from gpuwarden.runs.stall import CAUSES
+from gpuwarden.usage.run_usage import Share
 
 
 def _info(run: Run) -> Reading:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol.messages import PHASES, DeviceMemory, Phase
-from gpuwarden.runs.meter import Lapse, Meter, Window, throttled_seconds
+from gpuwarden.usage.gpu_meter import Lapse, Meter, Window, throttled_seconds
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.runs.meter import Meter
 from gpuwarden.runs.run import Run
+from gpuwarden.usage.gpu_meter import Meter
 
 LONGEST = 3  # intervals between two readings, beyond which something else lay between them
 XID_SECONDS = 2.0  # that an XID may come after its run's end: the driver tells it as it cleans up

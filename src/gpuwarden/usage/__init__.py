@@ -1,0 +1,1 @@
+"""GPU usage of runs: hours, energy, throttled time."""
