@@ -30,7 +30,7 @@ from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.driver import binding
-from gpuwarden.pressure import PressureWatch
+from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
 from gpuwarden.state import State

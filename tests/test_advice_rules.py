@@ -18,7 +18,7 @@ from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.owners.resolver import Holder, Owners
-from gpuwarden.pressure import PressureWatch
+from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
 from gpuwarden.runs.ear import Ear

@@ -18,7 +18,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder, Owners
-from gpuwarden.pressure import PressureWatch
+from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.ending import Ending, Outcome
 from gpuwarden.runs.run import Run, SeenError

@@ -17,7 +17,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import Peer
 from gpuwarden.memory_chart import ASCII
 from gpuwarden.metrics.exposition import Exposition, entries
-from gpuwarden.pressure import PressureWatch
+from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,
     MAX_COUNT,

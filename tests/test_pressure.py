@@ -15,7 +15,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Metric, Reading
-from gpuwarden.pressure import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
+from gpuwarden.pressure.levels import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot

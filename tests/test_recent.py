@@ -10,7 +10,7 @@ from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.host.process_key import Peer
-from gpuwarden.pressure import Pressure
+from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.recent.events import MAX_EVENTS, MAX_TEXT, RecentEvents
 from gpuwarden.recent.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries

@@ -31,7 +31,7 @@ from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
 from gpuwarden.owners.resolver import Holder, Owners
-from gpuwarden.pressure import Pressure, RunPressure
+from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries

@@ -20,7 +20,7 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Holder, Owners
-from gpuwarden.pressure import Pressure, RunPressure
+from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.stall import Stall

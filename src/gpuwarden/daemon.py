@@ -38,7 +38,7 @@ from gpuwarden.owners.resolver import OwnerBook
 from gpuwarden.owners.slurm import JobMaps
 from gpuwarden.owners.users import UserNames
 from gpuwarden.page import files
-from gpuwarden.pressure import PressureWatch
+from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.rate_limit import Allowance
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries

@@ -10,7 +10,7 @@ from gpuwarden._version import __version__
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.host_reader import Host
 from gpuwarden.owners.resolver import Owners
-from gpuwarden.pressure import Pressure
+from gpuwarden.pressure.levels import Pressure
 from gpuwarden.runs.run import Run
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metrics.model import Labels, Metric, Reading, Table
 from gpuwarden.owners.kinds import OWNER_KINDS
-from gpuwarden.pressure import RANK
+from gpuwarden.pressure.levels import RANK
 from gpuwarden.protocol.messages import Rejection
 from gpuwarden.state import State
 

@@ -22,7 +22,7 @@ from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder
-from gpuwarden.pressure import RANK, Pressure, RunPressure, memory_level
+from gpuwarden.pressure.levels import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind

@@ -1,0 +1,1 @@
+"""Pressure levels of GPUs and of the runs on them."""
