@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpuwarden.advice.advisor import HUNG_SECONDS, LEAST_GROWTH, Adviser
+from gpuwarden.advice.delivery_state import Ear
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, Neighbours
@@ -20,8 +22,6 @@ from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
-from gpuwarden.runs.advice import HUNG_SECONDS, LEAST_GROWTH, Adviser
-from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.run import Run
 from snapshots import GIB, divided, gpu, snapshot

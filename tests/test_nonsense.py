@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gpuwarden.advice.advisor import Adviser
 from gpuwarden.asking import shown
 from gpuwarden.config.schema import Config
 from gpuwarden.gpu.snapshot import Snapshot
@@ -37,7 +38,6 @@ from gpuwarden.protocol.messages import (
     encode,
 )
 from gpuwarden.run_story import Page, story_lines
-from gpuwarden.runs.advice import Adviser
 from gpuwarden.runs.receipt import from_plain
 from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record import Record

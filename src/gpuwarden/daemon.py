@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from gpuwarden import systemd
+from gpuwarden.advice.advisor import Adviser
 from gpuwarden.analysis.batch_size.prior_runs import Predecessors
 from gpuwarden.api.box import Seen, write_state
 from gpuwarden.api.history import write_history
@@ -42,7 +43,6 @@ from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.rate_limit import Allowance
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
-from gpuwarden.runs.advice import Adviser
 from gpuwarden.runs.receipt import MAX_LISTED
 from gpuwarden.runs.receipt_place import place
 from gpuwarden.runs.receipts import LISTED, Receipts

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from gpuwarden.advice.delivery_state import Ear
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -18,7 +19,6 @@ from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Readings
-from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.run import Run
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State

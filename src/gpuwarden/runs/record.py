@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
+from gpuwarden.advice.delivery_state import Ear
 from gpuwarden.analysis.batch_size.prior_runs import Predecessors
 from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
 from gpuwarden.analysis.memory.device_memory import HeadroomWatch, Unknown, by_gpu, held_by_others, is_listed, silent
@@ -27,7 +28,6 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage, state_of
 from gpuwarden.protocol.messages import End, Error, ErrorKind, Hello, Message, Report
 from gpuwarden.runs.devices import resolve
-from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Evidence, Outcome
 from gpuwarden.runs.error_log import ErrorLog
 from gpuwarden.runs.inquest import Inquest, xids

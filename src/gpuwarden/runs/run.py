@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuwarden.advice.delivery_state import Ear
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
 from gpuwarden.analysis.memory.device_memory import Unknown
@@ -15,7 +16,6 @@ from gpuwarden.analysis.oom.failed_allocation import Oom
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
-from gpuwarden.runs.ear import Ear
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.marks import Marks
 from gpuwarden.runs.stall import Stall

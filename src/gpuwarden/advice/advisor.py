@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from gpuwarden.advice.delivery_state import Ear, Matter
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, Neighbour, Neighbours
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
@@ -24,7 +25,6 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder
 from gpuwarden.pressure.levels import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
-from gpuwarden.runs.ear import Ear, Matter
 from gpuwarden.runs.marks import MarkKind
 from gpuwarden.runs.run import Run
 from gpuwarden.xid.codes import Action, explain

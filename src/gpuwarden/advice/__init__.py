@@ -1,0 +1,1 @@
+"""Advice sent to runs over their connection: pressure, co-tenants, GPU faults."""
