@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from gpuwarden.runs.record_store import RecordStore, row_of
+from gpuwarden.records.store import RecordStore, row_of
 from mocked import mock
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -15,11 +15,11 @@ from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.records.builder import receipt_of
+from gpuwarden.records.record import Receipt
+from gpuwarden.records.timeline import with_story
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.marks import Mark, merged
-from gpuwarden.runs.receipt import Receipt
-from gpuwarden.runs.receipt_content import receipt_of
-from gpuwarden.runs.receipt_story import with_story
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB

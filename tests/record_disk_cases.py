@@ -19,7 +19,7 @@ from pathlib import Path
 
 from receipt_cases import run
 
-from gpuwarden.runs.receipts import RETRY_SECONDS, Receipts
+from gpuwarden.records.recorder import RETRY_SECONDS, Receipts
 from gpuwarden.runs.run import Run
 
 messages: list[str] = []

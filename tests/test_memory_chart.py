@@ -8,8 +8,8 @@ import pytest
 from receipt_cases import receipt
 
 from gpuwarden.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, alphabet, chart
+from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldMark, ToldVerdict
 from gpuwarden.run_story import Page, story_lines
-from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldMark, ToldVerdict
 from snapshots import GIB
 
 MIB = 1 << 20

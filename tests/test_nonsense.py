@@ -37,9 +37,9 @@ from gpuwarden.protocol.messages import (
     decode,
     encode,
 )
+from gpuwarden.records.record import from_plain
+from gpuwarden.records.recorder import Receipts
 from gpuwarden.run_story import Page, story_lines
-from gpuwarden.runs.receipt import from_plain
-from gpuwarden.runs.receipts import Receipts
 from gpuwarden.runs.record import Record
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.state import State

@@ -18,15 +18,15 @@ from gpuwarden.formatting import amount, duration, energy, foreseen, lasting, ra
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import Hello
+from gpuwarden.records import record as module
+from gpuwarden.records.builder import account_of, concluded, continued, receipt_of
+from gpuwarden.records.record import ReceiptError, from_plain, to_plain
+from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.store import RecordStore, row_of
+from gpuwarden.records.summary import log_line
+from gpuwarden.records.timeline import with_story
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.run_story import conclusion
-from gpuwarden.runs import receipt as module
-from gpuwarden.runs.receipt import ReceiptError, from_plain, to_plain
-from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
-from gpuwarden.runs.receipt_story import with_story
-from gpuwarden.runs.receipt_text import log_line
-from gpuwarden.runs.receipts import Receipts
-from gpuwarden.runs.record_store import RecordStore, row_of
 from gpuwarden.runs.run import Run
 from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB

@@ -16,10 +16,10 @@ import pytest
 from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 
 from gpuwarden.host.process_key import Peer
-from gpuwarden.runs import receipts as module
-from gpuwarden.runs.receipt import Receipt, from_plain, to_plain
-from gpuwarden.runs.receipts import RETRY_SECONDS, WRITE_SECONDS, Receipts
-from gpuwarden.runs.record_store import RecordStore, row_of
+from gpuwarden.records import recorder as module
+from gpuwarden.records.record import Receipt, from_plain, to_plain
+from gpuwarden.records.recorder import RETRY_SECONDS, WRITE_SECONDS, Receipts
+from gpuwarden.records.store import RecordStore, row_of
 from gpuwarden.runs.run import Run
 from gpuwarden.usage.accountant import Accounts
 from gpuwarden.usage.run_usage import Account
@@ -36,7 +36,7 @@ def is_alive(*_: object) -> bool:
 @pytest.fixture(autouse=True)
 def alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all processes live."""
-    monkeypatch.setattr("gpuwarden.runs.receipts.proc.lives", is_alive)
+    monkeypatch.setattr("gpuwarden.records.recorder.proc.lives", is_alive)
 
 
 class Keeper:

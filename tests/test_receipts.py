@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
-from gpuwarden.runs.receipt import to_plain
-from gpuwarden.runs.record_store import Found, RecordStore, row_of
+from gpuwarden.records.record import to_plain
+from gpuwarden.records.store import Found, RecordStore, row_of
 from mock_nvml import MockNvml
 
 GIB = 2**30
@@ -80,7 +80,7 @@ def config(tmp_path: Path) -> Path:
 
 def start(tmp_path: Path, config: Path, mock: MockNvml, **altered: Any) -> Daemon:
     """Start a daemon, with constants of `runs.receipts` altered; it is soon settled how a run ended."""
-    constants = {f"gpuwarden.runs.receipts:{name}": value for name, value in altered.items()}
+    constants = {f"gpuwarden.records.recorder:{name}": value for name, value in altered.items()}
     constants |= {f"gpuwarden.runs.inquest:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
     program = (str(ROOT / "tests/altered_daemon.py"), json.dumps(constants))
     return Daemon(tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=program)

@@ -18,9 +18,9 @@ import pytest
 from receipt_cases import run
 
 from gpuwarden.host.process_key import Peer
-from gpuwarden.runs import receipts as module
-from gpuwarden.runs.receipts import Receipts
-from gpuwarden.runs.record_store import FILE_NAME, RecordStore
+from gpuwarden.records import recorder as module
+from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.store import FILE_NAME, RecordStore
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ import pytest
 from receipt_cases import BEGAN, receipt
 
 from gpuwarden.config.schema import Config
-from gpuwarden.runs.receipt import Receipt, to_plain
-from gpuwarden.runs.receipt_place import place
-from gpuwarden.runs.record_store import FILE_NAME, MIGRATIONS, RecordStore, row_of
+from gpuwarden.records.paths import place
+from gpuwarden.records.record import Receipt, to_plain
+from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_of
 
 FULL = "database or disk is full"
 WHOLE, SO_FAR = receipt(), receipt(ended=False)
@@ -297,7 +297,7 @@ def test_second_daemon_keeps_out(tmp_path: Path) -> None:
     store = opened(tmp_path)
     write(store, ended(1))
     script = (
-        "import sys; from pathlib import Path; from gpuwarden.runs.record_store import RecordStore\n"
+        "import sys; from pathlib import Path; from gpuwarden.records.store import RecordStore\n"
         "try: print(len(RecordStore(Path(sys.argv[1]), 9).open(9).ended))\n"
         "except OSError as error: print(error.strerror)"
     )

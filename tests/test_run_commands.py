@@ -23,8 +23,8 @@ from services import Daemon, ending, free_port
 from gpuwarden import run_commands
 from gpuwarden.asking import StatusError
 from gpuwarden.config.schema import Address, Config
-from gpuwarden.runs.receipt import Receipt, to_plain
-from gpuwarden.runs.record_store import RecordStore, row_of
+from gpuwarden.records.record import Receipt, to_plain
+from gpuwarden.records.store import RecordStore, row_of
 from mock_nvml import MockNvml
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\r\n\u202egpj.exe\x9b31m"

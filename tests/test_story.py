@@ -10,13 +10,13 @@ from receipt_cases import ACCOUNT, BEGAN, receipt, run
 
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
+from gpuwarden.records.builder import continued, receipt_of
+from gpuwarden.records.memory_points import MOST_POINTS, points_each, thinned
+from gpuwarden.records.record import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
+from gpuwarden.records.store import as_json, row_of
+from gpuwarden.records.timeline import continued_story, with_story, without_story
 from gpuwarden.runs.marks import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
-from gpuwarden.runs.receipt import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
-from gpuwarden.runs.receipt_content import continued, receipt_of
-from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
-from gpuwarden.runs.record_store import as_json, row_of
 from gpuwarden.runs.run import Run
-from gpuwarden.runs.story import MOST_POINTS, points_each, thinned
 from gpuwarden.usage.run_usage import Share
 from snapshots import GIB
 

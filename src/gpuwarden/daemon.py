@@ -43,9 +43,9 @@ from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.rate_limit import Allowance
 from gpuwarden.recent.events import RecentEvents
 from gpuwarden.recent.series import RecentSeries
-from gpuwarden.runs.receipt import MAX_LISTED
-from gpuwarden.runs.receipt_place import place
-from gpuwarden.runs.receipts import LISTED, Receipts
+from gpuwarden.records.paths import place
+from gpuwarden.records.record import MAX_LISTED
+from gpuwarden.records.recorder import LISTED, Receipts
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.server import RunServer
 from gpuwarden.runs.stall import Patience

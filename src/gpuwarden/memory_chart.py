@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 
 from gpuwarden.formatting import amount, lasting
-from gpuwarden.runs.receipt import MemoryStory
+from gpuwarden.records.record import MemoryStory
 
 HEIGHT = 8  # lines
 LABEL_WIDTH = 9  # of the axis

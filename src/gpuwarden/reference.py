@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuwarden.analysis.oom.diagnosis import RULES
 from gpuwarden.metrics.exposition import TABLES
-from gpuwarden.runs.receipt import (
+from gpuwarden.records.record import (
     BatchMemorySeen,
     DeviceMemoryThen,
     DeviceShare,

@@ -23,8 +23,8 @@ from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import amount, duration, energy, lasting, ratio, short
 from gpuwarden.memory_chart import alphabet
-from gpuwarden.run_story import Page, story_lines
-from gpuwarden.runs.receipt import (
+from gpuwarden.records.paths import of_user, place
+from gpuwarden.records.record import (
     MAX_LISTED,
     DeviceShare,
     FailedAllocation,
@@ -33,8 +33,8 @@ from gpuwarden.runs.receipt import (
     ToldError,
     from_plain,
 )
-from gpuwarden.runs.receipt_place import of_user, place
-from gpuwarden.runs.receipt_text import counts
+from gpuwarden.records.summary import counts
+from gpuwarden.run_story import Page, story_lines
 
 NAME_WIDTH = 16  # least width of a run's name
 LABEL_WIDTH = 14

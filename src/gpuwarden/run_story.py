@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gpuwarden.formatting import amount, foreseen, lasting, rate
 from gpuwarden.memory_chart import LABEL_WIDTH, MIN_WIDTH, chart
-from gpuwarden.runs.receipt import DeviceShare, MemoryStory, Receipt, ToldMark
+from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldMark
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # devices beyond which only the tightest has one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.alerts.rule import OUTLIVES_RESTART, AlertRule
-from gpuwarden.runs.receipts import MAX_WAITING
+from gpuwarden.records.recorder import MAX_WAITING
 
 RULES = (
     AlertRule(

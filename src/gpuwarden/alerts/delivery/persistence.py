@@ -15,7 +15,7 @@ from typing import Any
 from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.alerts.rules import ALERTS
-from gpuwarden.runs.receipt import MAX_TIME
+from gpuwarden.records.record import MAX_TIME
 
 log = logging.getLogger(__name__)
 

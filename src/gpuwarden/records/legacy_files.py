@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain
+from gpuwarden.records.record import Receipt, ReceiptError, from_plain
 
 MAX_FILE_BYTES = 1 << 18
 MAX_FILES = 200_000

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuwarden.nvml.call_pool import outcome_of
-from gpuwarden.runs.receipt import Receipt, ReceiptError, from_plain, to_plain
-from gpuwarden.runs.record_files import read_files
+from gpuwarden.records.legacy_files import read_files
+from gpuwarden.records.record import Receipt, ReceiptError, from_plain, to_plain
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Report
-from gpuwarden.runs.receipt import (
+from gpuwarden.records.record import (
     VERSION,
     BatchMemorySeen,
     DeviceMemoryThen,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuwarden.formatting import amount, duration, energy, lasting
-from gpuwarden.runs.receipt import Receipt
+from gpuwarden.records.record import Receipt
 
 _SHORT = 10.0  # seconds below which tenths matter
 

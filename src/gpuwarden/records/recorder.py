@@ -20,12 +20,12 @@ from gpuwarden.analysis.batch_size.cost_model import Seen
 from gpuwarden.analysis.batch_size.prior_runs import Predecessors
 from gpuwarden.fair_eviction import excess
 from gpuwarden.host import procfs
+from gpuwarden.records.builder import account_of, concluded, continued, receipt_of
+from gpuwarden.records.record import Receipt
+from gpuwarden.records.store import Found, RecordStore, Row, StoreThread, as_json, row_of
+from gpuwarden.records.summary import log_line
+from gpuwarden.records.timeline import continued_story, with_story, without_story
 from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.receipt import Receipt
-from gpuwarden.runs.receipt_content import account_of, concluded, continued, receipt_of
-from gpuwarden.runs.receipt_story import continued_story, with_story, without_story
-from gpuwarden.runs.receipt_text import log_line
-from gpuwarden.runs.record_store import Found, RecordStore, Row, StoreThread, as_json, row_of
 from gpuwarden.runs.run import Run
 from gpuwarden.usage.run_usage import Account
 

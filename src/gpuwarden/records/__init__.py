@@ -1,0 +1,1 @@
+"""Run records: what is kept of runs that ended, in SQLite."""
