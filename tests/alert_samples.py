@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.alerts.alert import Alert
+from gpuwarden.health.alert import Alert
 
 SINCE = 1_790_000_000.0
 H100 = "NVIDIA H100 80GB HBM3"

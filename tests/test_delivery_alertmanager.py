@@ -15,12 +15,12 @@ import pytest
 from message_receivers import http_receiver
 from test_delivery_sender import Fires
 
-from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.delivery.alertmanager import AlertmanagerTarget
 from gpuwarden.alerts.delivery.dispatcher import Dispatcher
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.validation import missing, warnings
 from gpuwarden.config.schema import Config, ConfigError, parse
+from gpuwarden.health.alert import Alert
 from gpuwarden.state import State
 from snapshots import snapshot
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
 
-from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.delivery import webhook
 from gpuwarden.alerts.delivery.apprise import inert
 from gpuwarden.alerts.delivery.message import (
@@ -20,6 +19,7 @@ from gpuwarden.alerts.delivery.message import (
     what_to_do,
 )
 from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.health.alert import Alert
 
 DOCS = "https://ops.example.com/docs"
 HOSTILE = (

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from test_firing import LOST, NOW, OF_GPU, poll, run
 
-from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.delivery.resolution import RESTORED_SECONDS, Resolution
 from gpuwarden.config.thresholds import DIED_SECONDS, XID_SECONDS
+from gpuwarden.health.alert import Alert, Key
 from gpuwarden.host import procfs
 from gpuwarden.state import State
 from snapshots import gpu

@@ -17,7 +17,6 @@ from alert_samples import gpu_down, gpu_hot, near_oom, xid
 from message_receivers import HttpReceiver, http_receiver, silent_receiver
 from services import until
 
-from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.delivery import queue as queue_module
 from gpuwarden.alerts.delivery import resolution, sender
 from gpuwarden.alerts.delivery.dispatcher import Dispatcher, message_targets
@@ -26,6 +25,7 @@ from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Policy
 from gpuwarden.config.schema import Config, Notify
 from gpuwarden.config.secrets import Secret
+from gpuwarden.health.alert import Alert
 from gpuwarden.state import DeliveryCounts, State
 from snapshots import snapshot
 

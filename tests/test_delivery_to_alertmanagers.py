@@ -11,7 +11,7 @@ import pytest
 from services import Alertmanager, ending, free_port, until
 from test_delivery_alertmanager import NEAR, STALLED, see, telling
 
-from gpuwarden.alerts.alert import Alert
+from gpuwarden.health.alert import Alert
 
 pytestmark = pytest.mark.system
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from services import ROOT, Alertmanager, Daemon, Process, Prometheus, ending, fetch, free_port, until
 
-from gpuwarden.alerts.conditions import CONDITIONS
+from gpuwarden.health.conditions import CONDITIONS
 from mock_nvml import MockNvml
 
 pytestmark = pytest.mark.system

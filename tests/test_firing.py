@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.alerts.alert import Alert
-from gpuwarden.alerts.conditions import CONDITIONS
-from gpuwarden.alerts.firing import MOST_FIRING, STEADY_SECONDS, Firing
 from gpuwarden.alerts.rules import ALERTS
 from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.health.alert import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.evaluator import MOST_FIRING, STEADY_SECONDS, Firing
 from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch

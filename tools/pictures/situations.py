@@ -8,10 +8,10 @@ from unittest import mock
 
 from history import Clock, simulated
 
-from gpuwarden.api.troubles import box_troubles, judge
 from gpuwarden.config.schema import Config, Processes
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.health.problems import box_troubles, judge
 from gpuwarden.host.host_reader import Host
 from gpuwarden.recent.series import SECONDS
 from gpuwarden.simulation.simulated_nvml import Simulation

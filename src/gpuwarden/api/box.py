@@ -11,9 +11,9 @@ from typing import Annotated
 from gpuwarden.api.document import API_VERSION, VERSION_MEANING, as_json
 from gpuwarden.api.gpus import GpuDocument, Number, gpu_documents
 from gpuwarden.api.runs import MAX_RUNS, RunDocument, run_documents
-from gpuwarden.api.troubles import Trouble, box_condition, box_troubles, judge
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
+from gpuwarden.health.problems import Trouble, box_condition, box_troubles, judge
 from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import advice
 from gpuwarden.owners.resolver import Holder

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from gpuwarden.api.document import readings_of
-from gpuwarden.api.troubles import Judged, Trouble, gravest
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
+from gpuwarden.health.problems import Judged, Trouble, gravest
 from gpuwarden.nvml.troubleshooting import gpu_advice
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.api.gpus import Number, headroom_ratio
-from gpuwarden.api.troubles import GRAVITIES, Judged, Trouble, gravest
+from gpuwarden.health.problems import GRAVITIES, Judged, Trouble, gravest
 from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.run import Run
 from gpuwarden.state import State

@@ -16,10 +16,10 @@ from gpuwarden.alerts.delivery.resolution import Resolution
 from gpuwarden.alerts.delivery.sender import Sender
 from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
-from gpuwarden.alerts.firing import Firing
 from gpuwarden.alerts.validation import warnings
 from gpuwarden.config.schema import Config, Notify
 from gpuwarden.config.state_folder import state_folder
+from gpuwarden.health.evaluator import Firing
 from gpuwarden.state import DeliveryCounts, State
 
 log = logging.getLogger(__name__)

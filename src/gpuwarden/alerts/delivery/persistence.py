@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.alerts.alert import Alert
 from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.health.alert import Alert
 from gpuwarden.records.record import MAX_TIME
 
 log = logging.getLogger(__name__)

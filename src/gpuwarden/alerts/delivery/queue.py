@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.delivery.message import RANK, Notification
 from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.alerts.inhibition import hidden
+from gpuwarden.health.alert import Alert, Key
 
 MAX_ALERTS = 2000  # of each severity; further ones are dropped and counted
 RESTORED_SECONDS = 15.0  # until an alert of an earlier daemon that does not fire counts as gone

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gpuwarden.alerts.alert import Alert, Key
-from gpuwarden.alerts.conditions import OF_EVENTS, end_is_known, ending_of
+from gpuwarden.health.alert import Alert, Key
+from gpuwarden.health.conditions import OF_EVENTS, end_is_known, ending_of
 from gpuwarden.state import State
 
 # Longer than any condition has to hold before it fires: until then an alert of an earlier daemon cannot be resolved.

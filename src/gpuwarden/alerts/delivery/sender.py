@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 
-from gpuwarden.alerts.alert import Alert, Key
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, traced
+from gpuwarden.health.alert import Alert, Key
 from gpuwarden.rate_limit import Allowance
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpuwarden.alerts.alert import Alert, Key
-from gpuwarden.alerts.conditions import CONDITIONS, TOLD_ON, Condition
 from gpuwarden.alerts.rule import filled
 from gpuwarden.alerts.rules import ALERTS, Choices
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.value_types import DURATION
+from gpuwarden.health.alert import Alert, Key
+from gpuwarden.health.conditions import CONDITIONS, TOLD_ON, Condition
 from gpuwarden.state import State
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from gpuwarden.alerts import owner
-from gpuwarden.alerts.alert import Alert
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.health.alert import Alert
 from gpuwarden.host import procfs
 from gpuwarden.protocol.messages import ErrorKind
 from gpuwarden.runs.ending import Outcome

@@ -1,0 +1,1 @@
+"""Conditions that can be wrong with the box, evaluated against one poll."""
