@@ -26,13 +26,13 @@ from gpuwarden.dcgm.page import DcgmPage
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
+from gpuwarden.history.event_log import RecentEvents
+from gpuwarden.history.series import RecentSeries
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.driver import binding
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.recent.events import RecentEvents
-from gpuwarden.recent.series import RecentSeries
 from gpuwarden.state import State
 from mock_nvml import MockNvml
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from browser import Tab
 from gpuwarden.api.box import Seen, write_state
+from gpuwarden.history.event_log import RecentEvents
+from gpuwarden.history.series import RecentSeries
 from gpuwarden.page import files
-from gpuwarden.recent.events import RecentEvents
-from gpuwarden.recent.series import RecentSeries
 from gpuwarden.state import State
 from gpuwarden.web import Request, Response
 

@@ -9,11 +9,11 @@ from typing import Any
 from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
+from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, RecentEvents
+from gpuwarden.history.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries
 from gpuwarden.host.process_key import Peer
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
-from gpuwarden.recent.events import MAX_EVENTS, MAX_TEXT, RecentEvents
-from gpuwarden.recent.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.run import Run, SeenError
 from gpuwarden.runs.stall import Stall

@@ -27,14 +27,14 @@ from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon as Warden
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
+from gpuwarden.history.event_log import RecentEvents
+from gpuwarden.history.series import RecentSeries
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
-from gpuwarden.recent.events import RecentEvents
-from gpuwarden.recent.series import RecentSeries
 from gpuwarden.runs.ending import Ending
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run import Run

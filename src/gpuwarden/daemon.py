@@ -26,6 +26,8 @@ from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.runtime_suspend import SleepWatch
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.history.event_log import RecentEvents
+from gpuwarden.history.series import RecentSeries
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_reader import Host, HostReader, memory_available
 from gpuwarden.host.kernel_log import KernelLog
@@ -41,8 +43,6 @@ from gpuwarden.owners.users import UserNames
 from gpuwarden.page import files
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.rate_limit import Allowance
-from gpuwarden.recent.events import RecentEvents
-from gpuwarden.recent.series import RecentSeries
 from gpuwarden.records.paths import place
 from gpuwarden.records.record import MAX_LISTED
 from gpuwarden.records.recorder import LISTED, Receipts

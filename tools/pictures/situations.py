@@ -12,8 +12,8 @@ from gpuwarden.config.schema import Config, Processes
 from gpuwarden.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.health.problems import box_troubles, judge
+from gpuwarden.history.series import SECONDS
 from gpuwarden.host.host_reader import Host
-from gpuwarden.recent.series import SECONDS
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.workloads import WORKLOADS
 from gpuwarden.state import State

@@ -14,11 +14,11 @@ from gpuwarden.api.runs import MAX_RUNS, RunDocument, run_documents
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.health.problems import Trouble, box_condition, box_troubles, judge
+from gpuwarden.history.event_log import MAX_EVENTS, Event, RecentEvents
+from gpuwarden.history.series import RecentSeries
 from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import advice
 from gpuwarden.owners.resolver import Holder
-from gpuwarden.recent.events import MAX_EVENTS, Event, RecentEvents
-from gpuwarden.recent.series import RecentSeries
 from gpuwarden.state import State
 
 MAX_PROCESSES = 50

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from gpuwarden.api.document import API_VERSION, VERSION_MEANING, as_json, plain
-from gpuwarden.recent.series import RecentSeries
+from gpuwarden.history.series import RecentSeries
 
 _DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1}  # of the others none: bytes, steps
 Column = Sequence[float | None]

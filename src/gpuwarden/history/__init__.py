@@ -1,0 +1,1 @@
+"""The last ten minutes, for the status page and the API."""
