@@ -7,7 +7,7 @@ from series import BOX
 
 from gpuwarden.alerts.rules import RECORDED
 from gpuwarden.gpu.metrics import MigReadings
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import DaemonReadings, GpuHealth, OwnerReadings
 
 _RECORDED = RECORDED["gpuwarden:box:build_info:group"].name

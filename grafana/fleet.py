@@ -15,7 +15,7 @@ from series import BOX, UNLESS_RECORDED, firing, least_headroom_ratio, recorded,
 from ways import FLEET, marks, ways
 
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import GpuHealth
 
 _NAME = "{{instance}} {{cluster}}"  # few sites have clusters

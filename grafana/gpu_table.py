@@ -27,7 +27,7 @@ from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.metrics.model import Metric
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings
 from gpuwarden.xid.codes import Severity, codes
 

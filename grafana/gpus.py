@@ -10,7 +10,7 @@ from series import BOX, DEVICE, pressure, rate, series, with_device, with_gpu
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.owners.kinds import WORKLOADS
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import OwnerReadings
 
 GPU = "GPU {{gpu}}"

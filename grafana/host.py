@@ -9,7 +9,7 @@ from series import BOX, rate, series, with_run
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.host.host_reader import HostReadings
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 
 RUN = "{{run_name}}"
 _COLORS = {

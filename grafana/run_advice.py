@@ -9,7 +9,7 @@ from run_memory import NAME
 from series import DEVICE, RUN, last, placed, pressure, risen, series, with_device, with_run
 from ways import IN_CLUSTER, ONE_RUN, link
 
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 
 _DEAF = f"no run hears advice (docs/pressure.md); {NO_RUN}"
 

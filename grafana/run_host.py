@@ -8,7 +8,7 @@ from panels import timeseries
 from run_memory import NAME
 from series import rate, series, with_run
 
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 
 
 def on_host() -> list[Panel]:

@@ -8,8 +8,8 @@ from panels import timeseries
 from series import RUN, headroom_ratio, rate, series, with_device, with_run
 
 from gpuwarden.metrics.model import Metric
-from gpuwarden.runs.run import Run
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.runs.run_snapshot import Run
 
 NAME = "{{run_name}} {{pid}}"
 ON_GPU = f"{NAME} GPU {{{{gpu}}}}"

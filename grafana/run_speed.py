@@ -12,7 +12,7 @@ from run_memory import NAME
 from series import RUN, rate, series, with_run
 
 from gpuwarden.config import thresholds
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 
 
 def step_time(width: int) -> Panel:

@@ -11,8 +11,8 @@ from series import RUN, last, placed
 from ways import BOX, IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.protocol.messages import PHASES
-from gpuwarden.runs.ending import OUTCOMES
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.runs.outcome import OUTCOMES
 
 _PHASES = {
     "train": ("train", GOOD),

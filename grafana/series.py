@@ -10,7 +10,7 @@ from gpuwarden.alerts.rules import RECORDED
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.metrics.model import Metric
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings, ProcessReadings
 
 # What tells one box, device or run from another. A site may have given its targets a cluster, and further labels, which

@@ -10,7 +10,7 @@ from series import boxes, firing, headroom_ratio, series, with_device, with_gpu,
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import GpuHealth
 
 

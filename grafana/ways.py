@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import BAD, GOOD, PLAIN, SOURCE, Json
 from series import RUN, firing, series
 
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 
 FLEET, BOX, ONE_RUN = "gpuwarden-fleet", "gpuwarden-box", "gpuwarden-run"
 IN_CLUSTER = "In cluster"

@@ -18,9 +18,9 @@ from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, 
 from gpuwarden.records.builder import receipt_of
 from gpuwarden.records.record import Receipt
 from gpuwarden.records.timeline import with_story
-from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.marks import Mark, merged
-from gpuwarden.runs.run import Run, SeenError
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_events import Mark, merged
+from gpuwarden.runs.run_snapshot import Run, SeenError
 from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB
 

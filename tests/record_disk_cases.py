@@ -20,7 +20,7 @@ from pathlib import Path
 from receipt_cases import run
 
 from gpuwarden.records.recorder import RETRY_SECONDS, Receipts
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 
 messages: list[str] = []
 

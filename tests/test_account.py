@@ -16,9 +16,9 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.records.recorder import Receipts
-from gpuwarden.runs.record import Record
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_state import Record
 from gpuwarden.usage.accountant import Accounts
 from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB, divided, gpu, snapshot

@@ -22,8 +22,8 @@ from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
-from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_events import MarkKind
+from gpuwarden.runs.run_snapshot import Run
 from snapshots import GIB, divided, gpu, snapshot
 
 BEGAN = 1000.0  # Unix time

@@ -33,7 +33,7 @@ from gpuwarden.alerts.rules import ALERTS, Choices, annotated
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import PressureReadings, ProcessReadings
 
 COUNTERS = {row.name for table in TABLES for row in table.rows if row.kind == "counter"}

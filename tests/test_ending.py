@@ -8,7 +8,7 @@ from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.host.oom_killer import BEGINNINGS, OomKill, oom_kills
 from gpuwarden.protocol.messages import End, Error
-from gpuwarden.runs.ending import Evidence, conclude
+from gpuwarden.runs.outcome import Evidence, conclude
 
 KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")

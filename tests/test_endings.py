@@ -20,7 +20,7 @@ from services import ROOT, Daemon, Process, ending, until
 from gpuwarden.host import procfs
 from gpuwarden.host.exit_status import exit_status
 from gpuwarden.host.pid_namespace import is_initial
-from gpuwarden.runs.ending import OUTCOMES
+from gpuwarden.runs.outcome import OUTCOMES
 from mock_nvml import MockNvml
 from system_parts import require
 

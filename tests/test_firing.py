@@ -20,8 +20,8 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.ending import Ending, Outcome
-from gpuwarden.runs.run import Run, SeenError
+from gpuwarden.runs.outcome import Ending, Outcome
+from gpuwarden.runs.run_snapshot import Run, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot

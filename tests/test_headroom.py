@@ -17,9 +17,9 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run import Run
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.run_snapshot import Run
 from snapshots import GIB, divided, gpu, snapshot
 
 MIB = 2**20

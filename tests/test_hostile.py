@@ -23,7 +23,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
 from gpuwarden.protocol.messages import STEP_BUCKETS, Hello, Report, encode
-from gpuwarden.runs.server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PROCESS
+from gpuwarden.runs.run_server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PROCESS
 from mock_nvml import MockNvml
 
 pytestmark = pytest.mark.slow  # hundreds of processes

@@ -14,7 +14,7 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from snapshots import GIB, divided, gpu, snapshot
 
 OWNERS = Owners(

@@ -40,8 +40,8 @@ from gpuwarden.protocol.messages import (
 from gpuwarden.records.record import from_plain
 from gpuwarden.records.recorder import Receipts
 from gpuwarden.run_story import Page, story_lines
-from gpuwarden.runs.record import Record
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run_state import Record
 from gpuwarden.state import State
 from gpuwarden.usage.accountant import Accounts
 from snapshots import GIB, divided, gpu, snapshot

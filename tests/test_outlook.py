@@ -14,9 +14,9 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Reading
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run import Run
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.run_snapshot import Run
 from snapshots import GIB, gpu, snapshot
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.pressure.levels import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from snapshots import GIB, divided, gpu, snapshot
 
 LIMITS = Limits()

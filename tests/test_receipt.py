@@ -27,7 +27,7 @@ from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import with_story
 from gpuwarden.reference import RECEIPT_PARTS
 from gpuwarden.run_story import conclusion
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB
 

@@ -20,7 +20,7 @@ from gpuwarden.records import recorder as module
 from gpuwarden.records.record import Receipt, from_plain, to_plain
 from gpuwarden.records.recorder import RETRY_SECONDS, WRITE_SECONDS, Receipts
 from gpuwarden.records.store import RecordStore, row_of
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.usage.accountant import Accounts
 from gpuwarden.usage.run_usage import Account
 from snapshots import snapshot

@@ -81,7 +81,7 @@ def config(tmp_path: Path) -> Path:
 def start(tmp_path: Path, config: Path, mock: MockNvml, **altered: Any) -> Daemon:
     """Start a daemon, with constants of `runs.receipts` altered; it is soon settled how a run ended."""
     constants = {f"gpuwarden.records.recorder:{name}": value for name, value in altered.items()}
-    constants |= {f"gpuwarden.runs.inquest:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
+    constants |= {f"gpuwarden.runs.outcome_evidence:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
     program = (str(ROOT / "tests/altered_daemon.py"), json.dumps(constants))
     return Daemon(tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=program)
 

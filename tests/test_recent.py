@@ -14,8 +14,8 @@ from gpuwarden.history.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECON
 from gpuwarden.host.process_key import Peer
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
-from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.run import Run, SeenError
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_snapshot import Run, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot

@@ -13,11 +13,11 @@ from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, ProtocolError, Report
-from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.inquest import PATIENCE_SECONDS, SETTLE_SECONDS
+from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.outcome_evidence import PATIENCE_SECONDS, SETTLE_SECONDS
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.stall import Stall
-from gpuwarden.runs.table import RunReadings
 from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)

@@ -11,7 +11,7 @@ from gpuwarden.client.errors import describe
 from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run import KEPT_ERRORS
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS
 from snapshots import GIB, gpu, snapshot
 
 ALICE = Peer(pid=7, uid=1000, start=1)

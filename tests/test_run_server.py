@@ -17,10 +17,10 @@ import pytest
 
 from gpuwarden.host import exit_status
 from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, Hello, Report, encode
-from gpuwarden.runs import server
+from gpuwarden.runs import run_server
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run import Run
-from gpuwarden.runs.server import MESSAGE_BATCH, RunServer
+from gpuwarden.runs.run_server import MESSAGE_BATCH, RunServer
+from gpuwarden.runs.run_snapshot import Run
 from snapshots import GIB, gpu, snapshot
 
 BOX = snapshot(gpu(0))
@@ -297,7 +297,7 @@ def test_connections_leave_descriptors_to_the_rest(side: Side, child: Callable[[
 def test_user_with_most_connections_loses_the_oldest(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit each new connection costs the user with the most, its own included, their oldest one."""
     uids = iter((1, 2, 1, 1, 2, 3, 1))
-    monkeypatch.setattr(server, "credentials", lambda _connection: (0, next(uids)))
+    monkeypatch.setattr(run_server, "credentials", lambda _connection: (0, next(uids)))
 
     async def scenario() -> None:
         async with side.listening():

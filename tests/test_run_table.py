@@ -8,8 +8,8 @@ import pytest
 
 from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.table import RunReadings
 from gpuwarden.usage.run_usage import Account, Share
 from snapshots import gpu, snapshot
 

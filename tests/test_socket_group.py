@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.runs.listening import listen
+from gpuwarden.runs.unix_socket import listen
 from system_parts import require
 
 KNOCK = """
@@ -67,7 +67,7 @@ def test_a_group_that_is_not_the_daemons_own(place: Path) -> None:
     code = f"""
 import os
 from pathlib import Path
-from gpuwarden.runs.listening import listen
+from gpuwarden.runs.unix_socket import listen
 os.chown({str(place)!r}, 65534, -1)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 listen(Path({str(place)!r}, "run.sock"), 0o660, group="root")

@@ -35,9 +35,9 @@ from gpuwarden.metrics.model import Readings
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
-from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.runs.stall import Stall
 from gpuwarden.sources import open_source
 from gpuwarden.state import State

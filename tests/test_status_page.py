@@ -22,7 +22,7 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import Hello
-from gpuwarden.runs.ending import Ending
+from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from gpuwarden.xid import codes as xid

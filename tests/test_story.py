@@ -15,8 +15,8 @@ from gpuwarden.records.memory_points import MOST_POINTS, points_each, thinned
 from gpuwarden.records.record import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
 from gpuwarden.records.store import as_json, row_of
 from gpuwarden.records.timeline import continued_story, with_story, without_story
-from gpuwarden.runs.marks import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_events import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.usage.run_usage import Share
 from snapshots import GIB
 

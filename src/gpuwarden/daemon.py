@@ -47,7 +47,7 @@ from gpuwarden.records.paths import place
 from gpuwarden.records.record import MAX_LISTED
 from gpuwarden.records.recorder import LISTED, Receipts
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.server import RunServer
+from gpuwarden.runs.run_server import RunServer
 from gpuwarden.runs.stall import Patience
 from gpuwarden.sources import Source
 from gpuwarden.state import Counts, State

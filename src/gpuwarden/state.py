@@ -11,7 +11,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.host_reader import Host
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
 
 _Key = TypeVar("_Key")

@@ -19,7 +19,7 @@ from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Readings
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 

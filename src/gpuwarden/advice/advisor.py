@@ -25,8 +25,8 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.owners.resolver import Holder
 from gpuwarden.pressure.levels import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
-from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_events import MarkKind
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.xid.codes import Action, explain
 
 LEAST_GROWTH = 64 * 2**20  # bytes that a neighbour has to take, however little there is

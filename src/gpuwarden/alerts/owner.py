@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.owners.resolver import UNKNOWN, Holder
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
 
 MOST_NAMED = 3  # of those who hold one GPU, the ones with most first

@@ -14,7 +14,7 @@ from gpuwarden.health.problems import Judged, Trouble, gravest
 from gpuwarden.nvml.troubleshooting import gpu_advice
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
 from gpuwarden.xid.codes import explain
 

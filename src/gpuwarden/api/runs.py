@@ -11,7 +11,7 @@ from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.api.gpus import Number, headroom_ratio
 from gpuwarden.health.problems import GRAVITIES, Judged, Trouble, gravest
 from gpuwarden.protocol.messages import Report
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
 
 MAX_RUNS = 100  # the API has the others, and the page all: an answer is written on the loop

@@ -18,8 +18,8 @@ from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.health.alert import Alert
 from gpuwarden.host import procfs
 from gpuwarden.protocol.messages import ErrorKind
-from gpuwarden.runs.ending import Outcome
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.outcome import Outcome
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 

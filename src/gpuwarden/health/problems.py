@@ -14,7 +14,7 @@ from gpuwarden.formatting import amount, foreseen, lasting, ratio
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol.messages import RESOURCES, Level
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 

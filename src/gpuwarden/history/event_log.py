@@ -11,8 +11,8 @@ from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import Level
-from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 

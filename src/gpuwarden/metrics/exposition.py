@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.host.host_reader import HostReadings
 from gpuwarden.metrics.model import Histogram, Labels, Metric, Reading, Readings, Table, Value
-from gpuwarden.runs.table import RunReadings
+from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.state import State
 from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, OwnerReadings, PressureReadings, ProcessReadings
 

@@ -15,7 +15,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import LEVELS, Level
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 
 RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}
 CLEARLY = 1.5  # times a threshold of memory that has to be left for it to be clearly better,

@@ -21,7 +21,7 @@ from gpuwarden.records.record import (
     ToldError,
     ToldVerdict,
 )
-from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS, Run, SeenError
 from gpuwarden.usage.run_usage import Account, Share
 
 _SLACK_SECONDS = 1.0  # by which two clocks may differ that nobody has set

@@ -25,8 +25,8 @@ from gpuwarden.records.record import Receipt
 from gpuwarden.records.store import Found, RecordStore, Row, StoreThread, as_json, row_of
 from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import continued_story, with_story, without_story
-from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.usage.run_usage import Account
 
 log = logging.getLogger(__name__)

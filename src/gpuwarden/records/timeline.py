@@ -11,8 +11,8 @@ from gpuwarden.formatting import amount
 from gpuwarden.records.builder import seconds_between
 from gpuwarden.records.memory_points import points_each, shifted, thinned
 from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldError, ToldMark
-from gpuwarden.runs.marks import Mark, MarkKind, followed, merged
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_events import Mark, MarkKind, followed, merged
+from gpuwarden.runs.run_snapshot import Run
 
 _OOMS = ("device_oom", "host_oom")
 _COLUMNS = {  # of a MemoryStory, by the fields of a Window

@@ -9,7 +9,7 @@ from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.analysis.oom.failed_allocation import Oom, named
 from gpuwarden.formatting import amount
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
-from gpuwarden.runs.run import SeenError
+from gpuwarden.runs.run_snapshot import SeenError
 
 log = logging.getLogger(__name__)
 

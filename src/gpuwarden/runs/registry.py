@@ -19,10 +19,10 @@ from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Hello, Message, ProtocolError
-from gpuwarden.runs.ending import OUTCOMES, Outcome
-from gpuwarden.runs.marks import MarkKind
-from gpuwarden.runs.record import Record, Rules
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.outcome import OUTCOMES, Outcome
+from gpuwarden.runs.run_events import MarkKind
+from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_state import Record, Rules
 from gpuwarden.runs.stall import Patience
 
 log = logging.getLogger(__name__)

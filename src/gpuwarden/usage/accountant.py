@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.usage.gpu_meter import Meter
 
 LONGEST = 3  # intervals between two readings, beyond which something else lay between them

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
-from gpuwarden.runs.ending import Ending, Evidence, conclude
+from gpuwarden.runs.outcome import Ending, Evidence, conclude
 
 SETTLE_SECONDS = 2.0  # after the process's end: the kernel logs a kill before it, a poll or two read the log
 PATIENCE_SECONDS = 10.0  # for the end of a process after its goodbye, or for an exit status that is not known yet

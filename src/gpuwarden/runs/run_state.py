@@ -28,11 +28,11 @@ from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Present, Usage, state_of
 from gpuwarden.protocol.messages import End, Error, ErrorKind, Hello, Message, Report
 from gpuwarden.runs.devices import resolve
-from gpuwarden.runs.ending import Evidence, Outcome
 from gpuwarden.runs.error_log import ErrorLog
-from gpuwarden.runs.inquest import Inquest, xids
-from gpuwarden.runs.marks import Mark, MarkKind, Marks
-from gpuwarden.runs.run import KEPT_ERRORS, Run, SeenError
+from gpuwarden.runs.outcome import Evidence, Outcome
+from gpuwarden.runs.outcome_evidence import Inquest, xids
+from gpuwarden.runs.run_events import Mark, MarkKind, Marks
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS, Run, SeenError
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 from gpuwarden.usage.run_usage import Account
 

@@ -16,8 +16,8 @@ from gpuwarden.analysis.oom.failed_allocation import Oom
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
-from gpuwarden.runs.ending import Ending
-from gpuwarden.runs.marks import Marks
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.run_events import Marks
 from gpuwarden.runs.stall import Stall
 from gpuwarden.usage.run_usage import Account
 

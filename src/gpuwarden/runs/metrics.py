@@ -8,8 +8,8 @@ from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.host.process_tree import STATES, Present
 from gpuwarden.metrics.model import Histogram, Metric, Reading, Table
 from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
-from gpuwarden.runs.ending import OUTCOMES
-from gpuwarden.runs.run import Run
+from gpuwarden.runs.outcome import OUTCOMES
+from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.runs.stall import CAUSES
 from gpuwarden.usage.run_usage import Share
 

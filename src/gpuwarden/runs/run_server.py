@@ -16,8 +16,8 @@ from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.host.exit_status import exit_status
 from gpuwarden.host.process_key import Peer, credentials, identify
 from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode, encode
-from gpuwarden.runs.listening import BACKLOG, listen
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.unix_socket import BACKLOG, listen
 
 log = logging.getLogger(__name__)
 
