@@ -27,7 +27,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
-from gpuwarden.alerts.rules import Choices, rule_file
+from gpuwarden.alerts.prometheus_rules import Choices, rule_file
 from gpuwarden.config.schema import Config
 from mocked import mock, sleepers
 from programs import GPUWARDEN, conditions, program

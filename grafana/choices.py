@@ -5,7 +5,7 @@ from __future__ import annotations
 from classic import SOURCE, Json
 from series import BOX
 
-from gpuwarden.alerts.rules import RECORDED
+from gpuwarden.alerts.prometheus_rules import RECORDED
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.tables import DaemonReadings, GpuHealth, OwnerReadings

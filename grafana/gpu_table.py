@@ -23,7 +23,7 @@ from series import (
 from ways import BOX as ONE_BOX
 from ways import IN_CLUSTER, ONE_RUN, link
 
-from gpuwarden.alerts.fleet import AVOIDABLE_SLOWDOWNS
+from gpuwarden.alerts.rules.fleet_rules import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.metrics.model import Metric

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gpuwarden.alerts.rules import RECORDED
+from gpuwarden.alerts.prometheus_rules import RECORDED
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.metrics.model import Metric

@@ -8,8 +8,8 @@ from typing import Any
 
 import promql_parser as promql
 
+from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
 from gpuwarden.alerts.rule import filled
-from gpuwarden.alerts.rules import RECORDED, Choices
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.metrics.model import Metric, Unit
 

@@ -21,7 +21,7 @@ from names import NAMES
 from played import fired
 from scenes import pages
 
-from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from system_parts import needs
 
 pytestmark = pytest.mark.system

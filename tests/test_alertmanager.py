@@ -18,7 +18,7 @@ from promql import SITE
 from services import ROOT, Alertmanager, ending, until
 
 from gpuwarden.alerts.inhibition import INHIBITIONS
-from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from system_parts import needs
 
 pytestmark = pytest.mark.system

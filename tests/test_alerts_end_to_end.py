@@ -15,7 +15,7 @@ from alert_receivers import Mail, Web, filled, hasty, local, receivers, text_of,
 from services import Alertmanager, Daemon, Prometheus, ending, until
 from training_process import LIMIT_MIB, MIB, Trainer
 
-from gpuwarden.alerts.rules import Choices, rule_file
+from gpuwarden.alerts.prometheus_rules import Choices, rule_file
 from mock_nvml import MockNvml
 
 pytestmark = pytest.mark.system

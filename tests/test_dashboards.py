@@ -28,8 +28,8 @@ from committed_dashboards import (
 from offenders import for_all
 from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
+from gpuwarden.alerts.prometheus_rules import ALERTS, Choices, annotated
 from gpuwarden.alerts.rule import AlertRule
-from gpuwarden.alerts.rules import ALERTS, Choices, annotated
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES

@@ -18,7 +18,7 @@ from gpuwarden.alerts.delivery.message import (
     texts,
     what_to_do,
 )
-from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.health.alert import Alert
 
 DOCS = "https://ops.example.com/docs"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rule_pages import Episode, Scrapes, captured, episodes, simulated
 
-from gpuwarden.alerts.rules import Choices, rule_file
+from gpuwarden.alerts.prometheus_rules import Choices, rule_file
 
 pytestmark = pytest.mark.system
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rule_pages import Episode, captured, episodes, simulated
 
-from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS

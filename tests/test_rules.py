@@ -11,11 +11,11 @@ import pytest
 import yaml
 from promql import SAMPLES, SITE, grouping, numbers, selectors, unknown
 
-from gpuwarden.alerts import command, rules
-from gpuwarden.alerts.page import page
+from gpuwarden.alerts import command, prometheus_rules
+from gpuwarden.alerts.alert_docs import page
+from gpuwarden.alerts.prometheus_rules import Choices, prometheus_rule, rule_file
 from gpuwarden.alerts.rule import AlertRule, RecordingRule, filled
-from gpuwarden.alerts.rules import Choices, prometheus_rule, rule_file
-from gpuwarden.alerts.settings import SETTINGS, TIME
+from gpuwarden.alerts.rule_settings import SETTINGS, TIME
 from gpuwarden.cli import main
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.xid.codes import Severity, codes, explain
@@ -34,7 +34,7 @@ def _alerts(text: str) -> dict[str, dict[str, Any]]:
 
 
 ALERTS = _alerts(RULES.read_text())
-ALL: dict[str, AlertRule | RecordingRule] = {**rules.RECORDED, **rules.ALERTS}
+ALL: dict[str, AlertRule | RecordingRule] = {**prometheus_rules.RECORDED, **prometheus_rules.ALERTS}
 SHIPPED = Choices().values()
 
 
@@ -105,7 +105,11 @@ def test_template_labels_are_in_the_result() -> None:
 def test_critical_alert_outlives_the_daemon() -> None:
     """Nobody is told that a fault is over as the daemon is down or restarted: it fires on until GpuwardenDown does."""
     least = DURATION.read(ALERTS["GpuwardenDown"]["for"]) + 15  # and its scrape and its evaluation
-    critical = [name for name, rule in rules.ALERTS.items() if rule.severity == "critical" and name != "GpuwardenDown"]
+    critical = [
+        name
+        for name, rule in prometheus_rules.ALERTS.items()
+        if rule.severity == "critical" and name != "GpuwardenDown"
+    ]
     assert [name for name in critical if DURATION.read(ALERTS[name]["keep_firing_for"]) < least] == []
 
 
@@ -181,7 +185,7 @@ def test_what_costs_most_is_evaluated_less_often() -> None:
     for interval, others, links, fleet in ((5, "5s", "30s", "1m"), (60, "1m", "1m", "1m"), (120, "2m", "2m", "2m")):
         groups = yaml.safe_load(rule_file(Choices(interval=interval)))["groups"]
         assert {group["name"]: group["interval"] for group in groups} == {
-            **{group.name: others for group in rules.GROUPS},
+            **{group.name: others for group in prometheus_rules.GROUPS},
             "gpuwarden-links": links,
             "gpuwarden-fleet": fleet,
         }

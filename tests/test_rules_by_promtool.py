@@ -11,7 +11,7 @@ from urllib.parse import quote_plus
 import pytest
 import yaml
 
-from gpuwarden.alerts import command, rules
+from gpuwarden.alerts import command, prometheus_rules
 from system_parts import needs
 
 pytestmark = pytest.mark.system
@@ -31,7 +31,7 @@ def promtool(*arguments: str | Path) -> str:
 
 def test_configuration_is_accepted() -> None:
     """Prometheus takes the shipped configuration, which finds the rules by its relative path."""
-    number = len(rules.ALERTS) + len(rules.RECORDED)
+    number = len(prometheus_rules.ALERTS) + len(prometheus_rules.RECORDED)
     assert f"{number} rules found" in promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 

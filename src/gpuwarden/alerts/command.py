@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.alerts.settings import SETTINGS
+from gpuwarden.alerts.rule_settings import SETTINGS
 from gpuwarden.config.value_types import DOCS, DURATION, Kind, between
 
 # It stands in expressions and in templates, where each of these would mean something else.
@@ -59,20 +59,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def written(parsed: argparse.Namespace) -> str:
     """Return what the command prints; raises ValueError for numbers that make no sense beside each other."""
-    from gpuwarden.alerts import inhibition, rules  # noqa: PLC0415 - 13 MiB, which the parser's flags do not need
+    from gpuwarden.alerts import inhibition, prometheus_rules  # noqa: PLC0415 - 13 MiB, which the parser's flags do not need
 
     if parsed.inhibition:
         return inhibition.section()
     if 2 * parsed.leak_still >= parsed.leak_window:  # an alert that never fires
         raise ValueError("--leak-still has to be less than half of --leak-window")
-    choices = rules.Choices(
+    choices = prometheus_rules.Choices(
         numbers={each.name: getattr(parsed, each.name) for each in SETTINGS},
         job=parsed.job,
         interval=parsed.interval,
         docs=parsed.docs,
         grafana=parsed.grafana,
     )
-    return rules.prometheus_rule(choices) if parsed.kubernetes else rules.rule_file(choices)
+    return prometheus_rules.prometheus_rule(choices) if parsed.kubernetes else prometheus_rules.rule_file(choices)
 
 
 def reading(kind: Kind[Any]) -> Callable[[str], Any]:

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.config.schema import Alertmanager, Config, Notify
 from gpuwarden.config.secrets import Secret, SecretError
 
@@ -100,7 +100,7 @@ def _unreadable(key: str, *secrets: Secret, is_ascii: bool = False) -> Iterator[
 def _unusable(key: str, *files: Path | None) -> Iterator[tuple[str, str]]:
     if not any(files):
         return
-    from gpuwarden.alerts.delivery.http import tls_context  # noqa: PLC0415 - TLS takes 4 MiB
+    from gpuwarden.alerts.delivery.http_client import tls_context  # noqa: PLC0415 - TLS takes 4 MiB
 
     try:
         tls_context(*files)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.alerts.rule import AlertRule
-from gpuwarden.alerts.rules import ALERTS
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from gpuwarden.alerts import owner
+from gpuwarden.alerts import owner_text
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.formatting import amount, lasting, ratio
@@ -56,7 +56,7 @@ def _run_near_out_of_memory(state: State, limits: Limits) -> Iterator[Alert]:
                 f"{_named(run)} can allocate only {amount(memory.headroom)} more on {_gpu_named(gpu)}, "
                 f"{ratio(memory.share)} of what it uses and could get{beside}.",
                 state.snapshot.time,
-                owner.of_run(state, run),
+                owner_text.of_run(state, run),
             )
 
 
@@ -73,7 +73,7 @@ def _run_out_of_memory(state: State, _limits: Limits) -> Iterator[Alert]:
                 f"{_named(run)} ran out of {memory} memory {_ago(state, at)}."
                 + (f" {told.verdict.evidence} {told.verdict.next_step}" if told and told.verdict else ""),
                 at,
-                owner.of_run(state, run),
+                owner_text.of_run(state, run),
                 last=at,
             )
 
@@ -87,7 +87,7 @@ def _run_stalled(state: State, _limits: Limits) -> Iterator[Alert]:
                 f"{_named(run)} has made no step for {lasting(run.stall.seconds)}, much longer than its steps take; "
                 f"what it does instead: {run.stall.cause}.",
                 state.snapshot.time - run.stall.seconds,
-                owner.of_run(state, run),
+                owner_text.of_run(state, run),
             )
 
 
@@ -102,7 +102,7 @@ def _runs_ended(name: str) -> Condition:
                 {**_of_run(run), "outcome": ending.outcome},
                 f"{_named(run)} ended as {ending.outcome} {_ago(state, ending.at)}: {ending.evidence}.",
                 ending.at,
-                owner.of_run(state, run),
+                owner_text.of_run(state, run),
                 last=ending.at,
             )
 
@@ -229,7 +229,7 @@ OF_EVENTS: Mapping[str, float] = {
 
 def _gpu_alert(state: State, name: str, gpu: Gpu, description: str, **labels: str) -> Alert:
     named = {**_of_device(gpu.identity.uuid, gpu), **labels}
-    return Alert(name, named, description, state.snapshot.time, owner.of_gpu(state, gpu))
+    return Alert(name, named, description, state.snapshot.time, owner_text.of_gpu(state, gpu))
 
 
 def _devices(snapshot: Snapshot) -> Iterator[tuple[str, Gpu]]:

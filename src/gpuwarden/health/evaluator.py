@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from gpuwarden.alerts.prometheus_rules import ALERTS, Choices
 from gpuwarden.alerts.rule import filled
-from gpuwarden.alerts.rules import ALERTS, Choices
 from gpuwarden.config.schema import Pressure as Limits
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.alert import Alert, Key

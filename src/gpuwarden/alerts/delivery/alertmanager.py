@@ -16,10 +16,10 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote_plus
 
-from gpuwarden.alerts.delivery.http import Server
+from gpuwarden.alerts.delivery.http_client import Server
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, digest_of
-from gpuwarden.alerts.rules import Choices, annotated
+from gpuwarden.alerts.prometheus_rules import Choices, annotated
 from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
 from gpuwarden.health.alert import Alert

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from gpuwarden.alerts.prometheus_rules import ALERTS, Choices
 from gpuwarden.alerts.rule import AlertRule, filled
-from gpuwarden.alerts.rules import ALERTS, Choices
 from gpuwarden.health.alert import Alert
 
 MAX_LISTED = 12  # alerts that one message describes each; of the rest it names the subjects

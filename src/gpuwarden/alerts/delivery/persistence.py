@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.alerts.delivery.message import clean
-from gpuwarden.alerts.rules import ALERTS
+from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.health.alert import Alert
 from gpuwarden.records.record import MAX_TIME
 

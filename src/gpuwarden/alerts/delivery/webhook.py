@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from gpuwarden.alerts.delivery.http import Server, host_of
+from gpuwarden.alerts.delivery.http_client import Server, host_of
 from gpuwarden.alerts.delivery.message import (
     MAX_NAME_CHARS,
     MAX_OWNER_CHARS,

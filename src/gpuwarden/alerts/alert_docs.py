@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.alerts import inhibition, settings
+from gpuwarden.alerts import inhibition, rule_settings
+from gpuwarden.alerts.prometheus_rules import GROUPS, Choices
 from gpuwarden.alerts.rule import SUBJECT_LABELS, AlertRule, filled
-from gpuwarden.alerts.rules import GROUPS, Choices
 from gpuwarden.config.value_types import DURATION
 
 _INTRODUCTION = """\
@@ -43,7 +43,7 @@ def page() -> str:
     """Return the whole page."""
     values = Choices().values()
     rows = "".join(
-        f"| `{each.flag}` | {values[f'{each.name}.words']} | {each.meaning} |\n" for each in settings.SETTINGS
+        f"| `{each.flag}` | {values[f'{each.name}.words']} | {each.meaning} |\n" for each in rule_settings.SETTINGS
     )
     alerts = (rule for group in GROUPS for rule in group.alerts)
     return f"{_INTRODUCTION}{rows}{''.join(_section(rule, values) for rule in alerts)}"
@@ -76,4 +76,4 @@ def _hidden(rule: AlertRule) -> str:
 
 
 def _words(duration: str) -> str:
-    return settings.words(DURATION.read(duration))
+    return rule_settings.words(DURATION.read(duration))

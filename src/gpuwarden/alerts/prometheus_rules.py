@@ -10,32 +10,34 @@ from typing import Any
 import yaml
 
 from gpuwarden.alerts import (
-    daemon,
-    device_memory,
-    fleet,
-    gpus,
-    heat,
     joins,
-    links,
-    memory_faults,
-    run_memory,
-    runs,
-    settings,
-    xids,
+    rule_settings,
 )
 from gpuwarden.alerts.rule import JOINS, SUBJECT_LABELS, AlertRule, Group, RecordingRule, Subject, filled
-from gpuwarden.alerts.texts import TEXTS
+from gpuwarden.alerts.rules import (
+    daemon_rules,
+    device_memory_rules,
+    ecc_rules,
+    fleet_rules,
+    gpu_rules,
+    nvlink_rules,
+    run_memory_rules,
+    run_rules,
+    thermal_rules,
+    xid_rules,
+)
+from gpuwarden.alerts.templates import TEXTS
 
 # Groups are evaluated each by itself: what is recorded in one may be an evaluation old in the others. Those on links
 # look at each link of each GPU, up to hours ago: they cost most, and tell of nothing that half a minute matters to.
 # What is recorded of the fleet is read in steps of minutes and hours.
 GROUPS = (
     Group("gpuwarden-joins", joins.RULES),
-    Group("gpuwarden-runs", (*run_memory.RULES, *runs.RULES)),
-    Group("gpuwarden-gpus", (*device_memory.RULES, *gpus.RULES, *heat.RULES, *memory_faults.RULES)),
-    Group("gpuwarden-links", links.RULES, least_interval=30.0),
-    Group("gpuwarden-daemon", daemon.RULES),
-    Group("gpuwarden-fleet", fleet.RULES, least_interval=60.0),
+    Group("gpuwarden-runs", (*run_memory_rules.RULES, *run_rules.RULES)),
+    Group("gpuwarden-gpus", (*device_memory_rules.RULES, *gpu_rules.RULES, *thermal_rules.RULES, *ecc_rules.RULES)),
+    Group("gpuwarden-links", nvlink_rules.RULES, least_interval=30.0),
+    Group("gpuwarden-daemon", daemon_rules.RULES),
+    Group("gpuwarden-fleet", fleet_rules.RULES, least_interval=60.0),
 )
 RECORDED: Mapping[str, RecordingRule] = {rule.name: rule for group in GROUPS for rule in group.recorded}
 ALERTS: Mapping[str, AlertRule] = {rule.name: rule for group in GROUPS for rule in group.alerts}
@@ -73,7 +75,7 @@ class Choices:
 
     def values(self) -> dict[str, str]:
         """Return what fills the places of rules."""
-        return {**settings.values(self.numbers), **dict(xids.values()), **JOINS, **TEXTS, "job": self.job}
+        return {**rule_settings.values(self.numbers), **dict(xid_rules.values()), **JOINS, **TEXTS, "job": self.job}
 
 
 def rule_file(choices: Choices | None = None) -> str:
@@ -126,7 +128,7 @@ def _groups(choices: Choices) -> Iterator[dict[str, Any]]:
         ]
         yield {
             "name": group.name,
-            "interval": settings.duration(max(choices.interval, group.least_interval)),
+            "interval": rule_settings.duration(max(choices.interval, group.least_interval)),
             "rules": rules,
         }
 

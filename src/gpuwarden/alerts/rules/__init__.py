@@ -1,0 +1,1 @@
+"""Alert rules by subject, a row each."""
