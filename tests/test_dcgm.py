@@ -21,9 +21,9 @@ from simulated_box import Box
 from test_capture import snapshot_of
 
 from gpuwarden.dcgm.entity import LABELS
+from gpuwarden.dcgm.metrics import DcgmMetric, DcgmReadings
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.dcgm.rates import Rates
-from gpuwarden.dcgm.table import DcgmMetric, DcgmReadings
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN

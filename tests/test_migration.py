@@ -8,7 +8,7 @@ from pathlib import Path
 from promql import SAMPLES
 
 from gpuwarden.config.schema import OPTIONS
-from gpuwarden.dcgm.table import DcgmReadings
+from gpuwarden.dcgm.metrics import DcgmReadings
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
 DCGM = {row.name for row in DcgmReadings.rows}

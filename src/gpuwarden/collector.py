@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon
-from gpuwarden.dcgm.table import DcgmReadings
+from gpuwarden.dcgm.metrics import DcgmReadings
 from gpuwarden.metrics.exposition import TABLES, Entries, family_of, samples
 from gpuwarden.metrics.model import Metric, Readings, Table
 from gpuwarden.sources import open_source

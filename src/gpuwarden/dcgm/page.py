@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.dcgm.entity import entities, labels
+from gpuwarden.dcgm.metrics import COUNTERS, DcgmReadings
 from gpuwarden.dcgm.rates import Rates
-from gpuwarden.dcgm.table import COUNTERS, DcgmReadings
 from gpuwarden.metrics.exposition import Entries
 from gpuwarden.metrics.model import Table
 from gpuwarden.state import State

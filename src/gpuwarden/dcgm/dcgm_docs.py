@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.dcgm.table import DcgmReadings
+from gpuwarden.dcgm.metrics import DcgmReadings
 
 
 def dcgm_markdown() -> str:
