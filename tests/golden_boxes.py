@@ -17,7 +17,6 @@ from typing import Any
 
 from simulated_box import Clock
 
-from gpuwarden.api.box import Seen, write_state
 from gpuwarden.capture.capture_file import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load, save
 from gpuwarden.capture.recording import SAMPLE_SECONDS, record
 from gpuwarden.capture.replay import CapturedNvml
@@ -34,6 +33,7 @@ from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.driver import binding
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.state import State
+from gpuwarden.web.api.state_document import Seen, write_state
 from mock_nvml import MockNvml
 
 FOLDER = Path(__file__).parent / "goldens"

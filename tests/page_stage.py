@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from browser import Tab
-from gpuwarden.api.box import Seen, write_state
 from gpuwarden.history.event_log import RecentEvents
 from gpuwarden.history.series import RecentSeries
-from gpuwarden.page import files
 from gpuwarden.state import State
-from gpuwarden.web import Request, Response
+from gpuwarden.web import static_files
+from gpuwarden.web.api.state_document import Seen, write_state
+from gpuwarden.web.http_server import Request, Response
 
 SOCKET = Path("/run/gpuwarden/run.sock")
 NO_HISTORY: dict[str, Any] = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
@@ -39,7 +39,7 @@ class Stage:
             return Response(200, json.dumps(self.answer).encode()) if self.answer else Response(503, b"no poll yet\n")
         if path == "/api/v1/history":
             return Response(200, json.dumps(self.history).encode())
-        return files.serve(Request("GET", path, "", {}))
+        return static_files.serve(Request("GET", path, "", {}))
 
     def date(self) -> float:
         """Tell the time."""

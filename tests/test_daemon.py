@@ -21,7 +21,7 @@ from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.sources import open_source
 from gpuwarden.state import State
-from gpuwarden.web import Request
+from gpuwarden.web.http_server import Request
 from snapshots import gpu, snapshot
 
 METRICS = Request("GET", "/metrics", "", {})

@@ -228,7 +228,7 @@ def test_kinds() -> None:
 def test_every_place_that_lists_the_kinds_has_each() -> None:
     """The fields of a process's owners, the table in the docs, and the status page's list."""
     docs = (ROOT / "docs/owners.md").read_text(encoding="utf-8").split("\n## ")[0]
-    page = (ROOT / "src/gpuwarden/page/browser/lists.js").read_text(encoding="utf-8")
+    page = (ROOT / "src/gpuwarden/web/static/lists.js").read_text(encoding="utf-8")
     listed = re.search(r"const OWNERS = \[(.*)\];", page)
     assert listed
     assert tuple(field.name for field in fields(Holder)) == NAMES

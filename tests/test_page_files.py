@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services import ROOT, Daemon, ending
 
-from gpuwarden.page.files import FOLDER
+from gpuwarden.web.static_files import FOLDER
 from mock_nvml import MockNvml
 
 

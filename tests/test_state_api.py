@@ -17,11 +17,6 @@ from services import Daemon, ending, fetch, until
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Verdict
-from gpuwarden.api.box import MAX_PROCESSES, MAX_TROUBLES, Seen, write_state
-from gpuwarden.api.document import plain
-from gpuwarden.api.history import write_history
-from gpuwarden.api.reference import state_markdown
-from gpuwarden.api.runs import MAX_RUNS
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import load
 from gpuwarden.daemon import Daemon as Warden
@@ -41,7 +36,12 @@ from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.runs.stall import Stall
 from gpuwarden.sources import open_source
 from gpuwarden.state import State
-from gpuwarden.web import Request
+from gpuwarden.web.api.api_docs import state_markdown
+from gpuwarden.web.api.document import plain
+from gpuwarden.web.api.history_document import write_history
+from gpuwarden.web.api.run_document import MAX_RUNS
+from gpuwarden.web.api.state_document import MAX_PROCESSES, MAX_TROUBLES, Seen, write_state
+from gpuwarden.web.http_server import Request
 from mock_nvml import MockNvml
 from snapshots import GIB, divided, gpu, snapshot
 

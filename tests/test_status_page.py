@@ -14,7 +14,6 @@ from browser import Tab, chromium
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Verdict
-from gpuwarden.api.box import MAX_PROCESSES
 from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import XidCount
@@ -25,6 +24,7 @@ from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
+from gpuwarden.web.api.state_document import MAX_PROCESSES
 from gpuwarden.xid import codes as xid
 from page_stage import SOCKET, Stage, answer, stage
 from snapshots import GIB, divided, gpu, snapshot

@@ -15,7 +15,7 @@ from test_status_page import box, verdict
 
 from browser import Tab, chromium
 from gpuwarden.formatting import amount
-from gpuwarden.page.files import FOLDER
+from gpuwarden.web.static_files import FOLDER
 from mock_nvml import MockNvml
 from page_stage import answer, stage
 from snapshots import gpu

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden import web
-from gpuwarden.web import Handler, Request, Response, WebServer, accepts_gzip
+from gpuwarden.web import http_server
+from gpuwarden.web.http_server import Handler, Request, Response, WebServer, accepts_gzip
 
 PAGE = b"".join(b'gpuwarden_gpu_up{uuid="GPU-%04d"} 1\n' % number for number in range(4000))
 HUGE = bytes(16 << 20)  # more than the kernel takes for a client that does not read
@@ -304,12 +304,12 @@ def test_browsers_run_nothing_by_default(server: WebServer) -> None:
 
 def test_compression(server: WebServer) -> None:
     """A page is compressed once for all who accept it, and says what it depends on; two bytes would only grow."""
-    web._gzip.cache_clear()
+    http_server._gzip.cache_clear()
     for _ in range(2):
         answer = fetch(server, Accept_Encoding="gzip")
         assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "accept, accept-encoding")
         assert gzip.decompress(answer.body) == PAGE
-    assert web._gzip.cache_info().misses == 1
+    assert http_server._gzip.cache_info().misses == 1
     plain = fetch(server, Accept_Encoding="identity")
     assert (plain.body, plain.headers["vary"]) == (PAGE, "accept, accept-encoding")
     assert fetch(server, "/runs/1", Accept_Encoding="gzip").headers["vary"] == "accept-encoding"
@@ -346,7 +346,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_ahead(loop: Loop,
         reader.join(PATIENCE)
     assert answers[0].count(b"HTTP/1.1 200 OK") == 2001
     assert answers[0].endswith(b"\r\n\r\n" + PAGE)
-    assert 0 < max(held) <= 2 * web.MAX_HEAD_BYTES
+    assert 0 < max(held) <= 2 * http_server.MAX_HEAD_BYTES
 
 
 @pytest.mark.parametrize("first", [b"", GET.replace(b"/metrics", b"/-/healthy")])
@@ -388,7 +388,7 @@ def test_client_that_does_not_read_is_cut(loop: Loop, server: WebServer) -> None
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server, GET_HUGE * 1000, receive_buffer=4096)) for _ in range(5)]
         loop.until(lambda: [each.responding for each in server.connections] == [True] * 5)
-        assert all(len(each._http.trailing_data[0]) <= 2 * web.MAX_HEAD_BYTES for each in server.connections)
+        assert all(len(each._http.trailing_data[0]) <= 2 * http_server.MAX_HEAD_BYTES for each in server.connections)
         loop.advance(server.timeout * 1.1)
         loop.until(lambda: not server.connections)
         assert server.counts.timed_out == 5
@@ -409,7 +409,7 @@ def test_refused_client_that_keeps_sending_can_read_why(loop: Loop, server: WebS
         for _ in range(100):
             client.sendall(bytes(10_000))
         assert status_of(read_all(client)) == 400
-        loop.advance(web.CLOSE_SECONDS * 1.1)
+        loop.advance(http_server.CLOSE_SECONDS * 1.1)
         loop.until(lambda: not server.connections)
         assert server.counts.timed_out == 0
 
@@ -476,9 +476,9 @@ def test_without_descriptors_and_clients_the_server_waits(
             scrape.connect(server.address)
             for count in (1, 2):
                 loop.until(lambda: server.counts.accept_errors == count)  # noqa: B023 - called within the turn
-                loop.advance(web.NO_DESCRIPTOR_PAUSE_SECONDS)
+                loop.advance(http_server.NO_DESCRIPTOR_PAUSE_SECONDS)
             scrape.sendall(LAST_GET)
-        loop.advance(web.NO_DESCRIPTOR_PAUSE_SECONDS)
+        loop.advance(http_server.NO_DESCRIPTOR_PAUSE_SECONDS)
         assert read_all(scrape).endswith(PAGE)
     assert ["cannot accept" in record.message for record in caplog.records] == [True]
     loop.until(lambda: not server.connections)  # else its descriptor becomes free below
@@ -592,7 +592,7 @@ def test_stops_with_clients_of_every_kind(loop: Loop, server: WebServer) -> None
 
 def test_stop_lets_a_response_finish(loop: Loop, server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape in progress when the daemon ends gets its whole page."""
-    monkeypatch.setattr(web, "STOP_SECONDS", PATIENCE)
+    monkeypatch.setattr(http_server, "STOP_SECONDS", PATIENCE)
     with connect(server, GET_HUGE, receive_buffer=4096) as client:
         loop.until(lambda: any(connection.responding for connection in server.connections))
         stopping = asyncio.run_coroutine_threadsafe(server.stop(), loop.loop)

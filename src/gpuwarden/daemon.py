@@ -17,8 +17,6 @@ from urllib.parse import parse_qs
 from gpuwarden import systemd
 from gpuwarden.advice.advisor import Adviser
 from gpuwarden.analysis.batch_size.prior_runs import Predecessors
-from gpuwarden.api.box import Seen, write_state
-from gpuwarden.api.history import write_history
 from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.control import ControlServer, RequestError
 from gpuwarden.dcgm.page import DcgmPage, host_name
@@ -40,7 +38,6 @@ from gpuwarden.owners.processes import ProcessNames
 from gpuwarden.owners.resolver import OwnerBook
 from gpuwarden.owners.slurm import JobMaps
 from gpuwarden.owners.users import UserNames
-from gpuwarden.page import files
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.rate_limit import Allowance
 from gpuwarden.records.paths import place
@@ -52,7 +49,10 @@ from gpuwarden.runs.stall import Patience
 from gpuwarden.sources import Source
 from gpuwarden.state import Counts, State
 from gpuwarden.usage.accountant import Accounts
-from gpuwarden.web import Request, Response, WebServer
+from gpuwarden.web import static_files
+from gpuwarden.web.api.history_document import write_history
+from gpuwarden.web.api.state_document import Seen, write_state
+from gpuwarden.web.http_server import Request, Response, WebServer
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.collector import XidWatch
 
@@ -505,7 +505,7 @@ class Daemon:
 
 def _serve_page(request: Request) -> Response:
     """Answer with a file of the status page, which asks for the state itself."""
-    return files.serve(request)
+    return static_files.serve(request)
 
 
 def _dispatcher(config: Config) -> Dispatcher | None:

@@ -25,7 +25,7 @@ from history import Clock
 from situations import HOST, LOST_SECONDS, SITUATIONS, SimulatedBox, Situation, with_xid
 
 from gpuwarden.daemon import Daemon
-from gpuwarden.web import Request
+from gpuwarden.web.http_server import Request
 
 _ROOT = Path(__file__).parents[2]
 sys.path.append(str(_ROOT / "tests"))
@@ -77,7 +77,9 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            with mock.patch("gpuwarden.api.box.uname", return_value=SimpleNamespace(nodename="gpu-box-1")):
+            with mock.patch(
+                "gpuwarden.web.api.state_document.uname", return_value=SimpleNamespace(nodename="gpu-box-1")
+            ):
                 answer = asyncio.run(daemon.web.respond(Request("GET", self.path, "", {})))
             self.send_response_only(answer.status)
             headers = {**answer.headers, "content-type": answer.content_type, "content-length": str(len(answer.body))}

@@ -7,10 +7,10 @@ from dataclasses import is_dataclass
 from inspect import cleandoc
 from typing import Any, get_args, get_origin
 
-from gpuwarden.api.box import BoxDocument
-from gpuwarden.api.document import document_keys, key_meanings
-from gpuwarden.api.history import HistoryDocument
 from gpuwarden.metrics.model import Metric
+from gpuwarden.web.api.document import document_keys, key_meanings
+from gpuwarden.web.api.history_document import HistoryDocument
+from gpuwarden.web.api.state_document import BoxDocument
 
 _ABOUT = """
 What the daemon answers to `/api/v1/state` and `/api/v1/history`; [api.md](api.md) says how to ask, and what for.

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from gpuwarden.api.document import readings_of
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
@@ -16,6 +15,7 @@ from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
+from gpuwarden.web.api.document import readings_of
 from gpuwarden.xid.codes import explain
 
 _IN_USE = "Bytes that the allocators of reporting runs have handed out there; not there without such a run."

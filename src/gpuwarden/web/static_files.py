@@ -8,10 +8,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 from gpuwarden._version import __version__
-from gpuwarden.web import Request, Response
+from gpuwarden.web.http_server import Request, Response
 
 PREFIX = "/page/"
-FOLDER = Path(__file__).with_name("browser")
+FOLDER = Path(__file__).with_name("static")
 INDEX = "index.html"
 
 # Nothing from elsewhere, no script or style in the page's text, and none made from text.

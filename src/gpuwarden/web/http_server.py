@@ -20,7 +20,7 @@ from http import HTTPStatus
 
 import h11
 
-from gpuwarden.listening import listen
+from gpuwarden.web.listener import listen
 
 log = logging.getLogger(__name__)
 

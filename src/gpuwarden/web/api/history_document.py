@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from gpuwarden.api.document import API_VERSION, VERSION_MEANING, as_json, plain
 from gpuwarden.history.series import RecentSeries
+from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, as_json, plain
 
 _DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1}  # of the others none: bytes, steps
 Column = Sequence[float | None]

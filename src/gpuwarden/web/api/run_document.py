@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from gpuwarden.analysis.memory.leak_detector import Growth
-from gpuwarden.api.gpus import Number, headroom_ratio
 from gpuwarden.health.problems import GRAVITIES, Judged, Trouble, gravest
 from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.state import State
+from gpuwarden.web.api.gpu_document import Number, headroom_ratio
 
 MAX_RUNS = 100  # the API has the others, and the page all: an answer is written on the loop
 

@@ -8,9 +8,6 @@ from os import uname
 from pathlib import Path
 from typing import Annotated
 
-from gpuwarden.api.document import API_VERSION, VERSION_MEANING, as_json
-from gpuwarden.api.gpus import GpuDocument, Number, gpu_documents
-from gpuwarden.api.runs import MAX_RUNS, RunDocument, run_documents
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.health.problems import Trouble, box_condition, box_troubles, judge
@@ -20,6 +17,9 @@ from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import advice
 from gpuwarden.owners.resolver import Holder
 from gpuwarden.state import State
+from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, as_json
+from gpuwarden.web.api.gpu_document import GpuDocument, Number, gpu_documents
+from gpuwarden.web.api.run_document import MAX_RUNS, RunDocument, run_documents
 
 MAX_PROCESSES = 50
 MAX_TROUBLES = 50

@@ -1,0 +1,1 @@
+"""HTTP server, status page and JSON API."""
