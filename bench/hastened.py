@@ -10,11 +10,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwarden import logs
 from gpuwarden.config.schema import Address, Config
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon import log_setup
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.sources import open_source
 from gpuwarden.nvml import session
-from gpuwarden.sources import open_source
 
 SPEED = 100
 PATIENCE_SECONDS = 1.0  # with HTTP clients: a hundredth of the default would cut them on a busy machine
@@ -34,7 +34,7 @@ def hastened(folder: Path) -> Config:
 def main() -> None:
     """Serve; the first line of standard output is the port."""
     config = hastened(Path(sys.argv[1]))
-    logs.configure("warning")
+    log_setup.configure("warning")
     session.RETRY_SECONDS /= SPEED
     source = open_source(config.source, config.simulation)
     served = Daemon(config, replace(source, clock=lambda: time.monotonic() * SPEED))

@@ -6,9 +6,9 @@ from classic import SOURCE, Json
 from series import BOX
 
 from gpuwarden.alerts.prometheus_rules import RECORDED
+from gpuwarden.daemon.metrics import DaemonReadings, GpuHealth, OwnerReadings
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.tables import DaemonReadings, GpuHealth, OwnerReadings
 
 _RECORDED = RECORDED["gpuwarden:box:build_info:group"].name
 _LONG = 3 * 3600.0  # seconds, of which Grafana draws no more than a point each two minutes where a fleet is drawn

@@ -6,7 +6,7 @@ from classic import Panel, Query
 from panels import timeseries
 from series import risen, series, with_gpu
 
-from gpuwarden.tables import DaemonReadings, GpuHealth
+from gpuwarden.daemon.metrics import DaemonReadings, GpuHealth
 
 
 def daemon() -> list[Panel]:

@@ -7,8 +7,8 @@ from looks import COLORED
 from panels import table, timeline, timeseries
 from series import DEVICE, risen, series, with_gpu
 
+from gpuwarden.daemon.metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.tables import GpuHealth
 
 _STEPS = 480  # a box has hundreds of counters of links: an hour is read by scrapes still, a week not
 _SOUND = states({0: ("no", NONE), 1: ("yes", BAD)})

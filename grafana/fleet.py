@@ -14,9 +14,9 @@ from run_table import run_table
 from series import BOX, UNLESS_RECORDED, firing, least_headroom_ratio, recorded, series
 from ways import FLEET, marks, ways
 
+from gpuwarden.daemon.metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.tables import GpuHealth
 
 _NAME = "{{instance}} {{cluster}}"  # few sites have clusters
 _STEPS = 120  # for each, Prometheus looks at all GPUs of all boxes

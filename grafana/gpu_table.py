@@ -25,10 +25,10 @@ from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.alerts.rules.fleet_rules import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
+from gpuwarden.daemon.metrics import GpuHealth, OwnerReadings, PressureReadings
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings
 from gpuwarden.xid.codes import Severity, codes
 
 # A query with other labels than the rest would keep its rows apart: `merge` joins by the labels all have.

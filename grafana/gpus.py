@@ -8,10 +8,10 @@ from panels import timeline, timeseries
 from processes import processes
 from series import BOX, DEVICE, pressure, rate, series, with_device, with_gpu
 
+from gpuwarden.daemon.metrics import OwnerReadings
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.owners.kinds import WORKLOADS
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.tables import OwnerReadings
 
 GPU = "GPU {{gpu}}"
 _NO_GPM = "only Hopper and newer tell: docs/operations.md"

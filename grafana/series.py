@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from gpuwarden.alerts.prometheus_rules import RECORDED
+from gpuwarden.daemon.metrics import GpuHealth, OwnerReadings, PressureReadings, ProcessReadings
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.tables import GpuHealth, OwnerReadings, PressureReadings, ProcessReadings
 
 # What tells one box, device or run from another. A site may have given its targets a cluster, and further labels, which
 # an aggregation has to leave out or a match to name.

@@ -19,10 +19,10 @@ import yaml
 from gpuwarden.capture.capture_file import load
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.sources import Source
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.sources import Source
 from gpuwarden.state import State
 from system_parts import needs
 

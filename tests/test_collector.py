@@ -19,9 +19,9 @@ from services import ROOT
 
 from gpuwarden.collector import GpuWardenCollector, families
 from gpuwarden.config import schema
+from gpuwarden.daemon.sources import Source
 from gpuwarden.metrics.exposition import entries
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.sources import Source
 from gpuwarden.state import State
 
 SIMULATED = {"source": "simulated", "simulation.gpus": "2"}
@@ -73,7 +73,7 @@ def test_goldens_are_what_prometheus_client_writes() -> None:
 
 def test_registering_asks_the_driver_nothing(monkeypatch: pytest.MonkeyPatch, collector: GpuWardenCollector) -> None:
     """A registry that describes its collectors knows the names without a poll, and refuses a second collector."""
-    monkeypatch.setattr("gpuwarden.daemon.Daemon.poll", None)
+    monkeypatch.setattr("gpuwarden.daemon.daemon.Daemon.poll", None)
     registry = CollectorRegistry(auto_describe=True)
     registry.register(collector)
     assert "gpuwarden_gpu_up" in registry._names_to_collectors

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from gpuwarden.config.schema import load
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.host.process_key import Peer
 from gpuwarden.host.process_tree import STATES, Usage
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.sources import open_source
 from gpuwarden.state import State
 from gpuwarden.web.http_server import Request
 from snapshots import gpu, snapshot

@@ -31,10 +31,10 @@ from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 from gpuwarden.alerts.prometheus_rules import ALERTS, Choices, annotated
 from gpuwarden.alerts.rule import AlertRule
 from gpuwarden.config import thresholds
+from gpuwarden.daemon.metrics import PressureReadings, ProcessReadings
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.tables import PressureReadings, ProcessReadings
 
 COUNTERS = {row.name for table in TABLES for row in table.rows if row.kind == "counter"}
 COUNTERS |= {f"{row.name}_bucket" for table in TABLES for row in table.rows if row.kind == "histogram"}

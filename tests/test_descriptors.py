@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import os, resource
-from gpuwarden import systemd
+from gpuwarden.daemon import systemd
 from gpuwarden.owners.processes import ProcessNames
 names = ProcessNames()
 names.identify([os.getppid()])  # has psutil import and open what it opens once

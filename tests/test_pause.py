@@ -17,8 +17,8 @@ import pytest
 from folders import open_to_all
 from services import Daemon, ending, fetch, until
 
-from gpuwarden import control
-from gpuwarden.control import ControlServer, ask
+from gpuwarden.daemon import control
+from gpuwarden.daemon.control import ControlServer, ask
 from gpuwarden.gpu import poller
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG

@@ -22,18 +22,18 @@ from gpuwarden.capture.capture_file import Capture, Frame, save
 from gpuwarden.capture.recording import record
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
+from gpuwarden.daemon.sources import open_source
 from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Handle, nvml_error
 from gpuwarden.nvml.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
 from gpuwarden.nvml.process_lists import ListedProcess, listing_functions
 from gpuwarden.nvml.troubleshooting import hidden_gpus
-from gpuwarden.sources import open_source
 from mock_nvml import MockNvml
 
 SIMULATION = schema.Simulation(gpus=3, seed=5)
 OPEN = """
 import logging, sys
 from gpuwarden import config
-from gpuwarden.sources import open_source
+from gpuwarden.daemon.sources import open_source
 logging.basicConfig(format="%(levelname)s %(message)s")
 source = open_source(config.Source(sys.argv[1]), config.Simulation(gpus=3))
 if source.name != sys.argv[1]:
@@ -190,7 +190,7 @@ class TestBinding:
 
 FIELDS_OF_THE_MOCK = """
 import json, pynvml
-from gpuwarden.sources import driver
+from gpuwarden.daemon.sources import driver
 
 nvml = driver.binding()
 nvml.nvmlInit()

@@ -19,7 +19,8 @@ from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Verdict
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import load
-from gpuwarden.daemon import Daemon as Warden
+from gpuwarden.daemon.daemon import Daemon as Warden
+from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
 from gpuwarden.history.event_log import RecentEvents
@@ -34,7 +35,6 @@ from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.runs.stall import Stall
-from gpuwarden.sources import open_source
 from gpuwarden.state import State
 from gpuwarden.web.api.api_docs import state_markdown
 from gpuwarden.web.api.document import plain

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden import systemd
 from gpuwarden.config.schema import load
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon import systemd
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.sources import Source
 
 
 class Manager:

@@ -16,7 +16,8 @@ from history import Clock
 from jobs import Job, Process
 
 from gpuwarden.config.schema import Config
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.sources import Source
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.host.process_key import Peer
@@ -29,7 +30,6 @@ from gpuwarden.simulation.board import NO_LOAD, Board, Load
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.trainer import Occupancy
 from gpuwarden.simulation.workloads import GIB, Workload
-from gpuwarden.sources import Source
 
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy", 1003: "joan", 1004: "karen"}
 _FIRST_PID = 1 << 23  # above the kernel's most: never a real process

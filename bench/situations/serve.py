@@ -13,12 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpuwarden import logs
 from gpuwarden.config.schema import Address, Config
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon import log_setup
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.sources import Source
 from gpuwarden.nvml.binding import NO_INSTANCE
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.sources import Source
 from shared_device import MIB, SharedDevice
 
 GPU = 7  # of the simulated box: the one on which nothing runs
@@ -72,7 +72,7 @@ def configured(folder: Path, pace: str, context: int) -> Config:
 def main() -> None:
     """Serve."""
     folder, pace = Path(sys.argv[1]), sys.argv[2]
-    logs.configure("info")
+    log_setup.configure("info")
     device = SharedDevice(folder / "device")
     config = configured(folder, pace, context=int(sys.argv[3]) * MIB)
     served = Daemon(config, Source("nvml", SharedNvml(device)))  # type: ignore[arg-type] # most of it by __getattr__

@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gpuwarden import asyncio_without_ssl, logs
 from gpuwarden.arguments import REFERENCES, parse
 from gpuwarden.config.schema import Config, ConfigError, load
+from gpuwarden.daemon import asyncio_without_ssl, log_setup
 
 if TYPE_CHECKING:
     import argparse
 
-    from gpuwarden.daemon import Daemon
-    from gpuwarden.sources import Source
+    from gpuwarden.daemon.daemon import Daemon
+    from gpuwarden.daemon.sources import Source
 
 log = logging.getLogger("gpuwarden")
 
@@ -61,12 +61,12 @@ def _load(parsed: argparse.Namespace) -> Config:
         if value is not None:
             overrides[key], origin[key] = value, flag
     config = load(parsed.config, overrides, origin)
-    logs.configure(config.log.level)
+    log_setup.configure(config.log.level)
     return config
 
 
 def _open(config: Config) -> Source:
-    from gpuwarden.sources import open_source
+    from gpuwarden.daemon.sources import open_source
 
     try:
         return open_source(config.source, config.simulation)
@@ -77,7 +77,7 @@ def _open(config: Config) -> Source:
 def _daemon(config: Config) -> Daemon:
     if not config.alerting:  # who sends alerts may need TLS
         asyncio_without_ssl.load()
-    from gpuwarden.daemon import Daemon
+    from gpuwarden.daemon.daemon import Daemon
 
     return Daemon(config, _open(config))
 
@@ -112,7 +112,7 @@ def _allow_open_files() -> None:
 
 def _once(parsed: argparse.Namespace) -> int:
     config = _load(parsed)
-    logs.configure("warning")  # the page is the output
+    log_setup.configure("warning")  # the page is the output
     daemon = _daemon(config)
     import asyncio  # after asyncio_without_ssl
 
@@ -176,7 +176,7 @@ def _resume(parsed: argparse.Namespace) -> int:
 
 
 def _command(parsed: argparse.Namespace, request: str) -> int:
-    from gpuwarden.control import ask
+    from gpuwarden.daemon.control import ask
 
     done, text = ask(_load(parsed).control_socket, request)
     print(text if done else f"gpuwarden: {text}", file=sys.stdout if done else sys.stderr)

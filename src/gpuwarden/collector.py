@@ -23,12 +23,12 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from gpuwarden.config.schema import load
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.daemon.sources import open_source
 from gpuwarden.dcgm.metrics import DcgmReadings
 from gpuwarden.metrics.exposition import TABLES, Entries, family_of, samples
 from gpuwarden.metrics.model import Metric, Readings, Table
-from gpuwarden.sources import open_source
-from gpuwarden.tables import DaemonReadings
 
 log = logging.getLogger(__name__)
 

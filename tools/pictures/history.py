@@ -23,13 +23,13 @@ from made_up import MadeUp, fail, off
 
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Config, Processes
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.workloads import USERS
-from gpuwarden.sources import Source
 from gpuwarden.state import State
 
 BEGIN = 1_763_600_000.0  # Unix time; any will do, a constant one makes the same history every time

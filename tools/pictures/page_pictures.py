@@ -24,7 +24,7 @@ from unittest import mock
 from history import Clock
 from situations import HOST, LOST_SECONDS, SITUATIONS, SimulatedBox, Situation, with_xid
 
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.web.http_server import Request
 
 _ROOT = Path(__file__).parents[2]

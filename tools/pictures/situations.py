@@ -9,7 +9,7 @@ from unittest import mock
 from history import Clock, simulated
 
 from gpuwarden.config.schema import Config, Processes
-from gpuwarden.daemon import Daemon
+from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.health.problems import box_troubles, judge
 from gpuwarden.history.series import SECONDS

@@ -9,12 +9,19 @@ from itertools import accumulate
 from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
+from gpuwarden.daemon.metrics import (
+    DaemonReadings,
+    GpuHealth,
+    GpuInPoll,
+    OwnerReadings,
+    PressureReadings,
+    ProcessReadings,
+)
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.host.host_reader import HostReadings
 from gpuwarden.metrics.model import Histogram, Labels, Metric, Reading, Readings, Table, Value
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.state import State
-from gpuwarden.tables import DaemonReadings, GpuHealth, GpuInPoll, OwnerReadings, PressureReadings, ProcessReadings
 
 TABLES: tuple[type[Table[Any]], ...] = (
     DaemonReadings,

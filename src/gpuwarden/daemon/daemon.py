@@ -14,11 +14,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from gpuwarden import systemd
 from gpuwarden.advice.advisor import Adviser
 from gpuwarden.analysis.batch_size.prior_runs import Predecessors
 from gpuwarden.config.schema import NO_OWNERS, Config
-from gpuwarden.control import ControlServer, RequestError
+from gpuwarden.daemon import systemd
+from gpuwarden.daemon.control import ControlServer, RequestError
+from gpuwarden.daemon.sources import Source
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.reader import Plan
@@ -46,7 +47,6 @@ from gpuwarden.records.recorder import LISTED, Receipts
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_server import RunServer
 from gpuwarden.runs.stall import Patience
-from gpuwarden.sources import Source
 from gpuwarden.state import Counts, State
 from gpuwarden.usage.accountant import Accounts
 from gpuwarden.web import static_files

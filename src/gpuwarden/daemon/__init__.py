@@ -1,0 +1,1 @@
+"""The daemon: wiring, poll loop, control socket, systemd."""
