@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from gpuwarden.cli import main
+from gpuwarden.cli.main import main
 
 for place, value in json.loads(sys.argv[1]).items():
     module, _, name = place.partition(":")

@@ -8,7 +8,7 @@ import pytest
 
 ONCE = """
 import sys
-from gpuwarden.cli import main
+from gpuwarden.cli.main import main
 main(["once", "--source", "simulated", *sys.argv[1:]])
 print("ssl" in sys.modules, file=sys.stderr)
 import ssl

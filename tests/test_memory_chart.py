@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from receipt_cases import receipt
 
-from gpuwarden.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, alphabet, chart
+from gpuwarden.cli.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, alphabet, chart
+from gpuwarden.cli.run_report import Page, story_lines
 from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldMark, ToldVerdict
-from gpuwarden.run_story import Page, story_lines
 from snapshots import GIB
 
 MIB = 1 << 20

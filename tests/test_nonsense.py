@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import pytest
 
 from gpuwarden.advice.advisor import Adviser
-from gpuwarden.asking import shown
+from gpuwarden.cli.api_client import shown
+from gpuwarden.cli.memory_chart import ASCII
+from gpuwarden.cli.run_report import Page, story_lines
 from gpuwarden.config.schema import Config
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import Peer
-from gpuwarden.memory_chart import ASCII
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import (
@@ -39,7 +40,6 @@ from gpuwarden.protocol.messages import (
 )
 from gpuwarden.records.record import from_plain
 from gpuwarden.records.recorder import Receipts
-from gpuwarden.run_story import Page, story_lines
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_state import Record
 from gpuwarden.state import State

@@ -16,9 +16,10 @@ from message_receivers import http_receiver, mail_receiver
 from services import free_port
 from test_config import problems
 
-from gpuwarden.alerts import notification_test, validation
+from gpuwarden.alerts import validation
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
+from gpuwarden.cli import notify_command
 from gpuwarden.config.schema import Config, Notify
 from gpuwarden.config.secrets import NOT_ASCII, Secret
 
@@ -100,7 +101,7 @@ def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(WebhookTarget, "_deliver", fails)
     said: list[str] = []
-    assert notification_test.send_test(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
+    assert notify_command.send_test(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
     assert re.search(r": NOT sent, by an error of gpuwarden's own, .*: UnicodeEncodeError in .*\.fails:\d+$", said[0])
     assert TOKEN not in said[0]
 
@@ -201,7 +202,7 @@ def test_missing_apprise(tmp_path: Path) -> None:
     program = (
         "import sys, importlib.util as u; f = u.find_spec\n"
         "u.find_spec = lambda name: None if name == 'apprise' else f(name)\n"
-        "from gpuwarden.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from gpuwarden.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program, "check-config", str(config)],

@@ -14,6 +14,8 @@ import pytest
 from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 from services import ROOT
 
+from gpuwarden.cli.reference import RECEIPT_PARTS
+from gpuwarden.cli.run_report import conclusion
 from gpuwarden.formatting import amount, duration, energy, foreseen, lasting, rate, ratio, short
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import Peer
@@ -25,8 +27,6 @@ from gpuwarden.records.recorder import Receipts
 from gpuwarden.records.store import RecordStore, row_of
 from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import with_story
-from gpuwarden.reference import RECEIPT_PARTS
-from gpuwarden.run_story import conclusion
 from gpuwarden.runs.run_snapshot import Run
 from gpuwarden.usage.run_usage import Account, Share
 from snapshots import GIB

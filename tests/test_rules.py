@@ -11,12 +11,13 @@ import pytest
 import yaml
 from promql import SAMPLES, SITE, grouping, numbers, selectors, unknown
 
-from gpuwarden.alerts import command, prometheus_rules
+from gpuwarden.alerts import prometheus_rules
 from gpuwarden.alerts.alert_docs import page
 from gpuwarden.alerts.prometheus_rules import Choices, prometheus_rule, rule_file
 from gpuwarden.alerts.rule import AlertRule, RecordingRule, filled
 from gpuwarden.alerts.rule_settings import SETTINGS, TIME
-from gpuwarden.cli import main
+from gpuwarden.cli import rules_command
+from gpuwarden.cli.main import main
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.xid.codes import Severity, codes, explain
 
@@ -201,7 +202,7 @@ def test_kubernetes_gets_the_same_rules() -> None:
 def test_what_would_spoil_the_rules_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Names and links stand within expressions and templates of Prometheus'."""
     parser = argparse.ArgumentParser()
-    command.add_flags(parser)
+    rules_command.add_flags(parser)
     for flag, value in (
         ("--job", 'a"b'), ("--job", "a\\b"), ("--job", "{{x}}"), ("--job", "%{idle}"), ("--job", "a\nb"), ("--job", ""),
         ("--docs", "https://x/{{"), ("--docs", ""), ("--grafana", "https://x/{{"), ("--grafana", "{{ x"),

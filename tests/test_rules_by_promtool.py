@@ -11,7 +11,8 @@ from urllib.parse import quote_plus
 import pytest
 import yaml
 
-from gpuwarden.alerts import command, prometheus_rules
+from gpuwarden.alerts import prometheus_rules
+from gpuwarden.cli import rules_command
 from system_parts import needs
 
 pytestmark = pytest.mark.system
@@ -43,10 +44,10 @@ def test_rule_tests_pass_as_shipped() -> None:
 def test_odd_names_are_taken(tmp_path: Path) -> None:
     """Prometheus takes what is not refused."""
     parser = argparse.ArgumentParser()
-    command.add_flags(parser)
+    rules_command.add_flags(parser)
     flags = ["--job", "it's 100 % ✓", "--docs", "https://x/a%20'b\"/", "--grafana", ""]
     file = tmp_path / "rules.yml"
-    file.write_text(command.written(parser.parse_args(flags)))
+    file.write_text(rules_command.written(parser.parse_args(flags)))
     promtool("check", "rules", file)
 
 

@@ -20,8 +20,8 @@ import pytest
 from receipt_cases import BEGAN, receipt
 from services import Daemon, ending, free_port
 
-from gpuwarden import run_commands
-from gpuwarden.asking import StatusError
+from gpuwarden.cli import run_commands
+from gpuwarden.cli.api_client import StatusError
 from gpuwarden.config.schema import Address, Config
 from gpuwarden.records.record import Receipt, to_plain
 from gpuwarden.records.store import RecordStore, row_of

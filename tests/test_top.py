@@ -23,10 +23,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
 
+from gpuwarden.cli.top.layout import picture
+from gpuwarden.cli.top.state_reader import ask_state
 from gpuwarden.config.schema import Address
 from gpuwarden.protocol.messages import Hello, encode
-from gpuwarden.top.answer import ask_state
-from gpuwarden.top.picture import picture
 from mock_nvml import MockNvml
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]x[/red]\r\n\u202egpj \x9b31m"

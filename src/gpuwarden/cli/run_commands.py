@@ -19,10 +19,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
+from gpuwarden.cli.api_client import SilenceError, StatusError, ask, shown, url_of
+from gpuwarden.cli.memory_chart import alphabet
+from gpuwarden.cli.run_report import Page, story_lines
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import amount, duration, energy, lasting, ratio, short
-from gpuwarden.memory_chart import alphabet
 from gpuwarden.records.paths import of_user, place
 from gpuwarden.records.record import (
     MAX_LISTED,
@@ -34,7 +35,6 @@ from gpuwarden.records.record import (
     from_plain,
 )
 from gpuwarden.records.summary import counts
-from gpuwarden.run_story import Page, story_lines
 
 NAME_WIDTH = 16  # least width of a run's name
 LABEL_WIDTH = 14

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from math import isfinite
 from typing import Any
 
-from gpuwarden.asking import SilenceError, StatusError, ask, shown, url_of
+from gpuwarden.cli.api_client import SilenceError, StatusError, ask, shown, url_of
 from gpuwarden.config.schema import Address
 
 PATH = "/api/v1/state"

@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gpuwarden.cli.top.gpu_table import BROADEST, gpu_lines, gpu_table, place_of, worst_first
+from gpuwarden.cli.top.run_table import run_table
+from gpuwarden.cli.top.state_reader import Part
+from gpuwarden.cli.top.style import RANK, STYLES, Column, mark, table, text
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import amount, lasting
-from gpuwarden.top.answer import Part
-from gpuwarden.top.gpus import BROADEST, gpu_lines, gpu_table, place_of, worst_first
-from gpuwarden.top.look import RANK, STYLES, Column, mark, table, text
-from gpuwarden.top.runs import run_table
 
 MAX_TROUBLES = 6
 FEW_EVENTS = 3  # where lines are scarce

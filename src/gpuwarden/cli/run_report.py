@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gpuwarden.cli.memory_chart import LABEL_WIDTH, MIN_WIDTH, chart
 from gpuwarden.formatting import amount, foreseen, lasting, rate
-from gpuwarden.memory_chart import LABEL_WIDTH, MIN_WIDTH, chart
 from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldMark
 
 MAX_WIDTH = 140  # of a line

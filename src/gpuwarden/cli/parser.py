@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuwarden._version import __version__
-from gpuwarden.alerts.command import add_flags, reading
+from gpuwarden.cli.rules_command import add_flags, reading
 from gpuwarden.config.value_types import DURATION, between
 
 REFERENCES = {

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden.formatting import amount
-from gpuwarden.owners.kinds import BY_PRIORITY
-from gpuwarden.top.answer import Part
-from gpuwarden.top.look import (
+from gpuwarden.cli.top.state_reader import Part
+from gpuwarden.cli.top.style import (
     HELD,
     IN_USE,
     RANK,
@@ -24,6 +22,8 @@ from gpuwarden.top.look import (
     table,
     text,
 )
+from gpuwarden.formatting import amount
+from gpuwarden.owners.kinds import BY_PRIORITY
 
 BROAD, BROADEST = 100, 140  # columns of a terminal from which there is room for more
 _GIB = 2**30

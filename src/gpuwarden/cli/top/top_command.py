@@ -22,12 +22,12 @@ from rich.live import Live
 from rich.styled import Styled
 from rich.text import Text
 
-from gpuwarden.asking import url_of
+from gpuwarden.cli.api_client import url_of
+from gpuwarden.cli.top.layout import picture
+from gpuwarden.cli.top.state_reader import ask_state
+from gpuwarden.cli.top.style import STYLES, text
 from gpuwarden.config.schema import Address, Config
 from gpuwarden.formatting import lasting
-from gpuwarden.top.answer import ask_state
-from gpuwarden.top.look import STYLES, text
-from gpuwarden.top.picture import picture
 
 POLL_SECONDS = 1.0
 REDRAWS_PER_SECOND = 2  # so a window that was resized, and ages, are right soon

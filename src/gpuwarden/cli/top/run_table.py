@@ -8,11 +8,11 @@ from math import inf
 from rich.table import Table
 from rich.text import Text
 
+from gpuwarden.cli.top.gpu_table import BROAD, BROADEST
+from gpuwarden.cli.top.state_reader import Part
+from gpuwarden.cli.top.style import STYLES, Column, by_share, by_time, mark, said, table, text
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import amount, lasting
-from gpuwarden.top.answer import Part
-from gpuwarden.top.gpus import BROAD, BROADEST
-from gpuwarden.top.look import STYLES, Column, by_share, by_time, mark, said, table, text
 
 _LEVELS: Mapping[str, str] = {"none": "dim", "some": STYLES["warning"], "critical": STYLES["critical"]}
 

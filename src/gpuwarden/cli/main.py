@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gpuwarden.arguments import REFERENCES, parse
+from gpuwarden.cli.parser import REFERENCES, parse
 from gpuwarden.config.schema import Config, ConfigError, load
 from gpuwarden.daemon import asyncio_without_ssl, log_setup
 
@@ -184,13 +184,13 @@ def _command(parsed: argparse.Namespace, request: str) -> int:
 
 
 def _list_runs(parsed: argparse.Namespace) -> int:
-    from gpuwarden import run_commands
+    from gpuwarden.cli import run_commands
 
     return _write(run_commands.listing(_load(parsed), parsed.which, parsed.limit, as_json=parsed.json))
 
 
 def _show_run(parsed: argparse.Namespace) -> int:
-    from gpuwarden import run_commands
+    from gpuwarden.cli import run_commands
 
     return _write(run_commands.one(_load(parsed), parsed.run, as_json=parsed.json))
 
@@ -199,10 +199,10 @@ def _top(parsed: argparse.Namespace) -> int:
     if parsed.json and not parsed.once:
         print("gpuwarden: top --json goes with --once", file=sys.stderr)  # noqa: T201 - meant for a person
         return WRONG_USE
-    from gpuwarden.top import command
+    from gpuwarden.cli.top import top_command
 
     config = _load(parsed)
-    return command.once(config, as_json=parsed.json) if parsed.once else command.live(config)
+    return top_command.once(config, as_json=parsed.json) if parsed.once else top_command.live(config)
 
 
 def _write(text: str) -> int:
@@ -216,19 +216,19 @@ def _write(text: str) -> int:
 
 
 def _rules(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts import command
+    from gpuwarden.cli import rules_command
 
     try:
-        return _write(command.written(parsed))
+        return _write(rules_command.written(parsed))
     except ValueError as error:
         print(f"gpuwarden rules: error: {error}", file=sys.stderr)  # noqa: T201 - as argparse says it
         return WRONG_USE
 
 
 def _notify(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts import notification_test
+    from gpuwarden.cli import notify_command
 
-    failed = notification_test.send_test(_load(parsed).notify, lambda line: print(line, flush=True))  # noqa: T201 - the command's answer
+    failed = notify_command.send_test(_load(parsed).notify, lambda line: print(line, flush=True))  # noqa: T201 - the command's answer
     if failed is None:
         print("gpuwarden: no notification target is configured: add one under `notify:`", file=sys.stderr)  # noqa: T201
         return WRONG_USE

@@ -1,0 +1,1 @@
+"""Terminal view of GPUs and runs: `gpuwarden top`."""
