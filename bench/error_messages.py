@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from gpuwarden.client.errors import describe
+from gpuwarden.client.errors.classifier import describe
 from gpuwarden.protocol.messages import ERROR_KINDS, Allocation, Error, ErrorKind
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "error_messages"

@@ -18,7 +18,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import numpy as np
 
-from gpuwarden.client.answer import save
+from gpuwarden.client.keras.on_pressure import save
 from gpuwarden.keras import fit_with_oom_retry, keras
 
 X = np.zeros((8, 4), "float32")

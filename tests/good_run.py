@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gpuwarden.client.run import join
+from gpuwarden.client.reporter import join
 from gpuwarden.protocol.messages import Hello
 
 

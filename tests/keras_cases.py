@@ -37,11 +37,11 @@ from receiver import Receiver
 from training_cases import cases_in, serve
 
 from gpuwarden import keras as keras_callback
-from gpuwarden.client import steps
 from gpuwarden.client.frameworks.tensorflow import physical_devices
-from gpuwarden.client.model_memory import with_model
-from gpuwarden.client.run import Run, join
-from gpuwarden.client.wrapped import unwrap
+from gpuwarden.client.keras import step_counter
+from gpuwarden.client.keras.model_memory import with_model
+from gpuwarden.client.keras.wrapped_function import unwrap
+from gpuwarden.client.reporter import Run, join
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol.messages import Allocation, Error, Hello, Report
 
@@ -527,11 +527,11 @@ def case_functions(daemon: Daemon) -> Any:
 
 
 def case_traced_again(daemon: Daemon) -> Any:
-    usual, steps.COMPILED = steps.COMPILED, 1.0  # on a busy machine other steps may take long too
+    usual, step_counter.COMPILED = step_counter.COMPILED, 1.0  # on a busy machine other steps may take long too
     try:
         fit(model(), Anew(), daemon.callback(), epochs=3)
     finally:
-        steps.COMPILED = usual
+        step_counter.COMPILED = usual
     return daemon.heard()
 
 

@@ -27,10 +27,10 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 import keras
 import tensorflow as tf
 
-from gpuwarden.client.errors import describe
+from gpuwarden.client.errors.classifier import describe
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
-from gpuwarden.client.run import Run, join
-from gpuwarden.client.wrapped import wrap
+from gpuwarden.client.keras.wrapped_function import wrap
+from gpuwarden.client.reporter import Run, join
 from gpuwarden.protocol.messages import Hello
 
 FLOAT = 4  # bytes

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from gpuwarden.client.run import Run, join
+from gpuwarden.client.reporter import Run, join
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Hello
 
 INTERVAL_SECONDS = 0.05

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import NoReturn
 
-from gpuwarden.client.run import Run, join
+from gpuwarden.client.reporter import Run, join
 from gpuwarden.protocol.messages import Hello
 
 UUID = os.environ.get("RUN_ON")  # a GPU's

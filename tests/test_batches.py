@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from gpuwarden.client.batches import Batches
 from gpuwarden.client.connection import Connection
-from gpuwarden.client.loss_metric import LossMetric
-from gpuwarden.client.run import Run
+from gpuwarden.client.keras.example_counter import Batches
+from gpuwarden.client.keras.loss_reader import LossMetric
+from gpuwarden.client.reporter import Run
 from gpuwarden.protocol.messages import Hello
 
 

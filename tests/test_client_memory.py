@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gpuwarden.client.frameworks.allocator_memory import Memory, with_named
 from gpuwarden.client.frameworks.tensorflow import TensorFlow, physical_devices
-from gpuwarden.client.memory import Memory, with_named
 from gpuwarden.protocol.messages import DeviceMemory
 
 

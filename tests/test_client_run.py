@@ -12,7 +12,7 @@ from client_ends import END, HELLO, fill, python
 from receiver import Receiver
 
 from gpuwarden.client.connection import Connection
-from gpuwarden.client.run import MAX_TOLD, Run, default_name, join
+from gpuwarden.client.reporter import MAX_TOLD, Run, default_name, join
 from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report
 
 
@@ -127,7 +127,7 @@ def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
 )
 def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
     """However the interpreter exits by itself, the run says goodbye, and whether an exception ended it."""
-    script = "import sys\nfrom gpuwarden.client.run import join\nfrom gpuwarden.protocol.messages import Hello\n"
+    script = "import sys\nfrom gpuwarden.client.reporter import join\nfrom gpuwarden.protocol.messages import Hello\n"
     script += f"join(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
     assert python(script, daemon.path).returncode == status
     assert daemon.accept().waiting()[-1] == end
@@ -135,9 +135,7 @@ def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
 
 def test_killed(daemon: Receiver) -> None:
     """A killed run says nothing: its connection ends without a goodbye."""
-    script = (
-        "import os, signal, sys\nfrom gpuwarden.client.run import join\nfrom gpuwarden.protocol.messages import Hello\n"
-    )
+    script = "import os, signal, sys\nfrom gpuwarden.client.reporter import join\nfrom gpuwarden.protocol.messages import Hello\n"
     script += "join(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
     assert python(script, daemon.path).returncode == -signal.SIGKILL
     peer = daemon.accept()
@@ -170,8 +168,8 @@ def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 UNCAUGHT = """
 import sys
-from gpuwarden.client.errors import describe
-from gpuwarden.client.run import join
+from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.reporter import join
 from gpuwarden.protocol.messages import Hello
 run = join(sys.argv[1], Hello("a", "b", {}))
 run.phase = "train"
@@ -214,7 +212,7 @@ def test_error_that_nobody_told(daemon: Receiver, ending: str, kinds: list[str])
 
 PROMPT = """
 import code, sys
-from gpuwarden.client.run import join
+from gpuwarden.client.reporter import join
 from gpuwarden.protocol.messages import Hello
 join(sys.argv[1], Hello("a", "b", {})).report(0)
 %s

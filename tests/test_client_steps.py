@@ -8,8 +8,8 @@ import pytest
 from client_ends import Clock
 
 from gpuwarden.client.connection import Connection
-from gpuwarden.client.run import Run
-from gpuwarden.client.steps import Steps
+from gpuwarden.client.keras.step_counter import Steps
+from gpuwarden.client.reporter import Run
 from gpuwarden.protocol.messages import STEP_BUCKETS
 
 

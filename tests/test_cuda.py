@@ -15,7 +15,7 @@ import pytest
 SOURCE = Path(__file__).with_name("mock_cuda.c")
 ASK = """
 import ctypes, json, sys
-from gpuwarden.client import cuda
+from gpuwarden.client.frameworks import cuda_devices as cuda
 loaded, initialized = sys.argv[1:]
 if loaded == "loaded":
     driver = ctypes.CDLL("libcuda.so.1")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuwarden.client.errors import describe, told_by_itself
+from gpuwarden.client.errors.classifier import describe, told_by_itself
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,
     MAX_ALLOCATIONS,

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client import cuda, frameworks
+from gpuwarden.client import frameworks
+from gpuwarden.client.frameworks import cuda_devices
+from gpuwarden.client.frameworks.allocator_memory import Memory
+from gpuwarden.client.frameworks.detect import Search
 from gpuwarden.client.frameworks.jax import Jax
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
 from gpuwarden.client.frameworks.torch import Torch
-from gpuwarden.client.memory import Memory
-from gpuwarden.client.search import Search
 from gpuwarden.protocol.messages import DeviceMemory
 
 
@@ -29,7 +30,7 @@ def none_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 def known(monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
     """Give the UUIDs that CUDA tells, to be filled by the test."""
     found: list[str] = []
-    monkeypatch.setattr(cuda, "uuids", lambda: tuple(found) or None)
+    monkeypatch.setattr(cuda_devices, "uuids", lambda: tuple(found) or None)
     return found
 
 

@@ -33,7 +33,7 @@ TORCH = """
 import json, os, sys
 import torch
 from gpuwarden import watch
-from gpuwarden.client import cuda
+from gpuwarden.client.frameworks import cuda_devices as cuda
 with watch("torch", interval=0) as run:
     run.step()
     before = torch.cuda.is_initialized(), cuda.uuids()
@@ -59,7 +59,7 @@ os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.1"
 import jax
 from jax._src import xla_bridge
 from gpuwarden import watch
-from gpuwarden.client import cuda
+from gpuwarden.client.frameworks import cuda_devices as cuda
 with watch("jax", interval=0) as run:
     run.step()
     before = bool(xla_bridge._backends), cuda.uuids()

@@ -15,9 +15,9 @@ import pytest
 from receiver import Peer, Receiver
 
 from gpuwarden import watch
-from gpuwarden.client.advice import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
+from gpuwarden.client.advice_state import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
 from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
-from gpuwarden.client.run import LISTEN_INTERVAL, Run
+from gpuwarden.client.reporter import LISTEN_INTERVAL, Run
 from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
 
 HELLO = Hello("train.py", "torch 2.13", {})
@@ -425,7 +425,7 @@ def test_watch(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
 def test_watch_between_steps(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a loop makes no steps for a while, asking for the pressure listens."""
     clock = Clock()
-    monkeypatch.setattr("gpuwarden.client.loop.monotonic", clock)
+    monkeypatch.setattr("gpuwarden.client.loop_tracker.monotonic", clock)
     with watch() as run:
         run.step()
         peer = daemon.accept()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.client.tf_data import GAPS, MOST, TfData
-from gpuwarden.client.timed_next import TimedNext
+from gpuwarden.client.keras.iterator_wait import TimedNext
+from gpuwarden.client.keras.tf_data_wait import GAPS, MOST, TfData
 
 
 def counted(wait: InputWait) -> tuple[float, float]:

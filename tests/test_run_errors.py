@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.analysis.oom.failed_allocation import Oom, named
-from gpuwarden.client.errors import describe
+from gpuwarden.client.errors.classifier import describe
 from gpuwarden.host.process_key import Peer
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry

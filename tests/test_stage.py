@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client.errors import describe
-from gpuwarden.client.model_memory import with_model
-from gpuwarden.client.stage import MOST_FRAMES, stage_of
+from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.traceback_stage import MOST_FRAMES, stage_of
+from gpuwarden.client.keras.model_memory import with_model
 from gpuwarden.protocol.messages import Allocation, Error
 
 OOM = "OOM when allocating tensor with shape[4,5] and type float on /device:GPU:0 by allocator GPU_0_bfc"

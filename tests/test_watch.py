@@ -23,10 +23,10 @@ from receiver import PATIENCE, Peer, Receiver
 
 import gpuwarden
 from gpuwarden import watch
-from gpuwarden.client import loop
+from gpuwarden.client import loop_tracker
 from gpuwarden.client.frameworks import NAMES
 from gpuwarden.client.guard import MAX_ERRORS
-from gpuwarden.client.loop import MAX_CHANGES, Loop
+from gpuwarden.client.loop_tracker import MAX_CHANGES, Loop
 from gpuwarden.client.watch import Watch
 from gpuwarden.protocol.messages import End, Error, Hello, Message, Report
 
@@ -50,7 +50,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Put a clock that the test moves in the watch's place."""
     made = Clock()
-    monkeypatch.setattr("gpuwarden.client.loop.monotonic", made)
+    monkeypatch.setattr("gpuwarden.client.loop_tracker.monotonic", made)
     monkeypatch.setattr("gpuwarden.client.watch.monotonic", made)
     return made
 
@@ -350,7 +350,7 @@ def test_threads(daemon: Receiver) -> None:
     run = watch()
     report = last(peer)
     assert (report.steps, report.examples) == (12_000, 12_000)
-    assert not loop._open - {run._loop}
+    assert not loop_tracker._open - {run._loop}
     assert not daemon.connected()
 
 
@@ -359,11 +359,11 @@ def test_closed_while_another_reports(daemon: Receiver) -> None:
     first, second = watch(interval=0), watch(interval=0)
     peer = daemon.accept()
     second.step()
-    with loop._reporting:
+    with loop_tracker._reporting:
         second.step()
         second.close()
     first.epoch(1)
-    assert (last(peer).steps, second._loop in loop._open) == (2, False)
+    assert (last(peer).steps, second._loop in loop_tracker._open) == (2, False)
     first.close()
 
 
@@ -376,7 +376,7 @@ def test_dropped(daemon: Receiver) -> None:
         run.step()
         peer = daemon.accept()
     assert last(peer).steps == 2
-    assert not [each for each in loop._open if each.run is run._loop.run]
+    assert not [each for each in loop_tracker._open if each.run is run._loop.run]
 
 
 @pytest.mark.parametrize("asked", ["run.step()", "run.pressure"])
@@ -417,7 +417,7 @@ def test_busy(daemon: Receiver) -> None:
     with watch(interval=0) as run:
         peer = daemon.accept()
         peer.waiting()
-        with loop._reporting:
+        with loop_tracker._reporting:
             run.step()
             run.epoch(1)
             with run.phase("test"):
@@ -432,7 +432,7 @@ def test_forked_child(daemon: Receiver) -> None:
     with watch("parent") as run:
         run.step()
         peer = daemon.accept()
-        with loop._reporting:
+        with loop_tracker._reporting:
             child = os.fork()
             if child == 0:
                 status = 1
@@ -671,7 +671,7 @@ def test_own_errors_beside_another(daemon: Receiver, monkeypatch: pytest.MonkeyP
 
 def test_failing_from_the_start(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch whose very beginning fails lets the loop run."""
-    monkeypatch.setattr("gpuwarden.client.loop.join", lambda *_: 1 / 0)
+    monkeypatch.setattr("gpuwarden.client.loop_tracker.join", lambda *_: 1 / 0)
     with watch() as run:
         for _ in run.epochs(2):
             for _ in run.batches([1, 2, 3]):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client.wrapped import unwrap, wrap
+from gpuwarden.client.keras.wrapped_function import unwrap, wrap
 
 
 class Observer:

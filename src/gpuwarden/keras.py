@@ -15,26 +15,27 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client import company, keras_model, unbegun
-from gpuwarden.client.answer import OnPressure, PressureLevel, Responder, checked_responder
+from gpuwarden.client import distributed
 from gpuwarden.client.batch_size import find_batch_size
-from gpuwarden.client.batches import Batches
-from gpuwarden.client.errors import describe
+from gpuwarden.client.errors.classifier import describe
 from gpuwarden.client.frameworks import for_backend
-from gpuwarden.client.functions import KINDS, Functions, Kind
+from gpuwarden.client.frameworks.allocator_memory import with_named
 from gpuwarden.client.guard import Guard, guarded
 from gpuwarden.client.hello import introduction
 from gpuwarden.client.input_wait import Feed, InputWait
+from gpuwarden.client.keras import early_oom, introspection
+from gpuwarden.client.keras.example_counter import Batches
+from gpuwarden.client.keras.function_patch import KINDS, Functions, Kind
+from gpuwarden.client.keras.iterator_wait import TimedNext
+from gpuwarden.client.keras.loss_reader import LossMetric
+from gpuwarden.client.keras.model_memory import with_model
+from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, Responder, checked_responder
+from gpuwarden.client.keras.step_counter import Steps
+from gpuwarden.client.keras.tf_data_wait import TfData
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.loss_metric import LossMetric
-from gpuwarden.client.memory import with_named
-from gpuwarden.client.model_memory import with_model
 from gpuwarden.client.oom_retry import fit_with_oom_retry
-from gpuwarden.client.run import REPORT_INTERVAL, Run, default_name, join
+from gpuwarden.client.reporter import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.settings import checked
-from gpuwarden.client.steps import Steps
-from gpuwarden.client.tf_data import TfData
-from gpuwarden.client.timed_next import TimedNext
 from gpuwarden.protocol.messages import Advice, Phase
 
 __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
@@ -102,7 +103,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
         Of a call from a hook nothing is noted: the fit around it goes on.
         """
-        if not keras_model.is_nested(keras):
+        if not introspection.is_nested(keras):
             super().set_model(model)
             self._watched, self._steps = model, None
             self._take(model)
@@ -119,19 +120,19 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             return
         run, model = self._begin_run(), self._watched
         # A loop of one's own that calls the hooks through Keras's CallbackList may have told it nothing.
-        in_epoch, feeder = (self.params or {}).get("steps"), keras_model.feeder()
-        per_execution = keras_model.steps_per_execution(model)
+        in_epoch, feeder = (self.params or {}).get("steps"), introspection.feeder()
+        per_execution = introspection.steps_per_execution(model)
         in_epoch = None if in_epoch is None else int(in_epoch)
         metric = LossMetric(run, model, keras, wanted=self._loss, fits=feeder is not None)
-        self._batches = Batches(run, metric, in_epoch, feeder, workers=not company.in_one_process(model))
+        self._batches = Batches(run, metric, in_epoch, feeder, workers=not distributed.in_one_process(model))
         self._feed = _feed(run.input, per_execution)
         reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
         self._steps = Steps(
             run,
             per_execution,
             in_epoch,
-            updates=lambda: keras_model.updates(reference()),
-            traces=keras_model.Traces(model),
+            updates=lambda: introspection.updates(reference()),
+            traces=introspection.Traces(model),
         )
         self._look_due = 0.0
         if self._responder is not None:
@@ -162,7 +163,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_epoch()
-        if self._responder is not None and not self._nested and company.has_workers(self._watched):
+        if self._responder is not None and not self._nested and distributed.has_workers(self._watched):
             agreed, advice = self._responder.together(self._run.told if self._run else None, self._watched)
             if agreed:
                 self._act(self._responder, advice)
@@ -231,7 +232,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def _begin_without_steps(self, phase: Kind) -> None:
         """Enter a phase in which no steps are made: on its own, a fit's validation, or called from a hook."""
-        if keras_model.is_nested(keras):
+        if introspection.is_nested(keras):
             if self._steps is None:
                 self._join()
         else:
@@ -242,7 +243,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._enter(phase)
 
     def _end_without_steps(self, phase: Kind) -> None:
-        nested, fits = keras_model.is_nested(keras), self._steps is not None
+        nested, fits = introspection.is_nested(keras), self._steps is not None
         if not nested:
             self._functions_of_model().leave(self, *([phase] if fits else KINDS))
         self._enter("train" if nested or fits else "idle")
@@ -309,7 +310,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     def _is_nested(self) -> bool:
         """Return whether this hook is of a fit within a fit, which is not counted, nor are the steps that follow."""
-        self._nested = keras_model.is_nested(keras)
+        self._nested = introspection.is_nested(keras)
         return self._nested
 
     def _functions_of_model(self) -> Functions:
@@ -383,7 +384,7 @@ def _report_late() -> None:
     (latest or GpuWarden())._report_late()  # noqa: SLF001 - likewise
 
 
-unbegun.watch(_report_late)
+early_oom.watch(_report_late)
 
 
 def _feed(wait: InputWait, per_execution: int) -> Feed | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from gpuwarden.client.errors import describe, told_by_itself
+from gpuwarden.client.errors.classifier import describe, told_by_itself
 from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.keras_import import keras
 from gpuwarden.protocol.messages import DeviceMemory

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.client.accumulation import accumulate, accumulation, check_accumulation
-from gpuwarden.client.answer import save
 from gpuwarden.client.device_oom import is_device_oom
 from gpuwarden.client.guard import log
+from gpuwarden.client.keras.on_pressure import save
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.optimizers import begin_anew, inner, optimizers
-from gpuwarden.client.run import retried
+from gpuwarden.client.reporter import retried
 from gpuwarden.client.trainable import check_built, check_model, scope, whole
 
 _OURS = ("x", "y", "batch_size")

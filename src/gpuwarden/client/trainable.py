@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpuwarden.client.company import in_one_process, strategy_of
+from gpuwarden.client.distributed import in_one_process, strategy_of
 from gpuwarden.client.job import place
 from gpuwarden.client.keras_import import keras
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from gpuwarden.client.frameworks import NAMES
-from gpuwarden.client.loop import Loop
-from gpuwarden.client.run import REPORT_INTERVAL
+from gpuwarden.client.loop_tracker import Loop
+from gpuwarden.client.reporter import REPORT_INTERVAL
 from gpuwarden.client.settings import checked
 from gpuwarden.protocol.messages import Advice, Level, Phase
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpuwarden.client import cuda
+from gpuwarden.client.frameworks import cuda_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 MEBIBYTE = 1 << 20  # TensorFlow writes MB: bfc_allocator's users in process_state.cc and gpu_device.cc shift by 20
@@ -39,7 +39,7 @@ class TensorFlow:
 
         The number of a physical name is CUDA's index (ListPhysicalDevices in gpu_device.cc), whatever is visible.
         """
-        known = {f"GPU:{index}": uuid for index, uuid in enumerate(cuda.uuids() or ())}
+        known = {f"GPU:{index}": uuid for index, uuid in enumerate(cuda_devices.uuids() or ())}
         return {name: known.get(name) for name in self._parts}
 
     def memory(self, device: str) -> DeviceMemory:

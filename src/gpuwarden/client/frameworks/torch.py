@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpuwarden.client import cuda
+from gpuwarden.client.frameworks import cuda_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 
@@ -32,7 +32,7 @@ class Torch:
         """Give the GPUs, each with its UUID; none unless CUDA is set up."""
         if not self._cuda.is_initialized():
             return {}
-        known = cuda.uuids() or ()
+        known = cuda_devices.uuids() or ()
         indices = range(self._cuda.device_count())
         return {f"GPU:{index}": known[index] if index < len(known) else self._uuid(index) for index in indices}
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpuwarden.client.company import IN_ONE_PROCESS, ONE_DEVICE, strategy_of
-from gpuwarden.client.keras_model import steps_per_execution
-from gpuwarden.client.run import Run
+from gpuwarden.client.distributed import IN_ONE_PROCESS, ONE_DEVICE, strategy_of
+from gpuwarden.client.keras.introspection import steps_per_execution
+from gpuwarden.client.reporter import Run
 
 _EXACT = 2**24  # from here on a count in 32-bit floats misses examples
 

@@ -19,14 +19,14 @@ from numbers import Integral, Real
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client.advice import Told
-from gpuwarden.client.errors import describe
+from gpuwarden.client.advice_state import Told
+from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.errors.uncaught import is_error
+from gpuwarden.client.frameworks.detect import Search
 from gpuwarden.client.guard import Guard, guarded, log
 from gpuwarden.client.hello import introduction
-from gpuwarden.client.run import Run, default_name, join
-from gpuwarden.client.search import Search
+from gpuwarden.client.reporter import Run, default_name, join
 from gpuwarden.client.settings import Settings
-from gpuwarden.client.uncaught import is_error
 from gpuwarden.protocol.messages import MAX_COUNT, PHASES, Error, Hello, Phase
 
 MAX_NOTED = 1 << 16  # steps that wait to be counted, should another thread's report never come back

@@ -10,10 +10,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from gpuwarden.client import company
-from gpuwarden.client.advice import Told
-from gpuwarden.client.disk_room import check_room
+from gpuwarden.client import distributed
+from gpuwarden.client.advice_state import Told
 from gpuwarden.client.guard import log
+from gpuwarden.client.keras.disk_space import check_room
 from gpuwarden.protocol.messages import Action, Advice, Level
 
 DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
@@ -40,8 +40,8 @@ class Responder:
 
     def look_around(self, model: Any) -> None:
         """Determine whether this process may act alone; log once where it may not act at all."""
-        held = company.reason_to_hold(model)
-        self._acts_alone = held is None and not company.has_workers(model)
+        held = distributed.reason_to_hold(model)
+        self._acts_alone = held is None and not distributed.has_workers(model)
         if held not in (None, self._held):
             self._held = held
             log.warning("on_pressure does nothing %s: all of them would have to agree", held)
@@ -60,7 +60,7 @@ class Responder:
         except Exception:  # noqa: BLE001 - as said
             advice = []
         try:
-            agreed = company.agree(model, wanted=bool(advice))
+            agreed = distributed.agree(model, wanted=bool(advice))
         except Exception as error:  # noqa: BLE001 - a worker is gone; training will say so
             log.warning("on_pressure: the other workers could not be asked", exc_info=error)
             agreed = False
@@ -82,7 +82,7 @@ class Responder:
         """
         try:
             if self._do == "checkpoint":
-                save(model, self._path, keep=company.is_first())
+                save(model, self._path, keep=distributed.is_first())
                 _say("on_pressure: saved %s", self._path)
             elif self._do == "stop":
                 model.stop_training = True

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from gpuwarden.client.error_patterns import ALLOCATIONS, PATTERNS
-from gpuwarden.client.stage import stage_of
+from gpuwarden.client.errors.patterns import ALLOCATIONS, PATTERNS
+from gpuwarden.client.errors.traceback_stage import stage_of
 from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
     MAX_COUNT,

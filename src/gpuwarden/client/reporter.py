@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuwarden.client.advice import Told
+from gpuwarden.client.advice_state import Told
 from gpuwarden.client.connection import Connection
+from gpuwarden.client.errors.uncaught import uncaught, untold
+from gpuwarden.client.frameworks.allocator_memory import Memory
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.client.memory import Memory
-from gpuwarden.client.uncaught import uncaught, untold
 from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report, clip
 from gpuwarden.protocol.step_histogram import Durations
 

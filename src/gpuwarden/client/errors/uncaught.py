@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from gpuwarden.client.errors import describe
+from gpuwarden.client.errors.classifier import describe
 from gpuwarden.protocol.messages import DeviceMemory, Error, Phase
 
 _MAX_CAUSES = 8

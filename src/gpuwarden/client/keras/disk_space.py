@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.client.model_memory import sizes_of
+from gpuwarden.client.keras.model_memory import sizes_of
 
 _EACH = 8192  # bytes that a variable takes beside its values
 _WHOLE = 1 << 20  # and a file

@@ -10,8 +10,8 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from gpuwarden.client.run import reporting
-from gpuwarden.client.uncaught import untold
+from gpuwarden.client.errors.uncaught import untold
+from gpuwarden.client.reporter import reporting
 
 
 def watch(tell: Callable[[], object]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from gpuwarden.client.run import Run
+from gpuwarden.client.reporter import Run
 
 COMPILED = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
 

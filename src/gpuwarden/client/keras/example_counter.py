@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.client.loss_metric import LossMetric
-from gpuwarden.client.run import Run
+from gpuwarden.client.keras.loss_reader import LossMetric
+from gpuwarden.client.reporter import Run
 
 # Arrays, in Keras 3 and 2: all leaves have as many rows, and their batches are what is declared. A DataLoader's sampler
 # may leave examples out or repeat them, and the first tensor of a dataset's element may be no batch.

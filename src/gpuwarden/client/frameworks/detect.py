@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from gpuwarden.client import frameworks
-from gpuwarden.client.memory import Memory, with_named
+from gpuwarden.client.frameworks.allocator_memory import Memory, with_named
 
 
 class Search:

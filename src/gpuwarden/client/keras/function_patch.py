@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from gpuwarden.client.input_wait import Feed
-from gpuwarden.client.wrapped import Observer, tells, unwrap, wrap
+from gpuwarden.client.keras.wrapped_function import Observer, tells, unwrap, wrap
 
 Kind = Literal["train", "test", "predict"]
 KINDS: tuple[Kind, ...] = ("train", "test", "predict")

@@ -1,0 +1,1 @@
+"""Classification of exceptions of the training process."""
