@@ -50,7 +50,7 @@ def saw(cases: dict[str, Any], request: pytest.FixtureRequest) -> Any:
 )
 def test_search(limit: int, smallest: int, largest: int, found: int | None) -> None:
     """It finds the largest that fits to within a sixteenth, and tries no size twice."""
-    from gpuwarden.client.batch_size import search  # noqa: PLC0415 - needs Keras
+    from gpuwarden.tuning.find_batch_size import search  # noqa: PLC0415 - needs Keras
 
     tried: list[int] = []
 

@@ -16,7 +16,6 @@ from time import monotonic
 from typing import Any
 
 from gpuwarden.client import distributed
-from gpuwarden.client.batch_size import find_batch_size
 from gpuwarden.client.errors.classifier import describe
 from gpuwarden.client.frameworks import for_backend
 from gpuwarden.client.frameworks.allocator_memory import with_named
@@ -33,10 +32,11 @@ from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, Respon
 from gpuwarden.client.keras.step_counter import Steps
 from gpuwarden.client.keras.tf_data_wait import TfData
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.oom_retry import fit_with_oom_retry
 from gpuwarden.client.reporter import REPORT_INTERVAL, Run, default_name, join
 from gpuwarden.client.settings import checked
 from gpuwarden.protocol.messages import Advice, Phase
+from gpuwarden.tuning.find_batch_size import find_batch_size
+from gpuwarden.tuning.oom_retry import fit_with_oom_retry
 
 __all__ = ["GpuWarden", "find_batch_size", "fit_with_oom_retry", "keras"]
 
@@ -61,7 +61,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     # Keras 2 would turn the logs of every batch into numbers for a callback without it, and wait for the device.
     _supports_tf_logs = True
     _latest: weakref.ref[GpuWarden] | None = None  # that was made
-    begins_each_fit = True  # also one that goes on after an out-of-memory (client/oom_retry.py)
+    begins_each_fit = True  # also one that goes on after an out-of-memory (tuning/oom_retry.py)
 
     def __init__(
         self,

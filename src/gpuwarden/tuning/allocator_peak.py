@@ -6,10 +6,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.client.device_oom import memory
 from gpuwarden.client.frameworks.tensorflow import physical_devices
 from gpuwarden.client.keras_import import keras
 from gpuwarden.protocol.messages import DeviceMemory
+from gpuwarden.tuning.device_oom import memory
 
 
 def forget() -> bool:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.optimizers import begin_anew, optimizers
-from gpuwarden.client.trainable import scope
+from gpuwarden.tuning.model_checks import scope
+from gpuwarden.tuning.optimizers import begin_anew, optimizers
 
 # What fit sets on a model, by backend; JAX's state is a copy that would be written over the variables later.
 _ATTRIBUTES = ("train_function", "history", "stop_training", "_eval_epoch_iterator", "_jax_state", "_jax_state_synced")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.trainable import scope
+from gpuwarden.tuning.model_checks import scope
 
 
 def optimizers(model: Any) -> list[Any]:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.client.accumulation import accumulate, accumulation, check_accumulation
-from gpuwarden.client.device_oom import is_device_oom
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras.on_pressure import save
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.optimizers import begin_anew, inner, optimizers
 from gpuwarden.client.reporter import retried
-from gpuwarden.client.trainable import check_built, check_model, scope, whole
+from gpuwarden.tuning.device_oom import is_device_oom
+from gpuwarden.tuning.gradient_accumulation import accumulate, accumulation, check_accumulation
+from gpuwarden.tuning.model_checks import check_built, check_model, scope, whole
+from gpuwarden.tuning.optimizers import begin_anew, inner, optimizers
 
 _OURS = ("x", "y", "batch_size")
 _ARRAYS = ("x", "y", "sample_weight")  # of a tuple that make_dataset makes

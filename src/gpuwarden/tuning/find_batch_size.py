@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
-from gpuwarden.client import peaks
-from gpuwarden.client.device_oom import is_device_oom
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.model_state import ModelState, Substitute, Traces, seeds_kept
-from gpuwarden.client.trainable import check_built, check_model, whole
+from gpuwarden.tuning import allocator_peak
+from gpuwarden.tuning.device_oom import is_device_oom
+from gpuwarden.tuning.model_checks import check_built, check_model, whole
+from gpuwarden.tuning.model_snapshot import ModelState, Substitute, Traces, seeds_kept
 
 STEPS = 3  # of a trial: the optimizer's variables exist and the peak is seen
 LARGEST = 1 << 16
@@ -95,7 +95,7 @@ class _Trials:
                 self._state.restore()
         finally:
             substitute.leave()
-            peaks.forget()
+            allocator_peak.forget()
         if found is None or found < smallest:
             raise MemoryError(
                 f"find_batch_size: not even a batch of {smallest} fits with a margin of {self._margin:g}; "
@@ -130,18 +130,18 @@ class _Trials:
     def _train(self, size: int) -> tuple[bool, float | None]:
         batch = _checked(self._make_batch(size), size)
         gc.collect()
-        known = peaks.forget()
+        known = allocator_peak.forget()
         try:
             self._model.fit(_endless(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
         except Exception as error:
             if not is_device_oom(error):
                 raise
         else:
-            return True, peaks.share() if known else None
+            return True, allocator_peak.share() if known else None
         finally:
             self._state.restore_values()
         gc.collect()  # the error's frames, which hold tensors
-        return False, peaks.share() if known else None
+        return False, allocator_peak.share() if known else None
 
 
 def _endless(batch: Batch) -> Iterator[Batch]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.optimizers import inner
-from gpuwarden.client.trainable import scope
+from gpuwarden.tuning.model_checks import scope
+from gpuwarden.tuning.optimizers import inner
 
 
 def accumulation(model: Any) -> int:
