@@ -122,9 +122,9 @@ def _once(parsed: argparse.Namespace) -> int:
 
 
 def _demo(parsed: argparse.Namespace) -> int:
-    from gpuwarden.demo import stage
+    from gpuwarden.demo import demonstration
 
-    return stage.show(parsed.listen)
+    return demonstration.show(parsed.listen)
 
 
 def _capture(parsed: argparse.Namespace) -> int:
