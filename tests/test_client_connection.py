@@ -268,7 +268,8 @@ def test_imports() -> None:
     script = """
 import sys
 before = set(sys.modules)
-import gpuwarden.client.connection, gpuwarden.client.frameworks.allocator_memory, gpuwarden.client.reporter, gpuwarden.client.keras.step_counter
+import gpuwarden.client.connection, gpuwarden.client.frameworks.allocator_memory
+import gpuwarden.client.reporter, gpuwarden.client.keras.step_counter
 print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
 """
     assert python(script).stdout.split() == ["gpuwarden"]

@@ -135,7 +135,8 @@ def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
 
 def test_killed(daemon: Receiver) -> None:
     """A killed run says nothing: its connection ends without a goodbye."""
-    script = "import os, signal, sys\nfrom gpuwarden.client.reporter import join\nfrom gpuwarden.protocol.messages import Hello\n"
+    script = "import os, signal, sys\nfrom gpuwarden.client.reporter import join\n"
+    script += "from gpuwarden.protocol.messages import Hello\n"
     script += "join(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
     assert python(script, daemon.path).returncode == -signal.SIGKILL
     peer = daemon.accept()

@@ -11,7 +11,7 @@ import psutil
 
 from gpuwarden.host import pid_namespace
 from gpuwarden.metrics.labels import label
-from gpuwarden.owners import cgroup_path as place
+from gpuwarden.owners import cgroup_path
 from gpuwarden.owners.cgroup_path import NOWHERE, Place
 
 MOST_LOOK_UPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
@@ -121,7 +121,7 @@ def _comm(pid: int) -> str:
 def _place(pid: int) -> Place:
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be
-            return place.parse(file.read(CGROUP_BYTES).decode(errors="surrogateescape"))
+            return cgroup_path.parse(file.read(CGROUP_BYTES).decode(errors="surrogateescape"))
     except PermissionError:
         return NOWHERE
 
