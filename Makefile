@@ -64,7 +64,7 @@ docs: ## generate the references, rules and dashboards
 
 goldens: ## write tests/goldens; review the difference
 	@tools/environment.sh test
-	$(BIN)/python -m pytest -q tests/test_goldens.py tests/test_scenarios.py --write-goldens
+	$(BIN)/python -m pytest -q tests/end_to_end/test_goldens.py tests/end_to_end/test_scenarios.py --write-goldens
 
 history: ## an hour of two simulated boxes for Prometheus, in build/history
 	@tools/environment.sh test
@@ -99,7 +99,7 @@ bench: ## measure against peers, by size and over time; an hour
 # A GPU box without a network: a Python that has the packages already, GPU_PYTHON=python3 say, spares the virtual one.
 gpu-check: ## the tests that need a GPU
 	@$(if $(GPU_PYTHON),,tools/environment.sh test)
-	$(if $(GPU_PYTHON),PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/test_hardware*.py $(PYTEST_FLAGS)
+	$(if $(GPU_PYTHON),PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu tests/hardware $(PYTEST_FLAGS)
 
 clean: ## remove what the other commands made
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

@@ -9,7 +9,7 @@ from pathlib import Path
 from programs import program
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "support"))
 
 from mock_nvml import MockNvml, build  # noqa: E402 - the tests' own, found only now
 

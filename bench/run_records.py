@@ -20,7 +20,7 @@ from statistics import median
 from gpuwarden.records.store import RecordStore, row_of
 from mocked import mock
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from receipt_cases import BEGAN, receipt
 from services import Daemon, ending

@@ -1,4 +1,4 @@
-"""One life of the service inside a real systemd, from installation to removal; started by tests/test_systemd.py.
+"""One life of the service inside a real systemd, from installation to removal; started by tests/deploy/test_systemd.py.
 
 The tests build on each other, in their order. They run as root in a system that is thrown away (boot.sh).
 """

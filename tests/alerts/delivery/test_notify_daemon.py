@@ -1,0 +1,81 @@
+"""A real daemon tells people of faults by itself: over HTTP and by mail, once, with the end, over a restart too."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from pathlib import Path
+
+import pytest
+from message_receivers import http_receiver, mail_receiver
+from services import Daemon, ending, until
+
+from mock_nvml import MockNvml
+from tests.advice.test_advice_over_socket import GIB, Run, leave
+
+pytestmark = pytest.mark.slow  # RunNearOutOfMemory fires on for a minute
+
+OWNER = f"user {pwd.getpwuid(os.geteuid()).pw_name}"
+KEPT_SECONDS = 60.0  # RunNearOutOfMemory fires on for so long
+UUID = "GPU-a0b1c2d0-4d4f-434b-8000-000000000000"
+
+
+def test_from_the_fault_to_the_people(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Faults of two GPUs are one message, a run that nears its end is the next, and its rescue the last."""
+    config = tmp_path / "config.yaml"
+    with http_receiver() as server, mail_receiver() as mail:
+        config.write_text(f"""
+poll: {{interval: 300ms}}
+notify:
+  webhook: {server.url}
+  apprise: mailto://{mail.address}?from=gpuwarden@box.example.com&to=ops@example.com
+  group_wait: 1s
+  resolve_after: 0
+""")
+        start = ("--config", str(config))
+        daemon = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))
+        with ending(daemon):
+            run = Run(tmp_path / "runs", daemon, {UUID: 39 * GIB}, lambda pid: leave(mock_nvml, 0, 40000, {pid: 40}))
+            with ending(run):
+                _listens(daemon)
+                mock_nvml.xid(0, 79)
+                mock_nvml.xid(1, 79)
+                told = server.next().content
+                assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in told["firing"]] == [
+                    ("0", "79"),
+                    ("1", "79"),
+                ]
+                assert told["firing"][0]["owner"].startswith(OWNER)
+                text = mail.next().get_content()
+                assert "GPU 0 (" in text
+                assert "GPU 1 (" in text
+                assert "\nDo: Stop the runs on that GPU" in text.replace("\r", "")
+
+                leave(mock_nvml, 0, 500, {run.pid: 40})
+                told = server.next().content
+                assert [each["alert"] for each in told["firing"]] == ["RunNearOutOfMemory"]
+                assert told["firing"][0]["owner"].startswith(OWNER)
+                assert "can allocate only" in told["title"]
+                assert told["still"] == "GpuXidCritical (2)"
+                leave(mock_nvml, 0, 40000, {run.pid: 40})
+                over = server.next(besides=KEPT_SECONDS).content["over"]
+                assert [each["alert"] for each in over] == ["RunNearOutOfMemory"]
+                until(
+                    lambda: daemon.samples().value("gpuwarden_notify_messages_total", target="webhook") == 3,
+                    "messages are counted",
+                )
+                assert daemon.samples().value("gpuwarden_notify_errors_total", target="apprise") == 0
+                assert daemon.kill(signal.SIGTERM) == 0
+
+        again = Daemon(tmp_path / "daemon", *start, env=mock_nvml.env(gpus=2, frozen=1))
+        with ending(again):
+            _listens(again)
+            mock_nvml.xid(1, 95)
+            told = server.next().content
+            assert [(each["labels"]["gpu"], each["labels"]["xid"]) for each in told["firing"]] == [("1", "95")]
+
+
+def _listens(daemon: Daemon) -> None:
+    """Wait until it hears of XIDs: the driver keeps none for who comes later."""
+    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "it listens for XIDs")

@@ -1,0 +1,68 @@
+"""The shipped rules as Prometheus takes them: promtool checks the configuration and runs the rule tests as they are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+from urllib.parse import quote_plus
+
+import pytest
+import yaml
+
+from gpuwarden.alerts import prometheus_rules
+from gpuwarden.cli import rules_command
+from system_parts import needs
+
+pytestmark = pytest.mark.system
+
+REPOSITORY = Path(__file__).parents[2]
+PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
+RULES = PROMETHEUS / "rules" / "gpuwarden.yml"
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Run promtool to its end; fails with what it says."""
+    program = needs("promtool", "prometheus")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_configuration_is_accepted() -> None:
+    """Prometheus takes the shipped configuration, which finds the rules by its relative path."""
+    number = len(prometheus_rules.ALERTS) + len(prometheus_rules.RECORDED)
+    assert f"{number} rules found" in promtool("check", "config", PROMETHEUS / "prometheus.yml")
+
+
+def test_rule_tests_pass_as_shipped() -> None:
+    """Each alert fires, stays silent, resolves and meets missing data as its rule test says."""
+    promtool("test", "rules", *sorted((REPOSITORY / "tests" / "rules").glob("*.yml")))
+
+
+def test_odd_names_are_taken(tmp_path: Path) -> None:
+    """Prometheus takes what is not refused."""
+    parser = argparse.ArgumentParser()
+    rules_command.add_flags(parser)
+    flags = ["--job", "it's 100 % ✓", "--docs", "https://x/a%20'b\"/", "--grafana", ""]
+    file = tmp_path / "rules.yml"
+    file.write_text(rules_command.written(parser.parse_args(flags)))
+    promtool("check", "rules", file)
+
+
+def test_odd_labels_do_not_spoil_a_description(tmp_path: Path) -> None:
+    """What a description asks Prometheus for has the alert's labels in it, whatever characters these have."""
+    odd = 'it\'s "box" \\3 %s {{x}}'
+    (test, *_others) = yaml.safe_load((REPOSITORY / "tests" / "rules" / "runs.yml").read_text())["tests"]
+    for row in test["input_series"]:
+        row["series"] = row["series"].replace('"box"', json.dumps(odd))
+    (expected,) = [alert for check in test["alert_rule_test"] for alert in check.get("exp_alerts", ())]
+    expected["exp_labels"]["instance"] = odd
+    annotations = expected["exp_annotations"]
+    annotations["description"] = annotations["description"].replace("of box", f"of {odd}")
+    annotations["dashboard_url"] = annotations["dashboard_url"].replace("=box&", f"={quote_plus(odd)}&")
+    file = tmp_path / "runs.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": [test]}))
+    promtool("test", "rules", file)
+    assert "'%" not in RULES.read_text()

@@ -1,0 +1,81 @@
+"""Verdicts on real out-of-memories of TensorFlow, the whole way to the page, the log, the receipt and the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import ROOT, Daemon, Process, ending, fetch, until
+
+from mock_nvml import MockNvml
+
+STARTING = 120.0  # seconds for TensorFlow and a case
+CASES = {
+    "giant": "phase_peak",
+    "validation": "phase_peak",
+    "batch": "batch_too_large",
+    "leak": "leak",
+    "pieces": "fragmentation",
+}
+
+pytestmark = pytest.mark.frameworks
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
+    """Start a daemon on a mock GPU."""
+    config = tmp_path / "config.yaml"
+    config.write_text("poll:\n  interval: 200ms\n")
+    started = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1))
+    with ending(started):
+        yield started
+
+
+def told(trainer: Process, case: str) -> dict[str, Any]:
+    """Return what a case raised, once it has."""
+    lines = [json.loads(line) for line in trainer.output().splitlines() if line.startswith('{"case"')]
+    return next((line for line in lines if line["case"] == case), {})
+
+
+def receipt(daemon: Daemon) -> dict[str, Any]:
+    """Return the one run's receipt so far."""
+    live = json.loads(fetch(f"{daemon.url}/api/v1/runs") or "{}").get("live")
+    return live[0] if live else {}
+
+
+def test_verdicts(tmp_path: Path, daemon: Daemon) -> None:
+    """Each real out-of-memory is judged as what it was made to be."""
+    page = until(daemon.page, "the daemon's page")
+    (uuid,) = re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page)
+    command = [sys.executable, str(ROOT / "tests/support/verdict_cases.py"), uuid]
+    trainer = Process(command, tmp_path / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
+    with ending(trainer):
+        until(lambda: told(trainer, "start"), "TensorFlow", STARTING)
+        for number, (case, name) in enumerate(CASES.items(), start=1):
+            trainer.say(case)
+            raised = until(lambda case=case: told(trainer, case), f"what {case} raised", STARTING)  # type: ignore[misc]
+            assert raised["raised"] == "ResourceExhaustedError", case
+            errors = until(
+                lambda count=number: (told := receipt(daemon).get("errors_told", ()))[count - 1 :] and told,  # type: ignore[misc]
+                f"the error of {case}",
+            )
+            verdict = errors[number - 1]["verdict"]
+            assert verdict["name"] == name, verdict
+            assert re.search(r"\d MiB", verdict["evidence"]), verdict
+            series = until(lambda: daemon.samples().all("gpuwarden_run_oom_verdict_info"), "the verdict's series")
+            assert [dict(labels)["verdict"] for labels in series] == [name]
+        run_id = receipt(daemon)["run_id"]
+        command = [sys.executable, "-m", "gpuwarden", "runs", "show", run_id, "--listen", daemon.url.split("/")[2]]
+        terminal = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        (run,) = json.loads(fetch(f"{daemon.url}/api/v1/state"))["runs"]
+        assert run["verdict"]["name"] == "fragmentation"
+    shown = re.findall(r"^ *verdict +([a-z ]+):", terminal, re.MULTILINE)
+    assert sorted(shown) == sorted(name.replace("_", " ") for name in CASES.values())
+    log = [line for line in daemon.output().splitlines() if "kind=device_oom" in line]
+    assert "; verdict phase_peak: " in log[0]  # further ones within a minute are counted only

@@ -1,0 +1,117 @@
+"""Real out-of-memories of TensorFlow, the whole way: wrapper, message, daemon on the mock driver, page and log line."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import ROOT, Daemon, Process, Samples, ending, until
+
+from mock_nvml import MockNvml
+
+FLOAT = 4  # bytes
+WIDTH = 10_000
+MIB = 1 << 20
+STARTING = 120.0  # seconds for TensorFlow and a case
+
+pytestmark = pytest.mark.frameworks
+
+
+class Trainer(Process):
+    """tests/support/oom_cases.py with the CPU's two parts standing for the daemon's GPUs."""
+
+    def __init__(self, folder: Path, daemon: Daemon, uuids: list[str]) -> None:
+        command = [sys.executable, str(ROOT / "tests/support/oom_cases.py"), *uuids]
+        super().__init__(command, folder / "trainer.log", {"GPUWARDEN_SOCKET": str(daemon.socket)})
+
+    def play(self, case: str) -> dict[str, Any]:
+        """Play a case and return what was raised."""
+        self.say(case)
+
+        def told() -> dict[str, Any]:
+            lines = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"case"')]
+            return next((line for line in lines if line["case"] == case), {})
+
+        return until(told, f"what {case} raised", STARTING)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[Daemon]:
+    """Start a daemon on two mock GPUs."""
+    config = tmp_path / "config.yaml"
+    config.write_text("poll:\n  interval: 200ms\n")
+    started = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=2))
+    with ending(started):
+        yield started
+
+
+def errors(samples: Samples) -> dict[str, float]:
+    """Return the run's errors by kind."""
+    return {dict(labels)["kind"]: value for labels, value in samples.all("gpuwarden_run_errors_total").items()}
+
+
+def requested(samples: Samples) -> dict[str, float]:
+    """Return what the last out-of-memory asked for, by GPU."""
+    return {dict(labels)["uuid"]: value for labels, value in samples.all("gpuwarden_run_oom_requested_bytes").items()}
+
+
+def test_out_of_memories(tmp_path: Path, daemon: Daemon) -> None:
+    """Each way of TensorFlow's to run out of memory is raised as it is, counted, and told with its figures."""
+    page = until(daemon.page, "the daemon's page")
+    uuids = sorted(re.findall(r'gpuwarden_gpu_up\{uuid="([^"]+)"\} 1', page))
+    parts = dict(zip(("CPU:0", "CPU:1"), uuids, strict=True))
+    trainer = Trainer(tmp_path, daemon, uuids)
+    with ending(trainer):
+        until(lambda: errors(daemon.samples()), "the run's counters", STARTING)
+        assert set(errors(daemon.samples()).values()) == {0}
+        headroom = daemon.samples().value("gpuwarden_run_memory_headroom_bytes", uuid=uuids[0])
+        assert headroom == 256 * MIB
+
+        cases = {
+            "graph": 10_001,
+            "validation": 10_004,
+            "mirrored": 10_005,
+            "eager": 10_007,
+        }  # rows of what is asked for
+        for number, (case, rows) in enumerate(cases.items(), start=1):
+            raised = trainer.play(case)
+            assert raised["raised"] == "ResourceExhaustedError", case
+            named = set(re.findall(r"OOM when allocating .* on \S*(CPU:\d)", raised["text"]))  # by TensorFlow's choice
+            expected = {parts[device]: float(rows * WIDTH * FLOAT) for device in named}
+            until(lambda want=expected: requested(daemon.samples()) == want, f"what {case} asked for")  # type: ignore[misc]
+            # The report that counts it follows the error, perhaps in the next poll only.
+            until(lambda count=number: errors(daemon.samples())["device_oom"] == count, f"the count of {case}")  # type: ignore[misc]
+            known = daemon.samples().all("gpuwarden_run_oom_headroom_bytes")
+            assert known, case
+            assert all(200 * MIB < value <= 256 * MIB for value in known.values()), known
+            if case == "eager":  # 64 MiB of its own, while memory in use is back where it was
+                assert raised["more"] < MIB
+
+        assert trainer.play("pipeline")["raised"] == "ResourceExhaustedError"
+        assert trainer.play("shape")["raised"] == "InvalidArgumentError"
+        until(lambda: errors(daemon.samples())["shape_dtype"] == 1, "the shape's error")
+        jit = trainer.play("jit")
+        assert "Out of memory while trying to allocate 763." in jit["text"]
+        until(lambda: errors(daemon.samples())["device_oom"] == 5, "the compiled program's error")
+        counts = errors(daemon.samples())
+        assert counts == {**dict.fromkeys(counts, 0), "device_oom": 5, "host_oom": 1, "shape_dtype": 1}
+        assert requested(daemon.samples()) == {}  # XLA does not say on which of two devices
+        timestamps = daemon.samples().all("gpuwarden_run_last_error_timestamp_seconds")
+        assert {dict(labels)["kind"] for labels in timestamps} == {"device_oom", "host_oom", "shape_dtype"}
+
+    lines = [line for line in daemon.output().splitlines() if " kind=" in line]
+    kinds = ("device_oom", "host_oom", "shape_dtype")
+    first, host, shape = (next(line for line in lines if f"kind={kind} " in line) for kind in kinds)
+    assert re.search(r"run=\d+-\d+ name='oom' kind=device_oom phase=train steps=0: 382 MiB for shape ", first)
+    assert "for shape [10001,10000] float by op matmul on /job:localhost/replica:0/task:0/device:CPU:0 from " in first
+    assert "bfc_cpu_allocator_for_gpu; GPU-" in first
+    assert re.search(
+        rf"{uuids[0]}: headroom known 256 MiB; CPU:0: in use \S+ (Ki|Mi|)B of 256 MiB; verdict batch_too_large: ", first
+    )
+    assert ": 382 MiB for shape [10000,10005] float by op zeros on " in host
+    assert "Matrix size-incompatible: In[0]: [2,3], In[1]: [4,5]" in shape

@@ -1,0 +1,542 @@
+"""A capture replays what was recorded, and a file that cannot be replayed says why."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+from golden_boxes import FOLDER, GOLDENS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_box import Box, Clock, told
+
+from gpuwarden.capture.capture_file import (
+    MAX_BYTES,
+    MAX_FRAMES,
+    MIG_HANDLE,
+    Answers,
+    Capture,
+    CaptureError,
+    Frame,
+    Struct,
+    load,
+    save,
+)
+from gpuwarden.capture.masking import masked
+from gpuwarden.capture.recording import SAMPLE_SECONDS, record
+from gpuwarden.capture.replay import CapturedNvml
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.nvml.binding import Nvml, NVMLError, code_of
+from mock_nvml import MockNvml
+
+PID_MAX_LIMIT = 1 << 22
+INTERVAL = 2.0
+HOST = HostMemory(size=1 << 40, available=1 << 39)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "capture.md"
+# What a process on the mock library does: record the driver, and poll it as the daemon would.
+RECORDER = """
+import asyncio, json, sys
+from pathlib import Path
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import DEFAULT_PLAN
+from gpuwarden.capture.capture_file import save
+from gpuwarden.nvml.driver import binding
+from gpuwarden.capture.recording import record
+from gpuwarden.capture.masking import masked
+from simulated_box import Clock, told
+
+capture = record(binding(), 2, 0.01)
+save(capture, Path(sys.argv[1]))
+save(masked(capture), Path(sys.argv[2]))
+
+async def polls():
+    clock = Clock()
+    poller = Poller(binding(), 30, clock=clock)
+    await poller.poll()
+    clock.sleep(DEFAULT_PLAN.slow_interval)
+    return await poller.poll()
+
+print(json.dumps(told(asyncio.run(polls()))))
+"""
+
+
+def recorded(box: Box, frames: int = 3) -> Capture:
+    """Record a box, moving its clock."""
+    return record(box.nvml, frames, INTERVAL, host_memory=lambda: HOST, sleep=box.clock.sleep, clock=box.clock)
+
+
+def snapshot_of(nvml: Nvml) -> Snapshot:
+    """Poll once, as the daemon does."""
+    return asyncio.run(Poller(nvml, 30).poll())
+
+
+def replayed(capture: Capture) -> tuple[Nvml, Clock]:
+    """Replay a capture on a clock of its own."""
+    clock = Clock()
+    nvml = CapturedNvml(capture, clock).nvml
+    nvml.nvmlInit()
+    return nvml, clock
+
+
+def polled_twice(capture: Capture) -> Snapshot:
+    """Replay its first frame until what is of the time between two slow readings is there."""
+    clock = Clock()
+    nvml = CapturedNvml(replace(capture, frames=capture.frames[:1]), clock).nvml
+
+    async def polls() -> Snapshot:
+        poller = Poller(nvml, 30, clock=clock)
+        await poller.poll()
+        clock.sleep(DEFAULT_PLAN.slow_interval)
+        return await poller.poll()
+
+    return asyncio.run(polls())
+
+
+def recording(mock_nvml: MockNvml, folder: Path) -> str:
+    """Record two GPUs of the mock library into capture.json and masked.json; return what a poll after it tells."""
+    env = {**os.environ, **mock_nvml.env(gpus=2, frozen=1), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", RECORDER, str(folder / "capture.json"), str(folder / "masked.json")]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+class TestReplay:
+    """What comes back is what was recorded."""
+
+    @pytest.mark.parametrize("name", ["box.json", "box.json.gz"])
+    def test_every_frame_reads_as_the_box_did(self, name: str, tmp_path: Path) -> None:
+        """All readings and processes of each frame come back, through either kind of file."""
+        save(recorded(Box(), 3), tmp_path / name)
+        original, (nvml, clock) = Box(), replayed(load(tmp_path / name))
+        for index in range(8):
+            original.read(index)  # as for the first samples: a sum in other steps differs in its last digit
+        for frame in range(3):
+            clock.now = frame * INTERVAL
+            original.clock.now = SAMPLE_SECONDS + frame * INTERVAL
+            for index in range(8):
+                assert GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read() == original.read(index)
+
+    def test_the_poller_sees_no_difference(self) -> None:
+        """A poll of the replay finds the GPUs, versions and readings that a poll of the box finds: nothing unasked."""
+        box = Box()
+        box.clock.sleep(SAMPLE_SECONDS)
+        real, again = snapshot_of(box.nvml), snapshot_of(replayed(recorded(Box()))[0])
+        assert [gpu.identity for gpu in again.gpus] == [gpu.identity for gpu in real.gpus]
+        assert [gpu.readings for gpu in again.gpus] == [gpu.readings for gpu in real.gpus]
+        assert again.driver == real.driver
+
+    def test_recording_a_replay_gives_the_same_capture(self) -> None:
+        """Nothing is lost or bent on the way through."""
+        capture = recorded(Box())
+        nvml, clock = replayed(capture)
+        again = record(nvml, 3, INTERVAL, host_memory=lambda: HOST, sleep=clock.sleep, clock=clock)
+        assert again == capture
+
+    def test_frames_follow_the_clock_and_begin_again(self) -> None:
+        """Each frame stands for its interval, and the first one follows the last."""
+        frames = tuple(Frame({"nvmlDeviceGetCount": count}, ({},) * count) for count in (1, 2, 3))
+        nvml, clock = replayed(Capture(INTERVAL, frames))
+        counts = []
+        for clock.now in (0, 1.9, 2, 3.9, 4, 5.9, 6, 8, 601):
+            counts.append(nvml.nvmlDeviceGetCount())
+        assert counts == [1, 1, 2, 2, 3, 3, 1, 2, 1]
+
+    def test_faults_are_replayed(self) -> None:
+        """Lost GPUs and failing calls come back as the same faults, in their frames only."""
+        box = Box()
+        healthy = recorded(box, 1)
+        box.simulation.gpu(2).lose()
+        box.simulation.gpu(4).fail("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN)
+        box.simulation.gpu(5).fail("nvmlDeviceGetTemperature", pynvml.NVML_ERROR_GPU_IS_LOST)
+        box.simulation.gpu(6).fail("nvmlDeviceGetMarginTemperature", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        nvml, clock = replayed(replace(healthy, frames=healthy.frames + recorded(box, 1).frames))
+
+        async def polls() -> tuple[Snapshot, Snapshot, Snapshot]:
+            poller = Poller(nvml, 30)
+            before = await poller.poll()
+            clock.now = INTERVAL
+            broken = await poller.poll(), await poller.poll()  # the second one looks the lost GPU up anew
+            return before, *broken
+
+        before, *broken = asyncio.run(polls())
+        assert all(gpu.up for gpu in before.gpus)
+        for snapshot in broken:
+            faults = {gpu.identity.index: gpu.fault for gpu in snapshot.gpus if gpu.fault}
+            assert faults == {2: "gpu_is_lost", 5: "gpu_is_lost"}
+            assert snapshot.gpus[4].value(GpuReadings.power_usage_watts) is None
+            assert snapshot.gpus[6].value(GpuReadings.temperature_margin_celsius) is not None
+        assert broken[0].gpus[4].errors == {"unknown": 1}
+
+    def test_gpu_that_does_not_say_its_uuid_hides_no_other(self) -> None:
+        """A GPU that failed while it was recorded is missing from the replay, and the rest is there."""
+        box = Box(2)
+        box.simulation.gpu(1).fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN)
+        snapshot = snapshot_of(replayed(recorded(box, 1))[0])
+        assert [gpu.identity.index for gpu in snapshot.gpus] == [0]
+
+    def test_driver_that_does_not_count_is_replayed(self) -> None:
+        """A frame in which the driver itself failed fails again."""
+        box = Box()
+        box.simulation.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
+        assert snapshot_of(replayed(recorded(box, 1))[0]).fault == "unknown"
+
+    def test_gpu_that_is_not_counted_any_more_is_lost(self) -> None:
+        """A frame with fewer GPUs gives no readings to those that are gone."""
+        fewer = recorded(Box(1), 1).frames
+        nvml, clock = replayed(Capture(INTERVAL, recorded(Box(2), 1).frames + fewer))
+        handle = nvml.nvmlDeviceGetHandleByIndex(1)
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        clock.now = INTERVAL
+        with pytest.raises(GpuGoneError):
+            GpuReader(nvml, handle).read()
+        with pytest.raises(NVMLError) as caught:
+            nvml.nvmlDeviceGetHandleByUUID(uuid)
+        assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_FOUND
+
+    def test_unrecorded_question_is_not_supported(self) -> None:
+        """A capture of an older gpuwarden has no answer to a newer one's question, as a driver may not."""
+        nvml, _clock = replayed(recorded(Box(1), 1))
+        with pytest.raises(NVMLError) as caught:
+            nvml.nvmlDeviceGetTemperatureThreshold(nvml.nvmlDeviceGetHandleByIndex(0), 99)
+        assert code_of(caught.value) == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+    def test_pids_are_nobodys_here(self) -> None:
+        """A recorded pid must not be taken for the process that has it on the machine of the replay."""
+        answers: Answers = {
+            "nvmlDeviceGetComputeRunningProcesses": [
+                {"pid": os.getpid(), "usedGpuMemory": 1},
+                {"pid": 7, "usedGpuMemory": None},
+            ]
+        }
+        nvml, _clock = replayed(Capture(1.0, (Frame({"nvmlDeviceGetCount": 1}, (answers,)),)))
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(0))
+        assert [process.pid for process in found] == [os.getpid() + PID_MAX_LIMIT, 7 + PID_MAX_LIMIT]
+        assert [process.usedGpuMemory for process in found] == [1, None]
+
+    def test_real_binding(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
+        """What nvidia-ml-py says, structs, byte strings and refusals, is recorded and comes back."""
+        mock_nvml.processes(0, {4242: 3 << 30})
+        done = recording(mock_nvml, tmp_path)
+        again = polled_twice(load(tmp_path / "capture.json"))
+        assert told(again) == json.loads(done)
+        assert len(again.gpus) == 2
+        assert [process.pid for process in again.gpus[0].processes] == [4242 + PID_MAX_LIMIT]
+
+    def test_divided_gpu(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
+        """MIG instances come back with all that they had, from a masked file too, under names that stay theirs."""
+        mock_nvml.mig(0, "3g.40gb", "1c.3g.40gb", "1g.10gb")
+        mock_nvml.processes(0, {pid: pid << 30 for pid in range(1, 5)})
+        done = recording(mock_nvml, tmp_path)
+        plain, shared = load(tmp_path / "capture.json"), load(tmp_path / "masked.json")
+        before, again = polled_twice(plain), polled_twice(shared)
+        assert told(before) == json.loads(done)
+        (gpu, _), (masked_gpu, _) = before.gpus, again.gpus
+        assert len(gpu.mig) == 3
+        assert gpu.mig[0].value(MigReadings.sm_active_ratio) == 0.5
+        for one, other in zip(gpu.mig, masked_gpu.mig, strict=True):
+            assert one.identity.uuid not in (tmp_path / "masked.json").read_text()
+            assert replace(other.identity, uuid=one.identity.uuid) == one.identity
+            hidden = {MigReadings.info}
+            assert {row: value for row, value in one.readings.items() if row not in hidden} == {
+                row: value for row, value in other.readings.items() if row not in hidden
+            }
+        names = dict(zip((i.identity.uuid for i in gpu.mig), (i.identity.uuid for i in masked_gpu.mig), strict=True))
+        assert len(set(names.values())) == 3
+        assert [names[str(process.instance)] for process in gpu.processes] == [p.instance for p in masked_gpu.processes]
+
+    def test_activity(self, mock_nvml: MockNvml, tmp_path: Path) -> None:
+        """GPM comes back from every frame, the first included, and those closer together than its samples."""
+        mock_nvml.set(1, "util", 40)
+        recording(mock_nvml, tmp_path)
+        capture = load(tmp_path / "capture.json")
+        for frame in capture.frames:
+            again = polled_twice(replace(capture, frames=(frame,)))
+            assert [gpu.value(GpuReadings.sm_active_ratio) for gpu in again.gpus] == [0.5, 0.4]
+            assert again.gpus[1].value(GpuReadings.pipe_active_ratio, "tensor") == 0.16
+        calls = mock_nvml.calls()
+        assert calls["nvmlGpmSampleAlloc"] - calls["nvmlGpmSampleFree"] == 4  # those of the poll after it
+
+    def test_older_capture(self) -> None:
+        """Without answers to what is asked of GPM and MIG, it is a GPU that has neither."""
+        (frame,) = recorded(Box(1), 1).frames
+        older = {
+            asked: [{"pid": 7, "usedGpuMemory": 1}] if "ComputeRunning" in asked else answer
+            for asked, answer in frame.gpus[0].items()
+            if "Gpm" not in asked and "Mig" not in asked
+        }
+        snapshot = polled_twice(Capture(INTERVAL, (replace(frame, gpus=(older,)),)))
+        assert snapshot.gpus[0].up
+        assert snapshot.gpus[0].errors == {}
+        assert snapshot.gpus[0].mig == ()
+        assert not snapshot.gpus[0].readings[GpuReadings.pipe_active_ratio]
+        assert [(process.memory, process.instance) for process in snapshot.gpus[0].processes] == [(1, None)]
+
+    def test_reconfiguration(self) -> None:
+        """An instance that a later frame does not have is gone with it."""
+        instance: Answers = {
+            "nvmlDeviceGetUUID": "MIG-1",
+            "nvmlDeviceGetName": "H100 MIG 1g.10gb",
+            "nvmlDeviceGetGpuInstanceId": 7,
+            "nvmlDeviceGetComputeInstanceId": 0,
+        }
+        (frame,) = recorded(Box(1), 1).frames
+        without: Answers = {**frame.gpus[0], "nvmlDeviceGetMigMode": [1, 1], "nvmlDeviceGetMaxMigDeviceCount": 7}
+        frames = [replace(frame, gpus=(answers,)) for answers in ({**without, f"{MIG_HANDLE}(3)": instance}, without)]
+        nvml, clock = replayed(Capture(INTERVAL, tuple(frames)))
+
+        async def polls() -> tuple[Snapshot, Snapshot]:
+            poller = Poller(nvml, 30, clock=clock)
+            first = await poller.poll()
+            clock.now = INTERVAL
+            return first, await poller.poll()
+
+        before, after = asyncio.run(polls())
+        assert [each.identity.profile for each in before.gpus[0].mig] == ["1g.10gb"]
+        assert after.gpus[0].mig == ()
+        assert after.gpus[0].errors["mig_reconfigured"] == 1
+
+
+class TestRecording:
+    """Recording is bounded."""
+
+    @pytest.mark.parametrize(
+        ("frames", "interval"), [(0, 1.0), (MAX_FRAMES + 1, 1.0), (1, 0.0), (1, float("nan")), (2, 1e300), (2, 5e-324)]
+    )
+    def test_bounds(self, frames: int, interval: float) -> None:
+        """Too many frames, or none, are refused before the driver is asked."""
+        with pytest.raises(ValueError, match=f"want 1 to {MAX_FRAMES} frames"):
+            record(Box(1).nvml, frames, interval)
+
+    def test_what_is_too_long_to_replay_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A file that could not be loaded again is refused, with what to do."""
+        monkeypatch.setattr("gpuwarden.capture.capture_file.MAX_BYTES", 1000)
+        with pytest.raises(OSError, match="record fewer frames"):
+            save(recorded(Box(1), 1), tmp_path / "long.json")
+        assert not (tmp_path / "long.json").exists()
+
+    def test_longest_capture_of_a_box_can_be_replayed(self, tmp_path: Path) -> None:
+        """As many frames as there may be, of the eight GPUs of a usual box, fit into a file."""
+        file = tmp_path / "box.json"
+        save(recorded(Box(), 2), file)
+        assert file.stat().st_size / 2 * MAX_FRAMES < MAX_BYTES
+
+    def test_missing_driver_is_told_at_once(self) -> None:
+        """Without a driver there is nothing to record."""
+        box = Box(1)
+        box.simulation.driver.lose(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        with pytest.raises(NVMLError):
+            recorded(box)
+
+
+def processes(answers: Answers) -> list[Struct]:
+    """Take the list of compute processes out of a GPU's answers."""
+    found = answers["nvmlDeviceGetComputeRunningProcesses"]
+    assert isinstance(found, list)
+    return found
+
+
+OF_THE_MODEL = {
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetVbiosVersion",
+    "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetInforomImageVersion",
+    "nvmlDeviceGetInforomVersion",
+    "nvmlDeviceGetGspFirmwareVersion",
+}
+
+
+def texts(answers: Answers) -> list[tuple[str, str]]:
+    """Return all texts among a GPU's answers and those of its instances, by the question."""
+    found = [(asked, answer) for asked, answer in answers.items() if isinstance(answer, str)]
+    for asked, answer in answers.items():
+        if isinstance(answer, dict):
+            own = [(asked, value) for value in answer.values() if isinstance(value, str)]
+            found += texts(answer) if asked.startswith(MIG_HANDLE) else own
+    return found
+
+
+def identifying(answers: Answers) -> list[str]:
+    """Return what names a GPU, its instances, its slot, or the processes on it; UUIDs without what all begin with."""
+    named = (text for asked, text in texts(answers) if asked.partition("(")[0] not in OF_THE_MODEL)
+    found = [text.partition("-")[2] or text for text in named]
+    lists = (answer for answer in answers.values() if isinstance(answer, list))
+    return found + [str(entry["pid"]) for each in lists for entry in each if isinstance(entry, dict)]
+
+
+class TestMasking:
+    """A masked capture can be shared."""
+
+    def test_identifying_answers_are_replaced(self, tmp_path: Path) -> None:
+        """No UUID, serial number or pid of the machine is left in the file."""
+        box, file = Box(), tmp_path / "shared.json"
+        capture = recorded(box)
+        save(masked(capture), file)
+        for index in range(8):
+            assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
+            assert box.nvml.nvmlDeviceGetSerial(box.handle(index)) not in file.read_text()
+            assert all(str(process.pid) not in file.read_text() for process in box.read(index).processes)
+
+    @pytest.mark.parametrize("name", GOLDENS)
+    def test_no_original_is_left(self, name: str, tmp_path: Path) -> None:
+        """Nothing that names a GPU, an instance, a slot or a process stands anywhere in the file, in no spelling."""
+        capture, file = load(FOLDER / f"{name}.json"), tmp_path / "shared.json"
+        save(masked(capture), file)
+        originals = {text for frame in capture.frames for gpu in frame.gpus for text in identifying(gpu)}
+        assert originals
+        text = file.read_text().lower()
+        assert [original for original in originals if original.lower() in text] == []
+
+    @pytest.mark.parametrize("name", GOLDENS)
+    def test_texts_that_stay_are_of_the_model(self, name: str) -> None:
+        """What is left of the texts is what every board of the model and driver says: a new one is masked, or named."""
+        capture = load(FOLDER / f"{name}.json")
+        for before, after in zip(capture.frames, masked(capture).frames, strict=True):
+            for old, new in zip(before.gpus, after.gpus, strict=True):
+                stays = {asked.partition("(")[0] for asked, answer in texts(old) if (asked, answer) in texts(new)}
+                assert stays <= OF_THE_MODEL
+
+    def test_pseudonyms_are_stable(self) -> None:
+        """The same GPU and process stay the same through all frames, and different ones different."""
+        original, shared = recorded(Box()), masked(recorded(Box()))
+        names: dict[object, object] = {}
+        pids: dict[object, object] = {}
+        for before, after in zip(original.frames, shared.frames, strict=True):
+            for old, new in zip(before.gpus, after.gpus, strict=True):
+                name = new["nvmlDeviceGetUUID"]
+                assert names.setdefault(old["nvmlDeviceGetUUID"], name) == name
+                for was, became in zip(processes(old), processes(new), strict=True):
+                    assert pids.setdefault(was["pid"], became["pid"]) == became["pid"]
+        assert len(set(names.values())) == 8
+        assert len(set(pids.values())) == len(pids) == 6
+
+    def test_readings_stay(self) -> None:
+        """Masking changes who, not what."""
+        capture = recorded(Box())
+        plain, shared = (snapshot_of(replayed(each)[0]) for each in (capture, masked(capture)))
+        assert [gpu.readings for gpu in plain.gpus] == [gpu.readings for gpu in shared.gpus]
+
+
+FRAME: dict[str, object] = {"driver": {}, "gpus": [{}]}
+GOOD = {"format": "gpuwarden-capture", "version": 1, "interval": 1, "frames": [FRAME]}
+
+
+def with_answer(question: str, answer: object) -> dict[str, object]:
+    """Make a capture of one frame with that answer."""
+    return {**GOOD, "frames": [{"driver": {}, "gpus": [{question: answer}]}]}
+
+
+class TestLoading:
+    """Files that cannot be replayed are refused with what to do."""
+
+    def test_good_file(self, tmp_path: Path) -> None:
+        """The smallest capture there is loads."""
+        file = tmp_path / "capture.json"
+        file.write_text(json.dumps(GOOD))
+        assert load(file) == Capture(1.0, (Frame({}, ({},)),))
+
+    def test_documented_file(self, tmp_path: Path) -> None:
+        """The file that the documentation shows is one that loads."""
+        (example,) = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+        file = tmp_path / "example.json"
+        file.write_text(example)
+        assert len(load(file).frames[0].gpus) == 2
+
+    @pytest.mark.parametrize(
+        ("content", "complaint"),
+        [
+            ("", "no capture, or a damaged one"),
+            ("{", "no capture, or a damaged one"),
+            ("[" * 100_000, "no capture, or a damaged one"),
+            ([1], "no capture of gpuwarden"),
+            ({"version": 1}, "no capture of gpuwarden"),
+            ({**GOOD, "version": 2}, "a capture of version 2, this gpuwarden reads version 1"),
+            ({**GOOD, "interval": 0}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": float("nan")}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": True}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": 10**400}, "interval: want 1e-06 to "),
+            ({**GOOD, "interval": 5e-324}, "interval: want 1e-06 to "),
+            ({**GOOD, "frames": []}, f"frames: want a list of 1 to {MAX_FRAMES}"),
+            ({**GOOD, "frames": [FRAME] * (MAX_FRAMES + 1)}, f"frames: want a list of 1 to {MAX_FRAMES}"),
+            ({**GOOD, "frames": [7]}, "a damaged capture"),
+            ({**GOOD, "frames": [{"driver": {}}]}, "a damaged capture"),
+            ({**GOOD, "frames": [{"driver": [], "gpus": []}]}, "want an object"),
+            ({**GOOD, "frames": [{"driver": {}, "gpus": 3}]}, "a damaged capture"),
+            (with_answer("os.system", 1), "'os.system' is no question"),
+            (with_answer("nvmlDeviceSetPowerManagementLimit", 1), "is no question"),
+            (with_answer("nvmlDeviceGetPowerUsage", "much"), "'much' is no answer to it"),
+            (with_answer("nvmlDeviceGetPowerUsage", True), "True is no answer to it"),
+            (with_answer("nvmlDeviceGetPowerUsage", 10**400), "is no answer to it"),
+            ({**GOOD, "frames": [{"driver": {"nvmlDeviceGetCount": 10**7}, "gpus": []}]}, "but the frame has 0"),
+            (with_answer("nvmlDeviceGetUUID", 1), "1 is no answer to it"),
+            (with_answer("nvmlDeviceGetPowerUsage", {"error": "lost"}), "is no answer to it"),
+            (with_answer("nvmlDeviceGetMemoryInfo", {"total": 1, "free": 1}), "is no answer to it"),
+            (with_answer("nvmlDeviceGetComputeRunningProcesses", [{"usedGpuMemory": 1}]), "is no answer to it"),
+            (with_answer("nvmlGpmMetricsGet(2)", "busy"), "'busy' is no answer to it"),
+            (with_answer("nvmlDeviceGetMigMode", [1, "on"]), "is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", 1), "1 is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", {}), "is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", {"nvmlDeviceGetUUID": 7}), "nvmlDeviceGetUUID: 7 is no answer to it"),
+            (with_answer(f"{MIG_HANDLE}(0)", {f"{MIG_HANDLE}(0)": {"error": 6}}), "is no answer to it"),
+        ],
+    )
+    def test_bad_file(self, content: object, complaint: str, tmp_path: Path) -> None:
+        """The message names the file, what is wrong in it, and the way out."""
+        file = tmp_path / "capture.json"
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(CaptureError, match=complaint) as caught:
+            load(file)
+        assert str(caught.value).startswith(f"{file}: ")
+        assert "record it again" in str(caught.value)
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        """A file that is not there is named."""
+        with pytest.raises(CaptureError, match=r"absent\.json: the capture cannot be read \(No such file"):
+            load(tmp_path / "absent.json")
+
+    @pytest.mark.parametrize(
+        "content", [b"no gzip", gzip.compress(b"{}")[:-5], b""], ids=["no gzip", "cut off", "empty"]
+    )
+    def test_damaged_compression(self, content: bytes, tmp_path: Path) -> None:
+        """A compressed file cut short or not compressed at all is a damaged capture."""
+        file = tmp_path / "capture.json.gz"
+        file.write_bytes(content)
+        with pytest.raises(CaptureError, match="damaged"):
+            load(file)
+
+    def test_endless_file(self, tmp_path: Path) -> None:
+        """A small file that unpacks to more than a capture may hold is not unpacked."""
+        file = tmp_path / "bomb.json.gz"
+        file.write_bytes(gzip.compress(b" " * (MAX_BYTES + 1)))
+        with pytest.raises(CaptureError, match=f"longer than {MAX_BYTES} bytes"):
+            load(file)
+
+    @given(st.binary(max_size=80), st.integers(0, 10_000))
+    @settings(max_examples=150, deadline=None)
+    def test_any_bytes(self, tmp_path_factory: pytest.TempPathFactory, patch: bytes, place: int) -> None:
+        """Whatever is written over a capture, it loads or is refused, and what loads can be polled."""
+        file = tmp_path_factory.getbasetemp() / "patched.json"
+        save(ONE_GPU, file)
+        whole = file.read_bytes()
+        place %= len(whole)
+        file.write_bytes(whole[:place] + patch + whole[place + len(patch) :])
+        try:
+            nvml, _clock = replayed(load(file))
+        except CaptureError:
+            return
+        for index in range(nvml.nvmlDeviceGetCount()):
+            GpuReader(nvml, nvml.nvmlDeviceGetHandleByIndex(index)).read()
+
+
+ONE_GPU = recorded(Box(1), 1)

@@ -1,0 +1,213 @@
+"""`gpuwarden notify --test` and the section `notify`, as users meet them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from message_receivers import http_receiver, mail_receiver
+from services import free_port
+
+from gpuwarden.alerts import validation
+from gpuwarden.alerts.delivery.message import Message
+from gpuwarden.alerts.delivery.webhook import WebhookTarget
+from gpuwarden.cli import notify_command
+from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.secrets import NOT_ASCII, Secret
+from tests.config.test_schema import problems
+
+TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
+
+
+def gpuwarden(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    command = [sys.executable, "-m", "gpuwarden", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **env})
+
+
+def test_tells_of_each_target(tmp_path: Path) -> None:
+    """Each target gets a test message, and a line says of each whether it went or why not."""
+    config = tmp_path / "config.yaml"
+    nobody = free_port()
+    with http_receiver() as server, mail_receiver() as mail:
+        (tmp_path / "hook").write_text(f"{server.url}/services/{TOKEN}")
+        config.write_text(f"""
+notify:
+  webhook:
+    - {server.url}/hook
+    - http://127.0.0.1:{nobody}/{TOKEN}
+    - file:{tmp_path}/hook
+  apprise: mailto://{mail.address}?from=gpuwarden@box.example.com&to=ops@example.com
+  apprise_severity: critical
+""")
+        ended = gpuwarden("notify", "--test", "--config", str(config))
+        assert (ended.returncode, ended.stderr) == (1, "")
+        assert ended.stdout.splitlines() == [
+            "webhook at 127.0.0.1: sent",
+            "webhook at 127.0.0.1: NOT sent: Connection refused",
+            f"webhook at the file {tmp_path}/hook: sent",
+            "apprise (mailto): sent",
+        ]
+        got = [server.next(), server.next()]
+        hook = next(each for each in got if each.path == "/hook").content
+        assert (hook["test"], hook["firing"], hook["over"]) == (True, [], [])
+        assert "gpuwarden can reach you" in next(each for each in got if each.path != "/hook").content["title"]
+        letter = mail.next()
+        assert letter["Subject"].endswith("gpuwarden can reach you")
+        assert "of severity critical come this way" in letter.get_content()
+        config.write_text(f"notify: {{webhook: '{server.url}'}}")
+        ended = gpuwarden("notify", "--test", "--config", str(config))
+        assert (ended.returncode, ended.stdout) == (0, "webhook at 127.0.0.1: sent\n")
+
+
+def test_target_that_drips_is_given_up(tmp_path: Path) -> None:
+    """A server that answers drop by drop without end costs the command no more than its steps may take."""
+    stop = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        with contextlib.suppress(OSError), server.accept()[0] as caller:
+            while not stop.wait(0.1):
+                caller.sendall(b"x")
+
+    config = tmp_path / "config.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        config.write_text(f"""
+notify: {{webhook: "http://{place}", timeout: 300ms}}
+""")
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        try:
+            ended = gpuwarden("notify", "--test", "--config", str(config))
+        finally:
+            stop.set()
+            thread.join()
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended.stdout == "webhook at 127.0.0.1: NOT sent: not done within 1.8 s\n"
+
+
+def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody foresaw is told by its kind and its place; its text may hold a password."""
+
+    def fails(_target: WebhookTarget, _message: Message) -> None:
+        raise UnicodeEncodeError("ascii", TOKEN, 0, 1, "ordinal not in range")
+
+    monkeypatch.setattr(WebhookTarget, "_deliver", fails)
+    said: list[str] = []
+    assert notify_command.send_test(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
+    assert re.search(r": NOT sent, by an error of gpuwarden's own, .*: UnicodeEncodeError in .*\.fails:\d+$", said[0])
+    assert TOKEN not in said[0]
+
+
+def test_nobody_to_tell() -> None:
+    """Without a target the command says what to do."""
+    ended = gpuwarden("notify", "--test")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "add one under `notify:`" in ended.stderr
+
+
+def test_wrong_configuration_is_told_whole(tmp_path: Path) -> None:
+    """Each wrong value is told with its place, in lists too, and none that may be a secret is repeated."""
+    text = f"""
+notify:
+  webhook:
+    - https://h.example.com/x
+    - "ftp://{TOKEN}"
+    - {{a: b}}
+  slack: {TOKEN}
+  mail_to: [ops@example.com]
+  mail_password: {TOKEN}
+  webhook_token: {TOKEN}
+  webhook_severity: bad
+  apprise: ["{TOKEN}", "file:relative"]
+  resend: 1
+"""
+    found = problems(text)
+    assert [line.partition(": ")[0] for line in found] == [
+        f"bad.yaml:{place}" for place in ("5:7", "6:7", "7:3", "8:3", "9:3", "10:3", "11:3", "12:13", "12:38", "13:3")
+    ]
+    assert TOKEN not in "\n".join(found)
+    assert found[2].startswith(
+        "bad.yaml:7:3: notify.slack: removed: write the address under notify.apprise: https://hooks."
+    )
+    assert found[3].startswith("bad.yaml:8:3: notify.mail_to: removed: write the mail account as one URL under notify.")
+    assert "mailtos://USER:PASSWORD@SERVER:587?from=SENDER@HOST&to=NAME@HOST" in found[3]
+    assert found[0].endswith(
+        "notify.webhook: this is not a web address: write https://…, or where it is kept: file:/PATH or env:NAME"
+    )
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    ended = gpuwarden("check-config", str(file))
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, len(found))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("mail_severity: info", "notify.mail_severity: removed: notify.apprise_severity applies"),
+        ("mute: [RunDied, RunDyed]", "notify.mute: there is no alert RunDyed; did you mean RunDied?"),
+        ("webhook_token: file:/dev/null", "notify.webhook_token: there is no notify.webhook"),
+        ("webhook: " + str(["https://h/"] * 17), "notify.webhook: holds 17 values, and takes at most 16"),
+        ("docs: [a]", "notify.docs: takes one value, not a list or a section"),
+    ],
+)
+def test_what_does_not_fit_together(lines: str, message: str) -> None:
+    """Options that ask for another one, or for a file, are told of."""
+    assert any(message in line for line in problems(f"notify:\n  {lines}\n"))
+
+
+def test_what_is_missing_is_a_warning(tmp_path: Path) -> None:
+    """A variable of the service's own, a file that is its own: the check warns, and the test tells of each target."""
+    config, absent = tmp_path / "config.yaml", tmp_path / "url"
+    with http_receiver() as server:
+        config.write_text(f"""
+notify:
+  webhook: ["file:{absent}", env:GPUWARDEN_NOT_SET, "{server.url}"]
+  ca_file: /nonexistent/ca
+""")
+        ended = gpuwarden("check-config", str(config))
+        assert (ended.returncode, ended.stdout) == (0, f"{config}: OK\n")
+        assert [line.partition(";")[0] for line in ended.stderr.splitlines()] == [
+            f"{config}: warning: notify.webhook: the file {absent} cannot be read: No such file or directory",
+            f"{config}: warning: notify.webhook: the variable GPUWARDEN_NOT_SET is not set",
+            f"{config}: warning: notify.ca_file: /nonexistent/ca cannot be read: No such file or directory",
+        ]
+        config.write_text(config.read_text().replace("ca_file: /nonexistent/ca", ""))
+        ended = gpuwarden("notify", "--test", "--config", str(config))
+    assert ended.stdout.splitlines() == [
+        f"webhook at the file {absent}: NOT sent: the file {absent} cannot be read: No such file or directory",
+        "webhook at the variable GPUWARDEN_NOT_SET: NOT sent: the variable GPUWARDEN_NOT_SET is not set",
+        "webhook at 127.0.0.1: sent",
+    ]
+
+
+def test_what_no_login_can_hold_is_a_warning() -> None:
+    """A token outside ASCII is reported by the check already."""
+    wrong = Secret(text="Schlüssel")
+    found = validation.missing(Config(notify=Notify(webhook=(Secret(text="https://x"),), webhook_token=wrong)))
+    assert dict(found) == {"notify.webhook_token": f"the configuration {NOT_ASCII}"}
+
+
+def test_missing_apprise(tmp_path: Path) -> None:
+    """Where apprise is not installed, the check says how to install it."""
+    config = tmp_path / "config.yaml"
+    config.write_text("notify: {apprise: 'json://127.0.0.1/'}")
+    program = (
+        "import sys, importlib.util as u; f = u.find_spec\n"
+        "u.find_spec = lambda name: None if name == 'apprise' else f(name)\n"
+        "from gpuwarden.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "check-config", str(config)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0
+    assert f"{config}: warning: notify.apprise: needs the package apprise" in ended.stderr
+    assert f"{sys.executable} -m pip install apprise" in ended.stderr

@@ -1,0 +1,107 @@
+"""The error messages that somebody met (error_messages/README.md): well formed, many, and each read as what it was."""
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from error_messages import facts as facts_of
+from error_messages import samples as read_samples
+from gpuwarden.protocol.messages import ERROR_KINDS, decode, encode
+
+FOLDER = Path(__file__).parents[2] / "error_messages"
+FILES = ["cuda_libraries", "jax", "keras", "tensorflow", "torch", "xla"]
+CLASSES = {
+    "device_oom",
+    "host_oom",
+    "illegal_address",
+    "kernel_launch",
+    "library_mismatch",
+    "no_device",
+    "other",
+    "shape_dtype",
+}
+FACTS = ["requested_bytes", "shape", "dtype", "device", "allocator", "op"]
+BYTES = {"half": 2, "float": 4, "float32": 4, "float64": 8}
+
+
+def samples(file: str) -> list[dict[str, Any]]:
+    """Read the samples of one file, as they stand there."""
+    listed = yaml.safe_load((FOLDER / f"{file}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(listed, list)
+    return listed
+
+
+def everything() -> list[dict[str, Any]]:
+    """Read the samples of all files."""
+    return [sample for file in FILES for sample in samples(file)]
+
+
+def allocations(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """List what a message says of the memory asked for, one for each device."""
+    return [*([sample["allocation"]] if "allocation" in sample else []), *sample.get("further_allocations", [])]
+
+
+def test_every_file_is_known() -> None:
+    """A file under another name would be in no test."""
+    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == FILES
+
+
+def test_samples_are_well_formed() -> None:
+    """Each sample has what a test of the classes reads, and says where it is from."""
+    for name, sample in [(file, sample) for file in FILES for sample in samples(file)]:
+        where = f"{name}.yaml: {sample.get('source')}"
+        assert {"type", "class", "source", "message"} <= set(sample), where
+        assert set(sample) <= {"type", "class", "source", "message", "note", "allocation", "further_allocations"}, where
+        assert sample["class"] in CLASSES, where
+        assert re.fullmatch(r"https://[^\s]+|produced with .+", sample["source"]), where
+        assert re.fullmatch(r"[A-Za-z_][\w.:]*", sample["type"]), where
+        assert 0 < len(sample["message"].encode()) <= 6000, where
+        assert not re.search(r"[\w.]+@[\w-]+\.\w+|/home/(?!user/)", sample["message"]), f"{where}: names a person"
+
+
+def test_facts_of_memory_stand_in_the_text() -> None:
+    """Only a message about memory has facts of it, and each is in its text or follows from it."""
+    for sample in everything():
+        assert sample["class"] in {"device_oom", "host_oom"} or not allocations(sample), sample["source"]
+        for facts in allocations(sample):
+            assert list(facts) == FACTS, sample["source"]
+            text = re.sub(r"\s", "", sample["message"])
+            for name in ("dtype", "device", "allocator", "op"):
+                assert facts[name] is None or re.sub(r"\s", "", facts[name]) in text, f"{sample['source']}: {name}"
+            if facts["shape"] is not None:
+                assert ",".join(map(str, facts["shape"])) in text, sample["source"]
+                assert facts["requested_bytes"] == math.prod(facts["shape"]) * BYTES[facts["dtype"]], sample["source"]
+
+
+def test_no_message_stands_twice() -> None:
+    """Two copies would count as two successes."""
+    counted = Counter(sample["message"] for sample in everything())
+    assert [message for message, times in counted.items() if times > 1] == []
+
+
+def test_there_are_enough_of_each_class() -> None:
+    """Enough to tell a pattern that fits the messages from one that fits a few of them."""
+    counted = Counter(sample["class"] for sample in everything())
+    assert sum(counted.values()) >= 60
+    assert {name: counted[name] for name in CLASSES if counted[name] < 4} == {}
+
+
+def test_messages() -> None:
+    """The kind is the one that the message's thread shows; each fact of an allocation is the one it states."""
+    wrong = {}
+    for sample in read_samples():
+        error = sample.described()
+        told = error.kind, [(fact, told) for fact, _, told in facts_of(sample)]
+        if told != (sample.kind, [(fact, stated) for fact, stated, _ in facts_of(sample)]):
+            wrong[sample.source] = told
+        assert decode(encode(error)) == error, sample.source
+    assert wrong == {}
+
+
+def test_every_kind_is_met() -> None:
+    """No kind rests on what its patterns' author thought up."""
+    assert {sample.kind for sample in read_samples()} == set(ERROR_KINDS)

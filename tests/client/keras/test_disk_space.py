@@ -1,0 +1,41 @@
+"""A checkpoint that finds no room is an error like others, and training goes on."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAINING_TIME = 300  # seconds
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_a_full_disk_does_not_end_the_process(tmp_path: Path) -> None:
+    """HDF5 would crash it. What does not fit is not begun, and with room again all of it is saved."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    played = subprocess.run(
+        [sys.executable, Path(__file__).parents[2] / "support/full_disk_cases.py", folder],
+        capture_output=True,
+        text=True,
+        timeout=TRAINING_TIME,
+        check=False,
+    )
+    assert played.returncode == 0, played.stderr[-4000:]
+    full, room = f"OSError {errno.EFBIG}", {"a.weights.h5": True}
+    assert [json.loads(line) for line in played.stdout.splitlines() if line.startswith(("[", '"'))] == [
+        ["a.weights.h5", full, {}],
+        ["b.h5", full, {}],
+        ["c.keras", full, {}],
+        ["fit", full, {}],
+        ["a.weights.h5", None, room],
+        ["b.h5", None, room | {"b.h5": True}],
+        ["c.keras", None, room | {"b.h5": True, "c.keras": True}],
+        ["fit", None, room | {"b.h5": True, "c.keras": True, "fit.weights.h5": True}],
+        "went on",
+    ]

@@ -1,0 +1,231 @@
+"""What real fits do on advice, on each of Keras's backends, with Keras 2, and with two workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiver import Receiver
+from training_cases import TRAINING_TIME, case_of, play
+
+from gpuwarden.protocol.messages import Advice, Hello, Report
+from system_parts import require
+from tests.client.keras.test_keras2 import HERE, free_ports
+
+STEPS = 40
+ON_THE_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+CRITICAL = Advice(1, "pressure", "critical", "GPU-0", "nearly full", "memory")
+
+pytestmark = pytest.mark.frameworks
+
+needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
+
+
+def keras2() -> dict[str, str]:
+    """Give the environment in which Keras is tf_keras."""
+    require(any((HERE / "tf_keras").glob(".for-*")), "tf_keras is not installed: tools/keras2.sh")
+    path = os.pathsep.join((str(HERE.parents[1] / "src"), str(HERE / "tf_keras")))
+    return {"TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": path}
+
+
+@pytest.fixture(scope="module", params=["tensorflow", "jax", "torch", "tf_keras"])
+def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Play all cases in one process of this backend and give what each saw."""
+    name = str(request.param)
+    backend = name if name != "tf_keras" else "tensorflow"
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
+    environment = {**ON_THE_CPU, "KERAS_BACKEND": backend, **(keras2() if name == "tf_keras" else {})}
+    return play("keras_advice_cases.py", tmp_path_factory.mktemp("sockets"), **environment)
+
+
+@pytest.fixture
+def case(cases: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Give what the case named by the test, or by its parameter, saw and said."""
+    return case_of(cases, request)
+
+
+def actions_said(case: dict[str, Any]) -> list[str]:
+    """Keep the log lines about what was done."""
+    return [each for each in case["said"] if each.startswith("on_pressure")]
+
+
+def test_nothing(case: dict[str, Any]) -> None:
+    """Unless the user wishes it, advice is logged and counted and training is the same to the last bit."""
+    saw = case["saw"]
+    assert (saw["steps"], saw["counted"], saw["actions"], saw["heard"]) == (STEPS, STEPS, {}, 4)
+    assert saw["final"] == saw["bare"]
+    assert case["said"] == [
+        "memory pressure some: pressure is some",
+        "memory pressure critical: pressure is critical",
+        "xid critical: xid is critical",
+        "memory pressure none: pressure is none",
+    ]
+
+
+@pytest.mark.parametrize("case", ["checkpoint", "checkpoint_of_weights"], indirect=True)
+def test_checkpoint(case: dict[str, Any], cases: dict[str, Any]) -> None:
+    """The file loads, with the weights as they were before that step, and training goes on as if nothing were saved."""
+    saw = case["saw"]
+    assert saw["saved"] == saw["noted"] != saw["final"]
+    assert saw["final"] == cases["nothing"]["saw"]["bare"]
+    assert (saw["steps"], saw["counted"], saw["actions"], saw["ended"]) == (STEPS, STEPS, {"checkpoint": 1}, True)
+    assert len(actions_said(case)) == 1
+
+
+@pytest.mark.parametrize("case", ["checkpoint"], indirect=True)
+def test_whole_checkpoint(case: dict[str, Any]) -> None:
+    """A saved model has its optimizer's state, and nothing else is left in its folder."""
+    assert (case["saw"]["iterations"], case["saw"]["files"]) == (5, ["saved.keras"])
+
+
+def test_checkpoint_by_default(case: dict[str, Any]) -> None:
+    """Without a path the file lies in the working directory, and the next episode's takes its place."""
+    assert case["saw"]["files"] == ["gpuwarden-checkpoint.keras"]
+    assert case["saw"]["actions"] == {"checkpoint": 2}
+
+
+@pytest.mark.parametrize("case", ["checkpoint_that_fails", "function_that_raises"], indirect=True)
+def test_failure(case: dict[str, Any]) -> None:
+    """What fails is logged and not counted as done, and training goes on."""
+    assert (case["saw"]["steps"], case["saw"]["actions"]) == (STEPS, {})
+    assert actions_said(case) == ["on_pressure failed; training goes on"]
+
+
+def test_checkpoint_of_a_lost_gpu(case: dict[str, Any]) -> None:
+    """From a GPU that is lost nothing is saved: asking it might hang."""
+    assert (case["saw"]["saved"], case["saw"]["actions"], case["saw"]["heard"]) == (False, {}, 1)
+
+
+def test_half_a_checkpoint(case: dict[str, Any]) -> None:
+    """A save that fails half-way leaves the file of before whole, and nothing beside it."""
+    assert (case["saw"]["steps"], case["saw"]["kept"]) == (STEPS, "the one before")
+    assert case["saw"]["left"] == ["half_a_checkpoint.sock.keras"]
+
+
+@pytest.mark.parametrize("case", ["stop", "stop_early"], indirect=True)
+def test_stop(case: dict[str, Any]) -> None:
+    """A fit ends with the step, with its last hooks called and its history whole."""
+    saw = case["saw"]
+    assert (saw["steps"], saw["counted"], saw["epochs"], saw["ended"]) == (8, 8, 1, True)
+    assert (saw["actions"], saw["stepping"]) == ({"stop": 1}, False)
+    assert saw.get("again", STEPS) == STEPS
+
+
+@pytest.mark.parametrize("case", ["level_not_reached", "over_before_it_is_heard"], indirect=True)
+def test_no_reason(case: dict[str, Any]) -> None:
+    """Nothing is done below the level that was asked for, nor on what is over."""
+    assert (case["saw"]["steps"], case["saw"]["actions"]) == (STEPS, {})
+    assert actions_said(case) == []
+
+
+def test_function(case: dict[str, Any]) -> None:
+    """A function is called in the main thread, once an episode, with the advice and the model as it is then."""
+    saw = case["saw"]
+    assert [each["text"] for each in saw["calls"]] == [
+        "pressure is critical",
+        "pressure is critical",
+        "xid is critical",
+    ]
+    assert all(each["thread"] for each in saw["calls"])
+    assert saw["calls"][0]["weights"] == saw["noted"]
+    assert saw["calls"][1]["weights"] not in (saw["noted"], saw["final"])
+    assert (saw["steps"], saw["actions"]) == (STEPS, {"call": 3})
+
+
+def test_function_that_exits(case: dict[str, Any]) -> None:
+    """A function that means to end the training does, and the run is idle."""
+    assert case["saw"] == {"code": 3, "steps": 6, "phase": "idle", "stepping": False}
+
+
+def test_interrupted(case: dict[str, Any]) -> None:
+    """Advice that came as another callback ended the fit is answered in the next fit, while it holds."""
+    assert case["saw"] == {"before": 0, "after": 1, "steps": STEPS}
+
+
+def test_several_fits(case: dict[str, Any]) -> None:
+    """Fits with the same action answer an episode once, also where each has a function of its own."""
+    assert case["saw"] == 1
+
+
+def test_in_validation(case: dict[str, Any]) -> None:
+    """Advice that comes in validation is answered at the next step of training."""
+    assert case["saw"] == {"seen": [0, 0, 1], "steps": 2 * STEPS}
+
+
+def test_in_a_job(case: dict[str, Any]) -> None:
+    """One of several processes that nobody here can ask does nothing alone, and says so."""
+    assert (case["saw"]["calls"], case["saw"]["actions"], case["saw"]["heard"]) == ([], {}, 1)
+    (line,) = actions_said(case)
+    assert line.startswith("on_pressure does nothing in one of 2 processes of a job")
+
+
+@needs_jax
+@pytest.mark.parametrize("cases", ["tensorflow", "torch", "tf_keras"], indirect=True, scope="module")
+def test_other_framework(case: dict[str, Any]) -> None:
+    """Where another framework computes JAX is not set up, which would take most of a GPU's memory."""
+    assert case["saw"] == []
+
+
+@pytest.mark.parametrize("cases", ["tensorflow", "tf_keras"], indirect=True, scope="module")  # it is TensorFlow's alone
+def test_mirrored(case: dict[str, Any]) -> None:
+    """Under MirroredStrategy, which is one process, a checkpoint has the weights of its step."""
+    saw = case["saw"]
+    assert (saw["steps"], saw["actions"]) == (STEPS, {"checkpoint": 1})
+    assert saw["saved"] == saw["noted"]
+
+
+def test_bad_arguments(case: dict[str, Any]) -> None:
+    """A wrong argument is refused where the callback is made, with its name."""
+    assert case["saw"] == ["on_pressure"] * 6 + ["pressure_level"] + ["checkpoint_path"] * 3
+
+
+def test_workers(tmp_path: Path) -> None:
+    """Of two real workers one is advised: both act, at the same epoch's end, also where the other is switched off."""
+    environment = keras2()
+    daemon = Receiver(tmp_path / "run.sock", patience=TRAINING_TIME)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, Path(__file__).parents[2] / "support/keras_advice_worker.py", tmp_path / "saved.keras"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | environment
+            | {
+                "GPUWARDEN_SOCKET": daemon.path,
+                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
+            },
+        )
+        for index in range(2)
+    ]
+    try:
+        runs = {}
+        for _ in workers:
+            peer = daemon.accept()
+            hello = peer.receive()
+            assert isinstance(hello, Hello)
+            runs[hello.rank] = peer
+        runs[1].advise(CRITICAL)
+        told = [worker.communicate(timeout=TRAINING_TIME) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], told
+    saw = [json.loads(out.splitlines()[-1]) for out, _ in told]
+    assert [each["epochs"] for each in saw] == [[3, 1, 2], [3, 1, 2]]
+    assert [each["calls"] for each in saw] == [[None], ["nearly full"]]
+    assert saw[0]["weights"] == saw[1]["weights"]
+    assert saw[0]["saved"] in saw[0]["after_epochs"][:2]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.sock", "saved.keras"]
+    for rank, actions in ((0, {"checkpoint": 1, "stop": 1}), (1, {"checkpoint": 1, "stop": 1, "call": 1})):
+        last = [each for each in runs[rank].waiting() if isinstance(each, Report)][-1]
+        assert (last.actions, last.advice_heard) == (actions, rank)
+    daemon.close()

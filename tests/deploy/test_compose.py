@@ -1,0 +1,33 @@
+"""The compose file's commands: the real programs take their flags and files, and become ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from services import Process, ending, fetch, free_port, until
+
+from system_parts import needs
+from tests.deploy.test_provisioning import SERVICES, outside
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize(
+    ("service", "program"), [("prometheus", "prometheus"), ("alertmanager", "prometheus-alertmanager")]
+)
+def test_compose_commands_run(service: str, program: str, tmp_path: Path) -> None:
+    """The real programs take the flags and the files, and become ready; on another port, and with data elsewhere."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [needs(program, program)]
+    for flag in SERVICES[service]["command"]:
+        name, _, value = flag.partition("=")
+        if name == "--config.file":
+            value = str(outside(service, value))
+        elif name in {"--storage.tsdb.path", "--storage.path"}:
+            value = str(tmp_path / "data")
+        elif name == "--web.listen-address":
+            value = address
+        command.append(f"{name}={value}")
+    with ending(Process(command, tmp_path / "log")):
+        until(lambda: fetch(f"http://{address}/-/ready"), f"{service} is ready")

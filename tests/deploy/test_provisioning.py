@@ -1,0 +1,100 @@
+"""What brings the dashboards into Grafana: its own files, a compose file and Kubernetes' ConfigMaps fit each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import dashboards
+import yaml
+from offenders import for_all
+
+REPOSITORY = Path(__file__).parents[2]
+DEPLOY, PROVISIONING = REPOSITORY / "deploy", REPOSITORY / "grafana" / "provisioning"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+(SOURCE,) = yaml.safe_load((PROVISIONING / "datasources" / "gpuwarden.yaml").read_text())["datasources"]
+(PROVIDER,) = yaml.safe_load((PROVISIONING / "dashboards" / "gpuwarden.yaml").read_text())["providers"]
+PROMETHEUS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+
+
+# Where each tells that it is ready.
+HEALTH = {
+    "prometheus": ("127.0.0.1:9090", "/-/ready"),
+    "alertmanager": ("127.0.0.1:9093", "/-/ready"),
+    "grafana": ("127.0.0.1:3000", "/api/health"),
+}
+
+
+def _folders(service: str) -> dict[str, Path]:
+    """Return what a service sees of the repository: folders there by folders in the container."""
+    mounts = (mount.split(":") for mount in SERVICES[service]["volumes"])
+    return {inside: DEPLOY / outside for outside, inside, *_mode in mounts if outside.startswith(".")}
+
+
+def outside(service: str, path: str) -> Path:
+    """Return the file of the repository that a service's container has at a path."""
+    ((inside, outside),) = ((i, o) for i, o in _folders(service).items() if path.startswith(f"{i}/"))
+    return outside / path.removeprefix(f"{inside}/")
+
+
+def test_provisioning_fits_the_shipped_prometheus() -> None:
+    """Grafana's data source asks Prometheus' own port at the scrape interval that is shipped beside it."""
+    assert (SOURCE["type"], SOURCE["url"]) == ("prometheus", "http://localhost:9090")
+    assert SOURCE["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
+    assert (PROVIDER["type"], PROVIDER["allowUiUpdates"]) == ("file", False)
+    assert Path(PROVIDER["options"]["path"]).is_absolute()
+
+
+def test_config_maps_hold_the_dashboards(tmp_path: Path) -> None:
+    """Kubernetes gets the same dashboards, under the sidecar's label and below what a ConfigMap may hold."""
+    dashboards.main(tmp_path, tmp_path / "maps.yaml")
+    text = dashboards.CONFIG_MAPS.read_text()
+    assert text == (tmp_path / "maps.yaml").read_text(), "run: make docs"
+    found: dict[str, Any] = {}
+    for each in yaml.safe_load_all(text):
+        assert (each["apiVersion"], each["kind"]) == ("v1", "ConfigMap")
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert sum(map(len, each["data"].values())) < 1 << 20
+        found |= {name: json.loads(held) for name, held in each["data"].items()}
+    assert found == {path.name: json.loads(path.read_text()) for path in dashboards.COMMITTED.iterdir()}
+
+
+@for_all({name: name for name in SERVICES})
+def test_compose_service_is_whole(service: str) -> None:
+    """Each service is pinned, reaches the daemon and the others on the host, and mounts what is there."""
+    known = {"image", "network_mode", "restart", "command", "environment", "volumes", "healthcheck"}
+    assert set(SERVICES[service]) <= known
+    assert SERVICES[service]["network_mode"] == "host"
+    assert re.search(r"[a-z]:v?\d+\.\d+\.\d+$", SERVICES[service]["image"])
+    # The images have BusyBox, whose wget tells by its exit status.
+    *wget, url = SERVICES[service]["healthcheck"]["test"]
+    assert wget == ["CMD", "wget", "--quiet", "--spider"]
+    address, path = HEALTH[service]
+    assert url == f"http://{address}{path}"
+    told = {*SERVICES[service].get("command", ()), *map(str, SERVICES[service].get("environment", {}).values())}
+    assert f"--web.listen-address={address}" in told or set(address.split(":")) <= told
+    assert all(folder.is_dir() for folder in _folders(service).values())
+    named = {mount.split(":")[0] for mount in SERVICES[service]["volumes"]} - {
+        mount for mount in (each.split(":")[0] for each in SERVICES[service]["volumes"]) if mount.startswith(".")
+    }
+    assert named <= set(COMPOSE["volumes"])
+
+
+def test_compose_grafana_finds_dashboards_and_prometheus() -> None:
+    """Grafana sees the provider's folder, the dashboard that is its home, and its data source where that listens."""
+    folders = _folders("grafana")
+    assert folders[PROVIDER["options"]["path"]].resolve() == dashboards.COMMITTED
+    assert folders["/etc/grafana/provisioning"].resolve() == PROVISIONING
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert outside("grafana", home).is_file()
+    assert (
+        f"--web.listen-address={SOURCE['url'].replace('http://localhost', '127.0.0.1')}"
+        in SERVICES["prometheus"]["command"]
+    )
+    ((told,),) = (
+        c["targets"] for manager in PROMETHEUS["alerting"]["alertmanagers"] for c in manager["static_configs"]
+    )
+    assert f"--web.listen-address={told}" in SERVICES["alertmanager"]["command"]

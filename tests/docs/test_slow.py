@@ -1,0 +1,44 @@
+"""docs/slow.md: what it asks Prometheus can be asked, and what it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from promql import SAMPLES, unknown
+
+from gpuwarden.config import thresholds
+from gpuwarden.usage.gpu_meter import SLOWDOWNS
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "slow.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```promql\n(.*?)^```", DOCUMENT, flags=re.MULTILINE | re.DOTALL)
+# A line that is not indented begins another question.
+QUESTIONS = [question for block in BLOCKS for question in re.split(r"\n(?=\S)", block.strip())]
+
+
+def test_there_are_questions() -> None:
+    """Each question of the page comes with what to ask."""
+    assert len(QUESTIONS) > DOCUMENT.count("\n## ") > 0
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_question_names_what_exists(question: str) -> None:
+    """Prometheus understands it, and its metrics and labels are those of the tables."""
+    assert not unknown(question)
+
+
+def test_every_metric_exists() -> None:
+    """No metric is named, in questions or in sentences, that the tables do not have."""
+    assert set(re.findall(r"gpuwarden_\w+", DOCUMENT)) <= SAMPLES.keys()
+
+
+def test_reasons() -> None:
+    """Each reason that the account of a run has is explained, and no other."""
+    explained = re.findall(r"^\| `([a-z_]+)` \|", DOCUMENT, flags=re.MULTILINE)
+    assert sorted(explained) == sorted(SLOWDOWNS)
+
+
+def test_threshold_is_the_alerts() -> None:
+    """The share at which the page says that the alert fires is the alert's."""
+    assert f"Above {thresholds.INPUT_BOUND:g} the alert" in DOCUMENT

@@ -1,0 +1,454 @@
+"""Faults of the driver as a user of the daemon meets them: a real daemon on the mock driver, seen through its page.
+
+One daemon goes through one fault after the other, as real ones do in their lives: what a fault leaves behind would
+spoil the next one. In each, the other GPUs stay fresh, and what the page says of the faulty one is true.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from services import ROOT, Daemon, Samples, ending, fetch, until
+
+from gpuwarden.protocol.messages import Hello, encode
+from mock_nvml import MockNvml
+
+GPUS = 4
+ALL = frozenset(range(GPUS))
+MIB = 1 << 20
+SETTLED = 4  # polls that a fault is watched for
+CONFIG = "poll: {interval: 200ms, memory_interval: 25ms, slow_interval: 1s}\nprocesses: {series: true}\n"
+RETRY_SECONDS = 0.5
+
+
+class Box:
+    """A daemon on the mock driver, and what its page says of the mock's GPUs by their index."""
+
+    def __init__(
+        self,
+        folder: Path,
+        mock: MockNvml,
+        env: Mapping[str, str],
+        altered: Mapping[str, str] | None = None,
+    ) -> None:
+        self.mock = mock
+        config = folder / "config.yaml"
+        config.write_text(CONFIG)
+        program = (
+            str(ROOT / "tests/support/altered_daemon.py"),
+            json.dumps({"gpuwarden.nvml.session:RETRY_SECONDS": RETRY_SECONDS, **(altered or {})}),
+        )
+        self.daemon = Daemon(folder / "daemon", "--config", str(config), env=env, program=program)
+
+    def page(self) -> Samples:
+        """Return the page, which always comes."""
+        page = self.daemon.samples()
+        assert page.text, "no page"
+        return page
+
+    def pages(self, count: int = SETTLED) -> Iterator[Samples]:
+        """Return the pages of the next polls, each of another one, and none that began before now."""
+        last = self.page().value("gpuwarden_poll_timestamp_seconds")
+        for number in range(count + 1):
+            page = until(partial(self._newer, last), "the next poll")
+            assert page is not None
+            last = page.value("gpuwarden_poll_timestamp_seconds")
+            if number:  # the first may have been under way
+                yield page
+
+    def _newer(self, than: float | None) -> Samples | None:
+        page = self.page()
+        return page if page.value("gpuwarden_poll_timestamp_seconds") != than else None
+
+    def settle(self, up: Collection[int], what: str) -> Samples:
+        """Wait until exactly these GPUs are up."""
+        until(lambda: self.up() == set(up), what, 30)
+        return self.page()
+
+    def up(self) -> set[int]:
+        """Return the GPUs that are up."""
+        page = self.page()
+        return {gpu for gpu in range(256) if page.value("gpuwarden_gpu_up", uuid=uuid(gpu)) == 1}
+
+    def recover(self) -> Samples:
+        """Drop all faults, and wait until all GPUs are up and the driver is well."""
+        self.mock.clear()
+        until(self._well, "recovery", 30)
+        return self.page()
+
+    def _well(self) -> bool:
+        page = self.page()
+        read = page.all("gpuwarden_gpu_power_usage_watts")
+        return page.up() == [1] * GPUS and len(read) == GPUS and page.value("gpuwarden_collector_success") == 1
+
+    def footprint(self) -> tuple[float, int, int]:
+        """Return resident MiB, open files and threads."""
+        process = psutil.Process(self.daemon.pid)
+        return process.memory_info().rss / MIB, process.num_fds(), process.num_threads()
+
+
+def uuid(gpu: int) -> str:
+    """Return the mock's UUID of a GPU."""
+    return f"GPU-{0xA0B1C2D0 + gpu:08x}-4d4f-434b-8000-{gpu:012x}"
+
+
+def fresh(page: Samples, *gpus: int) -> None:
+    """See that the GPUs were read in the very poll that the page shows."""
+    poll = page.value("gpuwarden_poll_timestamp_seconds")
+    assert poll is not None
+    for gpu in gpus:
+        last = page.value("gpuwarden_gpu_last_success_timestamp_seconds", uuid=uuid(gpu))
+        assert last is not None
+        assert last >= poll, gpu
+        assert page.value("gpuwarden_gpu_up", uuid=uuid(gpu)) == 1
+        assert page.value("gpuwarden_gpu_power_usage_watts", uuid=uuid(gpu)) is not None
+
+
+def errors(page: Samples, gpu: int, error: str) -> float:
+    """Return how often a GPU had an error."""
+    return page.value("gpuwarden_gpu_errors_total", uuid=uuid(gpu), error=error) or 0
+
+
+def down(page: Samples, gpu: int) -> float | None:
+    """See that a GPU is down with its identity and without readings; return its last success."""
+    assert page.value("gpuwarden_gpu_up", uuid=uuid(gpu)) == 0
+    assert page.all("gpuwarden_gpu_info", uuid=uuid(gpu))
+    for reading in ("memory_used_bytes", "memory_used_peak_bytes", "power_usage_watts", "utilization_ratio"):
+        assert not page.all(f"gpuwarden_gpu_{reading}", uuid=uuid(gpu)), reading
+    return page.value("gpuwarden_gpu_last_success_timestamp_seconds", uuid=uuid(gpu))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder for the one daemon."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def box(folder: Path, mock_nvml_library: Path) -> Iterator[Box]:
+    """Start the one daemon that goes through all faults but those of a start."""
+    mock = MockNvml(mock_nvml_library, folder)
+    present = folder / "gpus"
+    for gpu in range(GPUS):
+        (present / f"0000:{16 + gpu}:00.0").mkdir(parents=True)
+    env = mock.env(gpus=GPUS)
+    box = Box(folder, mock, env, {"gpuwarden.nvml.troubleshooting:GPUS_OF_THE_KERNEL_MODULE": str(present)})
+    with ending(box.daemon):
+        yield box
+        mock.clear()
+
+
+@pytest.fixture
+def well(box: Box) -> Iterator[Box]:
+    """Give the daemon with all GPUs well, and see that it recovers."""
+    box.recover()
+    yield box
+    box.recover()
+
+
+def test_lost_gpu_and_back(well: Box) -> None:
+    """A lost GPU is down with its reason, costs no other one's freshness, and is read again when it is back."""
+    before = errors(well.page(), 2, "gpu_is_lost")
+    well.mock.lose(2)
+    well.settle(ALL - {2}, "the GPU lost")
+    lasts = set()
+    for number, page in enumerate(well.pages()):
+        fresh(page, 0, 1, 3)
+        lasts.add(down(page, 2))
+        assert errors(page, 2, "gpu_is_lost") >= before + number + 1
+    assert len(lasts) == 1
+    assert page.value("gpuwarden_collector_success") == 1
+    assert page.value("gpuwarden_gpus") == GPUS
+    fresh(well.recover(), *ALL)
+
+
+@pytest.mark.parametrize("function", ["*", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"])
+def test_gpu_that_hangs(well: Box, function: str) -> None:
+    """A GPU that hangs for ever is down by timeout; the others are read in every poll, with no more threads."""
+    before = well.page()
+    well.mock.hang(1, function)
+    well.settle(ALL - {1}, "the GPU hanging")
+    _rss, _files, threads = well.footprint()
+    lasts = set()
+    for number, page in enumerate(well.pages(2 * SETTLED)):
+        fresh(page, 0, 2, 3)
+        lasts.add(down(page, 1))
+        assert errors(page, 1, "timeout") >= errors(before, 1, "timeout") + number + 1
+    assert len(lasts) == 1
+    assert well.footprint()[2] <= threads + 1
+    fresh(well.recover(), *ALL)
+
+
+def test_one_function_that_fails(well: Box) -> None:
+    """A call that fails costs its own reading on its own GPU; both are told."""
+    well.mock.error(3, "nvmlDeviceGetPowerUsage", "UNKNOWN")
+    until(lambda: well.page().value("gpuwarden_gpu_power_usage_watts", uuid=uuid(3)) is None, "the reading gone")
+    before = errors(well.page(), 3, "unknown")
+    for page in well.pages():
+        fresh(page, 0, 1, 2)
+        assert page.value("gpuwarden_gpu_up", uuid=uuid(3)) == 1
+        assert page.value("gpuwarden_gpu_power_usage_watts", uuid=uuid(3)) is None
+        assert page.value("gpuwarden_gpu_memory_used_bytes", uuid=uuid(3)) is not None
+        assert errors(page, 0, "unknown") == 0
+    assert errors(page, 3, "unknown") >= before + SETTLED - 1
+    fresh(well.recover(), *ALL)
+
+
+@pytest.mark.parametrize("code", ["UNINITIALIZED", "DRIVER_NOT_LOADED"])
+def test_driver_reloaded(well: Box, code: str) -> None:
+    """A driver that goes away takes all GPUs with it and is named; it comes back in another version by itself."""
+    well.mock.error("*", "*", code)
+    page = well.settle((), "the driver gone")
+    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault told")
+    for page in well.pages():
+        assert page.value("gpuwarden_collector_success") == 0
+        assert page.value("gpuwarden_gpus") is None
+        assert (page.value("gpuwarden_collector_errors_total", error=code.lower()) or 0) > 0
+        for gpu in ALL:
+            down(page, gpu)
+    version = f"6{len(code)}.1"
+    well.mock.clear()
+    well.mock.driver(version)
+    until(lambda: len(well.page().all("gpuwarden_gpu_info", driver_version=version)) == GPUS, "the new driver")
+    page = well.settle(ALL, "the GPUs under it")
+    assert len(page.all("gpuwarden_gpu_info")) == GPUS
+    fresh(page, *ALL)
+
+
+def test_call_to_the_whole_driver_that_hangs(well: Box) -> None:
+    """While the driver does not say how many GPUs there are, those that are known are read on."""
+    well.mock.hang("*", "nvmlDeviceGetCount_v2")
+    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
+    for page in well.pages(2 * SETTLED):
+        assert page.value("gpuwarden_gpus") is None
+        assert (page.value("gpuwarden_collector_errors_total", error="timeout") or 0) > 0
+        fresh(page, *ALL)
+
+
+def test_slow_gpu_is_late_and_not_lost(well: Box) -> None:
+    """A GPU whose answers take longer than a poll is read all the same, if seldom, and dated by the question."""
+    well.mock.delay(1, "nvmlDeviceGetPowerUsage", 0.3)
+    until(lambda: 1 not in well.up(), "an answer that is late")
+    before, lasts = errors(well.page(), 1, "timeout"), set()
+    for page in well.pages(3 * SETTLED):
+        fresh(page, 0, 2, 3)
+        lasts.add(page.value("gpuwarden_gpu_last_success_timestamp_seconds", uuid=uuid(1)))
+    assert len(lasts) > SETTLED / 2
+    assert errors(page, 1, "timeout") > before
+
+
+def test_gpu_count_changes(well: Box) -> None:
+    """A GPU that the driver lists no more does not take the others along, and is met again as itself."""
+    well.mock.set("*", "count", GPUS - 1)
+    well.mock.error(GPUS - 1, "*", "GPU_IS_LOST")  # as the driver answers for one that is gone
+    page = well.settle(ALL - {GPUS - 1}, "one GPU less")
+    for page in well.pages():
+        assert page.value("gpuwarden_gpus") == GPUS - 1
+        fresh(page, *(ALL - {GPUS - 1}))
+        down(page, GPUS - 1)
+    page = well.recover()
+    assert page.value("gpuwarden_gpus") == GPUS
+    assert len(page.all("gpuwarden_gpu_info")) == GPUS
+
+
+def test_process_lists_that_race(well: Box) -> None:
+    """Processes that end while they are listed, and lists that outgrow their buffer, cost nothing but themselves."""
+    well.mock.error(0, "nvmlDeviceGetComputeRunningProcesses_v3", "INSUFFICIENT_SIZE", 0.95)
+    lasting = subprocess.Popen(["sleep", "600"])
+    try:
+        for _ in range(2 * SETTLED):
+            ending_one = subprocess.Popen([shutil.which("true") or "true"])
+            memory = {lasting.pid: 5 * MIB, ending_one.pid: 7 * MIB, (1 << 22) + 1: 9 * MIB}
+            well.mock.processes(1, memory)
+            well.mock.control(f"procs 0 {lasting.pid}:5,{lasting.pid}:5")  # the same pid twice
+            for page in well.pages(1):
+                assert page.value("gpuwarden_gpu_up", uuid=uuid(0)) == 1
+                fresh(page, *ALL)
+            ending_one.wait()
+        until(lambda: well.page().all("gpuwarden_process_info", pid=str(lasting.pid)), "who the process is")
+        page = well.page()
+        assert not page.all("gpuwarden_process_info", pid=str((1 << 22) + 1))
+        assert errors(page, 0, "insufficient_size") > 0
+    finally:
+        lasting.kill()
+        lasting.wait()
+    well.mock.clear()
+    until(lambda: not well.page().all("gpuwarden_process_info"), "no process")
+
+
+def test_gpus_that_are_hidden(well: Box) -> None:
+    """No GPU where the kernel module has some is a fault, not an empty success."""
+    well.mock.set("*", "count", 0)
+    until(lambda: well.page().value("gpuwarden_collector_success") == 0, "the fault")
+    for page in well.pages():
+        assert page.value("gpuwarden_gpus") is None
+        assert (page.value("gpuwarden_collector_errors_total", error="gpus_hidden") or 0) > 0
+    assert "DeviceAllow" in well.daemon.output()
+
+
+@pytest.mark.slow
+def test_faults_without_end_take_no_memory(well: Box) -> None:
+    """After faults of many kinds, over and over, the daemon is as large as before, with as many files and threads."""
+
+    def faults(*, hang: bool) -> None:
+        well.mock.lose(0)
+        well.mock.error(2, "nvmlDeviceGetPowerUsage", "UNKNOWN")
+        if hang:  # which makes the polls take as long as they may
+            well.mock.hang(1)
+        next(well.pages(1))
+        well.mock.clear()
+        well.mock.error("*", "*", "UNINITIALIZED")
+        well.mock.set("*", "count", GPUS - 1)
+        next(well.pages(1))
+        well.mock.clear()
+
+    faults(hang=True)  # what is needed once: threads, buffers
+    faults(hang=True)
+    well.recover()
+    rss, files, threads = well.footprint()
+    for number in range(15):
+        faults(hang=number % 5 == 0)
+    well.recover()
+    after = well.footprint()
+    assert after[0] < rss + 1.0
+    assert after[1] <= files + 2  # connections of scrapes
+    assert after[2] <= threads + 2
+
+
+def test_driver_that_comes_later(tmp_path: Path, mock_nvml_library: Path) -> None:
+    """A daemon that starts without a driver says so, and takes it as it comes: the library, the module, the GPUs."""
+    mock = MockNvml(mock_nvml_library, tmp_path)
+    mock.error("*", "nvmlInit_v2", "DRIVER_NOT_LOADED")
+    mock.hang(2)
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    library = libraries / "libnvidia-ml.so.1"
+    library.touch()  # found before any driver of this machine, and not to be loaded
+    env = {**mock.env(gpus=GPUS), "LD_LIBRARY_PATH": str(libraries)}
+    box = Box(tmp_path, mock, env)
+
+    def failures(page: Samples) -> set[str]:
+        return {dict(labels)["error"] for labels, n in page.all("gpuwarden_collector_errors_total").items() if n}
+
+    with ending(box.daemon):
+        page = box.page()
+        assert page.value("gpuwarden_collector_success") == 0
+        assert not page.all("gpuwarden_gpu_info")
+        assert failures(page) == {"library_not_found"}
+        assert fetch(f"{box.daemon.url}/-/ready")
+        for page in box.pages():
+            assert page.value("gpuwarden_gpus") is None
+        whole = libraries / "whole"
+        shutil.copy(mock_nvml_library / library.name, whole)
+        whole.rename(library)
+        until(lambda: "driver_not_loaded" in failures(box.page()), "the library found")
+        assert "modprobe" in box.daemon.output()
+        mock.clear()
+        mock.hang(2)  # from its first call on
+        until(lambda: box.up() == ALL - {2}, "the GPUs found")
+        for page in box.pages():
+            fresh(page, 0, 1, 3)
+            assert page.value("gpuwarden_gpus") == GPUS
+            assert not page.all("gpuwarden_gpu_info", uuid=uuid(2))
+        mock.clear()
+        fresh(box.settle(ALL, "the GPU that hung"), *ALL)
+
+
+def test_driver_updated(tmp_path: Path, mock_nvml_library: Path) -> None:
+    """A driver that has become another one ends the daemon, once, and it says why: a restart loads the new library."""
+    mock = MockNvml(mock_nvml_library, tmp_path)
+    env = mock.env(gpus=GPUS)
+    box = Box(tmp_path, mock, env)
+    with ending(box.daemon):
+        fresh(box.page(), *ALL)
+        mock.error("*", "*", "LIB_RM_VERSION_MISMATCH")
+        assert box.daemon.popen.wait(30) == 1
+        assert "the driver was updated; restart the daemon" in box.daemon.output()
+    restarted = Box(tmp_path, mock, env)
+    with ending(restarted.daemon):
+        until(
+            lambda: "lib_rm_version_mismatch" in restarted.daemon.page(), "the refusal, which a restart does not mend"
+        )
+        mock.clear()
+        fresh(restarted.settle(ALL, "the GPUs"), *ALL)
+
+
+OLDER = (
+    "nvmlDeviceGetMarginTemperature",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetSupportedClocksEventReasons",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetFieldValues",
+    "nvmlSystemGetCudaDriverVersion_v2",
+)
+
+
+def test_library_without_newer_functions(tmp_path: Path, mock_nvml_library: Path) -> None:
+    """What an older driver's library lacks is absent and no error; what it has in another form is there."""
+    mock = MockNvml(mock_nvml_library, tmp_path)
+    for function in OLDER:
+        mock.error("*", function, "FUNCTION_NOT_FOUND")
+    mock.processes("*", {1: 5 * MIB})
+    box = Box(tmp_path, mock, mock.env(gpus=GPUS))
+    with ending(box.daemon):
+        for page in box.pages():
+            fresh(page, *ALL)
+            for gpu in ALL:
+                of = {"uuid": uuid(gpu)}
+                assert page.value("gpuwarden_gpu_memory_used_bytes", **of) is not None
+                assert page.value("gpuwarden_gpu_memory_unified", **of) == 0
+                assert page.value("gpuwarden_gpu_temperature_margin_celsius", **of)  # from the threshold
+                assert page.all("gpuwarden_gpu_clock_event_active", **of)  # under the older name
+                assert page.value("gpuwarden_gpu_memory_reserved_bytes", **of) is None
+                assert page.value("gpuwarden_gpu_energy_joules_total", **of) is None
+                assert page.value("gpuwarden_gpu_processes", type="compute", **of) == 1
+            assert set(page.all("gpuwarden_gpu_errors_total").values()) == {0}
+            assert not any(page.all("gpuwarden_collector_errors_total").values())
+
+
+DAY = 86400
+
+
+def test_clock_steps(tmp_path: Path, mock_nvml_library: Path) -> None:
+    """The wall clock set forth and back: times follow it, and nothing that is counted or awaited takes notice."""
+    shim, file = tmp_path / "clock_step.so", tmp_path / "step"
+    source = ROOT / "tests/support/clock_step.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", shim, source, "-ldl"], check=True)
+    file.write_bytes(bytes(8))
+    mock = MockNvml(mock_nvml_library, tmp_path)
+    env = {**mock.env(gpus=GPUS), "LD_PRELOAD": str(shim), "CLOCK_STEP_FILE": str(file)}
+    box = Box(tmp_path, mock, env)
+    with ending(box.daemon), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as run:
+        run.connect(str(box.daemon.socket))
+        run.send(encode(Hello("clocked", "none", {})))
+        until(lambda: box.page().value("gpuwarden_run_up") == 1, "the run")
+        began = time.monotonic()
+        (before,) = box.pages(1)  # of a poll since then: an older one has counted less
+        for days in (1, -1, 400, 0):
+            with file.open("r+b") as step:
+                step.write((days * DAY * 10**9).to_bytes(8, "little", signed=True))
+            for page in box.pages(3):
+                told = page.value("gpuwarden_poll_timestamp_seconds") or 0
+                assert told == pytest.approx(time.time() + days * DAY, abs=60)
+                fresh(page, *ALL)
+                assert page.value("gpuwarden_run_up") == 1
+                assert set(page.all("gpuwarden_gpu_errors_total").values()) == {0}
+                assert not any(page.all("gpuwarden_collector_errors_total").values())
+        for counter, most_a_second in (("busy_seconds", 1), ("energy_joules", 1000)):
+            for gpu in ALL:
+                name = f"gpuwarden_gpu_{counter}_total"
+                was, now = (each.value(name, uuid=uuid(gpu)) for each in (before, page))
+                assert was is not None
+                assert now is not None
+                assert 0 <= now - was <= (time.monotonic() - began) * most_a_second

@@ -1,0 +1,295 @@
+"""The fast path and the rules side by side: real daemon, Prometheus and Alertmanagers find each alert once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import ROOT, Alertmanager, Daemon, Process, Prometheus, ending, fetch, free_port, until
+
+from gpuwarden.health.conditions import CONDITIONS
+from mock_nvml import MockNvml
+
+pytestmark = pytest.mark.system
+
+GIB = 2**30
+SIZE_MIB = 81559  # of the mock's H100
+XID_CRITICAL, XID_WARNING = 79, 94
+OF_BOXES = {"GpuMissing", "GpuwardenDriverFault", "GpuwardenNoGpus"}  # that hide the others, or each other
+
+
+class Run(Process):
+    """tests/support/reporter.py as a run on a GPU or MIG instance."""
+
+    def __init__(self, folder: Path, daemon: Daemon, name: str, uuid: str) -> None:
+        command = [
+            sys.executable,
+            str(ROOT / "tests/support/reporter.py"),
+            str(daemon.socket),
+            name,
+            json.dumps({"G": uuid}),
+        ]
+        super().__init__(command, folder / f"{name}.log", {"PYTHONPATH": os.pathsep.join(sys.path)})
+        self.devices = {"G": uuid}
+
+    def tell(self, **fields: Any) -> None:
+        """Have it report."""
+        before = self.output().count("done")
+        self.say(json.dumps(fields))
+        until(lambda: self.output().count("done") > before, "a report")
+
+    def hold(self, gib: float) -> None:
+        """Have its allocator hand out so much."""
+        self.tell(memory={"G": [int(gib * GIB), int(gib * GIB)]})
+
+
+def labels(alerts: list[dict[str, Any]]) -> Counter[tuple[tuple[str, str], ...]]:
+    """Count the alerts of the table by all their labels."""
+    return Counter(
+        tuple(sorted(alert["labels"].items())) for alert in alerts if alert["labels"]["alertname"] in CONDITIONS
+    )
+
+
+def leave(mock: MockNvml, gpu: int, mib: float, held: dict[int, float]) -> None:
+    """Let a GPU have so much free, and its processes hold so many GiB."""
+    mock.processes(gpu, {pid: int(gib * GIB) for pid, gib in held.items()})
+    mock.set(gpu, "free", mib)
+    mock.set(gpu, "memused", SIZE_MIB - mib)
+
+
+def configured(folder: Path, *urls: str, more: str = "") -> Path:
+    """Write a configuration with these Alertmanagers."""
+    path = folder / "config.yaml"
+    path.write_text(f"alertmanager:\n  url: {json.dumps([f'http://{url}' for url in urls])}\n{more}")
+    return path
+
+
+@contextmanager
+def running(folder: Path, daemon: Daemon, *wanted: tuple[str, str]) -> Iterator[list[Run]]:
+    """Start runs, by name and UUID, which end with the test."""
+    with ExitStack() as stack:
+        runs = []
+        for name, uuid in wanted:
+            runs.append(Run(folder, daemon, name, uuid))
+            stack.enter_context(ending(runs[-1]))
+        yield runs
+
+
+def uuids(daemon: Daemon) -> dict[str, str]:
+    """Return the UUIDs of GPUs by index."""
+    found = until(lambda: daemon.samples().all("gpuwarden_gpu_info"), "the page")
+    return {dict(each)["gpu"]: dict(each)["uuid"] for each in found}
+
+
+def hear_events(daemon: Daemon) -> None:
+    """Wait until the driver's events come to the daemon."""
+    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events"), "an ear for the driver's events")
+
+
+@pytest.fixture(scope="module")
+def boxes(
+    tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path
+) -> Iterator[tuple[Alertmanager, Prometheus, list[Daemon]]]:
+    """Start daemons on boxes whose driver is silent, has no GPU, and has one that cannot be identified."""
+    folder = tmp_path_factory.mktemp("boxes")
+    with ExitStack() as stack:
+        told = Alertmanager(folder / "told")
+        stack.enter_context(ending(told))
+        daemons = []
+        for name, gpus in (("silent", 1), ("empty", 0), ("strange", 2)):
+            (folder / name).mkdir()
+            mock = MockNvml(mock_nvml_library, folder / name)
+            if name == "silent":
+                mock.error("*", "nvmlDeviceGetCount_v2", "UNKNOWN")
+            if name == "strange":
+                mock.error(1, "nvmlDeviceGetUUID", "UNKNOWN")
+            config = configured(folder / name, told.address)
+            daemon = Daemon(folder / name, "--config", str(config), env=mock.env(gpus=gpus), port=free_port())
+            stack.enter_context(ending(daemon))
+            daemons.append(daemon)
+        first, *others = (f"127.0.0.1:{daemon.port}" for daemon in daemons)
+        prometheus = Prometheus(folder / "prometheus", first, more=others)
+        stack.enter_context(ending(prometheus))
+        yield told, prometheus, daemons
+
+
+@pytest.mark.usefixtures("boxes")  # the minute for which their alerts wait passes meanwhile
+def test_each_alert_is_the_rules_own(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """What the daemon tells has the labels of what Prometheus tells: an Alertmanager of both has each alert once."""
+    mock_nvml.mig(2, "1g.10gb")
+    told, both = Alertmanager(tmp_path / "told"), Alertmanager(tmp_path / "both")
+    more = "runs: {stall_factor: 1, stall_after: 1s, expiry: 10m}\npoll: {slow_interval: 1s}\n"
+    config = configured(tmp_path, told.address, both.address, more=more)
+    env = mock_nvml.env(gpus=4, frozen=1)
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=env, port=free_port())
+    prometheus = Prometheus(tmp_path / "prometheus", f"127.0.0.1:{daemon.port}", both.address)
+    with ending(daemon, told, both, prometheus):
+        known = uuids(daemon)
+        (instance,) = until(lambda: daemon.samples().all("gpuwarden_mig_info"), "the instance")
+        places = [("whole", known["0"]), ("part", dict(instance)["uuid"]), ("ends", known["3"]), ("gone", known["3"])]
+        with running(tmp_path, daemon, *places) as (whole, part, ends, gone):
+            until(lambda: len(prometheus.query("gpuwarden_run_info")) == len(places), "the runs in Prometheus")
+            leave(mock_nvml, 0, 500, {whole.pid: 78})
+            whole.hold(77)
+            room = daemon.samples().value("gpuwarden_mig_memory_free_bytes", uuid=places[1][1])
+            assert room is not None
+            mock_nvml.processes(2, {part.pid: int(room - 0.2 * GIB)})
+            part.hold(room / GIB - 0.75)
+            part.tell(steps=10, seconds=0.01, stepping=True)  # the next one never ends
+            whole.tell(error={"kind": "device_oom", "exception": "E", "text": "out"})
+            hear_events(daemon)
+            mock_nvml.xid(0, XID_CRITICAL)
+            mock_nvml.xid(3, XID_WARNING)
+            mock_nvml.set(3, "temp", 85)
+            mock_nvml.lose(1)
+            ends.say("no JSON")  # it dies of that
+            ends.popen.wait(20)
+            gone.kill(signal.SIGINT)
+
+            def names() -> set[str]:
+                return {dict(each)["alertname"] for each in labels(told.alerts())}
+
+            wanted = CONDITIONS.keys() - OF_BOXES
+            until(lambda: names() == wanted and len(near(told)) == 2, "all from the daemon", 150)
+            until(lambda: rules_alerts(prometheus) == labels(told.alerts()), "the same from Prometheus", 150)
+            firing = labels(told.alerts())
+            assert set(firing.values()) == {1}
+            assert labels(both.alerts()) == firing
+            assert {dict(each)["instance"] for each in firing} == {f"127.0.0.1:{daemon.port}"}
+
+            leave(mock_nvml, 0, 40_000, {whole.pid: 30})
+            whole.hold(20)
+            over = ("RunNearOutOfMemory", "0")
+            for receiver in (told, both):
+                until(lambda: over not in near(receiver), "its end", 150)  # noqa: B023 - called at once
+            assert near(both) == {("RunNearOutOfMemory", "2")}
+
+
+def test_alerts_of_boxes_are_the_rules_own(boxes: tuple[Alertmanager, Prometheus, list[Daemon]]) -> None:
+    """Boxes whose driver is silent, has no GPU, and has one that cannot be identified, are told as the rules do."""
+    told, prometheus, daemons = boxes
+    with ending(told, prometheus, *daemons):
+        until(lambda: summaries(told) == OF_BOXES, "all from the daemons", 150)
+        until(lambda: rules_alerts(prometheus) == labels(told.alerts()), "the same from Prometheus", 150)
+
+
+def rules_alerts(prometheus: Prometheus) -> Counter[tuple[tuple[str, str], ...]]:
+    """Count what fires in Prometheus by its labels."""
+    found = json.loads(fetch(f"{prometheus.url}/api/v1/alerts"))["data"]["alerts"]
+    return labels([each for each in found if each["state"] == "firing"])
+
+
+def near(receiver: Alertmanager) -> set[tuple[str, str]]:
+    """Return the GPUs on which a run is near out-of-memory, with the alert's name."""
+    found = [each["labels"] for each in receiver.alerts() if each["labels"]["alertname"] == "RunNearOutOfMemory"]
+    return {(each["alertname"], each["gpu"]) for each in found}
+
+
+@pytest.fixture
+def slow(tmp_path: Path, mock_nvml: MockNvml) -> Iterator[tuple[Daemon, Alertmanager, Run]]:
+    """Start a daemon that polls seldom, with a run on its GPU that does not hear, and whose memory it has polled."""
+    receiver = Alertmanager(tmp_path / "alertmanager")
+    more = "poll: {interval: 5s, slow_interval: 60s, memory_interval: 50ms}\n"
+    config = configured(tmp_path, receiver.address, more=more)
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1, frozen=1))
+    with ending(daemon, receiver), running(tmp_path, daemon, ("quiet", uuids(daemon)["0"])) as (run,):
+        leave(mock_nvml, 0, 40_000, {run.pid: 39})
+        run.hold(38)
+        until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "its headroom")
+        yield daemon, receiver, run
+
+
+def early_polls(daemon: Daemon) -> float:
+    """Count the polls that did not wait for their turn."""
+    return daemon.samples().value("gpuwarden_early_polls_total") or 0.0
+
+
+def summaries(receiver: Alertmanager) -> set[str]:
+    """Return the names of the alerts there."""
+    return {each["labels"]["alertname"] for each in receiver.alerts()}
+
+
+def test_memory_taken_by_another_does_not_wait_for_a_poll(
+    mock_nvml: MockNvml, slow: tuple[Daemon, Alertmanager, Run]
+) -> None:
+    """A neighbour takes what was free: the look at the GPU's memory brings a poll, and that the alert."""
+    daemon, receiver, run = slow
+    before = early_polls(daemon)
+    leave(mock_nvml, 0, 300, {run.pid: 39, 1: 39.4})
+    until(lambda: summaries(receiver) == {"RunNearOutOfMemory"}, "the alert")
+    assert early_polls(daemon) > before
+
+
+def test_report_of_growth_does_not_wait_for_a_poll(mock_nvml: MockNvml, slow: tuple[Daemon, Alertmanager, Run]) -> None:
+    """A run takes the rest of its own pool: its report brings the alert, and so does the out-of-memory that follows."""
+    daemon, receiver, run = slow
+    before = early_polls(daemon)
+    run.hold(38.4)
+    until(lambda: daemon.samples().all("gpuwarden_run_memory_headroom_bytes"), "no news")
+    assert early_polls(daemon) == before
+    leave(mock_nvml, 0, 100, {run.pid: 79})
+    run.hold(78.4)
+    until(lambda: summaries(receiver) == {"RunNearOutOfMemory"}, "the alert")
+    assert early_polls(daemon) > before
+    before = early_polls(daemon)
+    run.tell(error={"kind": "device_oom", "exception": "E", "text": "out"})
+    until(lambda: summaries(receiver) == {"RunNearOutOfMemory", "RunOutOfMemory"}, "the other alert")
+    assert early_polls(daemon) > before
+
+
+def test_xid_does_not_wait_for_a_poll(mock_nvml: MockNvml, slow: tuple[Daemon, Alertmanager, Run]) -> None:
+    """The driver's event brings the alert, with who uses the GPU."""
+    daemon, receiver, _run = slow
+    hear_events(daemon)
+    before = early_polls(daemon)
+    mock_nvml.xid(0, XID_CRITICAL)
+    (alert,) = until(receiver.alerts, "the alert")
+    assert early_polls(daemon) > before
+    assert alert["labels"]["xid"] == str(XID_CRITICAL)
+    assert "Owner: user " in alert["annotations"]["description"]
+
+
+def test_alertmanager_that_is_down_costs_nothing_else(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """Polls and pages go on, the failures are counted, and the daemon ends as quickly as ever."""
+    nobody = f"127.0.0.1:{free_port()}"
+    config = configured(tmp_path, nobody, more="poll: {interval: 100ms}\n")
+    daemon = Daemon(tmp_path / "daemon", "--config", str(config), env=mock_nvml.env(gpus=1, frozen=1))
+    with ending(daemon):
+        hear_events(daemon)
+        mock_nvml.xid(0, XID_CRITICAL)
+        url = f"http://{nobody}"
+        until(lambda: daemon.samples().value("gpuwarden_alertmanager_errors_total", alertmanager=url), "failures")
+        first = daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0
+        until(lambda: (daemon.samples().value("gpuwarden_poll_timestamp_seconds") or 0) > first, "another poll")
+        assert daemon.samples().value("gpuwarden_alertmanager_alerts_sent_total", alertmanager=url) == 0
+        assert daemon.output().count(": not sent: ") == 1
+        assert daemon.kill(15) == 0
+
+
+def test_missing_token_is_told_and_stops_nothing(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """check-config warns of a file that may be the service's alone; the daemon says it too, and serves."""
+    url, token = f"http://127.0.0.1:{free_port()}", tmp_path / "token"
+    path = tmp_path / "config.yaml"
+    path.write_text(f"alertmanager:\n  url: {url}\n  bearer_token: file:{token}\n")
+    command = [sys.executable, "-m", "gpuwarden", "check-config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = f"alertmanager.bearer_token: the file {token} cannot be read: No such file or directory"
+    assert (done.returncode, done.stdout) == (0, f"{path}: OK\n")
+    assert done.stderr.startswith(f"{path}: warning: {said}")
+    daemon = Daemon(tmp_path / "daemon", "--config", str(path), env=mock_nvml.env(gpus=1, frozen=1))
+    with ending(daemon):
+        assert f"WARNING {said}" in daemon.output()
+        hear_events(daemon)
+        mock_nvml.xid(0, XID_CRITICAL)
+        until(lambda: f"{url}: not sent: the file {token}" in daemon.output(), "the reason again")
+        token.write_text("word")
+        until(lambda: f"{url}: not sent: Connection refused" in daemon.output(), "a try with it")

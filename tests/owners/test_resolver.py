@@ -1,0 +1,236 @@
+"""Who holds the memory of each GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from services import until
+
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.owners.cgroup_path import NOWHERE, Container, Place
+from gpuwarden.owners.containers import ContainerNames
+from gpuwarden.owners.kinds import NAMES, WORKLOADS
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.resolver import OTHER, Holder, OwnerBook, Owners
+from gpuwarden.owners.slurm import JobMaps
+from gpuwarden.owners.users import UserNames
+from snapshots import GIB, divided, gpu, snapshot
+
+ROOT = Path(__file__).parents[2]
+
+ID = "0123456789abcdef" * 4
+POD = "1a2b3c4d-0000-1111-2222-123456789abc"
+USERS = {1000: "ada", 1001: "grace"}
+
+
+class Desk:
+    """An owner book with users of its own, and no container runtime."""
+
+    def __init__(self, limit: int = 32, job_map: Path | None = None, gpustat: Path | None = None) -> None:
+        names = ContainerNames(None, None, None, Path("/nonexistent"))
+        users = UserNames(USERS.__getitem__)
+        until(lambda: [users.name(uid) for uid in USERS] == [*USERS.values()], "the names")
+        self.identities: Mapping[int, ProcessIdentity] = {}
+        self.book = OwnerBook(
+            limit,
+            self.identify,
+            containers=names,
+            users=users,
+            maps=JobMaps(job_map, gpustat),
+        )
+
+    def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
+        """Tell who the processes are."""
+        return {pid: self.identities[pid] for pid in pids if pid in self.identities}
+
+    def join(
+        self, identities: Mapping[int, ProcessIdentity], *gpus: Gpu, runs: Mapping[int, str] | None = None
+    ) -> Owners:
+        """Join one poll."""
+        self.identities = identities
+
+        async def poll() -> Owners:
+            return self.book.join(snapshot(*gpus), runs or {})
+
+        return asyncio.run(poll())
+
+
+def who(uid: int | None = 1000, place: Place = NOWHERE) -> ProcessIdentity:
+    """Make a process of a user."""
+    return ProcessIdentity(uid, "python", place)
+
+
+def test_each_kind_has_the_whole_memory() -> None:
+    """A process counts once in every kind that it has an owner of, and owners' processes are summed."""
+    everything = Place(Container(ID, "docker"), POD, "4711", "train.service")
+    owners = Desk().join(
+        {1: who(1000, everything), 2: who(1000), 3: who(1001)},
+        gpu(0, held={1: 100, 2: 20, 3: 3}),
+        gpu(1, held={1: 5, 4: None}),
+        runs={1: "1-99"},
+    )
+    assert owners.memory == {
+        ("GPU-0", "user", "ada"): 120,
+        ("GPU-0", "user", "grace"): 3,
+        ("GPU-0", "container", ID[:12]): 100,
+        ("GPU-0", "pod", POD): 100,
+        ("GPU-0", "slurm_job", "4711"): 100,
+        ("GPU-0", "systemd_unit", "train.service"): 100,
+        ("GPU-0", "run", "1-99"): 100,
+        ("GPU-1", "user", "ada"): 5,
+        ("GPU-1", "container", ID[:12]): 5,
+        ("GPU-1", "pod", POD): 5,
+        ("GPU-1", "slurm_job", "4711"): 5,
+        ("GPU-1", "systemd_unit", "train.service"): 5,
+        ("GPU-1", "run", "1-99"): 5,
+    }
+    assert owners.jobs == {("GPU-0", "4711"): 1, ("GPU-1", "4711"): 1}
+    assert owners.dropped == 0
+    assert owners.holders[1] == Holder("ada", ID[:12], POD, "4711", "train.service", "1-99")
+
+
+def test_unseen_processes_are_unknown() -> None:
+    """What no /proc here tells of belongs to the user unknown; memory that the driver does not tell to nobody."""
+    owners = Desk().join({2: who(None)}, gpu(0, held={1: 10, 2: 5, 3: None}))
+    assert owners.memory == {("GPU-0", "user", "unknown"): 15}
+    assert set(owners.holders) == {1, 2, 3}
+
+
+def test_a_user_s_own_container_bears_the_user_s_name() -> None:
+    """Nobody passes off a container as another's by its name: that of a user's own runtime begins with the user."""
+    owners = Desk().join({1: who(1001, Place(Container(ID, "podman", 1001)))}, gpu(0, held={1: 1}))
+    assert owners.holders[1].container == f"grace/{ID[:12]}"
+
+
+def test_owners_beyond_the_limit_are_one() -> None:
+    """On each GPU and of each kind the largest are told apart; the others are summed up and counted."""
+    jobs = {pid: who(1000, Place(slurm_job=str(pid))) for pid in range(1, 6)}
+    owners = Desk(limit=2).join(jobs, gpu(0, held={1: 1, 2: 20, 3: 3, 4: 40, 5: 5}), gpu(1, held={1: 7}))
+    assert owners.memory == {
+        ("GPU-0", "user", "ada"): 69,
+        ("GPU-0", "slurm_job", "4"): 40,
+        ("GPU-0", "slurm_job", "2"): 20,
+        ("GPU-0", "slurm_job", OTHER): 9,
+        ("GPU-1", "user", "ada"): 7,
+        ("GPU-1", "slurm_job", "1"): 7,
+    }
+    assert owners.dropped == 3 + 3  # owners, and infos of jobs
+
+
+def test_who_has_a_series_keeps_it() -> None:
+    """Two owners that hold about the same do not take turns; one that holds twice as much gets the place."""
+    desk = Desk(limit=1)
+    jobs = {pid: who(None, Place(slurm_job=str(pid))) for pid in (1, 2)}
+
+    def shown(first: int, second: int) -> set[str]:
+        memory = desk.join(jobs, gpu(0, held={1: first, 2: second})).memory
+        return {owner for _uuid, kind, owner in memory if kind == "slurm_job"} - {OTHER}
+
+    assert [shown(10, 9), shown(9, 10), shown(10, 19), shown(9, 19), shown(10, 19), shown(0, 0)] == [
+        {"1"}, {"1"}, {"1"}, {"2"}, {"2"}, {"2"},
+    ]  # fmt: skip
+
+
+def test_sums_survive_any_limit() -> None:
+    """Within a kind the sum over owners is the same with any limit."""
+    people = {pid: who(pid % 7, Place(slurm_job=str(pid % 50))) for pid in range(500)}
+    box = gpu(0, held={pid: pid for pid in range(500)})
+    for limit in (1, 3, 1000):
+        memory = Desk(limit).join(people, box).memory
+        for kind in ("user", "slurm_job"):
+            owned = [held for (_uuid, of, _owner), held in memory.items() if of == kind]
+            assert sum(owned) == sum(range(500))
+            assert len(owned) <= limit + 1
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_job_map_gives_a_process_its_job(tmp_path: Path, *, hidden: bool) -> None:
+    """A process without a Slurm group on a GPU that one job has belongs to that job, seen or not."""
+    (tmp_path / "0").write_text("4711\n")
+    (tmp_path / "1").write_text("1\n2\n")
+    owners = Desk(job_map=tmp_path).join(
+        {} if hidden else {1: who(), 2: who()},
+        gpu(0, held={1: 10}),
+        gpu(1, held={2: 5}),
+        gpu(2, held={1: 3}),
+    )
+    assert {key: held for key, held in owners.memory.items() if key[1] == "slurm_job"} == {
+        ("GPU-0", "slurm_job", "4711"): 10
+    }
+    assert owners.jobs == {("GPU-0", "4711"): 1, ("GPU-1", "1"): 1, ("GPU-1", "2"): 1}
+    assert owners.holders[1].slurm_job == "4711"
+
+
+def test_a_mig_instance_s_job_has_only_that(tmp_path: Path) -> None:
+    """A file of an instance gives its job the processes there, and not those beside it."""
+    (tmp_path / "0.0").write_text("100\n")
+    desk, box = Desk(job_map=tmp_path), divided(0, free=[1, 1], held={1: 0, 2: 1})
+    people = {1: who(), 2: who()}
+    owners = desk.join(people, box)
+    assert [owners.holders[pid].slurm_job for pid in (1, 2)] == ["100", ""]
+    (tmp_path / "0.1").write_text("200\n")
+    owners = desk.join(people, box, runs={2: "2-99"})
+    assert [owners.holders[pid].slurm_job for pid in (1, 2)] == ["100", "200"]
+    assert owners.holders[2].run == "2-99"
+    assert {key[2]: held for key, held in owners.memory.items() if key[1] == "slurm_job"} == {"100": GIB, "200": GIB}
+    assert owners.jobs == {("GPU-0", "100"): 1, ("GPU-0", "200"): 1}
+
+
+def test_group_wins_over_the_map(tmp_path: Path) -> None:
+    """The kernel knows better than a prolog's file; the GPU is given to both."""
+    (tmp_path / "0").write_text("4711\n")
+    owners = Desk(job_map=tmp_path).join({1: who(1000, Place(slurm_job="9"))}, gpu(0, held={1: 10}))
+    assert owners.holders[1].slurm_job == "9"
+    assert set(owners.jobs) == {("GPU-0", "4711"), ("GPU-0", "9")}
+
+
+def test_another_user_s_process_is_not_the_job_s(tmp_path: Path) -> None:
+    """Where the map has the job's user, a display server on its GPU is no part of it."""
+    (tmp_path / "0").write_text("4711 1000\n")
+    owners = Desk(gpustat=tmp_path).join({1: who(1000), 2: who(0)}, gpu(0, held={1: 10, 2: 1}))
+    assert (owners.holders[1].slurm_job, owners.holders[2].slurm_job) == ("4711", "")
+
+
+def test_gpu_given_to_a_job_without_a_process(tmp_path: Path) -> None:
+    """A job that has a GPU and leaves it alone is seen by that."""
+    (tmp_path / "GPU-1").write_text("4711 1000\n")
+    owners = Desk(gpustat=tmp_path).join({}, gpu(0), gpu(1))
+    assert owners.jobs == {("GPU-1", "4711"): 1}
+    assert owners.memory == {}
+
+
+def test_news_reach_the_next_poll(tmp_path: Path) -> None:
+    """Processes, runs, job files and names that change do so at once."""
+    desk = Desk(gpustat=tmp_path)
+    box = gpu(0, held={1: 1})
+    assert desk.join({1: who(1000)}, box).holders[1].user == "ada"
+    (tmp_path / "0").write_text("4711 1001")
+    second = desk.join({1: who(1001)}, box, runs={1: "r"}).holders[1]
+    assert (second.user, second.run, second.slurm_job) == ("grace", "r", "4711")
+    (tmp_path / "0").unlink()
+    desk.book._users._names[1001] = ("hopper", desk.book._users._clock())
+    third = desk.join({1: who(1001)}, gpu(0, held={1: 1, 2: 2}))
+    assert third.holders[1] == Holder("hopper")
+    assert third.holders[2].user == "unknown"
+    assert not third.jobs
+
+
+def test_kinds() -> None:
+    """The kinds are labels of a released metric."""
+    assert NAMES == ("user", "container", "pod", "slurm_job", "systemd_unit", "run")
+
+
+def test_every_place_that_lists_the_kinds_has_each() -> None:
+    """The fields of a process's owners, the table in the docs, and the status page's list."""
+    docs = (ROOT / "docs/owners.md").read_text(encoding="utf-8").split("\n## ")[0]
+    page = (ROOT / "src/gpuwarden/web/static/lists.js").read_text(encoding="utf-8")
+    listed = re.search(r"const OWNERS = \[(.*)\];", page)
+    assert listed
+    assert tuple(field.name for field in fields(Holder)) == NAMES
+    assert tuple(re.findall(r"^\| `(\w+)` \|", docs, re.MULTILINE)) == ("owner_kind", *NAMES)
+    assert sorted(re.findall(r'"(\w+)"', listed[1])) == sorted(kind.name for kind in WORKLOADS)

@@ -1,0 +1,355 @@
+"""The receipt: what stands in it, that absent is absent, and that what was changed on disk is no receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
+from services import ROOT
+
+from gpuwarden.cli.reference import RECEIPT_PARTS
+from gpuwarden.cli.run_report import conclusion
+from gpuwarden.formatting import amount, duration, energy, foreseen, lasting, rate, ratio, short
+from gpuwarden.host import procfs
+from gpuwarden.host.process_key import Peer
+from gpuwarden.protocol.messages import Hello
+from gpuwarden.records import record as module
+from gpuwarden.records.builder import account_of, concluded, continued, receipt_of
+from gpuwarden.records.record import ReceiptError, from_plain, to_plain
+from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.store import RecordStore, row_of
+from gpuwarden.records.summary import log_line
+from gpuwarden.records.timeline import with_story
+from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.usage.run_usage import Account, Share
+from snapshots import GIB
+
+GOLDEN = ROOT / "tests/records/record.json"
+
+
+def test_golden(request: pytest.FixtureRequest) -> None:
+    """A receipt with all there can be is the committed one."""
+    content = json.dumps(to_plain(receipt()), indent=1) + "\n"
+    if request.config.getoption("--write-goldens"):
+        GOLDEN.write_text(content)
+    assert content == GOLDEN.read_text(), "if that is right: make goldens"
+
+
+def test_golden_has_every_key() -> None:
+    """The committed receipt leaves out only what excludes the rest, so that a key that gets lost is seen."""
+    plain = to_plain(receipt())
+    missing = {each.name for each in fields(type(receipt()))} - plain.keys()
+    assert missing == set()
+    missing = {each.name for each in fields(type(receipt().devices[0]))} - plain["devices"][0].keys()
+    assert missing == {"energy_by_power_joules"}
+
+
+@pytest.mark.parametrize(
+    ("clock", "duration"), [(9000.5, 9000.5), (8999.5, 8999.5), (5400.0, 9000.0), (-100.0, 9000.0), (1.8e9, 9000.0)]
+)
+def test_clock_set(clock: float, duration: float) -> None:
+    """A run has lasted no less than it has, and no more, whatever the clock was set to meanwhile."""
+    seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
+    whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=Account())
+    assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
+
+
+def test_machine_that_slept() -> None:
+    """That is a part of the run's time, which the monotonic clock leaves out."""
+    seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
+    whole = receipt_of(seen, BEGAN + 9700, boot_id=None, user=None, account=Account(), slept=700.0)
+    assert whole.duration_seconds == 9700
+
+
+@pytest.mark.parametrize(
+    ("uptime", "clock", "duration"),
+    [
+        (5500.0, 5500.0, 5600.0),
+        (5500.0, 2000.0, 5600.0),  # set back
+        (5500.0, -9e8, 5600.0),
+        (5500.0, 9e8, 5600.0),  # set forth
+        (None, 5500.0, 5600.0),  # receipts of an earlier version
+        (None, 2000.0, 5100.0),
+    ],
+)
+def test_clock_set_before_another_daemon(uptime: float | None, clock: float, duration: float) -> None:
+    """A daemon that goes on with a run adds what it has seen of it, and the time without one; the begin stays."""
+    before = replace(receipt(), updated_timestamp_seconds=BEGAN + 5000, duration_seconds=5000.0)
+    since = replace(
+        receipt(),
+        began_timestamp_seconds=BEGAN + clock,
+        began_uptime_seconds=None if uptime is None else BEGAN_UPTIME + uptime,
+        updated_timestamp_seconds=BEGAN + clock + 100,
+        duration_seconds=100.0,
+    )
+    both = continued(before, since)
+    assert both.duration_seconds == duration
+    assert (both.began_timestamp_seconds, both.began_uptime_seconds) == (BEGAN, BEGAN_UPTIME)
+
+
+def test_what_is_not_known_has_no_key() -> None:
+    """Of a run that said hello alone, there is what every receipt has."""
+    bare = Run(Peer(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0)
+    plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=Account()))
+    assert plain == {
+        "version": 1,
+        "run_id": "7-1",
+        "name": "r",
+        "framework": "f",
+        "pid": 7,
+        "uid": 1000,
+        "began_timestamp_seconds": BEGAN,
+        "updated_timestamp_seconds": BEGAN + 5,
+        "duration_seconds": 5.0,
+    }
+    assert account_of(from_plain(plain)) == Account()
+
+
+def test_totals_are_those_of_the_devices() -> None:
+    """GPU seconds and energy add up over devices; the idle share is that of the devices that tell."""
+    made = receipt()
+    assert (made.gpu_seconds, made.energy_joules, made.gpu_idle_ratio) == (8000, 2.4e6, 0.1)
+    assert made.input_wait_ratio == 0.1
+
+
+def test_receipt_comes_back_from_json() -> None:
+    """What was written is read as it was, and its account can be gone on with."""
+    made = receipt()
+    back = from_plain(json.loads(json.dumps(to_plain(made))))
+    assert to_plain(back) == to_plain(made)
+    account, uptime = account_of(back), back.began_uptime_seconds
+    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account, began_uptime=uptime)
+    assert to_plain(with_story(again, run())) == to_plain(made)
+
+
+def test_keys_of_a_later_version_are_left_alone() -> None:
+    """A receipt with more in it than is known here is still one."""
+    plain = to_plain(receipt())
+    assert from_plain({**plain, "carbon_grams": 3, "devices": [{**plain["devices"][0], "fan": []}]}).name == "resnet"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"run_id": 7},
+        {"pid": -1},
+        {"pid": True},
+        {"pid": 10**40},
+        {"began_timestamp_seconds": float("nan")},
+        {"duration_seconds": "1"},
+        {"name": "x" * 5000},
+        {"devices": {}},
+        {"devices": [7]},
+        {"devices": [{"uuid": "GPU-0"}]},
+        {"devices": [{}] * 1000},
+        {"throttled_seconds": {"a": "b"}},
+        {"errors": []},
+        {"xids": {str(n): 1 for n in range(1000)}},
+        {"xids": {"a fault": 1}},
+        {"devices": [{"uuid": "GPU-1", "name": "H100", "gpu_seconds": 1.0, "xids": {"a fault": 1}}]},
+        {"began_timestamp_seconds": 1e12},
+        {"ended_timestamp_seconds": 2e19},
+    ],
+)
+def test_what_is_no_receipt_is_refused(change: dict[str, Any]) -> None:
+    """A changed file is no receipt, whatever has become of it."""
+    with pytest.raises(ReceiptError):
+        from_plain({**to_plain(receipt()), **change})
+
+
+def test_continued_receipt() -> None:
+    """What an earlier daemon was told counts beside what this one was: the begin, errors, what is not said again."""
+    before = receipt(ended=False)
+    since = receipt_of(
+        replace(run(), began=BEGAN + 9000, lasted=100.0, report=None),
+        BEGAN + 9100,
+        boot_id="b0",
+        user=None,
+        account=Account(),
+    )
+    both = continued(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
+    assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
+    assert (both.steps, both.user, both.outcome) == (1000, "alice", "failed")
+    assert len(both.errors_told) == 2
+
+
+def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
+    """An earlier daemon's forecasts are no longer so, and of a run that has ended there is none."""
+    before = receipt(ended=False)
+    assert before.seconds_to_host_oom == 9000
+    assert before.devices[0].seconds_to_oom == 900
+    bare = receipt_of(
+        replace(run(), host_growth=None, growth={}), BEGAN + 9100, boot_id="b0", user=None, account=account_of(before)
+    )
+    for later in (continued(before, bare), concluded(before, "the machine was booted anew")):
+        plain = to_plain(later)
+        assert not [key for each in (plain, *plain["devices"]) for key in each if "growth" in key or "to_oom" in key]
+        assert "seconds_to_host_oom" not in plain
+        assert [title for title, _ in conclusion(later, later.devices)].count("forecast") == 0
+
+
+def test_log_line() -> None:
+    """One line says what it was, how it ended and what it cost."""
+    assert log_line(receipt()) == (
+        "run=4711-99 name='resnet' ended: failed after 2h13m (it said: uncaught ResourceExhaustedError): "
+        "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
+        "headroom_at_peak=922MiB gpu_seconds=8000 idle=0.10 energy=0.67kWh throttled=2m00s(sw_power_cap) "
+        "input_wait=0.10 errors=device_oom:2 xids=31:1"
+    )
+
+
+def test_log_line_of_nothing_known() -> None:
+    """It does not end in the middle of a sentence."""
+    bare = replace(run(), report=None)
+    said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=Account())
+    assert log_line(said).endswith("after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it")
+
+
+def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that ends and goes on without end must not fill the log; one that ends otherwise at last is told of."""
+    receipts = Receipts(None, 10, most_runs=9)
+    ending = run().ending
+    assert ending is not None
+    with caplog.at_level("INFO"):
+        for number in range(5):
+            receipts.see([run(ended=False)], number)
+            receipts.see([run()], number)
+        receipts.see([run(ended=False)], 6)
+        receipts.see([replace(run(), ending=replace(ending, outcome="killed", evidence="ended by SIGKILL"))], 7)
+        receipts.see([], 8)
+    assert [re.findall(r"ended: (\w+) after \S+ \((.*)\): steps=1000 ", line) for line in caplog.messages] == [
+        [("failed", ending.evidence)],
+        [("killed", "ended by SIGKILL")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0ms"),
+        (1e-9, "0ms"),
+        (0.000184, "0.184ms"),
+        (0.0123, "12.3ms"),
+        (0.9994, "999ms"),
+        (0.9996, "1s"),
+        (0.99999, "1s"),
+        (1, "1s"),
+        (9.25, "9.25s"),
+        (9.996, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (7980, "2h13m"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    """What was measured exactly has three digits."""
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.04, "0.0s"),
+        (0.9993, "1.0s"),
+        (0.9996, "1.0s"),
+        (5.37, "5.4s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (60, "1m00s"),
+        (3599.6, "1h00m"),
+        (7980, "2h13m"),
+        (86399.7, "1d00h"),
+        (90000, "1d01h"),
+    ],
+)
+def test_times(seconds: float, text: str) -> None:
+    """What polls add up is written as people do, and tells no more than they can."""
+    assert lasting(seconds) == text
+
+
+def test_amounts() -> None:
+    """Sizes, energies, ratios and counts are written in units that leave few digits, at their borders too."""
+    sizes = [0, 900, 16384, 15 << 20, GIB, 10.14 * GIB]
+    assert [amount(each) for each in sizes] == ["0 B", "900 B", "16.0 KiB", "15.0 MiB", "1.00 GiB", "10.1 GiB"]
+    assert [rate(each) for each in (GIB, 17477, 17476)] == [
+        "60.0 GiB a minute",
+        "1.00 MiB a minute",
+        "60.0 MiB an hour",
+    ]
+    assert foreseen(33, 31.2, 35) == "in about 33s (31s to 35s)"
+    assert foreseen(900, None, None) == "in about 15m00s (now to longer)"
+    assert foreseen(0.0, 0.0, 9.0) == "at any moment"
+    energies = [0.4, 1844, 35999, 36000, 246000, 3.6e5, 3.6e6]
+    assert [energy(each) for each in energies] == [
+        "0 J",
+        "1844 J",
+        "35999 J",
+        "10.0 Wh",
+        "68.3 Wh",
+        "0.10 kWh",
+        "1.00 kWh",
+    ]
+    assert [ratio(each) for each in (0, 1e-7, 0.1, 0.3333, 0.9996, 1)] == [
+        "0 %",
+        "0 %",
+        "10 %",
+        "33.3 %",
+        "100 %",
+        "100 %",
+    ]
+    counts = [0, 99999, 100_000, 999_499, 999_999, 1_500_000, 999_999_999, 10**13]
+    assert [short(each) for each in counts] == ["0", "99999", "100k", "999k", "1M", "1.5M", "1G", "10000G"]
+
+
+def test_what_one_poll_saw() -> None:
+    """Of a run that held a GPU in one poll alone, nobody knows for how long, nor what the GPU did meanwhile."""
+    account = Account({"GPU-0": Share("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)})
+    bare = replace(run(), growth={}, batch_sizes=None)
+    made = receipt_of(bare, BEGAN, boot_id=None, user=None, account=account)
+    plain = to_plain(made)
+    assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
+    assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
+    assert "gpu_seconds" not in log_line(made)
+    assert "energy" not in log_line(made)
+    again = receipt_of(bare, BEGAN, boot_id=None, user=None, account=account_of(from_plain(plain)))
+    assert to_plain(again) == plain
+
+
+def test_reference_has_every_part() -> None:
+    """docs/receipts.md describes each dataclass that a receipt is made of."""
+    assert set(RECEIPT_PARTS) == {each for each in vars(module).values() if is_dataclass(each)}
+
+
+def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is started anew, and may not see the process (hidepid=2), goes on with its receipt."""
+    there = run(os.getpid(), ended=False)
+    booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    before = replace(receipt(os.getpid(), ended=False), boot_id=booted, began_timestamp_seconds=BEGAN - 500)
+    store = RecordStore(tmp_path, 10)
+    store.write([row_of(before)])
+    store.close()
+    monkeypatch.setattr(procfs, "stat", lambda _pid: None)
+
+    async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
+        receipts = Receipts(tmp_path, 10, most_runs=9)
+        await receipts.open()
+        found = json.loads(await receipts.listing())
+        receipts.take_up([there])
+        receipts.see([there], 0.0)
+        return found, json.loads(await receipts.listing())
+
+    found, again = asyncio.run(restart())
+    assert (found["past"], again["past"]) == ([], [])
+    assert [each["began_timestamp_seconds"] for each in again["live"]] == [BEGAN - 500]

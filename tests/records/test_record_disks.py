@@ -1,0 +1,105 @@
+"""Run records over real faults: a writer killed a hundred times, a full disk and a read-only one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from receipt_cases import run
+
+from gpuwarden.host.process_key import Peer
+from gpuwarden.records import recorder as module
+from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.store import FILE_NAME, RecordStore
+
+pytestmark = pytest.mark.slow
+
+KILLS = 100
+FULL = "run records stay in memory error=database or disk is full"
+READ_ONLY = "run records stay in memory error=Read-only file system"
+AGAIN = "run records are written again"
+
+
+async def write_without_end(folder: Path, first: int, told: int) -> None:
+    """Have runs end, while others go on, as fast as the disk takes them; tell the last one that is on the disk."""
+    module.FLUSH_SECONDS = 0.0
+    receipts = Receipts(folder, 1_000_000, most_runs=500)
+    await receipts.open()
+    ended, going_on = run(), [run(pid, ended=False) for pid in range(900_001, 900_009)]
+    for pid in range(first, 900_000, 5):
+        runs = [replace(ended, peer=Peer(each, 1000, 99)) for each in range(pid, pid + 5)]
+        receipts.see([*runs, *going_on], time.monotonic())
+        while receipts._flushing:
+            await asyncio.sleep(0)
+        if not receipts._waiting:
+            os.write(told, b"%d\n" % (pid + 4))
+
+
+def killed_writer(folder: Path, first: int, seconds: float) -> int:
+    """Kill a writer so many seconds after its first record; return the last one that it said is on the disk."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(write_without_end(folder, first, theirs))
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    assert select.select([ours], [], [], 60)[0]
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    told = b""
+    while read := os.read(ours, 65536):
+        told += read
+    os.close(ours)
+    return int(told.splitlines()[-1])
+
+
+def test_killed_a_hundred_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Under load: what was said to be on the disk is there, whole; the database opens without a word each time."""
+    chance, first = random.Random(23), 1  # noqa: S311 - no secret
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for _ in range(KILLS):
+            last = killed_writer(tmp_path, first, chance.random() * 0.15)
+            store = RecordStore(tmp_path, 1_000_000)
+            assert store.open(1).unfinished
+            records = [store.find(f"{pid}-99") for pid in range(first, last + 1)]
+            store.close()
+            assert [json.loads(each or b"{}").get("pid") for each in records] == list(range(first, last + 1))
+            first = last + 1
+    finally:
+        for each in spinning:
+            each.kill()
+            each.wait()
+    assert [each for each in caplog.messages if "ended: " not in each] == []
+    assert {path.name for path in tmp_path.iterdir()} <= {FILE_NAME, f"{FILE_NAME}-wal"}
+
+
+def test_full_and_read_only_disk(tmp_path: Path) -> None:
+    """One message for each fault, all is listed meanwhile, and on the disk once that is mended."""
+    namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    program = [sys.executable, str(Path(__file__).parents[1] / "support/record_disk_cases.py"), str(tmp_path)]
+    played = subprocess.run([*namespace, *program], capture_output=True, text=True, check=False)
+    assert played.returncode == 0, played.stderr
+    assert [json.loads(line) for line in played.stdout.splitlines()] == [
+        ["before", [], 10, 10],
+        ["full", [FULL], 150, 10],
+        ["full still", [], 150, 10],
+        ["mended", [AGAIN], 150, 150],
+        ["full at the start", [FULL], 1, 0],
+        ["mended", [AGAIN], 150, 150],
+        ["read-only at the start", [READ_ONLY], 1, 0],
+        ["mended", [AGAIN], 150, 150],
+    ]

@@ -1,0 +1,281 @@
+"""Real processes that report to a real daemon and end in every way, and what the page says of how they did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from control_groups import limited
+from kernel_log_fifo import Fifo
+from services import ROOT, Daemon, Process, ending, until
+
+from gpuwarden.host import procfs
+from gpuwarden.host.exit_status import exit_status
+from gpuwarden.host.pid_namespace import is_initial
+from gpuwarden.runs.outcome import OUTCOMES
+from mock_nvml import MockNvml
+from system_parts import require
+
+pytestmark = pytest.mark.slow  # many processes, each with its end
+
+CONFIG = "poll:\n  interval: 200ms\n  slow_interval: 1s\nkernel_log:\n  path: {log}\nruns:\n  expiry: {expiry}\n"
+
+
+class TestRun(Process):
+    """tests/support/run_that_ends.py, reporting to `daemon` under a name of its own, and told `words` as it begins."""
+
+    __test__ = False
+
+    def __init__(self, daemon: Daemon, name: str, *words: str, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self._daemon = daemon
+        command = [sys.executable, str(ROOT / "tests/support/run_that_ends.py"), name, *words]
+        log = daemon.log.parent / f"{name.replace(' ', '-')}.log"
+        super().__init__(command, log, {"GPUWARDEN_SOCKET": str(daemon.socket), **(env or {})})
+        until(lambda: self.run_id, f"{name} reports")
+
+    @property
+    def run_id(self) -> str:
+        """Its label."""
+        found = self._daemon.samples().all("gpuwarden_run_info", run_name=self.name)
+        return str(dict(next(iter(found)))["run_id"]) if found else ""
+
+    def outcome(self) -> str | None:
+        """Return what the page says of how it ended."""
+        found = self._daemon.samples().all("gpuwarden_run_outcome", run_id=self.run_id)
+        names = [str(dict(labels)["outcome"]) for labels, value in found.items() if value]
+        assert len(found) in (0, len(OUTCOMES))
+        assert len(names) == (1 if found else 0)
+        return names[0] if names else None
+
+    def evidence(self) -> str:
+        """Return what the daemon's log says of how it ended."""
+        name = re.escape(self.name)
+        ((outcome, evidence),) = re.findall(
+            rf"name='{name}' ended: (\w+) after \S+ \((.*)\): (?:\w+=|nothing)", self._daemon.output()
+        )
+        return f"{outcome} ({evidence})"
+
+    def ended(self) -> tuple[str, str]:
+        """Wait for its outcome; return that, with the evidence."""
+        outcome = until(self.outcome, f"the outcome of {self.name}")
+        assert outcome is not None
+        return outcome, self.evidence()
+
+
+def start(folder: Path, mock: MockNvml, log: Path, expiry: str = "2m") -> Daemon:
+    """Start a daemon that polls five times a second."""
+    config = folder / "config.yaml"
+    config.write_text(CONFIG.format(log=log, expiry=expiry))
+    return Daemon(folder, "--config", str(config), env=mock.env(gpus=2))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> Iterator[Daemon]:
+    """Start a daemon whose kernel log the test writes."""
+    daemon = start(tmp_path, mock_nvml, fifo.path)
+    with ending(daemon):
+        yield daemon
+
+
+def by(number: int) -> Callable[[TestRun], object]:
+    """End a run by a signal."""
+    return lambda run: run.popen.send_signal(number)
+
+
+def told(word: str) -> Callable[[TestRun], object]:
+    """Have a run end itself."""
+    return lambda run: run.say(word)
+
+
+CORE = r"(, with a core dump)?"
+WAYS: dict[str, tuple[Callable[[TestRun], object], str, str]] = {
+    "returns": (told("return"), "finished", "exit status 0; it said: exit"),
+    "exits with 3": (told("exit 3"), "failed", "exit status 3; it said: exit"),
+    "raises": (
+        told("raise"),
+        "failed",
+        "exit status 1; it said: uncaught ValueError; the last error it told: other \\(ValueError\\)",
+    ),
+    "leaves without a word": (told("_exit 0"), "finished", "exit status 0"),
+    "is told to go": (by(signal.SIGTERM), "killed", "ended by SIGTERM"),
+    "is interrupted": (by(signal.SIGINT), "killed", "ended by SIGINT; it said: uncaught KeyboardInterrupt"),
+    "is killed": (by(signal.SIGKILL), "killed", "ended by SIGKILL"),
+    "leaves a worker": (told("fork"), "killed", "ended by SIGKILL"),
+    "aborts": (told("abort"), "aborted", f"ended by SIGABRT{CORE}"),
+    "crashes": (told("segfault"), "crashed", f"ended by SIGSEGV{CORE}"),
+}
+
+
+def test_every_end_is_told_apart(daemon: Daemon) -> None:
+    """Each has its outcome with its evidence, is counted, and harms no other: one that trains on is up all the time."""
+    before = daemon.samples().all("gpuwarden_runs_ended_total")
+    assert set(before.values()) == {0.0}
+    assert len(before) == len(OUTCOMES)
+    began = time.time()
+    bystander = TestRun(daemon, "bystander")
+    with ending(bystander):
+        runs = {way: TestRun(daemon, way) for way in WAYS}
+        with ending(*runs.values()):
+            assert daemon.samples().all("gpuwarden_run_outcome") == {}
+            assert daemon.samples().all("gpuwarden_run_ended_timestamp_seconds") == {}
+            for way, run in runs.items():
+                WAYS[way][0](run)
+            for run in runs.values():
+                run.popen.wait(20)
+            assert {way: run.ended()[0] for way, run in runs.items()} == {way: WAYS[way][1] for way in WAYS}
+            for way, run in runs.items():
+                assert re.fullmatch(rf"{WAYS[way][1]} \({WAYS[way][2]}\)", run.evidence()), (way, run.evidence())
+            page = daemon.samples()
+            for run in runs.values():
+                assert (
+                    began <= (page.value("gpuwarden_run_ended_timestamp_seconds", run_id=run.run_id) or 0) < time.time()
+                )
+                assert page.value("gpuwarden_run_up", run_id=run.run_id) == 0
+        expected = [outcome for _do, outcome, _evidence in WAYS.values()]
+        counted = {dict(labels)["outcome"]: value for labels, value in page.all("gpuwarden_runs_ended_total").items()}
+        assert counted == {outcome: expected.count(outcome) for outcome in OUTCOMES}
+        assert page.value("gpuwarden_run_up", run_id=bystander.run_id) == 1
+        assert bystander.outcome() is None
+        born = page.value("gpuwarden_run_start_timestamp_seconds", run_id=bystander.run_id)
+        assert born == pytest.approx(began, abs=5)
+
+
+def test_end_that_nobody_waits_for(daemon: Daemon) -> None:
+    """Of a zombie /proc tells the status, to whom may see it."""
+    run = TestRun(daemon, "unreaped")
+    with ending(run):
+        run.say("exit 3")
+        assert run.ended() == ("failed", "failed (exit status 3; it said: exit)")
+        assert (Path("/proc") / str(run.pid) / "stat").read_text().split()[2] == "Z"
+
+
+def test_program_that_takes_the_process_over(daemon: Daemon) -> None:
+    """After exec the connection is gone and the process lives: its end is that of the program that took over."""
+    run = TestRun(daemon, "exec")
+    with ending(run):
+        run.say("exec")
+        until(lambda: Path(f"/proc/{run.pid}/comm").read_text() == "sh\n", "another program")
+        assert run.outcome() is None
+        run.say("go")
+        run.popen.wait(20)
+        assert run.ended() == ("failed", "failed (exit status 5)")
+
+
+def test_process_that_closes_its_connection_for_good(tmp_path: Path, mock_nvml: MockNvml, fifo: Fifo) -> None:
+    """A run that hangs up and lives on is forgotten after the expiry, and counted as one whose end is unknown."""
+    daemon = start(tmp_path, mock_nvml, fifo.path, expiry="1s")
+    with ending(daemon):
+        run = TestRun(daemon, "exec")
+        with ending(run):
+            run.say("exec")
+            ended = lambda: daemon.samples().value("gpuwarden_runs_ended_total", outcome="unknown")  # noqa: E731
+            until(ended, "the end of its reports")
+            assert "name='exec' forgotten without a connection" in daemon.output()
+            assert "ended: " not in daemon.output()  # until its process is gone
+
+
+def test_illegal_address(daemon: Daemon, mock_nvml: MockNvml) -> None:
+    """A run that aborts after its GPU had such an XID: the evidence names it; that of another GPU is not named."""
+    uuids = sorted(dict(labels)["uuid"] for labels in daemon.samples().all("gpuwarden_gpu_up"))
+    until(lambda: daemon.samples().value("gpuwarden_access", source="nvml_events") == 1, "events are listened to")
+    runs = [TestRun(daemon, f"on {uuid[-1]}", env={"RUN_ON": uuid}) for uuid in uuids]
+    with ending(*runs):
+        mock_nvml.xid(1, 31)
+        mock_nvml.xid(1, 45)
+        for run in runs:
+            run.say("abort")
+            run.popen.wait(20)
+        outcomes = [run.ended() for run in runs]
+        assert [outcome for outcome, _evidence in outcomes] == ["aborted", "aborted"]
+        assert "XID" not in outcomes[0][1]
+        assert "shortly before its GPU had XID 31 (illegal address): A program touched" in outcomes[1][1]
+        assert "XID 45" not in outcomes[1][1]
+
+
+def test_kernel_log_tells_of_the_oom_killer(daemon: Daemon, fifo: Fifo) -> None:
+    """The kernel's words before a SIGKILL make it the OOM killer's; those on another process do not."""
+    require(is_initial(), "the kernel log has the machine's pids, and those of this pid namespace are others")
+    chosen, killed, other = (TestRun(daemon, name) for name in ("chosen", "killed", "other"))
+    with ending(chosen, killed, other):
+        fifo.write(f"oom-kill:constraint=CONSTRAINT_NONE,global_oom,task=python,pid={chosen.pid},uid=0")
+        fifo.write(f"Out of memory: Killed process {killed.pid} (python) total-vm:1kB")
+        for run in (chosen, killed, other):
+            run.popen.send_signal(signal.SIGKILL)
+        words = "the kernel log says that the OOM killer killed it: the host was out of memory"
+        assert chosen.ended() == killed.ended() == ("oom_killed", f"oom_killed ({words})")
+        assert other.ended() == ("killed", "killed (ended by SIGKILL)")
+
+
+@pytest.mark.parametrize("log", ["/dev/kmsg", "/nowhere"])
+def test_a_real_kill_for_memory(tmp_path: Path, mock_nvml: MockNvml, log: str) -> None:
+    """A run that outgrows its cgroup is found to be killed for it: by the kernel log, else by the cgroup's counter."""
+    with limited(96 << 20) as group:
+        daemon = start(tmp_path, mock_nvml, Path(log))
+        with ending(daemon):
+            readable = daemon.samples().value("gpuwarden_access", source="kernel_log")
+            run = TestRun(daemon, "grows")
+            with ending(run):
+                (group / "cgroup.procs").write_text(str(run.pid))
+                until(
+                    lambda: (
+                        daemon.samples().value("gpuwarden_run_cgroup_memory_limit_bytes", run_id=run.run_id) == 96 << 20
+                    ),
+                    "its limit is seen",
+                )
+                run.say("hold")
+                assert run.popen.wait(30) == -signal.SIGKILL
+                outcome, evidence = run.ended()
+    assert outcome == "oom_killed"
+    told = readable and is_initial()
+    assert ("its cgroup was out of memory" if told else "killed in its cgroup then (kills: 1)") in evidence
+
+
+@contextlib.contextmanager
+def unreaped(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """Give a process that has ended and is not waited for, with its pidfd and start."""
+    with subprocess.Popen([sys.executable, "-S", "-c", f"import os; input(); {how}"], stdin=subprocess.PIPE) as process:
+        start = int((procfs.stat(process.pid) or [])[19])
+        pidfd = os.pidfd_open(process.pid)
+        assert exit_status(pidfd, process.pid, start) is None  # it lives
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        until(lambda: _state(process.pid) == "Z", "it has ended")
+        yield process, pidfd, start
+        os.close(pidfd)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_status_of_a_process_that_is_no_child() -> None:
+    """The status is told while nobody has waited for it; that of a process that began at another time is not."""
+    for how, status in (("os._exit(0)", 0), ("os._exit(7)", 7 << 8), ("os.kill(os.getpid(), 9)", 9)):
+        with unreaped(how) as (process, pidfd, start):
+            assert exit_status(pidfd, process.pid, start) == status
+            assert exit_status(pidfd, process.pid, start + 1) is None
+
+
+def test_hidden_status_is_no_success() -> None:
+    """To those who may not see it the kernel shows status 0, which must not pass for a success."""
+    require(os.geteuid() == 0, "only root can try what another user may: run this as root")
+    with unreaped("os._exit(7)") as (process, pidfd, start):
+        stranger = os.fork()
+        if stranger == 0:
+            os.setuid(65534)
+            os._exit(exit_status(pidfd, process.pid, start) is not None)
+        assert os.waitpid(stranger, 0)[1] == 0
+        process.wait()
+        kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+        told = exit_status(pidfd, process.pid, start)
+        assert told == (7 << 8 if kernel >= (6, 15) else None)

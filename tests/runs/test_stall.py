@@ -1,0 +1,164 @@
+"""When a run counts as stalled, and with what cause: case by case, and of a real process that hangs before a daemon."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from services import Daemon, ending, until
+
+from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.protocol.messages import STEP_BUCKETS, Report
+from gpuwarden.runs.stall import CAUSES, Cause, Patience, Signs, StallWatch, cause, hangs
+from mock_nvml import MockNvml
+from tests.runs.test_outcomes_of_processes import TestRun
+
+REPORT = Report("train", 5, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, stepping=True, step_p95=2.0)
+PATIENCE = Patience(factor=10.0, least=15.0)
+
+
+def test_what_is_a_stall() -> None:
+    """A step under way for longer than ten slow ones, and than the least, is a stall; a first step is none."""
+    cases = [
+        (REPORT, 20.0, False),
+        (REPORT, 20.1, True),
+        (replace(REPORT, step_p95=0.001), 15.0, False),  # fast steps: not before the least
+        (replace(REPORT, step_p95=0.001), 15.1, True),
+        (replace(REPORT, step_p95=None), 15.1, True),  # only the first step was made, which says nothing of the next
+        (replace(REPORT, stepping=False), 1e9, False),
+        (replace(REPORT, steps=0), 1e9, False),  # it compiles
+    ]
+    assert [case for case in cases if hangs(case[0], case[1], PATIENCE) is not case[2]] == []
+
+
+def test_cause() -> None:
+    """The sign that says most names the cause; without signs it is unknown."""
+    cases: list[tuple[Signs, Cause]] = [
+        (Signs("stopped", cpus=1.0, gpu=1.0), "stopped"),
+        (Signs("uninterruptible", cpus=0.0, gpu=1.0), "uninterruptible"),
+        (Signs("sleeping", cpus=1.0, gpu=1.0), "gpu_busy"),
+        (Signs("running", cpus=1.0, gpu=0.1), "cpu_busy"),
+        (Signs("sleeping", cpus=0.5), "cpu_busy"),  # in another thread, or a worker
+        (Signs("running", cpus=0.1), "cpu_busy"),  # on a host that has no more to give
+        (Signs("running", cpus=0.09), "waiting"),
+        (Signs("sleeping", cpus=0.1, gpu=0.0), "waiting"),
+        (Signs("zombie", cpus=0.1), "waiting"),
+        (Signs("sleeping", gpu=0.0), "waiting"),  # before its CPUs are known
+        (Signs("running", gpu=0.0), "cpu_busy"),
+        (Signs("sleeping", gpu=1.0), "gpu_busy"),
+        (Signs(gpu=0.0), "unknown"),
+        (Signs(), "unknown"),
+    ]
+    assert [(signs, cause(signs)) for signs, _ in cases] == cases
+
+
+def used(cpu: float, state: str = "sleeping") -> Usage:
+    """Make a look at a run's processes."""
+    return Usage(cpu, None, None, Present(memory=0, processes=1, state=state, cpus=None, cgroup_memory=None))
+
+
+def idle() -> float:
+    """Tell that the run's GPUs do nothing."""
+    return 0.0
+
+
+def hidden() -> None:
+    """Tell nothing of a process."""
+
+
+def test_watch_counts_each_stall_once() -> None:
+    """A stall lasts until the next step; the same totals told again are none."""
+    watch = StallWatch()
+    watch.hear(REPORT, 100.0)
+    assert watch.judge(REPORT, idle, hidden, PATIENCE, 120.0) is None
+    watch.hear(REPORT, 119.0)
+    for now in (121.0, 125.0):
+        stall = watch.judge(REPORT, idle, hidden, PATIENCE, now)
+        assert stall is not None
+        assert stall.seconds == now - 100.0
+    further = replace(REPORT, steps=6)
+    watch.hear(further, 126.0)
+    assert watch.judge(further, idle, hidden, PATIENCE, 127.0) is None
+    assert watch.judge(further, idle, hidden, PATIENCE, 150.0) is not None
+    assert watch.judge(None, idle, hidden, PATIENCE, 151.0) is None  # it has ended
+    assert watch.stalls == 2
+
+
+def test_cpu_is_that_since_the_last_look() -> None:
+    """What a run used before says nothing of what it does now; the same look twice is one."""
+    watch = StallWatch()
+    watch.hear(REPORT, 0.0)
+    causes: list[str] = []
+    looks = [used(1000.0), used(1000.5), used(1009.5), used(1009.5, "stopped")]
+    for number, look in enumerate(looks):
+        for now in (100.0 + 10 * number, 101.0 + 10 * number):
+            watch.look(look, now)
+            stall = watch.judge(REPORT, idle, hidden, PATIENCE, now)
+            causes.append(stall.cause if stall else "none")
+    assert causes == ["waiting"] * 4 + ["cpu_busy"] * 2 + ["stopped"] * 2
+
+
+def test_state_is_that_of_the_stall() -> None:
+    """As a stall begins the process is looked at; CPUs it used before are no sign, and later looks count again."""
+    states: dict[str | None, str] = {"sleeping": "waiting", "running": "cpu_busy", None: "waiting"}
+    for state, expected in states.items():
+        watch = StallWatch()
+        watch.hear(REPORT, 0.0)
+        watch.look(used(1000.0), 1.0)
+        watch.look(used(1010.0), 11.0)
+        moved = replace(REPORT, steps=6)
+        watch.hear(moved, 12.0)
+        stalls = [watch.judge(moved, idle, lambda state=state: state, PATIENCE, now) for now in (33.0, 34.0)]  # type: ignore[misc]
+        watch.look(used(1020.0, "stopped"), 35.0)
+        stalls.append(watch.judge(moved, idle, hidden, PATIENCE, 35.0))
+        assert [stall and stall.cause for stall in stalls] == [expected, expected, "stopped"]
+
+
+CONFIG = """
+poll: {interval: 200ms, slow_interval: 1h}
+kernel_log: {path: /nowhere}
+runs: {stall_after: 1s, expiry: 3s}
+"""
+HANGS = {"sleep": "waiting", "burn": "cpu_busy", "stop": "stopped"}  # what a run does as it has reported: the cause
+
+
+def test_real_runs_that_hang(tmp_path: Path, mock_nvml: MockNvml) -> None:
+    """A run that hangs in a step stalls, with what it does instead, until it goes on or ends; one at rest does not.
+
+    The cause is known at once, however seldom the host is read. Reports older than the expiry are not shown as current.
+    """
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    daemon = Daemon(tmp_path, "--config", str(config), env=mock_nvml.env(gpus=1))
+    with ending(daemon):
+        runs = {how: TestRun(daemon, how, how) for how in (*HANGS, "rest")}
+        stopped = runs["stop"]
+
+        def shown(name: str, run: TestRun = stopped, **labels: str) -> float | None:
+            return daemon.samples().value(f"gpuwarden_run_{name}", run_id=run.run_id, **labels)
+
+        def causes(run: TestRun) -> list[str]:
+            found = daemon.samples().all("gpuwarden_run_stall_cause", run_id=run.run_id)
+            assert len(found) in (0, len(CAUSES))
+            return [dict(labels)["cause"] for labels, value in found.items() if value]
+
+        with ending(*runs.values()):
+            for how, expected in HANGS.items():
+                until(lambda how=how, expected=expected: causes(runs[how]) == [expected], f"a stall: {expected}")  # type: ignore[misc]
+                assert (shown("stalled", runs[how]), shown("stalls_total", runs[how])) == (1, 1)
+                (told,) = [line for line in daemon.output().splitlines() if f"name='{how}' stalls: no step" in line]
+                assert told.endswith(f"({expected})")
+            assert (shown("stalled", runs["rest"]), causes(runs["rest"])) == (0, [])
+            until(lambda: shown("phase", phase="train") is None, "its report is old")
+            assert (shown("stalled"), shown("up")) == (1, 1)
+            stopped.popen.send_signal(signal.SIGCONT)
+            stopped.say("step")
+            until(lambda: shown("stalled") == 0, "its next step")
+            assert (causes(stopped), shown("stalls_total")) == ([], 1)
+            assert "name='stop' goes on after" in daemon.output()
+            until(lambda: shown("stalled") == 1, "another stall")
+            stopped.kill()
+            until(lambda: shown("up") == 0, "its end")
+            assert shown("stalled") is None
+            assert "name='stop' ended in its stall after" in daemon.output()

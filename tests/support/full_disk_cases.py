@@ -1,0 +1,57 @@
+"""Real saving where files may have so many bytes only, for test_disk_space.py: `full_disk_cases.py FOLDER`.
+
+Prints a line of JSON a case: the name of what it raised, and what it left in its folder.
+"""
+
+# ruff: noqa: D103, T201 - the tests say what each case shows; the environment comes before the imports it is for
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import numpy as np
+
+from gpuwarden.client.keras.on_pressure import save
+from gpuwarden.keras import fit_with_oom_retry, keras
+
+X = np.zeros((8, 4), "float32")
+LEAST_BYTES = 1 << 15  # of a file: some of what HDF5 writes fits, and that is worse than nothing
+
+
+def model() -> Any:
+    made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4000), keras.layers.Dense(1)])
+    made.compile("adam", "mse")
+    made.fit(X, X[:, :1], verbose=0)
+    return made
+
+
+def case(trained: Any, folder: Path, name: str) -> str | None:
+    try:
+        if name == "fit":
+            path = folder / "fit.weights.h5"
+            fit_with_oom_retry(trained, lambda _: (X, X[:, :1]), 8, checkpoint=path, verbose=0)
+        else:
+            save(trained, folder / name)
+    except OSError as error:
+        return f"{type(error).__name__} {error.errno}"
+    return None
+
+
+if __name__ == "__main__":
+    trained = model()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (LEAST_BYTES, soft):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        for name in ("a.weights.h5", "b.h5", "c.keras", "fit"):
+            raised = case(trained, Path(sys.argv[1]), name)
+            held = {each.name: each.stat().st_size > 0 for each in Path(sys.argv[1]).iterdir()}
+            print(json.dumps([name, raised, held]), flush=True)
+    trained.fit(X, X[:, :1], verbose=0)
+    print(json.dumps("went on"), flush=True)

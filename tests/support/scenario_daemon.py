@@ -1,0 +1,579 @@
+"""Daemon in process on a turned clock: the only module of the scenario tests that touches the daemon's internals.
+
+`Box` is a machine of scripted GPUs with a real `Daemon` on it. A scenario sets what the GPUs answer and what the runs
+report, polls, and reads back what the daemon shows, sends and stores. All clocks are turned by `poll`, and everything
+that would come from this machine is replaced: host, processes, users, time zone, names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import selectors
+import sys
+import threading
+import time
+import types
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import isclass, isfunction
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import gpuwarden.alerts.delivery.dispatcher as delivery
+import gpuwarden.daemon.daemon as daemon_module
+from gpuwarden.cli import run_commands
+from gpuwarden._version import __version__
+from gpuwarden.alerts.delivery.message import Message as AlertMessage
+from gpuwarden.alerts.delivery.message import Notification
+from gpuwarden.alerts.delivery.target import Policy
+from gpuwarden.config.schema import Config, load
+from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.owners.cgroup_path import Place
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.host.host_reader import Host, Space
+from gpuwarden.protocol.messages import Advice, Message
+from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.daemon.sources import Source
+from gpuwarden.simulation.answers import SimulatedGpu
+from gpuwarden.simulation.board import Point
+from gpuwarden.simulation.simulated_nvml import Simulation
+from gpuwarden.web.http_server import Request
+
+INTERVAL = 5.0  # seconds between polls
+EPOCH = 1_800_000_000.0  # Unix time of the first poll
+UPTIME = 100_000.0  # seconds since boot at the first poll
+GIB = 1 << 30
+USERS = {1000: "ada", 1001: "grace", 1002: "hedy"}
+SOCKET = "/run/gpuwarden/run.sock"
+HOST_BYTES = 256 * GIB
+FIRST_PID = 5_000_001  # above the kernel's PID_MAX_LIMIT of 2^22: never a process of this machine
+HANG_PATIENCE_SECONDS = 0.005  # real seconds without an event, after which a poll that waits for a hung driver goes on
+SETTLE_SECONDS = 60.0  # real seconds that a thread of the daemon may take
+
+
+class Clock:
+    """Seconds since the start of the scenario, behind all of Python's clocks while `turned`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Stand in for time.monotonic, and for uptime."""
+        return UPTIME + self.now
+
+    def wall(self) -> float:
+        """Stand in for time.time."""
+        return EPOCH + self.now
+
+    @contextmanager
+    def turned(self) -> Iterator[None]:
+        """Replace the clocks of the module `time`, and where functions of the daemon have them as defaults."""
+        gmtime = time.gmtime
+        replaced: dict[Any, Any] = {
+            time.time: self.wall,
+            time.monotonic: self.monotonic,
+            time.perf_counter: self.monotonic,
+            time.clock_gettime: lambda _clock: self.monotonic(),
+            time.localtime: lambda seconds=None: gmtime(self.wall() if seconds is None else seconds),
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for function in list(_functions()):
+                defaults = function.__defaults__ or ()
+                if any(map(_is_in(replaced), defaults)):
+                    turned = tuple(replaced[each] if _is_in(replaced)(each) else each for each in defaults)
+                    patch.setattr(function, "__defaults__", turned)
+                keyword_only = function.__kwdefaults__ or {}
+                for name, default in list(keyword_only.items()):
+                    if _is_in(replaced)(default):
+                        patch.setitem(keyword_only, name, replaced[default])
+            for original, replacement in replaced.items():
+                patch.setattr(time, original.__name__, replacement)
+            yield
+
+
+def _is_in(replaced: Mapping[Any, Any]) -> Callable[[object], bool]:
+    return lambda default: isinstance(default, types.BuiltinFunctionType) and default in replaced
+
+
+def _functions() -> Iterator[types.FunctionType]:
+    """Yield the functions and methods of all loaded modules of the daemon."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "gpuwarden":
+            for value in vars(module).values():
+                members = vars(value).values() if isclass(value) else (value,)
+                yield from filter(isfunction, members)
+
+
+@dataclass
+class Card:
+    """Readings of one scripted GPU; a scenario sets them, and totals follow with time."""
+
+    utilization_percent: int = 0
+    bandwidth_percent: int = 0
+    temperature: float = 36.0
+    power: float = 70.0
+    clock: int = 345
+    reasons: frozenset[str] = frozenset({"gpu_idle"})
+    held: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    energy: float = 1e8
+    busy: float = 0.0
+    exchanged: float = 0.0
+    memory: dict[int, int] = field(default_factory=dict)  # bytes by pid
+
+    def work(self, *, temperature: float = 62.0, power: float = 540.0, clock: int = 1980, reasons: str = "") -> None:
+        """Set the readings of a GPU that trains."""
+        self.utilization_percent, self.bandwidth_percent = 96, 45
+        self.temperature, self.power, self.clock = temperature, power, clock
+        self.reasons = frozenset(reasons.split())
+
+    def rest(self) -> None:
+        """Set the readings of an idle GPU."""
+        idle = Card()
+        self.utilization_percent = self.bandwidth_percent = 0
+        self.temperature, self.power, self.clock, self.reasons = idle.temperature, idle.power, idle.clock, idle.reasons
+
+    def advance(self, seconds: float) -> None:
+        """Add up the totals."""
+        self.energy += self.power * seconds
+        self.busy += self.utilization_percent / 100 * seconds
+        for reason in self.reasons:
+            self.held[reason] += seconds
+
+    # The simulation's answers read the following, as of its own boards and their tenants.
+
+    @property
+    def utilization(self) -> tuple[int, int]:
+        """Percent of time with a kernel running, and with device memory busy."""
+        return self.utilization_percent, self.bandwidth_percent
+
+    @property
+    def memory_temperature(self) -> float:
+        """Temperature of the device memory in celsius."""
+        return self.temperature + 4
+
+    @property
+    def point(self) -> Point:
+        """Operating point."""
+        return Point(self.power, self.clock, self.reasons)
+
+    def processes(self) -> list[tuple[int, int]]:
+        """Return pid and bytes of the processes."""
+        return list(self.memory.items())
+
+
+class _Names:
+    """Identities of scripted processes, in place of those of this machine."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, ProcessIdentity] = {}
+
+    def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
+        return {pid: self.known[pid] for pid in pids if pid in self.known}
+
+    def sees_others(self) -> bool:
+        return True
+
+
+class _Users:
+    """Names of users without a thread."""
+
+    def name(self, uid: int) -> str:
+        return USERS.get(uid, str(uid))
+
+
+class _Trees:
+    """Use of the host by scripted runs: `memory` in bytes by pid, of those that live."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.dropped = 0
+        self.io_allowed: bool | None = True
+        self.memory: dict[int, int] = {}
+        self._clock = clock
+        self._began: dict[int, float] = {}
+
+    def read(self, peers: Iterable[Peer]) -> Mapping[Peer, Usage]:
+        return {peer: self._usage(peer.pid) for peer in peers}
+
+    def _usage(self, pid: int) -> Usage:
+        seconds = self._clock.now - self._began.setdefault(pid, self._clock.now)
+        present = Present(self.memory[pid], 1, "running", 16.0, None, None, (pid,)) if pid in self.memory else None
+        return Usage(2 * seconds, round(seconds) << 20, round(seconds) << 10, present)
+
+
+class _Target:
+    """Target of alerts that records what it is sent."""
+
+    name = "recorder"
+    place = "recorder of the test"
+
+    def __init__(self, config: Config, record: Callable[[str], None]) -> None:
+        self.policy = Policy.from_notify(config.notify, "info")
+        self._record = record
+
+    def address_digest(self) -> str | None:
+        return None
+
+    def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
+        message = AlertMessage("box", "docs", tuple(notifications), standing)
+        self._record(f"message {message.title}")
+        for each in (*message.firing, *message.over):
+            state = "resolved" if each.resolved_at is not None else "repeated" if each.repeated else "firing"
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(each.alert.labels.items()))
+            self._record(f"alert {state} {each.alert.name}{{{labels}}} {each.alert.rule.severity}")
+            if state == "firing":
+                self._record(f"  {each.alert.description} [{each.alert.owner}]")
+            elif each.alert.ending:
+                self._record(f"  {each.alert.ending}")
+
+
+class _Turn(threading.Condition):
+    """Condition of a sender that wakes when the clock was turned, and not as real time passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._idle = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - its seconds are turned
+        self._idle.set()
+        return super().wait()
+
+    def settle(self) -> None:
+        """Wake the thread, and return once it waits again."""
+        with self:
+            self._idle.clear()
+            self.notify_all()
+        assert self._idle.wait(SETTLE_SECONDS)
+
+
+class _Selector(selectors.SelectSelector):
+    """Selector of an event loop on the turned clock, which no timer turns but while the driver hangs."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.hangs = False
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        events = super().select(HANG_PATIENCE_SECONDS if self.hangs else SETTLE_SECONDS)
+        if not events:
+            assert self.hangs, "the daemon waits for something that does not come"
+            self._clock.now += timeout or 0.0
+        return events
+
+
+class _Lines(logging.Handler):
+    """Handler that gives each line of the log, with its level, to a recorder."""
+
+    def __init__(self, record: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._record = record
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert record.exc_info is None or record.exc_info[0] is None, self.format(record)
+        self._record(f"log {record.levelname.lower()} {record.getMessage()}")
+
+
+class Box:
+    """Machine with scripted GPUs and a daemon. Made by `play`."""
+
+    def __init__(self, gpus: int, folder: Path, clock: Clock, patch: pytest.MonkeyPatch, selector: _Selector) -> None:
+        self.clock = clock
+        self.timeline: list[str] = []
+        self.cards = [Card() for _ in range(gpus)]
+        self.host_available = 200 * GIB
+        self._selector = selector
+        self._now: list[str] = []  # lines of the poll under way
+        self._seen_events: set[str] = set()
+        self._folder = folder
+        self._box = Simulation(gpus, clock=clock.monotonic)
+        self._box._tenants = ()
+        for index, card in enumerate(self.cards):
+            gpu = self._box.gpu(index)
+            gpu.board = gpu.tenant = cast("Any", card)
+        self._reports: list[tuple[Peer, Message]] = []
+        self._exits: list[tuple[Peer, int | None]] = []
+        self._names, self._trees = _Names(), _Trees(clock)
+        self._pids = iter(range(FIRST_PID, FIRST_PID + 1000))
+        self._kernel_log = folder / "kmsg"
+        self._kernel_log.touch()
+        self._kernel_lines = 0
+        self._patch(patch)
+        overrides = {
+            "poll.interval": f"{INTERVAL:g}s",
+            "poll.memory_interval": f"{INTERVAL:g}s",  # no looks between polls
+            "gpus.gpm": "false",
+            "kernel_log.path": str(self._kernel_log),
+            "processes.series": "true",
+            **dict.fromkeys(("owners.docker", "owners.podman", "owners.kubernetes_logs"), "none"),
+            "owners.slurm_gpustat": "none",
+            "runs.socket": SOCKET,
+            "receipts.path": str(folder / "state"),
+            "notify.webhook": "http://127.0.0.1:9/",
+            "notify.resolve_after": "1m",
+        }
+        self._config = load(None, overrides)
+        self._daemon = daemon_module.Daemon(self._config, self._source())
+        self._daemon._kernels_pids = True
+        self._daemon._adviser._send = self._take_advice
+        self._dispatcher = delivery.Dispatcher(self._config, None, [cast("Any", _Target(self._config, self.record))])
+        self._daemon._alerts = self._dispatcher
+        self._turns: list[_Turn] = []
+        for sender in self._dispatcher._senders:
+            turn = sender._turn = _Turn()
+            self._turns.append(turn)
+        self._dispatcher.start()
+
+    def _patch(self, patch: pytest.MonkeyPatch) -> None:
+        host_reader = types.SimpleNamespace(read=self._host)
+        patch.setattr(daemon_module, "HostReader", lambda: host_reader)
+        patch.setattr(daemon_module, "memory_available", lambda: self.host_available)
+        patch.setattr(daemon_module, "ProcessTrees", lambda: self._trees)
+        patch.setattr(daemon_module, "ProcessNames", lambda: self._names)
+        patch.setattr(daemon_module, "UserNames", lambda _source: _Users())
+
+    def _source(self) -> Source:
+        return Source(
+            "nvml",
+            self._box.nvml,
+            host_memory=lambda: HostMemory(size=HOST_BYTES, available=self.host_available),
+            clock=self.clock.monotonic,
+            reports=self._drain,
+        )
+
+    def _host(self) -> Host:
+        return Host(
+            memory_size=HOST_BYTES,
+            memory_available=self.host_available,
+            swap=Space(0, 0),
+            cpus=32,
+            cpu_seconds={("busy",): 1000.0 + self.clock.now, ("idle",): 9000.0 + self.clock.now},
+            oom_kills=0,
+        )
+
+    # What a scenario does to the box.
+
+    def uuid(self, index: int) -> str:
+        """Return the UUID of a GPU."""
+        return self._box.gpu(index).uuid
+
+    def start(self, uid: int, *, comm: str = "python", slurm_job: str = "", unit: str = "") -> Peer:
+        """Start a process."""
+        pid = next(self._pids)
+        self._names.known[pid] = ProcessIdentity(uid, comm, Place(slurm_job=slurm_job, systemd_unit=unit))
+        return Peer(pid, uid, round(100 * (UPTIME + self.clock.now)), self.clock.wall())
+
+    def use_host(self, peer: Peer, memory: int) -> None:
+        """Set the bytes of host memory that a run's process holds."""
+        self._trees.memory[peer.pid] = memory
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Have a run send a message before the next poll."""
+        self._reports.append((peer, message))
+
+    def end(self, peer: Peer, status: int | None = None) -> None:
+        """End a process before the next poll; `status` is as of wait(2), None where the kernel does not tell it."""
+        self._exits.append((peer, status))
+        self._names.known.pop(peer.pid, None)
+        self._trees.memory.pop(peer.pid, None)
+        for card in self.cards:
+            card.memory.pop(peer.pid, None)
+
+    def log_kernel(self, message: str) -> None:
+        """Write a line to the kernel log."""
+        self._kernel_lines += 1
+        with self._kernel_log.open("a") as file:
+            file.write(f"4,{self._kernel_lines},{round(self.clock.monotonic() * 1e6)},-;{message}\n")
+
+    def log_xid(self, index: int, code: int, text: str) -> None:
+        """Write the driver's line about an XID to the kernel log."""
+        self.log_kernel(f"NVRM: Xid (PCI:0000:{0x10 + index:02x}:00): {code}, {text}")
+
+    def gpu(self, index: int) -> SimulatedGpu:
+        """Return a GPU, to break it with `lose`, `fail` and `restore`."""
+        return self._box.gpu(index)
+
+    def break_driver(self, code: int) -> None:
+        """Fail all calls to the driver with an NVML return code."""
+        self._box.driver.lose(code)
+
+    def hang_driver(self) -> None:
+        """Block all calls to the driver."""
+        self._selector.hangs = True
+        self._box.driver.hang()
+
+    async def restore_driver(self) -> None:
+        """End the driver's faults, and wait until its blocked calls have come back."""
+        self._box.driver.restore()
+        begin = threading.Event()
+        while self._daemon._poller._busy():
+            begin.wait(0.001)  # real time
+        await asyncio.sleep(0)
+        self._selector.hangs = False
+
+    async def pause(self, seconds: float) -> None:
+        """Pause the daemon, as `gpuwarden pause` does."""
+        await self._daemon._pause(str(seconds))
+        await self._settle()
+
+    async def poll(self) -> None:
+        """Turn the clock to the next poll, and have the daemon poll; add what it says to the timeline."""
+        if self._daemon._state is not None:
+            at = INTERVAL * (self.clock.now // INTERVAL + 1)
+            for card in self.cards:
+                card.advance(at - self.clock.now)
+            self.clock.now = at
+        await self._daemon.poll()
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Wait until the daemon's threads have done what the poll gave them, and write the timeline."""
+        if self._daemon._receipts._flushing:
+            await asyncio.wait([self._daemon._receipts._flushing])
+        for turn in self._turns:
+            turn.settle()
+        await self._note_events()
+        self.timeline += [f"{self.clock.now:7.1f} {line}" for line in sorted(self._now, key=_rank)]
+        self._now.clear()
+
+    # What the daemon shows.
+
+    async def page(self) -> str:
+        """Return the metrics page: samples alone, sorted, without what depends on this machine."""
+        text = (await self._get("/metrics")).decode()
+        samples = sorted(line for line in text.splitlines() if not line.startswith("#"))
+        kept = (line for line in samples if not line.startswith(("gpuwarden_http_", "gpuwarden_build_info")))
+        return "".join(f"{line}\n" for line in kept)
+
+    async def state(self) -> Any:
+        """Return the document of /api/v1/state."""
+        document = json.loads(await self._get("/api/v1/state"))
+        document["host"]["name"] = "box"
+        assert document["daemon"].pop("version") == __version__
+        del document["events"]  # in the timeline
+        return document
+
+    async def history(self) -> Any:
+        """Return the document of /api/v1/history."""
+        return json.loads(await self._get("/api/v1/history"))
+
+    async def records(self) -> Any:
+        """Return the listing of runs, and the whole record of each."""
+        listing = json.loads(await self._get("/api/v1/runs"))
+        assert Path(listing.pop("folder")) == self._folder / "state"
+        ids = [record["run_id"] for record in (*listing["live"], *listing["past"])]
+        whole = {run_id: json.loads(await self._get(f"/api/v1/runs/{run_id}")) for run_id in ids}
+        for record in (*listing["live"], *listing["past"], *whole.values()):
+            record.pop("boot_id", None)
+        return {"listing": listing, "records": whole}
+
+    async def runs_text(self, records: Any) -> str:
+        """Return what `gpuwarden runs` prints: the list, and each run."""
+        listing, whole = records["listing"], records["records"]
+
+        def ask(_listen: object, path: str) -> Any:
+            return whole.get(path.rpartition("/")[2]) or listing
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_commands, "ask", ask)
+            patch.setenv("COLUMNS", "120")
+            patch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+            text = run_commands.listing(self._config, ("live", "past"), None, as_json=False)
+            for run_id in sorted(whole):
+                text += f"\n== {run_id}\n{run_commands.one(self._config, run_id, as_json=False)}"
+        return text
+
+    async def close(self) -> None:
+        """Stop the daemon."""
+        for sender in self._dispatcher._senders:
+            sender.stop()
+            sender._thread.join(SETTLE_SECONDS)
+        if self._daemon._kernel_log:
+            self._daemon._kernel_log.close()
+        await self._daemon._receipts.stop()
+
+    async def open(self) -> None:
+        """Open the run database, as the daemon does before it polls."""
+        await self._daemon._receipts.open()
+
+    async def _get(self, path: str) -> bytes:
+        response = await self._daemon.web.respond(Request("GET", path, "", {}))
+        assert response.status == 200, (path, response.body)
+        return response.body
+
+    def _drain(self) -> Iterator[tuple[Peer, Message | None]]:
+        yield from self._reports
+        self._reports = []
+        for peer, status in self._exits:
+            if status is None:
+                yield peer, None
+            else:
+                self._daemon._registry.exited(peer, self.clock.monotonic(), status)
+        self._exits = []
+
+    def record(self, line: str) -> None:
+        """Add a line to those of the poll under way."""
+        self._now.append(line)
+
+    def _take_advice(self, peer: Peer, advice: Advice) -> bool:
+        resource = f" {advice.resource}" if advice.resource else ""
+        self.record(f"advice to {peer.run_id} #{advice.serial} {advice.kind}{resource} {advice.level}: {advice.text}")
+        return True
+
+    async def _note_events(self) -> None:
+        events = json.loads(await self._get("/api/v1/state"))["events"]
+        new = [each for each in reversed(events) if _event_key(each) not in self._seen_events]
+        self._seen_events.update(map(_event_key, events))
+        for each in new:
+            at = each["timestamp_seconds"] - EPOCH
+            self.record(f"event {each['kind']} {each['level']} at {at:.1f}: {each['text']}")
+
+
+def _event_key(event: Any) -> str:
+    return json.dumps(event, sort_keys=True)
+
+
+_KINDS = ("log", "event", "advice", "message", "alert", "  ")
+
+
+def _rank(line: str) -> int:
+    """Sort key by kind; an alert's message keeps its order."""
+    kind = next(kind for kind in _KINDS if line.startswith(kind))
+    return min(_KINDS.index(kind), _KINDS.index("message"))
+
+
+def play(scenario: Callable[[Box], Coroutine[Any, Any, None]], gpus: int, folder: Path) -> None:
+    """Run a scenario on a new box."""
+    clock = Clock()
+
+    async def played() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            box = Box(gpus, folder, clock, patch, selector)
+            lines = _Lines(box.record)
+            logger = logging.getLogger("gpuwarden")
+            patch.setattr(logger, "level", logging.INFO)
+            logger.manager._clear_cache()  # type: ignore[attr-defined]
+            logger.addHandler(lines)
+            try:
+                await box.open()
+                await scenario(box)
+            finally:
+                await box.close()
+                logger.removeHandler(lines)
+
+    with clock.turned():
+        selector = _Selector(clock)
+        loop = asyncio.SelectorEventLoop(selector)
+        try:
+            loop.run_until_complete(played())
+        finally:
+            loop.close()

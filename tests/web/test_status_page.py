@@ -1,0 +1,421 @@
+"""The status page in a real Chromium: it tells all that the API says of the box, and a stranger's text stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import pytest
+
+from browser import Tab, chromium
+from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
+from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
+from gpuwarden.gpu.snapshot import XidCount
+from gpuwarden.owners.processes import ProcessIdentity
+from gpuwarden.owners.resolver import Holder, Owners
+from gpuwarden.pressure.levels import Pressure, RunPressure
+from gpuwarden.protocol.messages import Hello
+from gpuwarden.runs.outcome import Ending
+from gpuwarden.runs.stall import Stall
+from gpuwarden.state import State
+from gpuwarden.web.api.state_document import MAX_PROCESSES
+from gpuwarden.xid import codes as xid
+from page_stage import SOCKET, Stage, answer, stage
+from snapshots import GIB, divided, gpu, snapshot
+from tests.web.test_state_api import REPORT, a_run, full
+
+pytestmark = pytest.mark.system
+
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>\u202e\n</h3>" + "x" * 10_000
+)
+
+# The least contrast of any text with what it stands on, by WCAG 2.1, and the text.
+CONTRAST = """(() => {
+  const parts = (color) => (color.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = ([r, g, b]) => {
+    const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [x, y, z] = [r, g, b].map((v) => linear(v / 255));
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const color = parts(getComputedStyle(e).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  let worst = [21, ""];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !e.checkVisibility() || e.closest(".unseen")) continue;
+    const [a, b] = [light(parts(getComputedStyle(e).color)), light(ground(e))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < worst[0]) worst = [ratio, walk.currentNode.data + " in " + e.className + " " + e.nodeName];
+  }
+  return worst;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def the_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """Give a page in a Chromium, one for all tests: to make another takes longer than most of them."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as made:
+        yield made.tab()
+
+
+@pytest.fixture
+def tab(the_tab: Tab) -> Tab:
+    """Give it as it was at first."""
+    the_tab.resize(1280, 900)
+    the_tab.prefer("light")
+    return the_tab
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Stage]:
+    """Give a server of the page."""
+    with stage() as made:
+        yield made
+
+
+def box(*gpus: Any, **more: Any) -> State:
+    """Make a poll of a box with these GPUs."""
+    known: dict[str, Any] = {"source": "nvml", "poll_interval": 1.0, "snapshot": snapshot(*gpus or (gpu(0),))}
+    return State(**(known | more))
+
+
+def verdict(tab: Tab) -> list[str]:
+    """Return what stands first, by its lines."""
+    return list(tab.evaluate("[...document.querySelectorAll('#verdict :is(h2, p, li)')].map(e => e.textContent)"))
+
+
+def test_healthy_box_says_so_first(page: Stage, tab: Tab) -> None:
+    """The first sentence says that all is well, with how many GPUs and runs; where runs report to stands below."""
+    shown = page.show(tab, box(gpu(0), gpu(1), runs=(a_run(left=60 * GIB),)))
+    assert verdict(tab) == ["✔ All is well", "2 GPUs answer, 1 run goes on."]
+    assert tab.text("#announcement") == "All is well"
+    assert tab.evaluate("document.title").startswith("All is well · ")
+    assert f"Runs report to {SOCKET}: set GPUWARDEN_SOCKET" in shown
+    assert "this machine's GPUs" not in shown
+
+
+def test_what_is_wrong_stands_first_with_its_numbers(page: Stage, tab: Tab) -> None:
+    """Each GPU and run that is not well is named with what it suffers from, the worst first, and leads to its card."""
+    hot = replace(
+        gpu(2),
+        readings={GpuReadings.temperature_celsius: {("core",): 87.0}, GpuReadings.temperature_margin_celsius: 2.0},
+    )
+    run = a_run(left=GIB)
+    pressure = Pressure(
+        {("GPU-0", "memory"): "critical", ("GPU-2", "thermal"): "some"},
+        {("7-1", "GPU-0"): RunPressure("critical", GIB, 19 * GIB)},
+    )
+    page.show(tab, box(gpu(0), gpu(1), hot, runs=(run,), pressure=pressure))
+    assert verdict(tab) == [
+        "✖ 2 critical, 1 to look at",
+        "✖ GPU 0, critical: memory pressure critical: 1.00 GiB of headroom, 5 %",
+        "✖ run unet, critical: 5 % of memory left",
+        "▲ GPU 2, to look at: thermal pressure some: 87 °C, 2 °C below slowdown",
+    ]
+    cards = tab.evaluate("[...document.querySelectorAll('article')].map(e => e.id)")
+    assert cards == ["gpu-0", "gpu-2", "gpu-1", "run-7-1"]
+    assert tab.evaluate("[...document.querySelectorAll('#verdict a')].map(e => e.hash)") == [
+        "#gpu-0",
+        "#run-7-1",
+        "#gpu-2",
+    ]
+    assert tab.evaluate("document.querySelector('#gpu-0 .fact.critical').textContent").startswith(
+        "Headroom✖ critical: 1.00 GiB"
+    )
+    assert (
+        tab.evaluate("document.querySelector('#gpu-2 .fact.warning').textContent")
+        == "Temperature▲ to look at: 87 °C slows down at 89 °C"
+    )
+    assert tab.evaluate("document.querySelectorAll('#gpu-1 .fact:is(.warning, .critical)').length") == 0
+    assert tab.text("#announcement") == "2 critical, 1 to look at; GPU 0 critical; run unet critical; GPU 2 to look at"
+
+
+def test_what_is_not_real_says_so(page: Stage, tab: Tab) -> None:
+    """A page of simulated GPUs says that they are none of this machine's."""
+    assert "These are not this machine's GPUs: the source is simulated." in page.show(tab, box(source="simulated"))
+
+
+def test_driver_that_does_not_answer_is_named_with_what_to_do(page: Stage, tab: Tab) -> None:
+    """With the driver gone the page says why and what helps instead of showing an empty box."""
+    shown = page.show(tab, box(snapshot=replace(snapshot(), fault="driver_not_loaded", driver=None)))
+    first, second = verdict(tab)
+    assert first == "✖ The driver does not answer: driver_not_loaded"
+    assert second.startswith("Load the kernel module")
+    assert "No GPU is known." in shown
+    assert "Not known: no GPU is read." in shown
+
+
+def test_gpu_that_is_left_alone_is_no_fault(page: Stage, tab: Tab) -> None:
+    """A sleeping GPU, and one that is not asked, show as that; those without a name are counted."""
+    alone, asleep = (replace(gpu(n), readings={}, asked=False) for n in (0, 1))
+    known: dict[str, Any] = {"asleep": {"GPU-0": False, "GPU-1": True}, "asleep_count": 3}
+    shown = page.show(tab, box(snapshot=replace(snapshot(alone, asleep), paused_until=2e9, **known)))
+    first, second = verdict(tab)
+    assert first.startswith("? Paused until 2033-05-18")
+    assert "gpuwarden resume ends it" in second
+    assert (shown.count("It is not asked."), shown.count("It sleeps, and is let.")) == (1, 1)
+    assert "their names are not known yet: 2." in shown
+    assert "Not known: no GPU is read." in shown
+    assert "does not answer" not in shown
+    assert "No process is on a GPU." in page.show(tab, box())
+
+
+def test_lost_gpu_says_what_to_do_and_its_xids_what_they_mean(page: Stage, tab: Tab) -> None:
+    """The gravest XIDs come first with meaning and action; of very many the rest is folded in; an old one is gone."""
+    codes = {
+        79: XidCount(2, -30.0),
+        13: XidCount(1, 0.0),
+        31: XidCount(1, 0.0),
+        63: XidCount(1, 0.0),
+        43: XidCount(1, 0.0),
+    }
+    lost = replace(gpu(0), fault="gpu_is_lost", readings={}, xids={**codes, 48: XidCount(1, -4000.0)})
+    page.show(tab, box(lost, gpu(1)))
+    assert verdict(tab)[1].startswith("✖ GPU 0, critical: does not answer: gpu_is_lost; XID 79 31s ago")
+    card = tab.text("#gpu-0")
+    assert "stop the runs on it and restart the machine." in card
+    assert "XID 48" not in card
+    listed = tab.evaluate("[...document.querySelectorAll('#gpu-0 .xids li')].map(e => e.textContent)")
+    assert listed[0].startswith("✖ XID 79 \N{MULTIPLICATION SIGN} 2, last at ")
+    assert len(listed) == 5
+    assert "and 1 more XIDs" in card
+    for code in codes:
+        assert any(f"XID {code}" in each and xid.explain(code).action.value in each for each in listed)
+        assert any(xid.explain(code).meaning in each for each in listed)
+
+
+def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
+    """Every number of a card is the answer's, in the words that the daemon's own texts have."""
+    readings: dict[Any, Any] = {
+        GpuReadings.memory_size_bytes: 80 * GIB,
+        GpuReadings.memory_used_bytes: 60 * GIB,
+        GpuReadings.memory_free_bytes: 19 * GIB,
+        GpuReadings.memory_reserved_bytes: GIB,
+        GpuReadings.temperature_celsius: {("core",): 61.0, ("memory",): 64.0},
+        GpuReadings.temperature_threshold_celsius: {("slowdown",): 89.0},
+        GpuReadings.utilization_ratio: 0.97,
+        GpuReadings.clock_hertz: {("graphics",): 1.2e9},
+        GpuReadings.clock_max_hertz: {("graphics",): 1.98e9},
+        GpuReadings.clock_event_active: {("sw_power_cap",): 1.0},
+        GpuReadings.power_usage_watts: 537.0,
+        GpuReadings.power_limit_watts: {("enforced",): 700.0},
+        GpuReadings.ecc_errors_total: {("corrected", "volatile", "dram"): 3.0},
+    }
+    held: dict[tuple[str, ...], int] = {("GPU-0", "user", "ada"): 50 * GIB, ("GPU-0", "run", "7-1"): 50 * GIB}
+    whole = replace(gpu(0), readings=readings)
+    page.show(tab, box(whole, runs=(a_run(in_use=40 * GIB, left=25 * GIB),), owners=Owners(held)))
+    facts = dict(
+        tab.evaluate(
+            "[...document.querySelectorAll('#gpu-0 .fact')].map(e => [e.firstChild.innerText, e.lastChild.innerText])"
+        )
+    )
+    assert {name: " ".join(told.split()) for name, told in facts.items()} == {
+        "Memory used": f"{amount(60 * GIB)} 75 % of {amount(80 * GIB)}",
+        "Headroom": f"{amount(25 * GIB)} 38 % of the tightest run's",
+        "Temperature": "61 °C slows down at 89 °C, memory 64 °C",
+        "Utilization": "97 %",
+        "Clock": "1.20 GHz of 1.98 GHz, held by sw power cap",
+        "Power": "537 W of 700 W",
+    }
+    legend = tab.text("#gpu-0 .legend li").splitlines()
+    assert [each.strip() for each in legend] == [
+        f"driver {amount(GIB)}", f"others {amount(10 * GIB)}", f"in use by runs {amount(40 * GIB)}",
+        f"reserved by runs {amount(10 * GIB)}", f"free {amount(19 * GIB)}", "headroom",
+    ]  # fmt: skip
+    widths = tab.evaluate("[...document.querySelectorAll('#gpu-0 .bar .share')].map(e => parseFloat(e.style.width))")
+    assert widths == [1.25, 12.5, 50, 12.5, 23.75, 31.25]
+    assert "user ada 50.0 GiB" in tab.text("#gpu-0")
+    assert "run unet 50.0 GiB" in tab.text("#gpu-0")
+    tab.evaluate("document.querySelector('#gpu-0 details').open = true")
+    assert "3 volatile" in tab.text("#gpu-0 .rows")
+
+
+def test_mig_instances_stand_in_their_gpu(page: Stage, tab: Tab) -> None:
+    """Each has its memory, and the headroom of a run on it."""
+    whole = divided(0, free=[GIB, 2 * GIB])
+    sizes = {MigReadings.memory_used_bytes: 3 * GIB, MigReadings.memory_size_bytes: 4 * GIB}
+    whole = replace(whole, mig=tuple(replace(each, readings={**each.readings, **sizes}) for each in whole.mig))
+    page.show(tab, box(whole, runs=(a_run(uuid="MIG-0-1", in_use=GIB, left=3 * GIB),)))
+    first, second = (
+        " ".join(each.split()) for each in tab.evaluate("[...document.querySelectorAll('.mig')].map(e => e.innerText)")
+    )
+    assert "MIG 0/0 1g.10gb" in first
+    assert "Headroom 1.00 GiB" in first
+    assert "MIG 0/1 1g.10gb" in second
+    assert "Memory used 3.00 GiB 75 % of 4.00 GiB" in second
+    assert "Headroom 3.00 GiB 75 %" in second
+    assert "GPU 0/1" in tab.text("#run-7-1")
+
+
+def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
+    """Speed, input wait, forecast with its bounds, errors, verdict and next step, a stall, the way to the receipt."""
+    report = replace(REPORT, step_median=0.0123, errors={"device_oom": 2, "other": 1})
+    grows = Growth(1e6, 60 << 20, TimeLeft(90.0, 80.0, 100.0))
+    endless = replace(grows, left=TimeLeft(7200.0, 7000.0, None))
+    stall, why = Stall(61.4, "stopped"), Verdict("too_big", "9 GiB <of> 8.", "Use less.")
+    page.show(
+        tab,
+        box(
+            runs=(
+                replace(a_run(growth={"GPU-0": grows}, host_growth=endless, verdict=why, stall=stall), report=report),
+            )
+        ),
+    )
+    card = " ".join(tab.text("#run-7-1").split())
+    so_far = f"{rate(1e6)}, {amount(60 << 20)} so far"
+    assert f"median {duration(0.0123)}" in card
+    assert "Waits for input 25 %" in card
+    assert "9 steps" in card
+    assert f"Its memory on GPU 0 grows by {so_far}: out of memory {foreseen(90.0, 80.0, 100.0)}." in card
+    assert f"Its host memory grows by {so_far}: out of host memory {foreseen(7200.0, 7000.0, None)}." in card
+    assert "Errors: device oom \N{MULTIPLICATION SIGN} 2, other." in card
+    assert "Out of memory by too big: 9 GiB <of> 8. Use less." in card
+    assert f"no step for {lasting(61.4)} (stopped)" in card
+    assert tab.evaluate("document.querySelector('#run-7-1 a').getAttribute('href')") == "api/v1/runs/7-1"
+
+
+def test_peak_that_is_not_known_is_not_none(page: Stage, tab: Tab) -> None:
+    """A run whose peak is not told has none, rather than one of 0 bytes."""
+    seen = answer(box(runs=(a_run(left=0.0),)))["runs"]
+    assert "peak 9.00 GiB" in page.show(tab, box(), runs=seen)
+    del seen[0]["devices"][0]["memory_peak_bytes"]
+    shown = page.show(tab, box(), runs=seen)
+    assert "9.00 GiB" in shown
+    assert "peak" not in shown
+
+
+def test_ended_runs_say_how(page: Stage, tab: Tab) -> None:
+    """They stand below those that go on, with outcome and evidence; one that has just ended badly stands on top."""
+    gone: dict[str, Any] = {"up": False, "current": False}
+    killed = a_run(8, **gone, ending=Ending("oom_killed", 'it said: <b "', 1.0, settled=True))
+    well = a_run(9, **gone, ending=Ending("finished", "exit status 0", 1.0, settled=True))
+    shown = page.show(tab, box(runs=(killed, well, a_run(left=60 * GIB))))
+    assert "▲ run unet, to look at: oom killed 0s ago" in verdict(tab)
+    assert "oom killed at " in tab.text("#run-8-1")
+    assert 'it said: <b "' in tab.text("#run-8-1")
+    assert "▲" in tab.text("#run-8-1")
+    assert "▲" not in tab.text("#run-9-1")
+    assert "exit status 0" in tab.text("#run-9-1")
+    assert shown.index("Doing") < shown.index("Ended") < shown.index("exit status 0")
+
+
+def test_without_a_run_the_page_says_how_to_report(page: Stage, tab: Tab) -> None:
+    """Both ways, by callback and by hand."""
+    shown = page.show(tab, box())
+    assert "No run reports." in shown
+    assert "from gpuwarden.keras import GpuWarden" in shown
+    assert "with watch(" in shown
+
+
+def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, tab: Tab) -> None:
+    """Each process has its user and its job, container, unit or run; the largest first, and the rest is counted."""
+    held = {pid: pid * GIB for pid in range(1, MAX_PROCESSES + 3)}
+    identities = {52: ProcessIdentity(1000, "<b>"), 51: ProcessIdentity(1000, "python")}
+    holders = {52: Holder("ada", "<i>", "", "4711", "", "52-9"), 51: Holder("grace", "", "", "", "a.service")}
+    shown = page.show(tab, box(gpu(0, held=held), owners=Owners(holders=holders, identities=identities)))
+    rows = tab.evaluate(
+        "[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent.trim()))"
+    )
+    assert rows[:3] == [
+        ["0", "52.0 GiB", "ada", "<b> 52", "slurm job 4711 · container <i> · run 52-9"],
+        ["0", "51.0 GiB", "grace", "python 51", "systemd unit a.service"],
+        ["0", "50.0 GiB", "unknown", "50", "-"],
+    ]
+    assert len(rows) == MAX_PROCESSES
+    assert "and 38 more processes" in shown
+    assert "And 2 more processes that hold less." in shown
+    crowd = tuple(a_run(pid, left=0.0, began=float(pid)) for pid in range(1, 130))
+    shown = page.show(tab, box(runs=crowd))
+    assert "and 76 more runs" in shown
+    assert "And 29 more, which the daemon leaves out here." in shown
+
+
+def test_names_of_strangers_stay_text(page: Stage, tab: Tab) -> None:
+    """Markup, marks of direction, line ends and ten thousand letters neither run nor break the page."""
+    run = replace(a_run(left=0.0), hello=Hello(HOSTILE, HOSTILE, {}, job=HOSTILE))
+    pressure = Pressure({("GPU-0", "memory"): "critical"}, {("7-1", "GPU-0"): RunPressure("critical", 0.0, GIB)})
+    owners = Owners(
+        {("GPU-0", "user", HOSTILE): GIB},
+        holders={7: Holder(HOSTILE, HOSTILE)},
+        identities={7: ProcessIdentity(0, HOSTILE)},
+    )
+    dead = replace(run, peer=replace(run.peer, pid=8), up=False, ending=Ending("failed", HOSTILE, 1.0, settled=True))
+    tab.resize(360, 800)
+    named = replace(gpu(0, held={7: GIB}), identity=replace(gpu(0).identity, name=HOSTILE))
+    page.show(tab, box(named, runs=(run, dead), pressure=pressure, owners=owners))
+    assert HOSTILE[:60] in tab.evaluate("document.body.textContent")
+    assert tab.evaluate("document.querySelectorAll('main script, main img').length") == 0
+    assert "owned" not in tab.evaluate("document.title")[:20]
+    assert tab.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+    assert tab.events("Runtime.exceptionThrown") == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone_and_contrast(page: Stage, tab: Tab, scheme: Literal["light", "dark"]) -> None:
+    """At 360 pixels nothing has to be moved sideways; every text can be read in both schemes, of now and old."""
+    tab.prefer(scheme, motion="reduce")
+    tab.resize(360, 800)
+    page.show(tab, full())
+    tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    assert tab.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+    dark = tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 23)"
+    assert dark == (scheme == "dark")
+    assert tab.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+    ratio, where = tab.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+    tab.evaluate("document.body.classList.add('old')")
+    ratio, where = tab.evaluate(CONTRAST)
+    assert ratio >= 4.5, where
+
+
+def test_keyboard_and_names_for_screen_readers(page: Stage, tab: Tab) -> None:
+    """Tab comes to all that can be used, in a frame; all parts and pictures have names; one part is live."""
+    page.show(tab, full())
+    visited = []
+    for _ in range(60):
+        tab.press("Tab", 9)
+        visited.append(tab.evaluate("document.activeElement.outerHTML.slice(0, 60)"))
+        if tab.evaluate("document.activeElement === document.body"):
+            break
+        outlined = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outlined == "solid", visited[-1]
+    usable = tab.evaluate("[...document.querySelectorAll('a, summary')].filter(e => e.checkVisibility()).length")
+    assert len({*visited}) >= usable * 0.9
+    assert "skip" in visited[0]
+    tab.evaluate("document.querySelector('#verdict a').focus()")
+    tab.press("Enter", 13)
+    tab.until("document.activeElement.id === 'gpu-0' || location.hash === '#gpu-0'")
+    assert tab.evaluate("[...document.querySelectorAll('[aria-live], [role=status]')].map(e => e.id)") == [
+        "announcement"
+    ]
+    unnamed = """[...document.querySelectorAll('section, article')].filter((e) =>
+        !document.getElementById(e.getAttribute('aria-labelledby'))?.textContent).length"""
+    assert tab.evaluate(unnamed) == 0
+    assert tab.evaluate("[...document.querySelectorAll('[role=img]')].filter(e => !e.ariaLabel).length") == 0
+    levels = tab.evaluate("[...document.querySelectorAll('h1, h2, h3, h4')].map(e => +e.nodeName[1])")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert tab.evaluate("['header', 'main', 'footer'].every(e => document.querySelectorAll(e).length === 1)")
+
+
+def test_without_javascript_the_page_says_where_else_to_look(page: Stage, tab: Tab) -> None:
+    """The terminal, the API and the metrics."""
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        tab.call("Page.navigate", url=page.url)
+        tab.until("document.querySelectorAll('noscript a').length == 3")  # with scripts it would be text
+        assert "gpuwarden top" in tab.evaluate("document.querySelector('noscript').textContent")
+    finally:
+        tab.call("Emulation.setScriptExecutionDisabled", value=False)

@@ -1,0 +1,192 @@
+"""The status page on a real daemon, in a real Chromium: it follows the box, survives a restart, and costs little."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import Daemon, ending, fetch, free_port, until
+
+from browser import Tab, chromium
+from gpuwarden.formatting import amount
+from gpuwarden.web.static_files import FOLDER
+from mock_nvml import MockNvml
+from page_stage import answer, stage
+from snapshots import gpu
+from tests.web.test_status_page import box, verdict
+
+pytestmark = pytest.mark.system
+
+MOST_BYTES = 150_000  # of all that a browser loads, uncompressed
+LEAST_MS = 2990.0  # from an answer to the page's next question; clocks of pages are rounded
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """Give a page in a Chromium."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as made:
+        yield made.tab()
+
+
+def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
+    """It shows what the mock and the API say, follows both, loads little, and nothing from elsewhere."""
+    mock_nvml.set("*", "temp", 61)
+    mock_nvml.set("*", "memused", 51234)
+    daemon = Daemon(tmp_path, env=mock_nvml.env(gpus=2))
+    with ending(daemon):
+        tab.open(f"{daemon.url}/")
+        tab.until("document.querySelectorAll('article.card').length === 2")
+        state: dict[str, Any] = json.loads(fetch(f"{daemon.url}/api/v1/state"))
+        assert verdict(tab)[0] == "✔ All is well"
+        for each in state["gpus"]:
+            card = tab.text(f"#gpu-{each['index']}")
+            assert each["name"] in card
+            assert amount(each["memory_used_bytes"]) in card
+            assert "61 °C" in card
+        assert state["host"]["name"] == tab.text("h1")
+        tab.until("document.querySelectorAll('.chart canvas').length === 6")
+        mock_nvml.set(1, "temp", 71)
+        tab.until("document.querySelector('#gpu-1').innerText.includes('71 °C')")
+        assert "61 °C" in tab.text("#gpu-0")
+        mock_nvml.lose(1)
+        tab.until("document.querySelector('#announcement').textContent === '1 critical; GPU 1 critical'")
+        assert verdict(tab) == ["✖ 1 critical", "✖ GPU 1, critical: does not answer: gpu_is_lost"]
+        assert tab.evaluate("document.querySelectorAll('#gpu-1 canvas').length") == 3  # what was before
+        mock_nvml.clear()
+        tab.until("document.querySelector('.verdict.ok')")
+        asked = [each["request"]["url"] for each in tab.events("Network.requestWillBeSent")]
+        assert {url.split("/")[2] for url in asked} == {daemon.url.split("/")[2]}
+        paths = [url.removeprefix(daemon.url) for url in asked]
+        assert paths.count("/api/v1/history") == 1  # then it goes on with the state
+        loaded = {path for path in paths if not path.startswith("/api/")}
+        assert loaded >= {"/", "/page/main.js", "/page/page.css", "/page/uplot/uPlot.iife.min.js"}
+        assert sum(len(fetch(f"{daemon.url}{path}")) for path in loaded) < MOST_BYTES
+        assert {path.removeprefix("/page/") for path in loaded} - {"/"} == {
+            str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.*") if path.suffix in (".js", ".css", ".svg")
+        }
+        assert tab.events("Runtime.exceptionThrown") == []
+        assert [each for each in tab.events("Log.entryAdded") if each["entry"]["level"] == "error"] == []
+
+
+def test_daemon_that_goes_and_comes_again(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> None:
+    """What was seen last is marked as old; with another daemon the page goes on by itself."""
+    env, port = mock_nvml.env(gpus=1), free_port()
+    mock_nvml.set("*", "temp", 61)
+    daemon = Daemon(tmp_path, env=env, port=port)
+    with ending(daemon):
+        tab.open(f"{daemon.url}/")
+        tab.until("document.querySelector('.verdict.ok')")
+    tab.until("document.body.classList.contains('old')")
+    first, _, was = verdict(tab)[:3]
+    assert re.fullmatch(r"\? The daemon has not answered since \d\d:\d\d:\d\d; what you see is old\.", first)
+    assert re.match(r"At \d\d:\d\d:\d\d it was: All is well", was)
+    assert tab.evaluate("document.title").startswith("? not known")
+    assert tab.text("#announcement") == first.removeprefix("? ")
+    assert "61 °C" in tab.text("#gpu-0")
+    assert tab.evaluate("getComputedStyle(document.querySelector('section:not(.verdict)')).filter") == "grayscale(1)"
+    mock_nvml.set("*", "temp", 72)
+    again = Daemon(tmp_path, env=env, port=port)
+    with ending(again):
+        tab.until("!document.body.classList.contains('old')")
+        tab.until("document.querySelector('#gpu-0').innerText.includes('72 °C')")
+        assert verdict(tab)[0] == "✔ All is well"
+        label = tab.evaluate("document.querySelector('#gpu-0 figure:last-child .chart').ariaLabel")
+        assert label == "Temperature over the last ten minutes: 61 °C to 72 °C, now 72 °C"
+
+
+def test_old_polls_and_none_at_all(tab: Tab) -> None:
+    """A daemon that answers without new polls is told from one that is well, by its own clock and not the browser's."""
+    with stage() as page:
+        page.show(tab, box(gpu(0)))  # polled in 1970 by its clock, and that is now there
+        assert verdict(tab)[0] == "✔ All is well"
+        page.now = page.date() + 600
+        tab.open(page.url)
+        tab.until("document.querySelector('.old #gpu-0')")
+        assert verdict(tab)[0] == "? The last poll was 10m00s ago; what you see is old."
+        page.answer = None
+        tab.until("document.querySelector('#verdict').innerText.includes('has had no poll since')")
+        assert "no poll yet" in tab.text("#verdict")
+        tab.open(page.url)
+        tab.until("document.querySelector('#verdict h2')")
+        assert re.fullmatch(r"\? The daemon has had no poll since \d\d:\d\d:\d\d\.", verdict(tab)[0])
+
+
+def test_answer_that_cannot_be_drawn_costs_itself_alone(tab: Tab) -> None:
+    """What was drawn before stays, marked as old, with what failed; the page asks on, and goes on by itself."""
+    with stage() as page:
+        page.show(tab, box(gpu(0)))
+        good = page.answer or {}
+        bad: tuple[dict[str, Any], ...] = ({"gpus": None}, {"runs": [{"up": True}]}, {"troubles": [{}]})
+        for broken in bad:
+            page.answer = good | broken
+            tab.until("document.querySelector('.old #verdict')")
+            assert verdict(tab)[0].startswith("? This page has failed at ")
+            assert any("All is well" in line for line in verdict(tab))
+            assert tab.text("#gpu-0 h3").startswith("GPU 0")
+            page.answer = good
+            tab.until("!document.body.classList.contains('old')")
+            assert verdict(tab)[0] == "✔ All is well"
+        page.answer = good | {"gpus": None}
+        tab.open(page.url)  # nothing has been drawn yet
+        tab.until("document.querySelector('.old #verdict')")
+        page.answer = good
+        tab.until("document.querySelector('#gpu-0')")
+        assert tab.events("Runtime.exceptionThrown") == []
+
+
+def test_page_asks_no_more_than_it_may(tab: Tab) -> None:
+    """Not faster than each three seconds, by the daemon's interval where that is longer, and not where nobody looks."""
+    with stage() as page:
+        page.answer = answer(box(gpu(0)))
+        tab.open(page.url)
+        until(lambda: page.asked.count("/api/v1/state") >= 3, "three questions")
+        # By the browser's own clock: a timer may come late, and never early.
+        times = tab.evaluate(
+            "performance.getEntriesByType('resource').filter(e => e.name.endsWith('/api/v1/state'))"
+            ".map(e => [e.startTime, e.responseEnd])"
+        )
+        assert len(times) >= 2
+        assert all(asked - answered >= LEAST_MS for (_, answered), (asked, _) in pairwise(times))
+        tab.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+        tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        assert tab.evaluate("document.body.classList.contains('old')")
+        page.asked.clear()
+        tab.evaluate("new Promise((done) => setTimeout(done, 3500))")
+        assert page.asked == []
+        tab.evaluate("delete document.hidden")
+        tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        tab.until("!document.body.classList.contains('old')")
+        assert "/api/v1/history" in page.asked  # of the time that nobody looked
+
+
+def test_charts_have_a_gap_where_nothing_is_known(tab: Tab) -> None:
+    """The daemon's history, then states; a gap stays one, and ten minutes are all that is kept."""
+    with stage() as page:
+        page.show(tab, box(gpu(0)))
+        read = """(async () => {
+            const { Past } = await import('/page/past.js');
+            const past = new Past();
+            const gpu = (used) => ({ uuid: 'G', memory_used_bytes: used });
+            const state = (at, used) => ({ polled_timestamp_seconds: at, gpus: [gpu(used)], runs: [] });
+            const gpus = (used) => ({ G: { memory_used_bytes: used } });
+            const history = (times, used) => ({ timestamp_seconds: times, gpus: gpus(used), runs: {} });
+            const told = () => [past.read(1).times, past.read(1).column('G memory_used_bytes')];
+            past.load(history([1000, 1005, 1010], [1, null, 3]));
+            past.add(state(1012, 4));
+            past.add(state(1012, 5));
+            past.add(state(1100, 6));
+            const first = told();
+            past.load(history([1090, 1095], [7, 8]));
+            const restarted = told();
+            past.add(state(1700, 9));
+            return [first, restarted, told()];
+        })()"""
+        first, restarted, later = tab.evaluate(read)
+        assert first == [[1000, 1005, 1010, 1012, 1019.5, 1100], [1, None, 3, 4, None, 6]]
+        assert restarted == [[1000, 1005, 1010, 1012, 1019.5, 1090, 1095, 1100], [1, None, 3, 4, None, 7, 8, 6]]
+        assert later == [[1700], [9]]
