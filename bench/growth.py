@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
-from gpuwarden.analysis.memory.leak_watch import Outlook
+from gpuwarden.analysis.memory.leak_watch import LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
 from programs import conditions
@@ -70,7 +70,7 @@ def of_polls(shape: str, age: float, polls: int) -> float:
     """Return the seconds of CPU that a poll's looks at runs of that age take: the mean over some polls."""
     held, lost = SHAPES[shape]
     chance = random.Random(1)  # noqa: S311 - the same each time
-    runs = [({"GPU-0": MemoryHistory()}, Outlook()) for _ in range(RUNS_POLLED)]
+    runs = [({"GPU-0": MemoryHistory()}, LeakWatch()) for _ in range(RUNS_POLLED)]
     long_ago = max(age / 2000, REPORT_SECONDS)  # reports so far apart leave as many points as all would
     at = 0.0
     while at < age:

@@ -9,7 +9,7 @@ from series import RUN, headroom_ratio, rate, series, with_device, with_run
 
 from gpuwarden.metrics.model import Metric
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 
 NAME = "{{run_name}} {{pid}}"
 ON_GPU = f"{NAME} GPU {{{{gpu}}}}"
@@ -29,7 +29,7 @@ def in_use(width: int) -> Panel:
     )
 
 
-def _named(row: Metric[Run]) -> str:
+def _named(row: Metric[RunSnapshot]) -> str:
     return with_run(with_device(series(row)))
 
 

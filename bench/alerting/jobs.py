@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.cgroup_path import NOWHERE, Place
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
@@ -101,7 +101,7 @@ class Process:
 
     def __init__(self, job: Job, pid: int, uuids: Sequence[str]) -> None:
         self.job = job
-        self.peer = Peer(pid, job.uid, int((_BOOTED + job.begin) * _TICKS))
+        self.peer = ProcessKey(pid, job.uid, int((_BOOTED + job.begin) * _TICKS))
         self.gone = False
         self._uuids = uuids
         self._acts = iter(job.acts)
@@ -149,7 +149,7 @@ class Process:
         """Say hello again with the next message: there is another daemon."""
         self._announced, self._idle_told = False, False
 
-    def said(self) -> Iterator[tuple[Peer, Message | None]]:
+    def said(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         """Yield what it says when asked, its end included; called once after it is gone."""
         # It speaks between steps, and of being idle once.
         silent = self._act.phase is None or self._act.hangs or (self._act.phase == "idle" and self._idle_told)

@@ -20,7 +20,7 @@ from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.kernel_log import Record
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import TABLES, Entries, Exposition, entries
 from gpuwarden.metrics.model import Metric, Table
 from gpuwarden.owners.processes import ProcessIdentity
@@ -77,7 +77,7 @@ class _Tenants(Occupancy):
     def identity(self, pid: int) -> ProcessIdentity | None:
         return next((each.identity for each in self._here() if each.peer.pid == pid), None)
 
-    def reports(self) -> Iterator[tuple[Peer, Message | None]]:
+    def reports(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         return self._box.said() if self._index == 0 else iter(())
 
     def _here(self) -> list[Process]:
@@ -90,7 +90,7 @@ class ScriptedBox(Simulation):
     def __init__(self, jobs: Iterable[Job], gpus: int, clock: Clock, seed: int = 1) -> None:
         self.processes: list[Process] = []
         self.boards: list[RoomBoard] = []
-        self.statuses: list[tuple[Peer, int]] = []  # of processes that ended, for whom the kernel tells
+        self.statuses: list[tuple[ProcessKey, int]] = []  # of processes that ended, for whom the kernel tells
         self._coming = sorted(jobs, key=lambda job: job.begin, reverse=True)
         self._pids = iter(range(_FIRST_PID, 2 * _FIRST_PID))
         self._ended: list[Process] = []
@@ -149,7 +149,7 @@ class ScriptedBox(Simulation):
         for process in self.processes:
             process.reconnect()
 
-    def said(self) -> Iterator[tuple[Peer, Message | None]]:
+    def said(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         """Yield what all processes say now, the last words of those that ended first."""
         for each in self._ended:
             yield from each.said()

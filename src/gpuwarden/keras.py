@@ -32,7 +32,7 @@ from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, Respon
 from gpuwarden.client.keras.step_counter import Steps
 from gpuwarden.client.keras.tf_data_wait import TfData
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.reporter import REPORT_INTERVAL, Run, default_name, join
+from gpuwarden.client.reporter import REPORT_INTERVAL, Reporter, default_name, join
 from gpuwarden.client.settings import checked
 from gpuwarden.protocol.messages import Advice, Phase
 from gpuwarden.tuning.find_batch_size import find_batch_size
@@ -85,7 +85,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
         self._watched: Any = None
         self._functions: Functions | None = None
-        self._run: Run | None = None
+        self._run: Reporter | None = None
         self._steps: Steps | None = None  # of the fit under way
         self._batches: Batches | None = None
         self._feed: Feed | None = None  # what measures the wait for input, where that can be known
@@ -276,7 +276,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if self._steps is not None:
             self._steps.find_end()
 
-    def _join(self) -> Run:
+    def _join(self) -> Reporter:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
         backend = keras.backend.backend()
         framework = for_backend(backend)
@@ -292,7 +292,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             run.memory.watch(framework, names)
         return run
 
-    def _begin_run(self) -> Run:
+    def _begin_run(self) -> Reporter:
         """Join the run where nothing of it is under way; a fit that an exception ended unseen has counted steps."""
         run = self._join()
         run.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Allowance:
+class RateLimit:
     """Allows for `burst` times in a row, and for one every `seconds` in the long run; times are monotonic."""
 
     def __init__(self, burst: int, seconds: float) -> None:

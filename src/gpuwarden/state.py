@@ -11,7 +11,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.host_reader import Host
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class State:
     source: str
     poll_interval: float  # seconds
     snapshot: Snapshot
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunSnapshot, ...] = ()
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     owners: Owners = field(default_factory=Owners)
     host: Host = field(default_factory=Host)

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.advice.advisor import HUNG_SECONDS, LEAST_GROWTH, Adviser
-from gpuwarden.advice.delivery_state import Ear
+from gpuwarden.advice.advisor import HUNG_SECONDS, LEAST_GROWTH, Advisor
+from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
-from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, Neighbours
-from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenants
+from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.gpu.memory_sampler import NEVER
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
 from gpuwarden.runs.run_events import MarkKind
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
 
 BEGAN = 1000.0  # Unix time
@@ -37,8 +37,8 @@ class Box:
         self.takes = True
         self.marks: list[tuple[int, MarkKind, str]] = []
         self.parents: dict[int, int] = {}
-        self.neighbours = Neighbours()
-        self.adviser = Adviser(
+        self.neighbours = CoTenants()
+        self.adviser = Advisor(
             Limits(),
             self._send,
             self._mark,
@@ -49,7 +49,7 @@ class Box:
         self._watch = PressureWatch(Limits())
         self.now = 0.0
 
-    def _send(self, peer: Peer, advice: Advice) -> bool:
+    def _send(self, peer: ProcessKey, advice: Advice) -> bool:
         assert decode_advice(encode(advice)) == advice  # fit for the wire
         if self.takes:
             self.sent.append((peer.pid, advice))
@@ -60,12 +60,12 @@ class Box:
             pid = self.parents.get(pid, 0)
         return pid
 
-    def _mark(self, peer: Peer, kind: MarkKind, text: str, now: float, uuid: str | None) -> None:
+    def _mark(self, peer: ProcessKey, kind: MarkKind, text: str, now: float, uuid: str | None) -> None:
         assert now == self.now
         assert uuid in ("GPU-0", "MIG-0-1")
         self.marks.append((peer.pid, kind, text))
 
-    def poll(self, gpus: list[Gpu], *runs: Run, passed: float = 1.0) -> list[tuple[int, str, str]]:
+    def poll(self, gpus: list[Gpu], *runs: RunSnapshot, passed: float = 1.0) -> list[tuple[int, str, str]]:
         """Make a poll; return pid, kind and level of what was sent."""
         self.now += passed
         seen = replace(snapshot(*gpus), time=BEGAN + self.now)
@@ -76,13 +76,23 @@ class Box:
         return [(pid, advice.kind, advice.level) for pid, advice in self.sent[begun:]]
 
 
-def run(number: int, uuid: str, *, in_use: float = 50, left: float | None = 50) -> Run:
+def run(number: int, uuid: str, *, in_use: float = 50, left: float | None = 50) -> RunSnapshot:
     """Make a run that hears, with GiB in use and left; None for what is not known."""
     memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
     headroom = {} if left is None else {uuid: left * GIB}
     hello = Hello(f"run-{number}", "none", {}, hears=True)
-    return Run(
-        Peer(number, 1000, 1), hello, None, None, True, True, memory, headroom, began=BEGAN, devices=(uuid,), ear=Ear()
+    return RunSnapshot(
+        ProcessKey(number, 1000, 1),
+        hello,
+        None,
+        None,
+        True,
+        True,
+        memory,
+        headroom,
+        began=BEGAN,
+        devices=(uuid,),
+        ear=DeliveryState(),
     )
 
 

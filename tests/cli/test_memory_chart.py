@@ -9,7 +9,7 @@ from receipt_cases import receipt
 
 from gpuwarden.cli.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, alphabet, chart
 from gpuwarden.cli.run_report import Page, story_lines
-from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldMark, ToldVerdict
+from gpuwarden.records.record import DeviceShare, MemoryStory, RunRecord, ToldMark, ToldVerdict
 from snapshots import GIB
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def drawn(told: MemoryStory, width: int = 20) -> list[str]:
     return [line[LABEL_WIDTH + 1 :] for line in chart(told, told.ended_seconds[-1], width, ASCII)]
 
 
-def told(devices: int = 1, marks: int = 0, **changes: object) -> Receipt:
+def told(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
     """Make a receipt with a story on each device."""
     share = DeviceShare(uuid="GPU-0", name="H100", story=story([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
     shares = tuple(
@@ -50,7 +50,7 @@ def told(devices: int = 1, marks: int = 0, **changes: object) -> Receipt:
     return replace(bare, **changes)  # type: ignore[arg-type] # its fields
 
 
-def lines(made: Receipt, width: int = 80) -> list[str]:
+def lines(made: RunRecord, width: int = 80) -> list[str]:
     """Tell it."""
     return [
         f"{label or ''} {text}" if label is not None else text for label, text in story_lines(made, Page(width, ASCII))

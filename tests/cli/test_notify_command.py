@@ -19,7 +19,7 @@ from gpuwarden.alerts import validation
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.cli import notify_command
-from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import NOT_ASCII, Secret
 from tests.config.test_schema import problems
 
@@ -101,7 +101,7 @@ def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(WebhookTarget, "_deliver", fails)
     said: list[str] = []
-    assert notify_command.send_test(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
+    assert notify_command.send_test(NotifyConfig(webhook=(Secret(text="http://127.0.0.1:1/"),)), said.append) == 1
     assert re.search(r": NOT sent, by an error of gpuwarden's own, .*: UnicodeEncodeError in .*\.fails:\d+$", said[0])
     assert TOKEN not in said[0]
 
@@ -191,7 +191,7 @@ notify:
 def test_what_no_login_can_hold_is_a_warning() -> None:
     """A token outside ASCII is reported by the check already."""
     wrong = Secret(text="Schlüssel")
-    found = validation.missing(Config(notify=Notify(webhook=(Secret(text="https://x"),), webhook_token=wrong)))
+    found = validation.missing(Config(notify=NotifyConfig(webhook=(Secret(text="https://x"),), webhook_token=wrong)))
     assert dict(found) == {"notify.webhook_token": f"the configuration {NOT_ASCII}"}
 
 

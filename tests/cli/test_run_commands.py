@@ -23,7 +23,7 @@ from services import Daemon, ending, free_port
 from gpuwarden.cli import run_commands
 from gpuwarden.cli.api_client import StatusError
 from gpuwarden.config.schema import Address, Config
-from gpuwarden.records.record import Receipt, to_plain
+from gpuwarden.records.record import RunRecord, to_plain
 from gpuwarden.records.store import RecordStore, row_of
 from mock_nvml import MockNvml
 
@@ -32,7 +32,7 @@ WIDE = "模型" * 20
 COLUMNS = 80
 
 
-def kept() -> Iterator[Receipt]:
+def kept() -> Iterator[RunRecord]:
     """Make the receipts of runs that ended."""
     for number, name in enumerate(("resnet", EVIL, WIDE, "a" * 119)):
         made = receipt(pid=4000 + number, name=name)

@@ -17,7 +17,7 @@ from receiver import Peer, Receiver
 from gpuwarden import watch
 from gpuwarden.client.advice_state import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
 from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
-from gpuwarden.client.reporter import LISTEN_INTERVAL, Run
+from gpuwarden.client.reporter import LISTEN_INTERVAL, Reporter
 from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
 
 HELLO = Hello("train.py", "torch 2.13", {})
@@ -341,7 +341,7 @@ def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, epis
 
 def test_run_listens(connection: Connection, peer: Peer) -> None:
     """A run reads the socket once in LISTEN_INTERVAL at most, and reports what it heard and did."""
-    run = Run(connection)
+    run = Reporter(connection)
     peer.advise(pressure("critical"))
     run.listen(100.0)
     peer.advise(pressure("some"))
@@ -359,7 +359,7 @@ def test_run_listens(connection: Connection, peer: Peer) -> None:
 
 def test_daemon_lost(connection: Connection, peer: Peer) -> None:
     """A run whose daemon is gone knows of no pressure, and of what was said last."""
-    run = Run(connection)
+    run = Reporter(connection)
     peer.advise(pressure("critical"))
     run.listen(100.0)
     assert run.told.pressure == "critical"
@@ -373,7 +373,7 @@ def test_daemon_lost(connection: Connection, peer: Peer) -> None:
 def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> None:
     """What another daemon is told to has nothing of what the one before said, though nobody asked in between."""
     connection = Connection(daemon.path, HELLO, clock)
-    run = Run(connection)
+    run = Reporter(connection)
     run.report(clock.now)
     peer = daemon.accept()
     peer.advise(pressure("critical"))

@@ -12,13 +12,13 @@ from client_ends import END, HELLO, fill, python
 from receiver import Receiver
 
 from gpuwarden.client.connection import Connection
-from gpuwarden.client.reporter import MAX_TOLD, Run, default_name, join
+from gpuwarden.client.reporter import MAX_TOLD, Reporter, default_name, join
 from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report
 
 
 def test_report(daemon: Receiver, connection: Connection) -> None:
     """A report carries the totals since the run began."""
-    run = Run(connection)
+    run = Reporter(connection)
     run.phase, run.epoch, run.batch = "train", 2, 7
     run.execute([0.00390625], 1)
     run.execute([0.5], 4)
@@ -38,14 +38,14 @@ def test_report(daemon: Receiver, connection: Connection) -> None:
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.001, 0), (0.0011, 1), (60.0, 14), (61.0, 15)])
 def test_bucket_bounds(connection: Connection, seconds: float, bucket: int) -> None:
     """A bucket includes its bound, as Prometheus's do."""
-    run = Run(connection)
+    run = Reporter(connection)
     run.execute([seconds], 1)
     assert run.durations.buckets.index(1) == bucket
 
 
 def test_interval(daemon: Receiver, connection: Connection) -> None:
     """Between two reports lies the interval, however often one is asked for."""
-    run = Run(connection)
+    run = Reporter(connection)
     for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
         run.execute([None], 1)
         run.observe(now)
@@ -54,7 +54,7 @@ def test_interval(daemon: Receiver, connection: Connection) -> None:
 
 def test_dropped_is_reported(daemon: Receiver, connection: Connection) -> None:
     """The first report that goes after a full queue says how many did not, with nothing lost from the totals."""
-    run = Run(connection)
+    run = Reporter(connection)
     while not connection.dropped:
         run.execute([None], 1)
         run.report(0)
@@ -68,7 +68,7 @@ def test_dropped_is_reported(daemon: Receiver, connection: Connection) -> None:
 
 def test_end(daemon: Receiver, connection: Connection) -> None:
     """A run ends with its last totals, idle, then the goodbye and the end of the connection."""
-    run = Run(connection)
+    run = Reporter(connection)
     run.phase = "train"
     run.report(0)
     run.end()
@@ -83,7 +83,7 @@ def test_end(daemon: Receiver, connection: Connection) -> None:
 def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: Connection) -> None:
     """A run ends although the daemon never reads."""
     sent = fill(connection)
-    Run(connection).end()
+    Reporter(connection).end()
     assert daemon.accept().waiting() == [HELLO] + [END] * sent
 
 
@@ -243,7 +243,7 @@ def failure(kind: ErrorKind = "device_oom") -> Error:
 
 def test_errors_are_told_and_counted(daemon: Receiver, connection: Connection) -> None:
     """An error is told at once, and the report behind it counts it by its kind."""
-    run = Run(connection)
+    run = Reporter(connection)
     run.fail(failure())
     messages = daemon.accept().waiting()
     assert messages[:2] == [HELLO, failure()]
@@ -253,7 +253,7 @@ def test_errors_are_told_and_counted(daemon: Receiver, connection: Connection) -
 
 def test_of_many_errors_only_some_are_told(daemon: Receiver, connection: Connection) -> None:
     """A loop that catches errors without end sends their number, and the first of them in words."""
-    run = Run(connection)
+    run = Reporter(connection)
     for _ in range(3 * MAX_TOLD):
         run.fail(failure("other"))
     messages = daemon.accept().waiting()

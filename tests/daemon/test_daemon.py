@@ -15,7 +15,7 @@ from gpuwarden.config.schema import load
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import STATES, Usage
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
@@ -131,7 +131,7 @@ def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> Non
     """The page shows the host, and what a run's real process uses; both are as they were until the interval is over."""
     warden = daemon(tmp_path, poll__slow_interval="1h")
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    me = Peer(os.getpid(), os.getuid(), int(stat[19]))
+    me = ProcessKey(os.getpid(), os.getuid(), int(stat[19]))
     warden._registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
 
     async def scenario() -> None:
@@ -157,18 +157,18 @@ def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
     looks: list[float] = []
     read = warden._trees.read
 
-    def looked(peers: list[Peer]) -> Mapping[Peer, Usage]:
+    def looked(peers: list[ProcessKey]) -> Mapping[ProcessKey, Usage]:
         looks.append(now - begin)
         return read(peers)
 
     monkeypatch.setattr(warden._trees, "read", looked)
     monkeypatch.setattr(warden, "_source", replace(warden._source, reports=list))  # none of simulated runs
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    gone = Peer(0, 0, 0)
+    gone = ProcessKey(0, 0, 0)
     warden._registry.receive(gone, Hello("gone", "none", {}), begin)
     warden._registry.exited(gone, begin)
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    me = Peer(os.getpid(), os.getuid(), int(stat[19]))
+    me = ProcessKey(os.getpid(), os.getuid(), int(stat[19]))
 
     async def scenario() -> None:
         nonlocal now
@@ -191,7 +191,7 @@ def test_ended_run_shows_its_totals_alone(tmp_path: Path) -> None:
     warden = daemon(tmp_path)
     with subprocess.Popen(["sleep", "600"]) as process:
         stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        peer = Peer(process.pid, os.getuid(), int(stat[19]))
+        peer = ProcessKey(process.pid, os.getuid(), int(stat[19]))
         warden._registry.receive(peer, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
         asyncio.run(warden.poll())
         assert f'gpuwarden_run_host_memory_bytes{{run_id="{peer.run_id}"}} ' in warden.text

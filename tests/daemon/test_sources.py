@@ -29,7 +29,7 @@ from gpuwarden.nvml.process_lists import ListedProcess, listing_functions
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 from mock_nvml import MockNvml
 
-SIMULATION = schema.Simulation(gpus=3, seed=5)
+SIMULATION = schema.SimulationConfig(gpus=3, seed=5)
 OPEN = """
 import logging, sys
 from gpuwarden import config

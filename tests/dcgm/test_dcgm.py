@@ -27,7 +27,7 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.gpu.snapshot import Gpu, Identity, MigIdentity, MigInstance, Snapshot, XidCount
-from gpuwarden.metrics.exposition import Exposition, Page, entries
+from gpuwarden.metrics.exposition import Exposition, MetricsPage, entries
 from gpuwarden.metrics.model import Metric
 from gpuwarden.state import State
 from mock_nvml import MockNvml
@@ -138,7 +138,7 @@ def polled_twice(box: Box) -> Snapshot:
     return asyncio.run(polls())
 
 
-def page_of(snapshot: Snapshot, hostname: str = "box") -> Page:
+def page_of(snapshot: Snapshot, hostname: str = "box") -> MetricsPage:
     """Write a poll's page under both sets of names."""
     state = State(source="simulated", poll_interval=1.0, snapshot=snapshot)
     again = DcgmPage(hostname)
@@ -146,7 +146,7 @@ def page_of(snapshot: Snapshot, hostname: str = "box") -> Page:
     return Exposition().render([*entries(state), *again.entries(state)])
 
 
-def samples(page: Page, name: str, labels: Mapping[str, str]) -> dict[str, float]:
+def samples(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[str, float]:
     """Return the values of a metric by the GPU's UUID."""
     names = {name, f"{name}_total"}  # the parser gives each counter that ending
     found = [each for family in parse_text(page.text.decode()) for each in family.samples if each.name in names]

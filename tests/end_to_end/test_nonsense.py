@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gpuwarden.advice.advisor import Adviser
+from gpuwarden.advice.advisor import Advisor
 from gpuwarden.cli.api_client import shown
 from gpuwarden.cli.memory_chart import ASCII
 from gpuwarden.cli.run_report import Page, story_lines
 from gpuwarden.config.schema import Config
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import (
@@ -39,11 +39,11 @@ from gpuwarden.protocol.messages import (
     encode,
 )
 from gpuwarden.records.record import from_plain
-from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run_state import Record
+from gpuwarden.runs.run_state import RunState
 from gpuwarden.state import State
-from gpuwarden.usage.accountant import Accounts
+from gpuwarden.usage.accountant import UsageAccountant
 from snapshots import GIB, divided, gpu, snapshot
 
 T = TypeVar("T")
@@ -143,15 +143,15 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     """Every poll comes to a page, receipts that its readers take, and stories that a terminal shows."""
     liar, config, sent = Liar(Random(seed)), Config(), list[Advice]()  # noqa: S311 - no secret
 
-    def hears(_peer: Peer, advice: Advice) -> bool:
+    def hears(_peer: ProcessKey, advice: Advice) -> bool:
         sent.append(advice)
         return True
 
-    registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), Accounts(10.0)
-    receipts = Receipts(None, 10, most_runs=9)
+    registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), UsageAccountant(10.0)
+    receipts = Recorder(None, 10, most_runs=9)
     pressure, exposition = PressureWatch(config.pressure), Exposition()
-    adviser = Adviser(config.pressure, hears, registry.mark, registry.neighbours)
-    peers = [Peer(pid, 1000, pid, 1e9) for pid in range(1, 4)]
+    adviser = Advisor(config.pressure, hears, registry.mark, registry.neighbours)
+    peers = [ProcessKey(pid, 1000, pid, 1e9) for pid in range(1, 4)]
     for peer in peers:
         registry.receive(peer, liar.hello(), 1000.0)
     for poll in range(40):
@@ -173,7 +173,7 @@ def _as_sent(message: Message) -> Message:
     return decode(encode(message))
 
 
-def _read(receipts: Receipts, peers: list[Peer]) -> None:
+def _read(receipts: Recorder, peers: list[ProcessKey]) -> None:
     """Read all receipts as `gpuwarden runs` does."""
     listed: dict[str, Any] = json.loads(asyncio.run(receipts.listing()))
     for plain in (*listed["live"], *listed["past"]):
@@ -188,23 +188,23 @@ def _read(receipts: Receipts, peers: list[Peer]) -> None:
 def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Should a run meet an error of the daemon's own, it costs its message or its place in a poll, and is told once."""
     registry = RunRegistry(limit=10, expiry=60.0, overhead=0.0)
-    peers = [Peer(pid, 1000, pid) for pid in (1, 2)]
+    peers = [ProcessKey(pid, 1000, pid) for pid in (1, 2)]
     for peer in peers:
         registry.receive(peer, Hello(f"run {peer.pid}", "tensorflow", {}), 0.0)
 
-    def fails(record: Record, *_: Any, **__: Any) -> None:
+    def fails(record: RunState, *_: Any, **__: Any) -> None:
         if record.peer.pid == 1:
             raise ZeroDivisionError
         registry_run(record, *_, **__)
 
-    registry_run = Record.hear
-    monkeypatch.setattr(Record, "hear", fails)
+    registry_run = RunState.hear
+    monkeypatch.setattr(RunState, "hear", fails)
     with pytest.raises(ProtocolError, match="internal"):
         registry.receive(peers[0], End("exit"), 1.0)
     registry.receive(peers[1], End("exit"), 1.0)
     assert registry.received == 3
 
-    monkeypatch.setattr(Record, "review", lambda record, *_: 1 // (record.peer.pid - 1) and None)
+    monkeypatch.setattr(RunState, "review", lambda record, *_: 1 // (record.peer.pid - 1) and None)
     for _ in range(2):
         assert [run.peer.pid for run in registry.runs(snapshot(gpu(0)), 2.0)] == [2]
     assert registry.rejected["internal"] == 2  # and the message, which the server counts

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.alerts.prometheus_rules import ALERTS
-from gpuwarden.analysis.oom.diagnosis import Verdict
-from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
+from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.health.alert import Alert
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.evaluator import MOST_FIRING, STEADY_SECONDS, Firing
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.outcome import Ending, Outcome
-from gpuwarden.runs.run_snapshot import Run, SeenError
+from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot
@@ -34,14 +34,14 @@ ALICE = Owners(holders={7: Holder("alice", slurm_job="12")})
 LOST = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())
 
 
-def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> Run:
+def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> RunSnapshot:
     """Make a run with GiB in use and left on one device."""
     memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
-    peer = Peer(7, 1000, 1)
-    return Run(peer, Hello("unet", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
+    peer = ProcessKey(7, 1000, 1)
+    return RunSnapshot(peer, Hello("unet", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
 
 
-def poll(*gpus: Gpu, runs: tuple[Run, ...] = (), **more: object) -> State:
+def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> State:
     """Make a poll's state, with pressure as it is judged."""
     seen = replace(snapshot(*gpus), time=NOW)
     pressure = PressureWatch(LIMITS).see(seen, runs, NOW)
@@ -62,7 +62,7 @@ def only(state: State) -> tuple[str, Mapping[str, str], str, str]:
 
 OF_RUN = {"run_id": run().peer.run_id, "run_name": "unet"}
 OF_GPU = {"uuid": "GPU-0", "gpu": "0", "name": "H100"}
-RUN = f"Run unet ({run().peer.run_id})"
+RUN = f"RunSnapshot unet ({run().peer.run_id})"
 
 
 def test_run_near_out_of_memory() -> None:
@@ -86,7 +86,7 @@ def test_run_on_an_instance_is_told_by_its_gpu() -> None:
 
 def test_out_of_memory_has_its_verdict() -> None:
     """It is told as long as the rule tells it, with the evidence and the next step."""
-    verdict = Verdict("leak", "It grew.", "Mend it.")
+    verdict = Diagnosis("leak", "It grew.", "Mend it.")
     seen = SeenError(Error("device_oom", "E", "m", "train", 3), NOW - 5, {}, verdict=verdict)
     dead = replace(run(left=20), errors=(seen,), last_errors={"device_oom": NOW - 5, "other": NOW})
     labels = {**OF_RUN, "kind": "device_oom"}

@@ -6,16 +6,16 @@ import tracemalloc
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
-from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, RecentEvents
-from gpuwarden.history.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, RecentSeries
-from gpuwarden.host.process_key import Peer
+from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog
+from gpuwarden.history.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, HistorySeries
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.outcome import Ending
-from gpuwarden.runs.run_snapshot import Run, SeenError
+from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot
@@ -26,7 +26,7 @@ def box(*gpus: Gpu, at: float = 1.0, **more: Any) -> State:
     return State(source="nvml", poll_interval=1.0, snapshot=replace(snapshot(*gpus), time=at), **more)
 
 
-def a_run(pid: int = 7, *, steps: int = 0, **more: Any) -> Run:
+def a_run(pid: int = 7, *, steps: int = 0, **more: Any) -> RunSnapshot:
     """Make a run on GPU 0 that has made so many steps."""
     report = Report("train", steps, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {})
     memory = {"GPU-0": DeviceMemory(GIB, GIB)}
@@ -37,7 +37,7 @@ def a_run(pid: int = 7, *, steps: int = 0, **more: Any) -> Run:
         "current": True,
         "began": 1.0,
     }
-    return Run(Peer(pid, 1000, 1), Hello("unet", "none", {}), report, 1.0, **(known | more))
+    return RunSnapshot(ProcessKey(pid, 1000, 1), Hello("unet", "none", {}), report, 1.0, **(known | more))
 
 
 def warm(index: int, used: float) -> Gpu:
@@ -46,14 +46,14 @@ def warm(index: int, used: float) -> Gpu:
     return replace(whole, readings={**whole.readings, GpuReadings.memory_used_bytes: used})
 
 
-def read(series: RecentSeries, kind: Any, now: float) -> dict[Any, Any]:
+def read(series: HistorySeries, kind: Any, now: float) -> dict[Any, Any]:
     """Return all series of a kind."""
     return dict(series.read(kind, series.times(now)))
 
 
 def test_points_are_seldom_and_ten_minutes_of_them_are_kept() -> None:
     """Polls of each second make a point each five; after ten minutes the oldest goes for each new one."""
-    series = RecentSeries()
+    series = HistorySeries()
     for second in range(700):
         series.see(box(warm(0, float(second)), at=1000.0 + second), float(second))
     assert series.points == 140
@@ -66,7 +66,7 @@ def test_points_are_seldom_and_ten_minutes_of_them_are_kept() -> None:
 
 def test_clock_set_back_leaves_the_times_in_order() -> None:
     """Points that were taken at times that have come again are left out, so that no chart runs backwards."""
-    series = RecentSeries()
+    series = HistorySeries()
     for second in range(300):
         series.see(box(warm(0, 1.0), at=1000.0 + second), float(second))
     for second in range(300, 500):
@@ -80,7 +80,7 @@ def test_clock_set_back_leaves_the_times_in_order() -> None:
 
 def test_what_is_not_known_is_a_gap() -> None:
     """A GPU that did not answer, and a run before its begin, have none of those points."""
-    series = RecentSeries()
+    series = HistorySeries()
     lost = replace(gpu(0), readings={}, fault="gpu_is_lost")
     series.see(box(lost, at=1.0), 1.0)
     series.see(box(warm(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
@@ -94,7 +94,7 @@ def test_what_is_not_known_is_a_gap() -> None:
 
 def test_steps_a_second_are_of_the_last_minute() -> None:
     """The rate follows what a run does now; one that has been seen once has none yet."""
-    series = RecentSeries()
+    series = HistorySeries()
     series.see(box(at=0.0, runs=(a_run(steps=0),)), 0.0)
     assert series.pace("7-1") is None
     assert series.pace("8-1") is None
@@ -107,7 +107,7 @@ def test_steps_a_second_are_of_the_last_minute() -> None:
 
 def test_ended_runs_are_forgotten_when_their_points_are() -> None:
     """Its series end with it, and are let go of ten minutes later."""
-    series = RecentSeries()
+    series = HistorySeries()
     series.see(box(at=0.0, runs=(a_run(),)), 0.0)
     for point in range(1, POINTS):
         series.see(box(at=5.0 * point, runs=(a_run(up=False),)), 5.0 * point)
@@ -121,7 +121,7 @@ def test_memory_is_bounded() -> None:
     gpus = [warm(index, 1.0) for index in range(8)]
     runs = tuple(a_run(pid) for pid in range(1, 9))
     tracemalloc.start()
-    series = RecentSeries()
+    series = HistorySeries()
     for point in range(POINTS + 5):
         series.see(box(*gpus, at=5.0 * point, runs=runs), 5.0 * point)
     taken, _peak = tracemalloc.get_traced_memory()
@@ -133,14 +133,14 @@ def test_memory_is_bounded() -> None:
     assert series.dropped == 8 + 2 * 299 - MOST_SUBJECTS
 
 
-def texts(events: RecentEvents) -> list[str]:
+def texts(events: EventLog) -> list[str]:
     """Return what was told, the newest first."""
     return [event.text for event in events.newest_first()]
 
 
 def test_each_change_is_told_once() -> None:
     """GPUs that are lost and come back, pressure, runs, stalls, out-of-memories; nothing where nothing changes."""
-    events = RecentEvents()
+    events = EventLog()
     quiet = box(gpu(0), at=1.0)
     events.see(quiet)
     assert texts(events) == []
@@ -161,7 +161,7 @@ def test_each_change_is_told_once() -> None:
 
 def test_driver_that_falls_silent_is_told() -> None:
     """With its fault, and once it answers again."""
-    events = RecentEvents()
+    events = EventLog()
     whole = box(at=1.0)
     events.see(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
     events.see(box(at=2.0))
@@ -170,7 +170,7 @@ def test_driver_that_falls_silent_is_told() -> None:
 
 def test_driver_that_is_not_asked_has_not_answered() -> None:
     """A pause says nothing of a driver that was at fault before it, and is after it."""
-    events = RecentEvents()
+    events = EventLog()
     for at, asked in enumerate((True, False, True), 1):
         whole = box(at=float(at))
         fault = "driver_not_loaded" if asked else None
@@ -180,7 +180,7 @@ def test_driver_that_is_not_asked_has_not_answered() -> None:
 
 def test_xids_of_the_last_hour_are_told() -> None:
     """By their own times, again when another one comes; what the kernel log tells of yesterday is no news."""
-    events = RecentEvents()
+    events = EventLog()
     events.see(box(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
     again = box(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
     events.see(again)
@@ -193,9 +193,9 @@ def test_xids_of_the_last_hour_are_told() -> None:
 
 def test_life_of_a_run_is_told() -> None:
     """Its begin, a step that hangs, an out-of-memory with its verdict, and its end once that is settled."""
-    events = RecentEvents()
+    events = EventLog()
     error = Error("device_oom", "ResourceExhaustedError", "OOM", "train", 5)
-    seen = SeenError(error, 3.0, {}, verdict=Verdict("leak", "It grew.", "Mend it."))
+    seen = SeenError(error, 3.0, {}, verdict=Diagnosis("leak", "It grew.", "Mend it."))
     ending = Ending("oom_killed", "the kernel says so", 5.0)
     life = [
         a_run(),
@@ -221,7 +221,7 @@ def test_life_of_a_run_is_told() -> None:
 
 def test_events_are_bounded() -> None:
     """The newest stay; a text that is long is cut."""
-    events = RecentEvents()
+    events = EventLog()
     for pid in range(1, 2 * MAX_EVENTS):
         long = Ending("failed", "why " * 500, float(pid), settled=True)
         events.see(box(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))

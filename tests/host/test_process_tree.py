@@ -15,7 +15,7 @@ import pytest
 from services import until
 
 from gpuwarden.host import process_tree, procfs
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, ProcessTrees, Usage
 
 MIB = 2**20
@@ -112,11 +112,11 @@ class Program:
             os.killpg(self._popen.pid, signal.SIGKILL)  # not the program: it may have left its children
 
 
-def peer(pid: int) -> Peer:
+def peer(pid: int) -> ProcessKey:
     """Return a living process as the kernel would name it at the end of a connection."""
     stat = procfs.stat(pid)
     assert stat
-    return Peer(pid, os.getuid(), int(stat[19]))
+    return ProcessKey(pid, os.getuid(), int(stat[19]))
 
 
 @pytest.fixture
@@ -321,8 +321,11 @@ def test_ended_run_keeps_its_counters(program: Program) -> None:
 def test_other_process_under_the_pid_is_not_the_run(program: Program) -> None:
     """A pid that another process has now, one that never was, and one outside of this namespace have no usage."""
     program.do("fork stay")
-    reused = Peer(program.peer.pid, 0, program.peer.start - 1)
-    assert ProcessTrees().read([reused, Peer(4194305, 0, 7), Peer(0, 0, 1), Peer(os.getpid(), 0, 0)]) == {}
+    reused = ProcessKey(program.peer.pid, 0, program.peer.start - 1)
+    assert (
+        ProcessTrees().read([reused, ProcessKey(4194305, 0, 7), ProcessKey(0, 0, 1), ProcessKey(os.getpid(), 0, 0)])
+        == {}
+    )
 
 
 def test_pid_of_a_dead_parent_makes_nobody_a_child(program: Program) -> None:

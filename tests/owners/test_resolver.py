@@ -16,7 +16,7 @@ from gpuwarden.owners.cgroup_path import NOWHERE, Container, Place
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.kinds import NAMES, WORKLOADS
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.owners.resolver import OTHER, Holder, OwnerBook, Owners
+from gpuwarden.owners.resolver import OTHER, Holder, OwnerResolver, Owners
 from gpuwarden.owners.slurm import JobMaps
 from gpuwarden.owners.users import UserNames
 from snapshots import GIB, divided, gpu, snapshot
@@ -36,7 +36,7 @@ class Desk:
         users = UserNames(USERS.__getitem__)
         until(lambda: [users.name(uid) for uid in USERS] == [*USERS.values()], "the names")
         self.identities: Mapping[int, ProcessIdentity] = {}
-        self.book = OwnerBook(
+        self.book = OwnerResolver(
             limit,
             self.identify,
             containers=names,

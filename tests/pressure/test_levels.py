@@ -10,25 +10,25 @@ import pytest
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.config import thresholds
-from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.pressure.levels import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
 
 LIMITS = Limits()
 COOL = (False, False)
 
 
-def run(number: int, uuid: str, *, in_use: float, left: float) -> Run:
+def run(number: int, uuid: str, *, in_use: float, left: float) -> RunSnapshot:
     """Make a run with GiB in use and left on one device."""
     memory = {uuid: DeviceMemory(int(in_use * GIB), int(in_use * GIB))}
-    peer = Peer(number, 1000, 1)
-    return Run(peer, Hello(f"run-{number}", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
+    peer = ProcessKey(number, 1000, 1)
+    return RunSnapshot(peer, Hello(f"run-{number}", "none", {}), None, None, True, True, memory, {uuid: left * GIB})
 
 
 def listed(each: Gpu, *pids: int) -> Gpu:

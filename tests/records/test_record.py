@@ -18,17 +18,17 @@ from gpuwarden.cli.reference import RECEIPT_PARTS
 from gpuwarden.cli.run_report import conclusion
 from gpuwarden.formatting import amount, duration, energy, foreseen, lasting, rate, ratio, short
 from gpuwarden.host import procfs
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.records import record as module
 from gpuwarden.records.builder import account_of, concluded, continued, receipt_of
-from gpuwarden.records.record import ReceiptError, from_plain, to_plain
-from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.record import RunRecordError, from_plain, to_plain
+from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordStore, row_of
 from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import with_story
-from gpuwarden.runs.run_snapshot import Run
-from gpuwarden.usage.run_usage import Account, Share
+from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB
 
 GOLDEN = ROOT / "tests/records/record.json"
@@ -57,14 +57,14 @@ def test_golden_has_every_key() -> None:
 def test_clock_set(clock: float, duration: float) -> None:
     """A run has lasted no less than it has, and no more, whatever the clock was set to meanwhile."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=Account())
+    whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=RunUsage())
     assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
 
 
 def test_machine_that_slept() -> None:
     """That is a part of the run's time, which the monotonic clock leaves out."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = receipt_of(seen, BEGAN + 9700, boot_id=None, user=None, account=Account(), slept=700.0)
+    whole = receipt_of(seen, BEGAN + 9700, boot_id=None, user=None, account=RunUsage(), slept=700.0)
     assert whole.duration_seconds == 9700
 
 
@@ -96,8 +96,10 @@ def test_clock_set_before_another_daemon(uptime: float | None, clock: float, dur
 
 def test_what_is_not_known_has_no_key() -> None:
     """Of a run that said hello alone, there is what every receipt has."""
-    bare = Run(Peer(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0)
-    plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=Account()))
+    bare = RunSnapshot(
+        ProcessKey(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0
+    )
+    plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=RunUsage()))
     assert plain == {
         "version": 1,
         "run_id": "7-1",
@@ -109,7 +111,7 @@ def test_what_is_not_known_has_no_key() -> None:
         "updated_timestamp_seconds": BEGAN + 5,
         "duration_seconds": 5.0,
     }
-    assert account_of(from_plain(plain)) == Account()
+    assert account_of(from_plain(plain)) == RunUsage()
 
 
 def test_totals_are_those_of_the_devices() -> None:
@@ -162,7 +164,7 @@ def test_keys_of_a_later_version_are_left_alone() -> None:
 )
 def test_what_is_no_receipt_is_refused(change: dict[str, Any]) -> None:
     """A changed file is no receipt, whatever has become of it."""
-    with pytest.raises(ReceiptError):
+    with pytest.raises(RunRecordError):
         from_plain({**to_plain(receipt()), **change})
 
 
@@ -174,7 +176,7 @@ def test_continued_receipt() -> None:
         BEGAN + 9100,
         boot_id="b0",
         user=None,
-        account=Account(),
+        account=RunUsage(),
     )
     both = continued(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
@@ -210,13 +212,13 @@ def test_log_line() -> None:
 def test_log_line_of_nothing_known() -> None:
     """It does not end in the middle of a sentence."""
     bare = replace(run(), report=None)
-    said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=Account())
+    said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=RunUsage())
     assert log_line(said).endswith("after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it")
 
 
 def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A run that ends and goes on without end must not fill the log; one that ends otherwise at last is told of."""
-    receipts = Receipts(None, 10, most_runs=9)
+    receipts = Recorder(None, 10, most_runs=9)
     ending = run().ending
     assert ending is not None
     with caplog.at_level("INFO"):
@@ -315,7 +317,9 @@ def test_amounts() -> None:
 
 def test_what_one_poll_saw() -> None:
     """Of a run that held a GPU in one poll alone, nobody knows for how long, nor what the GPU did meanwhile."""
-    account = Account({"GPU-0": Share("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)})
+    account = RunUsage(
+        {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
+    )
     bare = replace(run(), growth={}, batch_sizes=None)
     made = receipt_of(bare, BEGAN, boot_id=None, user=None, account=account)
     plain = to_plain(made)
@@ -343,7 +347,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(procfs, "stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
-        receipts = Receipts(tmp_path, 10, most_runs=9)
+        receipts = Recorder(tmp_path, 10, most_runs=9)
         await receipts.open()
         found = json.loads(await receipts.listing())
         receipts.take_up([there])

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from receipt_cases import run
 
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import recorder as module
-from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import FILE_NAME, RecordStore
 
 pytestmark = pytest.mark.slow
@@ -33,11 +33,11 @@ AGAIN = "run records are written again"
 async def write_without_end(folder: Path, first: int, told: int) -> None:
     """Have runs end, while others go on, as fast as the disk takes them; tell the last one that is on the disk."""
     module.FLUSH_SECONDS = 0.0
-    receipts = Receipts(folder, 1_000_000, most_runs=500)
+    receipts = Recorder(folder, 1_000_000, most_runs=500)
     await receipts.open()
     ended, going_on = run(), [run(pid, ended=False) for pid in range(900_001, 900_009)]
     for pid in range(first, 900_000, 5):
-        runs = [replace(ended, peer=Peer(each, 1000, 99)) for each in range(pid, pid + 5)]
+        runs = [replace(ended, peer=ProcessKey(each, 1000, 99)) for each in range(pid, pid + 5)]
         receipts.see([*runs, *going_on], time.monotonic())
         while receipts._flushing:
             await asyncio.sleep(0)

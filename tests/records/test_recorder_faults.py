@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import recorder as module
-from gpuwarden.records.record import Receipt, from_plain, to_plain
-from gpuwarden.records.recorder import RETRY_SECONDS, WRITE_SECONDS, Receipts
+from gpuwarden.records.record import RunRecord, from_plain, to_plain
+from gpuwarden.records.recorder import RETRY_SECONDS, WRITE_SECONDS, Recorder
 from gpuwarden.records.store import RecordStore, row_of
-from gpuwarden.runs.run_snapshot import Run
-from gpuwarden.usage.accountant import Accounts
-from gpuwarden.usage.run_usage import Account
+from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.usage.accountant import UsageAccountant
+from gpuwarden.usage.run_usage import RunUsage
 from snapshots import snapshot
 
 SO_FAR, ENDED = run(ended=False), run()
@@ -44,17 +44,17 @@ class Keeper:
 
     def __init__(self, folder: Path, most_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980) -> None:
         self.folder = folder
-        self.accounts = Accounts(1.0)
-        self.receipts = Receipts(folder, 10, most_runs=most_runs, uptime=lambda: uptime)
+        self.accounts = UsageAccountant(1.0)
+        self.receipts = Recorder(folder, 10, most_runs=most_runs, uptime=lambda: uptime)
 
-    def poll(self, *runs: Run, later: float = 0.0) -> None:
+    def poll(self, *runs: RunSnapshot, later: float = 0.0) -> None:
         """Have a poll with those runs, as if it came so much later."""
         now = time.monotonic() + later
         self.receipts.take_up(runs)
         self.accounts.join(runs, snapshot(), now)
         self.receipts.see(runs, now)
 
-    async def until(self, what: Callable[[], bool], *runs: Run, later: float = 0.0) -> None:
+    async def until(self, what: Callable[[], bool], *runs: RunSnapshot, later: float = 0.0) -> None:
         """Poll until that is so, at least once."""
         self.poll(*runs, later=later)
         while not what():
@@ -70,7 +70,7 @@ class Keeper:
         return self.receipts._is_open and not (self.receipts._waiting or self.receipts._batch)
 
 
-def kept(folder: Path) -> tuple[list[int], list[Receipt]]:
+def kept(folder: Path) -> tuple[list[int], list[RunRecord]]:
     """Return the pids of runs that ended, in order, and the records of those that had not."""
     store = RecordStore(folder, 1000)
     found = store.open(1000)
@@ -86,7 +86,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 def test_disk_is_tried_again(tmp_path: Path) -> None:
     """With runs and without: what could not be opened at the start is later, and has what is known so far."""
 
-    async def scenario(folder: Path, *runs: Run) -> None:
+    async def scenario(folder: Path, *runs: RunSnapshot) -> None:
         store = RecordStore(folder, 10)
         store.write([row_of(receipt(8))])
         store.close()
@@ -206,7 +206,7 @@ def test_rows_of_few_stay_where_a_disk_fails_for_long(tmp_path: Path, monkeypatc
         keeper = Keeper(tmp_path / "receipts")
         keeper.folder.write_text("in its place")
         await keeper.receipts.open()
-        few = [replace(run(pid), peer=Peer(pid, 7, 99)) for pid in (1, 2)]
+        few = [replace(run(pid), peer=ProcessKey(pid, 7, 99)) for pid in (1, 2)]
         many = [run(pid) for pid in range(11, 20)]
         keeper.poll(*few, *many[:2])
         keeper.poll(*few, *many)
@@ -274,7 +274,7 @@ def test_runs_that_report_no_more_are_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         first = Keeper(tmp_path, most_runs=4)
         await first.receipts.open()
-        first.poll(*(replace(run(pid, ended=False), peer=Peer(pid, 7, 99)) for pid in (1, 2)))
+        first.poll(*(replace(run(pid, ended=False), peer=ProcessKey(pid, 7, 99)) for pid in (1, 2)))
         for pid in range(11, 29):
             first.poll(run(pid, ended=False))
         assert json.loads(await first.receipts.one("22-99") or b"")["outcome"] == "unknown"
@@ -294,7 +294,7 @@ def test_runs_that_report_no_more_are_bounded(tmp_path: Path) -> None:
 def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
     """The record of a run keeps its begin, and its totals go on in it."""
 
-    async def restart(seen: Run) -> Receipt:
+    async def restart(seen: RunSnapshot) -> RunRecord:
         keeper = Keeper(tmp_path)
         await keeper.receipts.open()
         keeper.poll(seen)
@@ -303,13 +303,13 @@ def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
         return found
 
     async def scenario() -> None:
-        begun = await restart(run(ended=False, account=Account()))
+        begun = await restart(run(ended=False, account=RunUsage()))
         whole = receipt(ended=False)
         store = RecordStore(tmp_path, 10)
         store.write([row_of(replace(begun, devices=whole.devices, gpu_seconds=whole.gpu_seconds))])
         store.close()
         for days in (1, 2):
-            later = replace(run(ended=False, account=Account()), began=BEGAN - days * 86400)
+            later = replace(run(ended=False, account=RunUsage()), began=BEGAN - days * 86400)
             seen = await restart(later)
             assert (seen.began_timestamp_seconds, seen.gpu_seconds) == (BEGAN, 8000)
         assert seen.began_uptime_seconds == begun.began_uptime_seconds

@@ -19,14 +19,14 @@ from receipt_cases import BEGAN, receipt
 
 from gpuwarden.config.schema import Config
 from gpuwarden.records.paths import place
-from gpuwarden.records.record import Receipt, to_plain
+from gpuwarden.records.record import RunRecord, to_plain
 from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_of
 
 FULL = "database or disk is full"
 WHOLE, SO_FAR = receipt(), receipt(ended=False)
 
 
-def ended(pid: int, uid: int = 1000) -> Receipt:
+def ended(pid: int, uid: int = 1000) -> RunRecord:
     """Make the record of a run that ended at that second."""
     at = BEGAN + pid
     return replace(
@@ -41,7 +41,7 @@ def opened(folder: Path, limit: int = 1000) -> RecordStore:
     return store
 
 
-def write(store: RecordStore, *records: Receipt) -> None:
+def write(store: RecordStore, *records: RunRecord) -> None:
     """Write records."""
     store.write(map(row_of, records))
 

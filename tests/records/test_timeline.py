@@ -12,12 +12,12 @@ from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.records.builder import continued, receipt_of
 from gpuwarden.records.memory_points import MOST_POINTS, points_each, thinned
-from gpuwarden.records.record import MemoryStory, Receipt, ReceiptError, from_plain, to_plain
+from gpuwarden.records.record import MemoryStory, RunRecord, RunRecordError, from_plain, to_plain
 from gpuwarden.records.store import as_json, row_of
 from gpuwarden.records.timeline import continued_story, with_story, without_story
 from gpuwarden.runs.run_events import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
-from gpuwarden.runs.run_snapshot import Run
-from gpuwarden.usage.run_usage import Share
+from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.usage.run_usage import DeviceUsage
 from snapshots import GIB
 
 REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
@@ -35,7 +35,7 @@ def busy_history(seconds: int, *, polls: bool = True) -> MemoryHistory:
     return history
 
 
-def run_on(devices: int, history: MemoryHistory) -> Run:
+def run_on(devices: int, history: MemoryHistory) -> RunSnapshot:
     """Make a run that holds so many devices, with the same history on each."""
     uuids = [f"GPU-12345678-1234-1234-1234-{each:012}" for each in range(devices)]
     full = next(iter(ACCOUNT.shares.values()))
@@ -43,7 +43,7 @@ def run_on(devices: int, history: MemoryHistory) -> Run:
     return replace(run(), account=account, histories=dict.fromkeys(uuids, history))
 
 
-def told(made: Run) -> Receipt:
+def told(made: RunSnapshot) -> RunRecord:
     """Make its receipt."""
     bare = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account.now())
     return with_story(bare, made)
@@ -106,7 +106,7 @@ def test_a_changed_story_is_refused(change: dict[str, object]) -> None:
     """Columns have one length, and entries of their kind."""
     plain = to_plain(receipt())
     story = {**plain["devices"][0]["story"], **change}
-    with pytest.raises(ReceiptError):
+    with pytest.raises(RunRecordError):
         from_plain({**plain, "devices": [{**plain["devices"][0], "story": story}]})
 
 
@@ -189,7 +189,7 @@ def test_out_of_memory_is_marked() -> None:
 
 def test_share_without_history_has_no_story() -> None:
     """A device on which the run told no memory has no story."""
-    account = replace(ACCOUNT, shares={"GPU-9": Share(name="H100", seconds=1.0)})
+    account = replace(ACCOUNT, shares={"GPU-9": DeviceUsage(name="H100", seconds=1.0)})
     made = replace(run(), account=account, histories={"GPU-9": MemoryHistory()})
     assert told(made).devices[0].story is None
     assert isinstance(receipt().devices[0].story, MemoryStory)

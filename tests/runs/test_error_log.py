@@ -8,13 +8,13 @@ import pytest
 
 from gpuwarden.analysis.oom.failed_allocation import Oom, named
 from gpuwarden.client.errors.classifier import describe
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS
 from snapshots import GIB, gpu, snapshot
 
-ALICE = Peer(pid=7, uid=1000, start=1)
+ALICE = ProcessKey(pid=7, uid=1000, start=1)
 HELLO = Hello("resnet", "tensorflow 2.21.0", {"GPU:0": "GPU-0"})
 BOX = snapshot(gpu(0, free=10 * GIB, held={7: 30 * GIB}), gpu(1))
 REPORT = Report("train", 5, 1.5, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(20 * GIB, 28 * GIB, 38 * GIB)})

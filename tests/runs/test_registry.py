@@ -10,7 +10,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
 from gpuwarden.host.cgroup_limits import OomKills
 from gpuwarden.host.oom_killer import OomKill
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, ProtocolError, Report
 from gpuwarden.runs.metrics import RunReadings
@@ -20,8 +20,8 @@ from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.stall import Stall
 from snapshots import GIB, divided, gpu, snapshot
 
-ALICE = Peer(pid=7, uid=1000, start=1)
-BOB = Peer(pid=8, uid=1001, start=2)
+ALICE = ProcessKey(pid=7, uid=1000, start=1)
+BOB = ProcessKey(pid=8, uid=1001, start=2)
 HELLO = Hello("resnet", "tensorflow 2.21.0", {"GPU:0": "GPU-0"})
 BOX = snapshot(gpu(0, free=10 * GIB, held={7: 30 * GIB}))
 
@@ -32,7 +32,7 @@ def report(steps: int = 5, current: int = 20 * GIB, peak: int = 28 * GIB) -> Rep
     return Report("train", steps, 1.5, buckets, {"GPU:0": DeviceMemory(current, peak)}, epoch=1, batch=2)
 
 
-def registry(*peers: Peer, limit: int = 10) -> RunRegistry:
+def registry(*peers: ProcessKey, limit: int = 10) -> RunRegistry:
     """Make a registry with an expiry of 60 s and an overhead of 1 GiB, to which these have said hello at 0 s."""
     runs = RunRegistry(limit=limit, expiry=60.0, overhead=GIB, wall=lambda: 1.8e9)
     for peer in peers:
@@ -54,7 +54,7 @@ def test_run_is_joined_with_its_gpu() -> None:
 def test_how_long_a_run_lasts() -> None:
     """It lasts from its hello to its end, whatever the wall clock, which stands still here, says."""
     runs = registry()
-    peer = Peer(100, 1000, 1)
+    peer = ProcessKey(100, 1000, 1)
     runs.receive(peer, Hello("r", "f", {}), 10.0)
     assert [run.lasted for run in runs.runs(snapshot(), 15.0)] == [5.0]
     runs.receive(peer, End("exit"), 17.0)
@@ -133,7 +133,7 @@ def test_silent_run_makes_room() -> None:
     """At the cap a run that has been silent past its expiry gives way to a new one; one that reports does not."""
     runs = registry(ALICE, BOB, limit=2)
     runs.receive(BOB, report(), 50.0)
-    carol = Peer(pid=9, uid=1002, start=3)
+    carol = ProcessKey(pid=9, uid=1002, start=3)
     with pytest.raises(ProtocolError, match=r"too_many_runs: at most 2 \(runs\.max\)"):
         runs.receive(carol, HELLO, 60.0)
     runs.receive(carol, HELLO, 60.1)
@@ -213,7 +213,7 @@ def test_first_that_ended_makes_room_first() -> None:
     for peer, ended in ((BOB, 5.0), (ALICE, 3.0)):
         runs.receive(peer, HELLO, 0.0)
         runs.exited(peer, ended)
-    runs.receive(Peer(pid=9, uid=1000, start=3), HELLO, 6.0)
+    runs.receive(ProcessKey(pid=9, uid=1000, start=3), HELLO, 6.0)
     assert [run.peer.pid for run in runs.runs(BOX, 6.0)] == [BOB.pid, 9]
 
 
@@ -305,7 +305,7 @@ def test_goodbye_of_a_process_that_lives_on() -> None:
 def test_run_of_another_namespace_ends_with_its_connection() -> None:
     """With a pid of 0 the connection's end is all there is: unknown, and at once as known as it will be."""
     runs = registry()
-    stranger = Peer(0, 1000, 1)
+    stranger = ProcessKey(0, 1000, 1)
     runs.receive(stranger, HELLO, 0.0)
     runs.note_oom_kills([kill(0, 9.9)])
     runs.exited(stranger, 10.0)
@@ -380,9 +380,9 @@ def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def of_users(*uids: int) -> list[Peer]:
+def of_users(*uids: int) -> list[ProcessKey]:
     """Make a process for each."""
-    return [Peer(pid=100 + number, uid=uid, start=number) for number, uid in enumerate(uids)]
+    return [ProcessKey(pid=100 + number, uid=uid, start=number) for number, uid in enumerate(uids)]
 
 
 def test_crowd_makes_room_for_another_user(caplog: pytest.LogCaptureFixture) -> None:
@@ -403,11 +403,11 @@ def test_users_do_not_take_turns() -> None:
     runs = registry(*crowd, *others[:2], limit=4)
     even = [*crowd[:2], *others[:2]]
     assert [run.peer for run in runs.runs(BOX, 1.0)] == even
-    for peer in (*crowd[2:], *others[2:], Peer(pid=0, uid=1001, start=1)):
+    for peer in (*crowd[2:], *others[2:], ProcessKey(pid=0, uid=1001, start=1)):
         with pytest.raises(ProtocolError, match="too_many_runs"):
             runs.receive(peer, HELLO, 1.0)
     assert [run.peer for run in runs.runs(BOX, 1.0)] == even
-    runs.receive(Peer(pid=300, uid=1002, start=1), HELLO, 2.0)
+    runs.receive(ProcessKey(pid=300, uid=1002, start=1), HELLO, 2.0)
     assert len(runs.runs(BOX, 2.0)) == 4
 
 

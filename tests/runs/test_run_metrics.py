@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.usage.run_usage import Account, Share
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import gpu, snapshot
 
-PEER = Peer(pid=7, uid=1000, start=1)
+PEER = ProcessKey(pid=7, uid=1000, start=1)
 UNKNOWN = Report("train", 5, 1.5, (0,) * (len(STEP_BUCKETS) + 1), {})
 KNOWN = replace(UNKNOWN, input_wait_seconds=0.5, input_observed_seconds=1.25, input_buffered=0, input_buffer_size=4)
 ROWS = (
@@ -65,8 +65,8 @@ def test_xids() -> None:
     runs.receive(PEER, Hello("resnet", "", {}), 0.0)
     (run,) = runs.runs(snapshot(), 1.0)
     assert RunReadings.xid_events_total.read(run) == {}
-    shares = {"GPU-a": Share("A100", xids={31: 2, 43: 1}), "GPU-b": Share("A100")}
-    assert RunReadings.xid_events_total.read(replace(run, account=Account(shares))) == {
+    shares = {"GPU-a": DeviceUsage("A100", xids={31: 2, 43: 1}), "GPU-b": DeviceUsage("A100")}
+    assert RunReadings.xid_events_total.read(replace(run, account=RunUsage(shares))) == {
         ("GPU-a", "31"): 2,
         ("GPU-a", "43"): 1,
     }

@@ -20,7 +20,7 @@ from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceM
 from gpuwarden.runs import run_server
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_server import MESSAGE_BATCH, RunServer
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, gpu, snapshot
 
 BOX = snapshot(gpu(0))
@@ -59,7 +59,7 @@ class Side:
             self.server.stop()
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RunSnapshot, ...]:
         """What the registry knows now."""
         return self.registry.runs(BOX, 0.0)
 

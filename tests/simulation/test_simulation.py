@@ -15,7 +15,7 @@ from gpuwarden.gpu import reader
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FUNCTIONS, MEMORY_V2, TEMPERATURE_CORE, NVMLError, code_of
 from gpuwarden.protocol.messages import End, Error, Hello, Message, Report, decode, encode
@@ -29,9 +29,9 @@ PID_MAX_LIMIT = 1 << 22
 HOURS = 2 * 3600
 
 
-def by_peer(said: Iterable[tuple[Peer, Message | None]]) -> dict[Peer, list[Message | None]]:
+def by_peer(said: Iterable[tuple[ProcessKey, Message | None]]) -> dict[ProcessKey, list[Message | None]]:
     """Sort messages by their sender."""
-    messages: dict[Peer, list[Message | None]] = defaultdict(list)
+    messages: dict[ProcessKey, list[Message | None]] = defaultdict(list)
     for peer, message in said:
         messages[peer].append(message)
     return messages
@@ -192,7 +192,7 @@ class TestRuns:
 
     def test_messages_pass_the_protocol_and_totals_add_up(self) -> None:
         """What simulated runs report could have come through the socket; totals never fall."""
-        box, last, names = Box(), dict[Peer, Report](), dict[Peer, str]()
+        box, last, names = Box(), dict[ProcessKey, Report](), dict[ProcessKey, str]()
         for box.clock.now in range(600):
             for peer, message in box.simulation.reports():
                 assert message is None or decode(encode(message)) == message
@@ -236,7 +236,7 @@ class TestRuns:
         """The leaking run dies within 10 to 16 minutes, with its error; a healthy one completes; others follow."""
         box, fullest, idle = Box(), 0.0, False
         nvml, leaking, starved = box.nvml, box.handle(LEAKING), box.handle(STARVED)
-        said: dict[Peer, list[tuple[float, Message | None]]] = {}
+        said: dict[ProcessKey, list[tuple[float, Message | None]]] = {}
         for box.clock.now in range(0, HOURS, 3):
             for peer, message in box.simulation.reports():
                 said.setdefault(peer, []).append((box.clock.now, message))
@@ -277,7 +277,7 @@ class TestRuns:
         assert all(messages[-1] is None for peer, messages in after.items() if peer not in last_peers(box))
 
 
-def last_peers(box: Box) -> set[Peer]:
+def last_peers(box: Box) -> set[ProcessKey]:
     """Return the runs that report now."""
     return set(by_peer(box.simulation.reports()))
 

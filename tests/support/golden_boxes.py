@@ -25,8 +25,8 @@ from gpuwarden.dcgm.page import DcgmPage
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
-from gpuwarden.history.event_log import RecentEvents
-from gpuwarden.history.series import RecentSeries
+from gpuwarden.history.event_log import EventLog
+from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
@@ -204,7 +204,7 @@ def state_document(capture: Path) -> bytes:
         return entries(state)
 
     replayed(capture, tables)
-    seen = Seen(states[-1], RecentSeries(), RecentEvents(), str, Path("/run/gpuwarden/run.sock"), EPOCH)
+    seen = Seen(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH)
     seen.events.see(states[-1])
     document = json.loads(write_state(seen))
     document["host"]["name"] = "box"

@@ -41,7 +41,7 @@ from gpuwarden.client.frameworks.tensorflow import physical_devices
 from gpuwarden.client.keras import step_counter
 from gpuwarden.client.keras.model_memory import with_model
 from gpuwarden.client.keras.wrapped_function import unwrap
-from gpuwarden.client.reporter import Run, join
+from gpuwarden.client.reporter import Reporter, join
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol.messages import Allocation, Error, Hello, Report
 
@@ -372,7 +372,7 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
     }
 
 
-def fit_of(daemon: Daemon) -> Run:
+def fit_of(daemon: Daemon) -> Reporter:
     """Give this process's run as it reports here."""
     return join(daemon.path, Hello("", "", {}))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.memory.downsampling import Downsampled
-from gpuwarden.analysis.memory.leak_detector import Growth, GrowthWatch
+from gpuwarden.analysis.memory.leak_detector import Growth, LeakDetector
 from gpuwarden.analysis.memory.memory_history import Window, sample
 from gpuwarden.protocol.messages import DeviceMemory
 
@@ -97,7 +97,7 @@ def _reports(training: Training) -> Iterator[tuple[float, float, float]]:
 
 def watched(training: Training, *, scale: float = 1.0, shift: float = 0.0) -> Seen:
     """Let it train, and look each poll. All bytes are multiplied by `scale`, all times shifted by `shift`."""
-    seen, memory, watch, due = Seen(), Memory(), GrowthWatch(), POLL_SECONDS
+    seen, memory, watch, due = Seen(), Memory(), LeakDetector(), POLL_SECONDS
     try:
         for at, current, peak in _reports(training):
             while at >= due:

@@ -30,7 +30,7 @@ import tensorflow as tf
 from gpuwarden.client.errors.classifier import describe
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
 from gpuwarden.client.keras.wrapped_function import wrap
-from gpuwarden.client.reporter import Run, join
+from gpuwarden.client.reporter import Reporter, join
 from gpuwarden.protocol.messages import Hello
 
 FLOAT = 4  # bytes
@@ -39,7 +39,7 @@ FLOAT = 4  # bytes
 class Observer:
     """Tells the run of what is raised, as the callback does."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Reporter) -> None:
         self.run = run
 
     def failed(self, exception: BaseException) -> None:

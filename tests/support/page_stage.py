@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from browser import Tab
-from gpuwarden.history.event_log import RecentEvents
-from gpuwarden.history.series import RecentSeries
+from gpuwarden.history.event_log import EventLog
+from gpuwarden.history.series import HistorySeries
 from gpuwarden.state import State
 from gpuwarden.web import static_files
 from gpuwarden.web.api.state_document import Seen, write_state
@@ -57,9 +57,9 @@ class Stage:
 
 def answer(state: State) -> dict[str, Any]:
     """Return what the API says of a poll."""
-    events = RecentEvents()
+    events = EventLog()
     events.see(state)
-    return dict(json.loads(write_state(Seen(state, RecentSeries(), events, str, SOCKET, 1.0))))
+    return dict(json.loads(write_state(Seen(state, HistorySeries(), events, str, SOCKET, 1.0))))
 
 
 @contextlib.contextmanager

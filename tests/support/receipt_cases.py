@@ -6,22 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from gpuwarden.analysis.batch_size.cost_model import Cost, advise
-from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
-from gpuwarden.analysis.oom.diagnosis import Verdict
-from gpuwarden.host.process_key import Peer
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.records.builder import receipt_of
-from gpuwarden.records.record import Receipt
+from gpuwarden.records.record import RunRecord
 from gpuwarden.records.timeline import with_story
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import Mark, merged
-from gpuwarden.runs.run_snapshot import Run, SeenError
-from gpuwarden.usage.run_usage import Account, Share
+from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB
 
 BEGAN = 1.8e9
@@ -36,10 +36,10 @@ ERROR = Error(
     allocations=(Allocation(4 * GIB, "20000,4000", "float", "MatMul", "GPU:0", "GPU_0_bfc"),),
     memory={"GPU:0": DeviceMemory(9 * GIB, 10 * GIB, 11 * GIB)},
 )
-VERDICT = Verdict("too_big", "4.00 GiB did not fit beside 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
-ACCOUNT = Account(
+VERDICT = Diagnosis("too_big", "4.00 GiB did not fit beside 9.00 GiB of 11.0 GiB.", "Use a smaller model.")
+ACCOUNT = RunUsage(
     {
-        UUID: Share(
+        UUID: DeviceUsage(
             name="NVIDIA H100 80GB HBM3",
             seconds=7900.0,
             busy=7110.0,
@@ -53,7 +53,7 @@ ACCOUNT = Account(
             lowest_headroom=0.5 * GIB,
             xids={31: 1},
         ),
-        "MIG-1-2": Share(name="NVIDIA H100 80GB HBM3", seconds=100.0),
+        "MIG-1-2": DeviceUsage(name="NVIDIA H100 80GB HBM3", seconds=100.0),
     },
     {"train": 7800.0, "test": 150.0, "predict": 0.0, "idle": 30.0},
     3 * GIB,
@@ -81,7 +81,7 @@ def history() -> MemoryHistory:
 
 def batch_sizes() -> BatchSizeWatch:
     """Make what it showed of batch sizes."""
-    watch = BatchSizeWatch(Predecessors(), 1000)
+    watch = BatchSizeWatch(PriorRuns(), 1000)
     report = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(GIB, GIB)})
     watch.hear(report, {"GPU:0": UUID}, 0.0)
     told = replace(report, steps=9, memory={"GPU:0": DeviceMemory(10 * GIB, 11 * GIB)})
@@ -89,7 +89,7 @@ def batch_sizes() -> BatchSizeWatch:
     return watch
 
 
-def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: Account = ACCOUNT) -> Run:
+def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: RunUsage = ACCOUNT) -> RunSnapshot:
     """Make a run that has told all there is to tell."""
     report = Report(
         phase="idle",
@@ -107,8 +107,8 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
         loss=0.125,
         errors={"device_oom": 2},
     )
-    return Run(
-        peer=Peer(pid=pid, uid=1000, start=99),
+    return RunSnapshot(
+        peer=ProcessKey(pid=pid, uid=1000, start=99),
         hello=Hello(name, "tensorflow 2.21.0 keras 3.15.1", {"GPU:0": UUID}, job="slurm-17", rank=1, world_size=4),
         report=report,
         last_report=BEGAN + 7980,
@@ -134,7 +134,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: A
     )
 
 
-def receipt(pid: int = 4711, **settings: Any) -> Receipt:
+def receipt(pid: int = 4711, **settings: Any) -> RunRecord:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
     account = made.account.now()

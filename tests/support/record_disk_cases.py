@@ -19,8 +19,8 @@ from pathlib import Path
 
 from receipt_cases import run
 
-from gpuwarden.records.recorder import RETRY_SECONDS, Receipts
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.records.recorder import RETRY_SECONDS, Recorder
+from gpuwarden.runs.run_snapshot import RunSnapshot
 
 messages: list[str] = []
 
@@ -37,7 +37,7 @@ def mount(folder: str, options: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
 
 
-async def step(name: str, receipts: Receipts, runs: list[Run], later: float) -> None:
+async def step(name: str, receipts: Recorder, runs: list[RunSnapshot], later: float) -> None:
     """Poll until the disk has all or has failed, and print what is known then."""
     receipts.see(runs, time.monotonic() + later)
     while receipts._flushing:
@@ -69,7 +69,7 @@ async def main(folder: str) -> None:
     runs = [run(pid) for pid in range(1, 151)]
     pause = RETRY_SECONDS + 1
     mount(folder, "size=4m")
-    receipts = Receipts(Path(folder) / "receipts", 1000, most_runs=500)
+    receipts = Recorder(Path(folder) / "receipts", 1000, most_runs=500)
     await receipts.open()
     await step("before", receipts, runs[:10], 2)
     fill(folder)
@@ -83,7 +83,7 @@ async def main(folder: str) -> None:
         ("read-only", forbid, allow),
     ):  # no disk can be made so while in use
         fail(folder)
-        receipts = Receipts(Path(folder) / "receipts", 1000, most_runs=500)
+        receipts = Recorder(Path(folder) / "receipts", 1000, most_runs=500)
         await receipts.open()
         await step(f"{name} at the start", receipts, runs[:1], 2)
         mend(folder)

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from gpuwarden.client.reporter import Run, join
+from gpuwarden.client.reporter import Reporter, join
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Hello
 
 INTERVAL_SECONDS = 0.05
@@ -32,7 +32,7 @@ class Held:
         return self.devices
 
 
-def obey(run: Run, memory: Held, said: dict[str, Any]) -> None:
+def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
     """Do what a line says."""
     for device, numbers in said.pop("memory", {}).items():
         memory.devices[device] = DeviceMemory(*numbers)

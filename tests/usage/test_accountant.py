@@ -12,19 +12,19 @@ import pytest
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
-from gpuwarden.records.recorder import Receipts
+from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run_snapshot import Run
-from gpuwarden.runs.run_state import Record
-from gpuwarden.usage.accountant import Accounts
-from gpuwarden.usage.run_usage import Account, Share
+from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_state import RunState
+from gpuwarden.usage.accountant import UsageAccountant
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB, divided, gpu, snapshot
 
-ALICE = Peer(pid=7, uid=1000, start=1)
-BOB = Peer(pid=8, uid=1001, start=2)
+ALICE = ProcessKey(pid=7, uid=1000, start=1)
+BOB = ProcessKey(pid=8, uid=1001, start=2)
 SLOW = 10.0
 WALL = 1.8e9
 
@@ -55,10 +55,10 @@ class Box:
 
     def __post_init__(self) -> None:
         self.registry = RunRegistry(limit=9, expiry=60.0, overhead=0, wall=lambda: WALL + self.seconds)
-        self.accounts = Accounts(SLOW)
+        self.accounts = UsageAccountant(SLOW)
         self._look_slowly()
 
-    def meet(self, peer: Peer, **hello: object) -> None:
+    def meet(self, peer: ProcessKey, **hello: object) -> None:
         """Let a run report on the GPU."""
         said = replace(Hello("resnet", "test", {"GPU:0": "GPU-0"}), **hello)  # type: ignore[arg-type] # of the test's
         self.registry.receive(peer, said, self.seconds)
@@ -95,7 +95,7 @@ class Box:
             xids=self.xids,
         )
 
-    def join(self, seen: Snapshot | None = None) -> tuple[Run, ...]:
+    def join(self, seen: Snapshot | None = None) -> tuple[RunSnapshot, ...]:
         """Join a poll."""
         now = float(self.seconds)
         found = snapshot(self.gpu()) if seen is None else seen
@@ -103,11 +103,11 @@ class Box:
         self.accounts.join(runs, found, now)
         return runs
 
-    def resume(self, before: Account) -> None:
+    def resume(self, before: RunUsage) -> None:
         """Take up what an earlier daemon has counted of the first run."""
         self.registry.runs(snapshot(self.gpu()), float(self.seconds))[0].account.resume(before)
 
-    def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> Share:
+    def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> DeviceUsage:
         """Poll for so many seconds and return the first run's share of the GPU."""
         for _ in range(seconds):
             self.pass_second()
@@ -306,7 +306,7 @@ def test_phases(box: Box) -> None:
 def test_account_is_taken_up() -> None:
     """What an earlier daemon has counted is there from the first poll, and goes on."""
     box = Box()
-    before = Share(
+    before = DeviceUsage(
         name="H100",
         seconds=100.0,
         busy=70.0,
@@ -318,9 +318,9 @@ def test_account_is_taken_up() -> None:
         lowest_headroom=4.0,
         xids={31: 2},
     )
-    gone = Share("H100", 50.0)
+    gone = DeviceUsage("H100", 50.0)
     box.meet(ALICE)
-    box.resume(Account({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
+    box.resume(RunUsage({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
     (run,) = box.join()
     assert run.account.shares["GPU-0"].seconds == 100
     share = box.poll(10)
@@ -336,11 +336,11 @@ def test_account_is_taken_up() -> None:
 
 def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
     """What was counted before, on several occasions, is added up; of two peaks the higher one stays."""
-    held = Share("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
-    gone = Share("A100", 50.0)
+    held = DeviceUsage("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
+    gone = DeviceUsage("A100", 50.0)
     box.poll(10)
-    box.resume(Account({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
-    box.resume(Account({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
+    box.resume(RunUsage({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
+    box.resume(RunUsage({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
     share = box.poll(1)
     assert (share.seconds, share.joules, share.memory_peak, share.lowest_headroom) == (111, 23000, 2 * GIB, 4)
     assert share.throttled == {"sw_power_cap": 12}
@@ -362,7 +362,7 @@ class WithReceipts:
 
     def __init__(self) -> None:
         self.box = Box()
-        self.receipts = Receipts(None, 10, most_runs=9)
+        self.receipts = Recorder(None, 10, most_runs=9)
 
     def poll(self, seconds: int = 1) -> None:
         """Poll for so many seconds."""
@@ -392,7 +392,7 @@ def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatc
     assert it.gpu_seconds() == 10
     for _ in range(3):
         with monkeypatch.context() as broken:
-            broken.setattr(Record, "run", lambda *_args, **_settings: 1 / 0)
+            broken.setattr(RunState, "run", lambda *_args, **_settings: 1 / 0)
             it.poll()
         it.poll()
     assert 10 <= it.gpu_seconds() <= 16

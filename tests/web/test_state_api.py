@@ -16,24 +16,24 @@ from services import Daemon, ending, fetch, until
 
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
-from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import load
 from gpuwarden.daemon.daemon import Daemon as Warden
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
-from gpuwarden.history.event_log import RecentEvents
-from gpuwarden.history.series import RecentSeries
+from gpuwarden.history.event_log import EventLog
+from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host, Space
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Readings
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from gpuwarden.web.api.api_docs import state_markdown
@@ -57,7 +57,7 @@ def box(*gpus: Any, **more: Any) -> State:
     return State(source="nvml", poll_interval=1.0, snapshot=snapshot(*gpus), **more)
 
 
-def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str = "GPU-0", **more: Any) -> Run:
+def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str = "GPU-0", **more: Any) -> RunSnapshot:
     """Make a run on a GPU."""
     memory = {uuid: DeviceMemory(in_use, in_use)}
     known: dict[str, Any] = {
@@ -67,12 +67,12 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
         "up": True,
         "current": True,
     }
-    return Run(Peer(pid, 1000, 1), Hello("unet", "none", {}), REPORT, 1.0, **(known | more))
+    return RunSnapshot(ProcessKey(pid, 1000, 1), Hello("unet", "none", {}), REPORT, 1.0, **(known | more))
 
 
-def answer(state: State, events: RecentEvents | None = None) -> dict[str, Any]:
+def answer(state: State, events: EventLog | None = None) -> dict[str, Any]:
     """Return what the API says of a poll."""
-    seen = Seen(state, RecentSeries(), events or RecentEvents(), str, Path("/run/gpuwarden/run.sock"), 1.0)
+    seen = Seen(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0)
     return dict(json.loads(write_state(seen), parse_constant=pytest.fail))
 
 
@@ -95,7 +95,7 @@ def full() -> State:
         growth={"GPU-0": grows},
         host_growth=grows,
         stall=Stall(61.0, "stopped"),
-        verdict=Verdict("leak", "It grew.", "Mend it."),
+        verdict=Diagnosis("leak", "It grew.", "Mend it."),
         last_errors={"device_oom": 0.0},
     )
     dead = a_run(
@@ -112,9 +112,9 @@ def full() -> State:
 
 def test_reference_names_every_key() -> None:
     """Each key of an answer in which nearly everything is known, with a meaning that is a sentence."""
-    events = RecentEvents()
+    events = EventLog()
     events.see(full())
-    series = RecentSeries()
+    series = HistorySeries()
     series.see(full(), 1.0)
     rows = re.findall(r"^\| `(\w+)` \| (?:yes)? \| (.+) \|$", state_markdown(), re.MULTILINE)
     assert [name for name, meaning in rows if not meaning.endswith(".")] == []

@@ -12,7 +12,7 @@ import pytest
 from browser import Tab, chromium
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
-from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import XidCount
@@ -264,7 +264,7 @@ def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
     report = replace(REPORT, step_median=0.0123, errors={"device_oom": 2, "other": 1})
     grows = Growth(1e6, 60 << 20, TimeLeft(90.0, 80.0, 100.0))
     endless = replace(grows, left=TimeLeft(7200.0, 7000.0, None))
-    stall, why = Stall(61.4, "stopped"), Verdict("too_big", "9 GiB <of> 8.", "Use less.")
+    stall, why = Stall(61.4, "stopped"), Diagnosis("too_big", "9 GiB <of> 8.", "Use less.")
     page.show(
         tab,
         box(

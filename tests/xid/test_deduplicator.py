@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, Source, XidLedger, XidReport
+from gpuwarden.xid.deduplicator import APART_SECONDS, MAX_CODES, MAX_OPEN, Source, XidDeduplicator, XidReport
 
 SOURCES: tuple[Source, ...] = ("nvml", "kernel_log", "kernel_log_text")
 WALL = 1e9  # Unix time at the monotonic time 0
@@ -21,7 +21,7 @@ def report(source: Source, moment: float, *, code: int = 79, uuid: str = "GPU-a"
 
 def counted(*reports: XidReport) -> int:
     """Return how many faults the reports of XID 79 make on GPU-a."""
-    ledger = XidLedger()
+    ledger = XidDeduplicator()
     new = [ledger.add(each) for each in reports]
     count = ledger.of("GPU-a")[79].count
     assert count == sum(new)
@@ -73,7 +73,7 @@ def test_older_fault_left_alone_by_one_source_does_not_stay_in_the_way() -> None
 
 def test_gpus_and_codes_are_kept_apart() -> None:
     """The same code on another GPU, or another code on the same one, is another fault."""
-    ledger = XidLedger()
+    ledger = XidDeduplicator()
     assert ledger.add(report("nvml", 10.0))
     assert ledger.add(report("kernel_log", 10.0, uuid="GPU-b"))
     assert ledger.add(report("kernel_log", 10.0, code=48))
@@ -84,7 +84,7 @@ def test_gpus_and_codes_are_kept_apart() -> None:
 
 def test_time_is_the_last_ones() -> None:
     """An older fault that is told of later does not put the time back."""
-    ledger = XidLedger()
+    ledger = XidDeduplicator()
     ledger.add(report("nvml", 100.0))
     ledger.add(report("kernel_log", 10.0))
     assert ledger.of("GPU-a") == {79: XidCount(2, WALL + 100)}
@@ -92,7 +92,7 @@ def test_time_is_the_last_ones() -> None:
 
 def test_forgotten_fault_is_not_paired() -> None:
     """What is too long ago is closed, and its memory given back."""
-    ledger = XidLedger()
+    ledger = XidDeduplicator()
     ledger.add(report("nvml", 10.0))
     ledger.forget(10.0)
     assert ledger._open
@@ -103,7 +103,7 @@ def test_forgotten_fault_is_not_paired() -> None:
 
 def test_memory_is_bounded() -> None:
     """Codes beyond the limit are counted as dropped, and only so many faults wait for another source."""
-    ledger = XidLedger()
+    ledger = XidDeduplicator()
     for code in range(MAX_CODES + 3):
         ledger.add(report("nvml", 10.0, code=code))
     assert (len(ledger.of("GPU-a")), ledger.dropped) == (MAX_CODES, 3)

@@ -17,7 +17,7 @@ from services import Daemon, ending, until
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.xid.collector import IDENTIFY_SECONDS, MAX_HOMELESS, XidWatch
+from gpuwarden.xid.collector import IDENTIFY_SECONDS, MAX_HOMELESS, XidCollector
 from gpuwarden.xid.kernel_messages import BEGINNINGS
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
@@ -170,7 +170,7 @@ class Watched:
     """A watch without events, on a log alone."""
 
     def __init__(self, fifo: Fifo) -> None:
-        self.watch = XidWatch(Simulation(gpus=1).nvml)
+        self.watch = XidCollector(Simulation(gpus=1).nvml)
         self._log = KernelLog(BEGINNINGS, fifo.path)
 
     def poll(self, *snapshots: Snapshot) -> Snapshot:

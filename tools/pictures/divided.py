@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
 _Key = TypeVar("_Key")
@@ -46,7 +46,7 @@ def _instance(gpu: Gpu, uuid: str) -> MigInstance:
     )
 
 
-def _moved(run: Run, whole: str, part: str) -> Run:
+def _moved(run: RunSnapshot, whole: str, part: str) -> RunSnapshot:
     """Put a run from a GPU onto an instance of it."""
     by_device = {each.name: getattr(run, each.name) for each in fields(run)}
     moved: dict[str, Any] = {

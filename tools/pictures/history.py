@@ -22,7 +22,7 @@ from divided import divided
 from made_up import MadeUp, fail, off
 
 from gpuwarden.config import thresholds
-from gpuwarden.config.schema import Config, Processes
+from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
@@ -129,7 +129,7 @@ async def record_box(directory: Path, box: Box, seconds: float, end: float, step
     page, made_up = Exposition(), MadeUp(BEGIN)
     lines: list[str] = []
     with clock.running():
-        daemon = Daemon(Config(processes=Processes(series=True)), source)
+        daemon = Daemon(Config(processes=ProcessesConfig(series=True)), source)
         while True:
             if box.faulty:
                 fail(simulation, clock.now, seconds)

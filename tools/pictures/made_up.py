@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from gpuwarden.advice.delivery_state import Ear
+from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -19,7 +19,7 @@ from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Readings
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
@@ -82,7 +82,7 @@ class MadeUp:
         for run in state.runs:
             told = self._told.setdefault(f"{run.peer.pid}-{run.began}", Counter())
             told["pressure"] += sum(uuid in run.memory for uuid in risen)
-            ear = Ear(sent={**Ear().sent, "pressure": told["pressure"]})
+            ear = DeliveryState(sent={**DeliveryState().sent, "pressure": told["pressure"]})
             report = run.report
             if report:
                 report = replace(report, advice_heard=told["pressure"], actions={"checkpoint": told["pressure"]})
@@ -179,7 +179,7 @@ def _reporting(state: State, now: float) -> State:
     return replace(state, runs=tuple(_with_report(run, now) for run in state.runs))
 
 
-def _with_report(run: Run, now: float) -> Run:
+def _with_report(run: RunSnapshot, now: float) -> RunSnapshot:
     """Let a run tell its loss and its batches, and the one that leaks on the host grow there."""
     report = run.report
     if report is None:

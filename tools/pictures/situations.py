@@ -8,7 +8,7 @@ from unittest import mock
 
 from history import Clock, simulated
 
-from gpuwarden.config.schema import Config, Processes
+from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.health.problems import box_troubles, judge
@@ -73,7 +73,7 @@ class SimulatedBox:
         runs = WORKLOADS if situation.leaks else WITHOUT_LEAKS
         with mock.patch("gpuwarden.simulation.simulated_nvml.WORKLOADS", runs):
             self._simulation = Simulation(GPUS, SEED, clock.monotonic)
-        self.daemon = Daemon(Config(processes=Processes(series=True)), simulated(self._simulation, clock))
+        self.daemon = Daemon(Config(processes=ProcessesConfig(series=True)), simulated(self._simulation, clock))
 
     async def polls(self, step: float) -> AsyncIterator[State]:
         """Poll each `step` seconds until the box is as wanted; raises RuntimeError where that takes too long."""

@@ -12,21 +12,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from gpuwarden.advice.delivery_state import Ear, Matter
-from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, Neighbour, Neighbours
-from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.advice.delivery_state import DeliveryState, Matter
+from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenant, CoTenants
+from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.memory_sampler import NEVER
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.host import procfs
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.resolver import Holder
 from gpuwarden.pressure.levels import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
 from gpuwarden.runs.run_events import MarkKind
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.xid.codes import Action, explain
 
 LEAST_GROWTH = 64 * 2**20  # bytes that a neighbour has to take, however little there is
@@ -61,7 +61,7 @@ class _Poll:
     now: float  # monotonic
 
 
-class Adviser:
+class Advisor:
     """Sender of advice to runs. Used by one event loop.
 
     `send` sends a message to a run's process without blocking, and returns whether it could; `mark` adds what happened
@@ -73,9 +73,9 @@ class Adviser:
     def __init__(
         self,
         limits: Limits,
-        send: Callable[[Peer, Advice], bool],
-        mark: Callable[[Peer, MarkKind, str, float, str | None], object],
-        neighbours: Neighbours,
+        send: Callable[[ProcessKey, Advice], bool],
+        mark: Callable[[ProcessKey, MarkKind, str, float, str | None], object],
+        neighbours: CoTenants,
         *,
         alerting: bool = False,
         nearest_above: Callable[[int, Collection[int]], int] = procfs.nearest_above,
@@ -94,7 +94,12 @@ class Adviser:
         self.limits: dict[str, float] = {}  # bytes in use by UUID of a GPU, beyond which there may be news
 
     def see(
-        self, snapshot: Snapshot, runs: Iterable[Run], pressure: Pressure, holders: Mapping[int, Holder], now: float
+        self,
+        snapshot: Snapshot,
+        runs: Iterable[RunSnapshot],
+        pressure: Pressure,
+        holders: Mapping[int, Holder],
+        now: float,
     ) -> None:
         """Tell the runs of a poll what is new to them; `holders` are processes by pid. Does not block."""
         self.limits = {}
@@ -115,7 +120,7 @@ class Adviser:
         self._divided = now | before
         return found | {uuid: found[whole] for uuid, whole in self._divided.items()}
 
-    def _advise(self, run: Run, poll: _Poll) -> None:
+    def _advise(self, run: RunSnapshot, poll: _Poll) -> None:
         ear, hears = run.ear, run.hello.hears
         ear.alarms.clear()
         gpus = {uuid: gpu for uuid in run.devices if (gpu := poll.gpus.get(uuid))}
@@ -134,7 +139,7 @@ class Adviser:
                 if (memory := poll.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
                     self._arm(run, uuid, gpu, memory, poll.now)
 
-    def _standing(self, run: Run, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+    def _standing(self, run: RunSnapshot, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
         """Yield how the matters of a run stand that are not about its neighbours."""
         for uuid, gpu in gpus.items():
             whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
@@ -146,7 +151,7 @@ class Adviser:
         for gpu in {gpu.identity.uuid: gpu for gpu in gpus.values()}.values():
             yield from self._faults(run, gpu, poll)
 
-    def _tell(self, run: Run, matter: Matter, standing: Standing, now: float) -> None:
+    def _tell(self, run: RunSnapshot, matter: Matter, standing: Standing, now: float) -> None:
         memory, neighbour = standing.memory, matter.kind == "neighbour"
         if neighbour and not _listens_to_neighbours(run.ear, now):
             return
@@ -169,7 +174,7 @@ class Adviser:
         else:
             self.dropped += 1
 
-    def _faults(self, run: Run, gpu: Gpu, poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+    def _faults(self, run: RunSnapshot, gpu: Gpu, poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
         uuid = gpu.identity.uuid
         if gpu.fault is not None and poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
             yield Matter("gpu_lost", uuid), Standing("critical", partial(_loss, gpu.fault), gpu)
@@ -178,7 +183,7 @@ class Adviser:
             if level and count.last >= run.began and poll.time - count.last < XID_SECONDS:
                 yield Matter("xid", uuid, str(code)), Standing(level, partial(_xid, code), gpu)
 
-    def _neighbours(self, run: Run, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+    def _neighbours(self, run: RunSnapshot, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
         """Yield which processes have taken much of what the run could have had."""
         for uuid, gpu in gpus.items():
             memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
@@ -192,7 +197,7 @@ class Adviser:
                 text = partial(_neighbour, memory, pid, growth, poll.holders.get(pid))
                 yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
 
-    def _largest(self, run: Run, uuid: str, gpu: Gpu) -> tuple[int, Neighbour | None]:
+    def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu) -> tuple[int, CoTenant | None]:
         """Return the neighbour of a run that has grown most; None where none has, or where the run may be any of them.
 
         The run's children are no neighbours, and one that has begun since its processes were looked at is a child too.
@@ -215,7 +220,7 @@ class Adviser:
         """Return the bytes that a neighbour that has grown by so much must have grown by, to be told."""
         return max(LEAST_GROWTH, self._limits.neighbour_share * (memory.headroom + grown))
 
-    def _arm(self, run: Run, uuid: str, gpu: Gpu, memory: RunPressure, now: float) -> None:
+    def _arm(self, run: RunSnapshot, uuid: str, gpu: Gpu, memory: RunPressure, now: float) -> None:
         """Note how much more may be in use on the GPU, and in the run's allocator, until there may be news."""
         others, own = memory.slack(self._limits)
         run.ear.alarms[uuid] = memory.in_use + own
@@ -238,7 +243,7 @@ def _news(known: dict[Matter, Level], standing: Mapping[Matter, Standing]) -> li
     return [(matter, each) for matter, each in standing.items() if known.get(matter, "none") != each.level]
 
 
-def _listens_to_neighbours(ear: Ear, now: float) -> bool:
+def _listens_to_neighbours(ear: DeliveryState, now: float) -> bool:
     """Tell whether the last word on neighbours was long ago."""
     return ear.neighbour_at is None or now - ear.neighbour_at >= REST_SECONDS
 
@@ -283,7 +288,7 @@ def _heat(gpu: Gpu, level: Level, name: str) -> str:
     return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its slowdown" if margin is not None else "")
 
 
-def _neighbour(memory: RunPressure, pid: int, growth: Neighbour, holder: Holder | None, name: str) -> str:
+def _neighbour(memory: RunPressure, pid: int, growth: CoTenant, holder: Holder | None, name: str) -> str:
     who = f" of user {holder.user}" if holder else ""
     if holder and holder.run:
         who += f", run {holder.run}"

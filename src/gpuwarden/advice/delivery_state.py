@@ -17,7 +17,7 @@ class Matter:
 
 
 @dataclass(slots=True)
-class Ear:
+class DeliveryState:
     """State of one run's advice. Used by one event loop.
 
     `told` holds what the run believes: of each matter the level that it was sent, as long as that holds. It is cleared

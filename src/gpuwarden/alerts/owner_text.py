@@ -5,13 +5,13 @@ from __future__ import annotations
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.owners.resolver import UNKNOWN, Holder
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
 MOST_NAMED = 3  # of those who hold one GPU, the ones with most first
 
 
-def of_run(state: State, run: Run) -> str:
+def of_run(state: State, run: RunSnapshot) -> str:
     """Say whose run it is, by its process's owners; by its user id where nobody knows more."""
     holder = state.owners.holders.get(run.peer.pid)
     return (words(holder) if holder else "") or f"user id {run.peer.uid}"

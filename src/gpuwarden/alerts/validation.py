@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpuwarden.alerts.prometheus_rules import ALERTS
-from gpuwarden.config.schema import Alertmanager, Config, Notify
+from gpuwarden.config.schema import AlertmanagerConfig, Config, NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError
 
 _TLS = ("ca_file", "cert_file", "key_file")
@@ -27,7 +27,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     yield from _notify_problems(config.notify)
 
 
-def _alertmanager_problems(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
+def _alertmanager_problems(chosen: AlertmanagerConfig) -> Iterator[tuple[str, str]]:
     secure = [url for url in chosen.url if url.startswith("https:")]
     given = [name for name in _TLS if getattr(chosen, name) is not None]
     if given and not secure:
@@ -45,7 +45,7 @@ def _alertmanager_problems(chosen: Alertmanager) -> Iterator[tuple[str, str]]:
         yield "alertmanager.labels", f"{', '.join(twice)} is there twice: an alert has each label once"
 
 
-def _notify_problems(chosen: Notify) -> Iterator[tuple[str, str]]:
+def _notify_problems(chosen: NotifyConfig) -> Iterator[tuple[str, str]]:
     if chosen.webhook_token and not chosen.webhook:
         yield "notify.webhook_token", "there is no notify.webhook that it would be sent to"
     for name in chosen.mute:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, traced
-from gpuwarden.config.schema import Notify
+from gpuwarden.config.schema import NotifyConfig
 
 MAX_STEPS = 6  # each with its own timeout, that a message may take: a server may answer drop by drop
 
 
-def send_test(settings: Notify, report: Callable[[str], None]) -> int | None:
+def send_test(settings: NotifyConfig, report: Callable[[str], None]) -> int | None:
     """Try all targets at once; return how many failed, None where there is no target."""
     targets = list(message_targets(settings))
     if not targets:

@@ -14,7 +14,7 @@ from gpuwarden.records.record import (
     DeviceShare,
     FailedAllocation,
     MemoryStory,
-    Receipt,
+    RunRecord,
     ToldBatchSizeAdvice,
     ToldError,
     ToldMark,
@@ -135,7 +135,7 @@ def _verdict_lines() -> Iterator[str]:
 
 
 RECEIPT_PARTS: dict[type[Any], str] = {
-    Receipt: "The receipt",
+    RunRecord: "The receipt",
     DeviceShare: "Each of `devices`",
     MemoryStory: "`story` of a device",
     BatchMemorySeen: "Each of `batch_memory`",

@@ -29,8 +29,8 @@ from gpuwarden.records.record import (
     MAX_LISTED,
     DeviceShare,
     FailedAllocation,
-    Receipt,
-    ReceiptError,
+    RunRecord,
+    RunRecordError,
     ToldError,
     from_plain,
 )
@@ -51,12 +51,12 @@ def listing(config: Config, which: Sequence[str], limit: int | None, *, as_json:
     found = [each for name in which for each in chosen[name]]
     if not found:
         return f"no training run has reported to the daemon at {url_of(config.web.listen)}\n"
-    receipts: list[Receipt] = []
+    receipts: list[RunRecord] = []
     unread: list[str] = []
     for each in found:
         try:
             receipts.append(from_plain(each))
-        except ReceiptError as error:  # of another version, or damaged: the others are as good as ever
+        except RunRecordError as error:  # of another version, or damaged: the others are as good as ever
             unread.append(f"{_name_of(each)} can't be read: {shown(str(error))}")
     if not receipts:
         raise OSError(None, f"none of {len(found)} runs can be read by this version; {unread[0]}")
@@ -81,7 +81,7 @@ def one(config: Config, prefix: str, *, as_json: bool) -> str:
         return json.dumps(whole, indent=2) + "\n"
     try:
         receipt = from_plain(whole)
-    except ReceiptError as error:
+    except RunRecordError as error:
         raise OSError(None, f"the daemon's answer is not of this version: {error}") from None
     return "\n".join(_whole(receipt, _width())) + "\n"
 
@@ -140,7 +140,7 @@ def _fit(text: str, width: int) -> str:
     return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
 
 
-def _peak(receipt: Receipt) -> str:
+def _peak(receipt: RunRecord) -> str:
     peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
     return amount(max(peaks)) if peaks else ""
 
@@ -151,7 +151,7 @@ def _began(seconds: float) -> str:
     return time.strftime("%H:%M" if began[:3] == today[:3] else "%m-%d", began)
 
 
-_COLUMNS: Mapping[str, Callable[[Receipt], str]] = {
+_COLUMNS: Mapping[str, Callable[[RunRecord], str]] = {
     "RUN": lambda receipt: receipt.run_id,
     "STATE": lambda receipt: receipt.outcome or (receipt.phase or "reports"),
     "BEGAN": lambda receipt: _began(receipt.began_timestamp_seconds),
@@ -162,7 +162,7 @@ _COLUMNS: Mapping[str, Callable[[Receipt], str]] = {
 _RIGHT = ("FOR", "STEPS", "PEAK")
 
 
-def _table(receipts: Sequence[Receipt], width: int) -> Iterator[str]:
+def _table(receipts: Sequence[RunRecord], width: int) -> Iterator[str]:
     """Write a line a run; the name takes the room that is left, and the id is never cut."""
     columns = {title: [shown(write(each)) for each in receipts] for title, write in _COLUMNS.items()}
     widths = {title: max(len(title), *map(cell_len, texts)) for title, texts in columns.items()}
@@ -178,7 +178,7 @@ def _table(receipts: Sequence[Receipt], width: int) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _whole(receipt: Receipt, width: int) -> Iterator[str]:
+def _whole(receipt: RunRecord, width: int) -> Iterator[str]:
     for label, text in _lines(receipt):
         yield from _wrapped(label, text, width)
     for device in receipt.devices:
@@ -195,7 +195,7 @@ def _whole(receipt: Receipt, width: int) -> Iterator[str]:
     yield from _story(receipt, Page(width, alphabet(sys.stdout.encoding)))
 
 
-def _story(receipt: Receipt, page: Page) -> Iterator[str]:
+def _story(receipt: RunRecord, page: Page) -> Iterator[str]:
     """Write what its memory did: last, as that is what a terminal still shows."""
     for label, text in story_lines(receipt, page):
         if label is None:
@@ -216,7 +216,7 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
+def _lines(receipt: RunRecord) -> Iterator[tuple[str, str]]:
     """Say what the run was and did, as far as it is known."""
     yield "run", receipt.run_id
     yield "name", receipt.name
@@ -236,7 +236,7 @@ def _lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield from _cost_lines(receipt)
 
 
-def _training_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
+def _training_lines(receipt: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _maybe("phase", None if receipt.outcome and receipt.phase == "idle" else receipt.phase)
     spent = {name: seconds for name, seconds in (receipt.phase_seconds or {}).items() if seconds}
     yield from _maybe("in phases", ", ".join(f"{name} {lasting(seconds)}" for name, seconds in spent.items()))
@@ -252,7 +252,7 @@ def _training_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield from _maybe("errors", counts(receipt.errors or {}).replace(",", ", ").replace(":", " "))
 
 
-def _cost_lines(receipt: Receipt) -> Iterator[tuple[str, str]]:
+def _cost_lines(receipt: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _maybe("GPU time", receipt.gpu_seconds, lasting)
     yield from _maybe("idle", receipt.gpu_idle_ratio, lambda share: f"{ratio(share)} of GPU time")
     yield from _maybe("energy", receipt.energy_joules, energy)
@@ -309,7 +309,7 @@ def _allocation(each: FailedAllocation) -> str:
     return " ".join(filter(None, words)) or "memory"
 
 
-def _job(receipt: Receipt) -> str | None:
+def _job(receipt: RunRecord) -> str | None:
     if receipt.job is None and receipt.rank is None:
         return None
     of = f" of {receipt.world_size}" if receipt.world_size is not None else ""

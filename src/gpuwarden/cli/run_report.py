@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gpuwarden.cli.memory_chart import LABEL_WIDTH, MIN_WIDTH, chart
 from gpuwarden.formatting import amount, foreseen, lasting, rate
-from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldMark
+from gpuwarden.records.record import DeviceShare, MemoryStory, RunRecord, ToldMark
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # devices beyond which only the tightest has one
@@ -33,7 +33,7 @@ class Page:
     letters: str
 
 
-def story_lines(receipt: Receipt, page: Page) -> Iterator[Line]:
+def story_lines(receipt: RunRecord, page: Page) -> Iterator[Line]:
     """Return texts of any length with their labels, and the lines of charts as wide as the page."""
     told = sorted((each for each in receipt.devices if each.story is not None), key=_room)
     if told:
@@ -43,7 +43,7 @@ def story_lines(receipt: Receipt, page: Page) -> Iterator[Line]:
         yield from lines
 
 
-def _pictures(receipt: Receipt, told: Sequence[DeviceShare], page: Page) -> Iterator[Line]:
+def _pictures(receipt: RunRecord, told: Sequence[DeviceShare], page: Page) -> Iterator[Line]:
     seconds = max(story.ended_seconds[-1] for each in told if (story := each.story))
     width = max(min(page.width, MAX_WIDTH) - LABEL_WIDTH - 1, MIN_WIDTH)
     for number, device in enumerate(told):
@@ -88,7 +88,7 @@ def _chosen(marks: Sequence[ToldMark]) -> list[ToldMark]:
     return sorted(worth[:MAX_MARKS], key=lambda mark: mark.at_seconds)
 
 
-def conclusion(receipt: Receipt, told: Sequence[DeviceShare]) -> Iterator[Line]:
+def conclusion(receipt: RunRecord, told: Sequence[DeviceShare]) -> Iterator[Line]:
     """Say what follows: why memory was out and what to do, when it will be, or that it is steady; and batch sizes."""
     verdict = next((each.verdict for each in reversed(receipt.errors_told) if each.verdict), None)
     growing = [device for device in told if device.memory_growth_bytes_per_second is not None]
@@ -120,7 +120,7 @@ def _host_forecast(growth: float, seconds: float | None) -> str:
     return f"host memory grows by {rate(growth)}{left}"
 
 
-def _course(receipt: Receipt, device: DeviceShare) -> str:
+def _course(receipt: RunRecord, device: DeviceShare) -> str:
     """Say in a sentence whether memory is steady, by the story alone."""
     story = device.story
     assert story is not None

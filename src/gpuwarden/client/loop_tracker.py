@@ -25,7 +25,7 @@ from gpuwarden.client.errors.uncaught import is_error
 from gpuwarden.client.frameworks.detect import Search
 from gpuwarden.client.guard import Guard, guarded, log
 from gpuwarden.client.hello import introduction
-from gpuwarden.client.reporter import Run, default_name, join
+from gpuwarden.client.reporter import Reporter, default_name, join
 from gpuwarden.client.settings import Settings
 from gpuwarden.protocol.messages import MAX_COUNT, PHASES, Error, Hello, Phase
 
@@ -35,7 +35,7 @@ MAX_CHANGES = 20  # reports a second of a new phase or epoch; more wait for the 
 MAX_ADVICE = 8  # different sentences in the log
 
 _open: set[Loop] = set()
-_joined: weakref.WeakSet[Run] = weakref.WeakSet()
+_joined: weakref.WeakSet[Reporter] = weakref.WeakSet()
 _reporting = threading.Lock()
 
 
@@ -64,7 +64,7 @@ class Loop:
         self.closed = False  # and still to be counted while it is in _open
         self.phase: Phase = "train"
         self.stepping = False  # a step is under way
-        self.run: Run
+        self.run: Reporter
         self._begin()
 
     @guarded
@@ -175,7 +175,7 @@ class Loop:
     @property
     def told(self) -> Told:
         """Advice of the daemon up to now; none where the loop is switched off."""
-        run: Run | None = getattr(self, "run", None)  # its making may have failed
+        run: Reporter | None = getattr(self, "run", None)  # its making may have failed
         if run is None or self._guard.off:
             return Told()
         self._listen()
@@ -302,7 +302,7 @@ class Loop:
         self._guard.off = self.closed = True
 
 
-def _count_rest(reference: weakref.ref[Run]) -> None:
+def _count_rest(reference: weakref.ref[Reporter]) -> None:
     """Count what is noted before the run says its end."""
     for each in tuple(_open):
         if each.run is reference():

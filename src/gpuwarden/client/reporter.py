@@ -28,10 +28,10 @@ PERCENTILES_INTERVAL = 1.0  # seconds
 LOOK_INTERVAL = 0.25  # seconds
 LISTEN_INTERVAL = 0.05  # seconds between two reads of the socket, where the program acts on advice
 
-_runs: dict[tuple[int, str], Run] = {}
+_runs: dict[tuple[int, str], Reporter] = {}
 
 
-class Run:
+class Reporter:
     """The totals of this process since it first reported; one a process and socket, whoever counts into it.
 
     A loop calls `observe` once `look_due` has come, and `listen` at `listen_due` where it acts on advice. It calls
@@ -186,13 +186,13 @@ class Run:
         self._connection.close()
 
 
-def join(path: str | None, hello: Hello) -> Run:
+def join(path: str | None, hello: Hello) -> Reporter:
     """Give this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and tell the daemon `hello`."""
     path = path or os.environ.get("GPUWARDEN_SOCKET") or DEFAULT_SOCKET
     key = os.getpid(), path  # by process: a forked child that trains is a run of its own
     run = _runs.get(key)
     if run is None:
-        run = _runs[key] = Run(Connection(path, hello))
+        run = _runs[key] = Reporter(Connection(path, hello))
         atexit.register(run.end)
     run.introduce(hello)
     return run

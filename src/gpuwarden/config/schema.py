@@ -92,7 +92,7 @@ _OPTIONAL_SECRET = or_none(SECRET, Secret())
 # fmt: off
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogConfig:
     """What the daemon writes to standard error, which systemd keeps in the journal."""
 
     level: str = option(choice("level", "debug", "info", "warning", "error"), "info",
@@ -100,7 +100,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
+class WebConfig:
     """The server that Prometheus scrapes."""
 
     listen: Address = option(ADDRESS, "127.0.0.1:9846",
@@ -113,7 +113,7 @@ class Web:
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
+class PollConfig:
     """Reading the driver."""
 
     interval: float = option(between(DURATION, "100ms", "1h"), "1s",
@@ -127,7 +127,7 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class GpusConfig:
     """What is asked of the GPUs."""
 
     gpm: bool = option(BOOLEAN, "true",
@@ -147,7 +147,7 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLog:
+class KernelLogConfig:
     """The kernel log, where the driver writes XIDs that it tells nobody else of."""
 
     path: Path = option(PATH, "/dev/kmsg",
@@ -155,7 +155,7 @@ class KernelLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
+class ProcessesConfig:
     """The processes that hold device memory, one by one."""
 
     series: bool = option(BOOLEAN, "false",
@@ -165,7 +165,7 @@ class Processes:
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
+class OwnersConfig:
     """Who holds device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
 
     max: int = option(between(WHOLE, "1", "10000"), "32",
@@ -181,11 +181,11 @@ class Owners:
         "A directory of jobstats' kind, in which each GPU's file, named by index or UUID, has the job and its user id.")
 
 
-NO_OWNERS = Owners(docker=None, podman=None, kubernetes_logs=None, slurm_job_map=None, slurm_gpustat=None)
+NO_OWNERS = OwnersConfig(docker=None, podman=None, kubernetes_logs=None, slurm_job_map=None, slurm_gpustat=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RunsConfig:
     """The training runs that report to the daemon."""
 
     socket: Path = option(SOCKET_PATH, "/run/gpuwarden/run.sock",
@@ -210,7 +210,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Pressure:
+class PressureConfig:
     """When a GPU counts as under pressure, which runs that hear advice are told of (docs/pressure.md)."""
 
     memory_some: float = option(between(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
@@ -232,7 +232,7 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipts:
+class RecordsConfig:
     """Records of training runs: what each was, did and cost."""
 
     path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
@@ -243,7 +243,7 @@ class Receipts:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlConfig:
     """What an administrator may tell the running daemon."""
 
     socket: Path = option(CONTROL_PATH, "control.sock",
@@ -252,7 +252,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Alertmanager:
+class AlertmanagerConfig:
     """Alertmanagers that the daemon itself tells of alerts, before Prometheus (docs/alertmanager.md)."""
 
     url: tuple[str, ...] = option(several(SERVER_URL, "list of servers' URLs"), "none",
@@ -289,7 +289,7 @@ _SEVERITY_MEANING = "The least severe alerts that go there."
 
 
 @dataclass(frozen=True, slots=True)
-class Notify:
+class NotifyConfig:
     """Whom the daemon tells of alerts by itself, where no Prometheus does (docs/notify.md)."""
 
     webhook: tuple[Secret, ...] = option(several(SECRET_URL, "list of web addresses"), "none",
@@ -326,7 +326,7 @@ class Notify:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class SimulationConfig:
     """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
 
     gpus: int = option(between(WHOLE, "1", "64"), "8", "How many there are.")
@@ -344,20 +344,20 @@ class Config:
     compat: str = option(choice("set of names", "none", "dcgm"), "none",
         "Names that the page bears beside its own: dcgm is those of dcgm-exporter, for dashboards and alerts made for "
         "it (docs/migration.md).")
-    log: Log = Log()
-    web: Web = Web()
-    poll: Poll = Poll()
-    gpus: Gpus = Gpus()
-    kernel_log: KernelLog = KernelLog()
-    processes: Processes = Processes()
-    owners: Owners = Owners()
-    runs: Runs = Runs()
-    pressure: Pressure = Pressure()
-    receipts: Receipts = Receipts()
-    control: Control = Control()
-    alertmanager: Alertmanager = Alertmanager()
-    notify: Notify = Notify()
-    simulation: Simulation = Simulation()
+    log: LogConfig = LogConfig()
+    web: WebConfig = WebConfig()
+    poll: PollConfig = PollConfig()
+    gpus: GpusConfig = GpusConfig()
+    kernel_log: KernelLogConfig = KernelLogConfig()
+    processes: ProcessesConfig = ProcessesConfig()
+    owners: OwnersConfig = OwnersConfig()
+    runs: RunsConfig = RunsConfig()
+    pressure: PressureConfig = PressureConfig()
+    receipts: RecordsConfig = RecordsConfig()
+    control: ControlConfig = ControlConfig()
+    alertmanager: AlertmanagerConfig = AlertmanagerConfig()
+    notify: NotifyConfig = NotifyConfig()
+    simulation: SimulationConfig = SimulationConfig()
 
     @property
     def alerting(self) -> bool:
@@ -462,7 +462,7 @@ def _contradictions(config: Config) -> Iterator[tuple[Sequence[str], str]]:
             ("control.socket", "runs.socket"),
             f"{path} is both runs.socket and control.socket: give them two paths",
         )
-    if config.alertmanager.url or config.notify != Notify():
+    if config.alertmanager.url or config.notify != NotifyConfig():
         from gpuwarden.alerts import validation  # noqa: PLC0415 - it imports this module, and all rules
 
         for key, message in validation.problems(config):

@@ -14,8 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from gpuwarden.advice.advisor import Adviser
-from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.advice.advisor import Advisor
+from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.daemon import systemd
 from gpuwarden.daemon.control import ControlServer, RequestError
@@ -25,36 +25,36 @@ from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.reader import Plan
 from gpuwarden.gpu.runtime_suspend import SleepWatch
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.history.event_log import RecentEvents
-from gpuwarden.history.series import RecentSeries
+from gpuwarden.history.event_log import EventLog
+from gpuwarden.history.series import HistorySeries
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_reader import Host, HostReader, memory_available
 from gpuwarden.host.kernel_log import KernelLog
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import ProcessTrees, Usage
-from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, Page, entries, negotiate
+from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, MetricsPage, entries, negotiate
 from gpuwarden.metrics.model import Table
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.processes import ProcessNames
-from gpuwarden.owners.resolver import OwnerBook
+from gpuwarden.owners.resolver import OwnerResolver
 from gpuwarden.owners.slurm import JobMaps
 from gpuwarden.owners.users import UserNames
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.rate_limit import Allowance
+from gpuwarden.rate_limit import RateLimit
 from gpuwarden.records.paths import place
 from gpuwarden.records.record import MAX_LISTED
-from gpuwarden.records.recorder import LISTED, Receipts
+from gpuwarden.records.recorder import LISTED, Recorder
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_server import RunServer
 from gpuwarden.runs.stall import Patience
 from gpuwarden.state import Counts, State
-from gpuwarden.usage.accountant import Accounts
+from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.web import static_files
 from gpuwarden.web.api.history_document import write_history
 from gpuwarden.web.api.state_document import Seen, write_state
 from gpuwarden.web.http_server import Request, Response, WebServer
 from gpuwarden.xid import kernel_messages
-from gpuwarden.xid.collector import XidWatch
+from gpuwarden.xid.collector import XidCollector
 
 if TYPE_CHECKING:
     from gpuwarden.alerts.delivery.dispatcher import Dispatcher
@@ -100,9 +100,9 @@ class Daemon:
         logged = kernel_messages.BEGINNINGS + oom_killer.BEGINNINGS
         self._kernel_log = KernelLog(logged, config.kernel_log.path) if source.name == "nvml" else None
         self._kernels_pids = pid_namespace.is_initial()  # whether its log's pids are those seen here
-        self._xids = XidWatch(source.nvml)
+        self._xids = XidCollector(source.nvml)
         self._poller.register(self._xids.events)
-        predecessors = Predecessors()
+        predecessors = PriorRuns()
         self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
         self._stopped = False
         self._wakeup = asyncio.Event()
@@ -116,14 +116,14 @@ class Daemon:
             alarm=self._nudge,
             alerting=config.alerting,
         )
-        self._accounts = Accounts(max(config.poll.interval, config.poll.slow_interval))
+        self._accounts = UsageAccountant(max(config.poll.interval, config.poll.slow_interval))
         self._runs = RunServer(self._registry)
         self._pressure = PressureWatch(config.pressure)
-        self._adviser = Adviser(
+        self._adviser = Advisor(
             config.pressure, self._runs.send, self._registry.mark, self._registry.neighbours, alerting=config.alerting
         )
         self._alerts: Dispatcher | None = None  # while it serves, not where it prints one page
-        self._early = Allowance(EARLY_POLLS, EARLY_POLL_SECONDS)
+        self._early = RateLimit(EARLY_POLLS, EARLY_POLL_SECONDS)
         self._control = ControlServer({"pause": self._pause, "resume": self._resume})
         self._turn = asyncio.Lock()  # of the poll, and of what must not happen during one
         # The pids and GPUs of other sources are none of this machine's: nothing here knows their owners.
@@ -133,7 +133,7 @@ class Daemon:
         self._users = UserNames(source.user_name)
         # What runs report beside GPUs that are not this machine's is for looking at, and not to be kept.
         folder = place(config.receipts) if here else None
-        self._receipts = Receipts(
+        self._receipts = Recorder(
             folder,
             config.receipts.max,
             self._users.name,
@@ -141,7 +141,7 @@ class Daemon:
             predecessors=predecessors,
         )
         self._containers = ContainerNames(owners.docker, owners.podman, owners.kubernetes_logs)
-        self._owners = OwnerBook(
+        self._owners = OwnerResolver(
             config.owners.max,
             self._names.identify if self._names else source.identify,
             containers=self._containers,
@@ -154,14 +154,14 @@ class Daemon:
         self._new_due = 0.0  # monotonic
         self._host = Host()
         self._available: int | None = None  # bytes of the host's memory, at the last look at its runs
-        self._usages: Mapping[Peer, Usage] = {}
+        self._usages: Mapping[ProcessKey, Usage] = {}
         self._exposition = Exposition()
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
-        self._series = RecentSeries()
-        self._events = RecentEvents()
+        self._series = HistorySeries()
+        self._events = EventLog()
         self._started = time.time()
         self._state: State | None = None
-        self._page: Page | None = None
+        self._page: MetricsPage | None = None
         self._state_json: bytes | None = None
         self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of its points
         self._dropped = {"processes": 0, "owners": 0}
@@ -450,7 +450,7 @@ class Daemon:
             self._dropped["processes"] += len(found) - limit
         return tuple(found[:limit])
 
-    def _rendered(self, state: State) -> Page:
+    def _rendered(self, state: State) -> MetricsPage:
         """Return the page of the last poll, rendered when first asked for: most polls are never scraped."""
         if self._page is None:
             self._page = self._exposition.render(self.entries(state))

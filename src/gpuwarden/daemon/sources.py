@@ -13,7 +13,7 @@ from gpuwarden.capture.capture_file import load
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.host.host_memory import HostMemory, host_memory
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import driver
 from gpuwarden.nvml.binding import Nvml
 from gpuwarden.owners.processes import ProcessIdentity
@@ -25,7 +25,7 @@ from gpuwarden.simulation.workloads import USERS
 log = logging.getLogger(__name__)
 
 
-def _no_reports() -> Iterable[tuple[Peer, Message | None]]:
+def _no_reports() -> Iterable[tuple[ProcessKey, Message | None]]:
     return ()
 
 
@@ -45,12 +45,12 @@ class Source:
     nvml: Nvml
     host_memory: Callable[[], HostMemory] = host_memory
     clock: Callable[[], float] = time.monotonic  # seconds, as the readings move
-    reports: Callable[[], Iterable[tuple[Peer, Message | None]]] = _no_reports
+    reports: Callable[[], Iterable[tuple[ProcessKey, Message | None]]] = _no_reports
     identify: Callable[[Iterable[int]], Mapping[int, ProcessIdentity]] = _nobody
     user_name: Callable[[int], str] = from_database
 
 
-def open_source(chosen: schema.Source, simulation: schema.Simulation) -> Source:
+def open_source(chosen: schema.Source, simulation: schema.SimulationConfig) -> Source:
     """Open what was chosen. Only `auto` asks the driver, and waits for it if need be (driver.PATIENCE_SECONDS).
 
     Raises ValueError for a capture that cannot be used, ImportError for an nvidia-ml-py that cannot.
@@ -62,7 +62,7 @@ def open_source(chosen: schema.Source, simulation: schema.Simulation) -> Source:
     return _driver(simulation if chosen.name == "auto" else None)
 
 
-def _driver(otherwise: schema.Simulation | None) -> Source:
+def _driver(otherwise: schema.SimulationConfig | None) -> Source:
     nvml = driver.binding()
     reason = driver.why_unusable(nvml) if otherwise else None
     if reason and otherwise:
@@ -78,7 +78,7 @@ def _capture(file: Path | None) -> Source:
     return Source("capture", captured.nvml, captured.host_memory)
 
 
-def _simulated(settings: schema.Simulation) -> Source:
+def _simulated(settings: schema.SimulationConfig) -> Source:
     simulation = Simulation(settings.gpus, settings.seed)
     return Source(
         "simulated",

@@ -11,7 +11,7 @@ from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity
 from gpuwarden.log_limiter import Changes
 from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
-from gpuwarden.nvml.call_pool import Line, Threads
+from gpuwarden.nvml.call_pool import CallPool, Line
 from gpuwarden.nvml.identity import identify
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class PolledGpu:
     """One GPU: how it is read, and its health so far. Known by its index until it is identified."""
 
-    def __init__(self, nvml: Nvml, index: int, threads: Threads, new_reader: Callable[[Handle], GpuReader]) -> None:
+    def __init__(self, nvml: Nvml, index: int, threads: CallPool, new_reader: Callable[[Handle], GpuReader]) -> None:
         self._nvml = nvml
         self._index = index
         self._new_reader = new_reader

@@ -20,7 +20,7 @@ from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.log_limiter import Changes
 from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
-from gpuwarden.nvml.call_pool import Line, Threads, all_of
+from gpuwarden.nvml.call_pool import CallPool, Line, all_of
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.nvml.troubleshooting import advice
 
@@ -81,7 +81,7 @@ class Poller:
         self._users: list[DriverUser] = [self._sampler] if self._sampler else []
         self._sleep = sleep
         self._session = Session(nvml)
-        self._threads = Threads()
+        self._threads = CallPool()
         self._counting = Line(self._threads, self._session.count)
         self._closing = Line(self._threads, self._close)
         self._gpus: dict[str, PolledGpu] = {}  # by UUID

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpuwarden.alerts import owner_text
 from gpuwarden.config import thresholds
-from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.formatting import amount, lasting, ratio
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
@@ -19,7 +19,7 @@ from gpuwarden.health.alert import Alert
 from gpuwarden.host import procfs
 from gpuwarden.protocol.messages import ErrorKind
 from gpuwarden.runs.outcome import Outcome
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 
@@ -240,7 +240,7 @@ def _devices(snapshot: Snapshot) -> Iterator[tuple[str, Gpu]]:
             yield instance.identity.uuid, gpu
 
 
-def _of_run(run: Run) -> dict[str, str]:
+def _of_run(run: RunSnapshot) -> dict[str, str]:
     return {"run_id": run.peer.run_id, "run_name": run.hello.name}
 
 
@@ -249,7 +249,7 @@ def _of_device(uuid: str, gpu: Gpu) -> dict[str, str]:
     return {"uuid": uuid, "gpu": str(gpu.identity.index), "name": gpu.identity.name}
 
 
-def _named(run: Run) -> str:
+def _named(run: RunSnapshot) -> str:
     return f"Run {run.hello.name} ({run.peer.run_id})"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpuwarden.alerts.prometheus_rules import ALERTS, Choices
 from gpuwarden.alerts.rule import filled
-from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.alert import Alert, Key
 from gpuwarden.health.conditions import CONDITIONS, TOLD_ON, Condition

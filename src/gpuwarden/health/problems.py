@@ -14,7 +14,7 @@ from gpuwarden.formatting import amount, foreseen, lasting, ratio
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol.messages import RESOURCES, Level
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 
@@ -56,7 +56,7 @@ class Judged:
 
     state: State
     gpus: Sequence[tuple[Gpu, Sequence[Trouble]]]
-    runs: Sequence[tuple[Run, Sequence[Trouble]]]
+    runs: Sequence[tuple[RunSnapshot, Sequence[Trouble]]]
 
 
 def judge(state: State) -> Judged:
@@ -144,7 +144,7 @@ def _room(uuid: str, state: State) -> str:
     return f"{amount(tightest.headroom)} of headroom, {ratio(tightest.share)}"
 
 
-def _of_run(run: Run, state: State) -> Iterator[Trouble]:
+def _of_run(run: RunSnapshot, state: State) -> Iterator[Trouble]:
     if run.ending is not None and run.ending.outcome not in ("finished", "unknown"):
         age = max(state.snapshot.time - run.ending.at, 0.0)
         yield Trouble("warning", f"{run.ending.outcome.replace('_', ' ')} {lasting(age)} ago")
@@ -168,6 +168,6 @@ def _of_run(run: Run, state: State) -> Iterator[Trouble]:
         yield Trouble("warning", f"out of host memory {left_now}")
 
 
-def _when(run: Run, uuid: str) -> str:
+def _when(run: RunSnapshot, uuid: str) -> str:
     growth = run.growth.get(uuid)
     return foreseen(growth.left.seconds, growth.left.lower, growth.left.upper) if growth and growth.left else ""

@@ -12,7 +12,7 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.outcome import Ending
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 
@@ -50,7 +50,7 @@ class _Known:
         self.errors: frozenset[float] = frozenset()  # when each came
 
 
-class RecentEvents:
+class EventLog:
     """Looks from poll to poll for what has changed. Used by one event loop."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class RecentEvents:
                 text = f"{resource} pressure on {name}: {level}" + ("" if was == "none" else f", it was {was}")
                 yield Event(state.snapshot.time, "pressure", _BY_LEVEL[level], text, uuid)
 
-    def _of_run(self, run: Run, now: float) -> Iterator[Event]:
+    def _of_run(self, run: RunSnapshot, now: float) -> Iterator[Event]:
         run_id, name = run.peer.run_id, run.hello.name
         known = self._runs.get(run_id)
         if known is None:
@@ -140,7 +140,7 @@ class RecentEvents:
             yield Event(ending.at, "run_ended", "warning" if bad else "info", text[:MAX_TEXT], run_id=run_id)
         known.ending = ending
 
-    def _of_errors(self, run: Run, known: _Known) -> Iterator[Event]:
+    def _of_errors(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
         for seen in run.errors:
             if seen.at not in known.errors and seen.error.kind in _OOM:
                 why = f": {seen.verdict.name.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
 SECONDS = 600.0  # that are kept
@@ -43,7 +43,7 @@ class _Subject:
         self.seen = 0
 
 
-class RecentSeries:
+class HistorySeries:
     """Takes a point now and then. Used by one event loop; `now` is monotonic.
 
     A point that has no value of a subject is unknown there: a gap in a chart. What has not been seen for as long as is
@@ -158,7 +158,7 @@ def _of_gpu(gpu: Gpu, in_use: Callable[[str], int | None]) -> Iterator[tuple[Kin
         yield "gpus", (uuid,), (instance.value(MigReadings.memory_used_bytes), in_use(uuid), None, None)
 
 
-def _of_run(run: Run) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
+def _of_run(run: RunSnapshot) -> Iterator[tuple[Kind, Key, Sequence[float | None]]]:
     yield "runs", (run.peer.run_id,), (run.report.steps if run.report else None,)
     for uuid, memory in run.memory.items():
         yield "devices", (run.peer.run_id, uuid), (memory.current, run.headroom.get(uuid))

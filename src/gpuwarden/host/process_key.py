@@ -14,7 +14,7 @@ _SO_PEERPIDFD = 77  # Linux 6.5; not yet in Python's socket module (include/uapi
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ProcessKey:
     """A process; `start` is its start time in clock ticks since boot, which distinguishes a reused pid.
 
     `since` is the same in Unix time, where it is known. A pid of 0 stands for a process outside this pid namespace: its
@@ -39,13 +39,13 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def identify(connection: socket.socket, pid: int, uid: int) -> tuple[Peer, int | None]:
+def identify(connection: socket.socket, pid: int, uid: int) -> tuple[ProcessKey, int | None]:
     """Return the process and a pidfd of it, which is None where the process is gone. Its start is 0 where hidden."""
     pidfd = _pidfd(connection, pid)
     fields = procfs.stat(pid)
     start = int(fields[19]) if fields else 0
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return Peer(pid, uid, start, booted + start / os.sysconf("SC_CLK_TCK") if start else None), pidfd
+    return ProcessKey(pid, uid, start, booted + start / os.sysconf("SC_CLK_TCK") if start else None), pidfd
 
 
 def _pidfd(connection: socket.socket, pid: int) -> int | None:

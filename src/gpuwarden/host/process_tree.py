@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuwarden.host import procfs
 from gpuwarden.host.cgroup_limits import CgroupMemory, Cgroups, Limits, OomKills
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 
 MAX_PROCESSES = 512  # of one run: what it forks beyond must not hold up the daemon
 STATES = ("running", "sleeping", "uninterruptible", "stopped", "zombie")
@@ -68,12 +68,12 @@ class ProcessTrees:
 
     def __init__(self) -> None:
         self._known: dict[int, procfs.Known] = {}
-        self._trees: dict[Peer, _Tree] = {}
+        self._trees: dict[ProcessKey, _Tree] = {}
         self._cgroups = Cgroups()
         self.dropped = 0
         self.io_allowed: bool | None = None  # whether the I/O of all runs could be read; None without a run
 
-    def read(self, peers: Iterable[Peer]) -> Mapping[Peer, Usage]:
+    def read(self, peers: Iterable[ProcessKey]) -> Mapping[ProcessKey, Usage]:
         """Return what the runs' processes use; a run whose process was never seen is left out.
 
         A process counts to the nearest run above it, and stays that run's when its parent ends before it.
@@ -92,7 +92,7 @@ class ProcessTrees:
         known = self._known.get(pid)
         return known is not None and known.start == start
 
-    def _assign(self, roots: Mapping[int, Peer]) -> Mapping[Peer, list[int]]:
+    def _assign(self, roots: Mapping[int, ProcessKey]) -> Mapping[ProcessKey, list[int]]:
         """Return each run's processes by their pids, parents first."""
         children: defaultdict[int, list[int]] = defaultdict(list)
         for pid, known in self._known.items():
@@ -121,7 +121,7 @@ class ProcessTrees:
                     pids.append(child)
         return pids
 
-    def _look(self, peer: Peer, tree: _Tree, pids: list[int]) -> Usage:
+    def _look(self, peer: ProcessKey, tree: _Tree, pids: list[int]) -> Usage:
         # Before the main process's own figures, whose start time proves that all of it was said of the same process.
         cpus, limits = (_affinity(peer.pid), self._cgroups.limits(peer.pid)) if pids else (None, Limits())
         left_out = self._update(tree, pids)
@@ -157,7 +157,7 @@ class ProcessTrees:
         return left_out
 
 
-def state_of(peer: Peer) -> str | None:
+def state_of(peer: ProcessKey) -> str | None:
     """Return the state of a run's first thread now, from one small file; None where its process cannot be seen."""
     fields = procfs.stat(peer.pid) if peer.pid else None
     return _STATES.get(fields[0]) if fields and int(fields[19]) == peer.start else None

@@ -47,7 +47,7 @@ _PLAIN: tuple[_Series, ...] = (("", (), ()),)  # of one value: most readings sha
 Entries: TypeAlias = "Sequence[tuple[Labels, Readings]]"
 
 
-class Page:
+class MetricsPage:
     """One poll, ready to send in either format."""
 
     def __init__(self, families: Sequence[tuple[Metric[Any], Sequence[str]]]) -> None:
@@ -100,7 +100,7 @@ class Exposition:
     def __init__(self) -> None:
         self._lines: dict[Metric[Any], dict[Labels, _Lines]] = {}
 
-    def render(self, tables: Iterable[tuple[type[Table[Any]], Entries]]) -> Page:
+    def render(self, tables: Iterable[tuple[type[Table[Any]], Entries]]) -> MetricsPage:
         """Write one page. Families without samples are left out."""
         old, self._lines = self._lines, {}
         families: list[tuple[Metric[Any], Sequence[str]]] = []
@@ -110,7 +110,7 @@ class Exposition:
                 if lines:
                     self._lines[row] = lines
                     families.append((row, [each.text for each in lines.values()]))
-        return Page(families)
+        return MetricsPage(families)
 
 
 def _row(names: Labels, row: Metric[Any], subjects: Entries, old: Mapping[Labels, _Lines]) -> dict[Labels, _Lines]:

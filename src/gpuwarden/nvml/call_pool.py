@@ -33,7 +33,7 @@ class Job(Generic[T]):
         self.done = True
 
 
-class Threads:
+class CallPool:
     """Threads that share blocking jobs: one does all, and another joins whenever none gets to the jobs that wait.
 
     Not a thread for each GPU, and no word to the event loop after each job: threads that wake while others run fight
@@ -162,7 +162,7 @@ class Line(Generic[T]):
     is old and thrown away.
     """
 
-    def __init__(self, threads: Threads, work: Callable[[], T]) -> None:
+    def __init__(self, threads: CallPool, work: Callable[[], T]) -> None:
         self._threads = threads
         self._work = work
         self._current: Job[T] | None = None
@@ -209,6 +209,6 @@ class Line(Generic[T]):
         return self.take()
 
 
-async def all_of(threads: Threads, lines: Iterable[Line[Any]], timeout: float) -> None:
+async def all_of(threads: CallPool, lines: Iterable[Line[Any]], timeout: float) -> None:
     """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
     await threads.finish([line.awaited for line in lines if line.awaited], timeout)

@@ -51,7 +51,7 @@ class Owners:
     dropped: int = 0
 
 
-class OwnerBook:
+class OwnerResolver:
     """Joins processes with their owners, poll by poll; on each GPU at most `limit` of a kind are told apart."""
 
     def __init__(

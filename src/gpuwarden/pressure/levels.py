@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpuwarden.config.schema import Pressure as Limits
+from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import LEVELS, Level
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 
 RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}
 CLEARLY = 1.5  # times a threshold of memory that has to be left for it to be clearly better,
@@ -104,7 +104,7 @@ class PressureWatch:
         self._memory: dict[tuple[str, str], Standing] = {}  # by run and UUID
         self._thermal: dict[str, Standing] = {}  # by UUID
 
-    def see(self, snapshot: Snapshot, runs: Iterable[Run], now: float) -> Pressure:
+    def see(self, snapshot: Snapshot, runs: Iterable[RunSnapshot], now: float) -> Pressure:
         """Judge a poll, with its runs. What one poll does not know of does not end an episode."""
         living = {run.peer.run_id: run for run in runs if run.up}
         of_runs = dict(self._runs(living.values(), now))
@@ -120,7 +120,7 @@ class PressureWatch:
         self._thermal = {uuid: standing for uuid, standing in self._thermal.items() if uuid in known}
         return Pressure(levels, of_runs)
 
-    def _runs(self, runs: Iterable[Run], now: float) -> Iterator[tuple[tuple[str, str], RunPressure]]:
+    def _runs(self, runs: Iterable[RunSnapshot], now: float) -> Iterator[tuple[tuple[str, str], RunPressure]]:
         for run in runs:
             for uuid, left in run.headroom.items():
                 key = run.peer.run_id, uuid

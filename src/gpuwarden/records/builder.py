@@ -16,13 +16,13 @@ from gpuwarden.records.record import (
     DeviceMemoryThen,
     DeviceShare,
     FailedAllocation,
-    Receipt,
+    RunRecord,
     ToldBatchSizeAdvice,
     ToldError,
     ToldVerdict,
 )
-from gpuwarden.runs.run_snapshot import KEPT_ERRORS, Run, SeenError
-from gpuwarden.usage.run_usage import Account, Share
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
+from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 
 _SLACK_SECONDS = 1.0  # by which two clocks may differ that nobody has set
 # What is ahead of a run: it is so while that grows, and of none that has ended; an earlier daemon's is out of date.
@@ -48,22 +48,22 @@ _FIELDS_OF_SHARE = _FIELDS_OF_MEMORY | {
 
 
 def receipt_of(
-    run: Run,
+    run: RunSnapshot,
     now: float,
     *,
     boot_id: str | None,
     user: str | None,
-    account: Account,
+    account: RunUsage,
     began_uptime: float | None = None,
     slept: float = 0.0,
-) -> Receipt:
+) -> RunRecord:
     """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time.
 
     `began_uptime` is its begin by the clock since boot, and `slept` how long the machine has slept since.
     """
     hello, ending = run.hello, run.ending
     until = ending.at if ending else now
-    return Receipt(
+    return RunRecord(
         version=VERSION,
         run_id=run.peer.run_id,
         name=hello.name,
@@ -117,7 +117,7 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
     }
 
 
-def _gpus(account: Account, run: Run) -> dict[str, Any]:
+def _gpus(account: RunUsage, run: RunSnapshot) -> dict[str, Any]:
     """Sum up what each GPU did meanwhile; and what the account has beside them."""
     devices = tuple(
         _growing(replace(_device(uuid, share), batch_memory=_batch_memory(run, uuid)), run.growth.get(uuid))
@@ -152,7 +152,7 @@ def _growing(device: DeviceShare, growth: Growth | None) -> DeviceShare:
     )
 
 
-def _batch_memory(run: Run, uuid: str) -> tuple[BatchMemorySeen, ...]:
+def _batch_memory(run: RunSnapshot, uuid: str) -> tuple[BatchMemorySeen, ...]:
     seen = run.batch_sizes.seen(uuid, run.histories) if run.batch_sizes else ()
     return tuple(BatchMemorySeen(each.batch_size, each.floor, each.peak) for each in seen)
 
@@ -180,15 +180,15 @@ def _host(usage: Usage) -> dict[str, Any]:
     }
 
 
-def account_of(receipt: Receipt) -> Account:
+def account_of(receipt: RunRecord) -> RunUsage:
     """Return what the run had had of GPUs, to go on with."""
     shares = {each.uuid: _share(each) for each in receipt.devices}
-    return Account(shares, dict(receipt.phase_seconds or {}), receipt.host_memory_peak_bytes)
+    return RunUsage(shares, dict(receipt.phase_seconds or {}), receipt.host_memory_peak_bytes)
 
 
-def continued(before: Receipt, since: Receipt) -> Receipt:
+def continued(before: RunRecord, since: RunRecord) -> RunRecord:
     """Return a run's receipt where an earlier daemon has written one of it; its account has been taken up already."""
-    said = ((each.name, getattr(before, each.name)) for each in fields(Receipt))
+    said = ((each.name, getattr(before, each.name)) for each in fields(RunRecord))
     missed = {
         name: value
         for name, value in said
@@ -207,7 +207,7 @@ def continued(before: Receipt, since: Receipt) -> Receipt:
     )
 
 
-def seconds_between(before: Receipt, since: Receipt) -> float:
+def seconds_between(before: RunRecord, since: RunRecord) -> float:
     """Return how long after a run's begin the daemon that is there now first heard of it."""
     if before.began_uptime_seconds is not None and since.began_uptime_seconds is not None:
         return max(since.began_uptime_seconds - before.began_uptime_seconds, 0.0)
@@ -221,7 +221,7 @@ def _with_sizes_of(device: DeviceShare, before: Iterable[DeviceShare]) -> Device
     return replace(device, batch_memory=tuple(by_size[size] for size in sorted(by_size)))
 
 
-def concluded(receipt: Receipt, evidence: str) -> Receipt:
+def concluded(receipt: RunRecord, evidence: str) -> RunRecord:
     """Return the receipt of a run whose end nobody saw: it lasted until it was last seen, at least."""
     of_host: dict[str, Any] = dict.fromkeys(_OF_HOST_GROWTH)
     of_device: dict[str, Any] = dict.fromkeys(_OF_GROWTH)
@@ -229,18 +229,20 @@ def concluded(receipt: Receipt, evidence: str) -> Receipt:
     return replace(receipt, outcome="unknown", evidence=evidence, devices=devices, **of_host)
 
 
-def _device(uuid: str, share: Share) -> DeviceShare:
+def _device(uuid: str, share: DeviceUsage) -> DeviceShare:
     # Where no time passed between polls, that it was idle and used no energy is not known.
     known = _FIELDS_OF_SHARE if share.seconds else _FIELDS_OF_MEMORY
     values: dict[str, Any] = {name: getattr(share, source) for name, source in known.items()}
     return DeviceShare(uuid, share.name, xids={str(code): count for code, count in share.xids.items()}, **values)
 
 
-def _share(device: DeviceShare) -> Share:
+def _share(device: DeviceShare) -> DeviceUsage:
     """Return what `_device` was made of."""
     values = {source: getattr(device, name) for name, source in _FIELDS_OF_SHARE.items()}
     known: dict[str, Any] = {source: value for source, value in values.items() if value is not None}
-    return Share(device.name, xids={int(code): count for code, count in (device.xids or {}).items()}, **known).copy()
+    return DeviceUsage(
+        device.name, xids={int(code): count for code, count in (device.xids or {}).items()}, **known
+    ).copy()
 
 
 def _told(seen: SeenError) -> ToldError:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuwarden.config import state_folder
 from gpuwarden.config.schema import Config
-from gpuwarden.config.schema import Receipts as Settings
+from gpuwarden.config.schema import RecordsConfig as Settings
 
 
 def place(settings: Settings) -> Path | None:

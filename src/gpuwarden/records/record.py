@@ -23,49 +23,49 @@ T = TypeVar("T")
 _Check = Callable[[Any], Any]
 
 
-class ReceiptError(ValueError):
+class RunRecordError(ValueError):
     """JSON that is no run record of a version known here; the text says why."""
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise ReceiptError(f"want text of at most {MAX_TEXT} characters")
+        raise RunRecordError(f"want text of at most {MAX_TEXT} characters")
     return value
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise ReceiptError("want a whole number of 0 or more")
+        raise RunRecordError("want a whole number of 0 or more")
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= MAX_NUMBER:
-        raise ReceiptError("want a number of 0 or more")
+        raise RunRecordError("want a number of 0 or more")
     return float(value)
 
 
 def _signed(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= MAX_NUMBER:
-        raise ReceiptError("want a number")
+        raise RunRecordError("want a number")
     return float(value)
 
 
 def _truth(value: Any) -> bool:
     if type(value) is not bool:
-        raise ReceiptError("want true or false")
+        raise RunRecordError("want true or false")
     return value
 
 
 def _time(value: Any) -> float:
     if _number(value) >= MAX_TIME:
-        raise ReceiptError("want Unix time")
+        raise RunRecordError("want Unix time")
     return float(value)
 
 
 def _xid_code(value: Any) -> str:
     if not (_text(value).isascii() and value.isdigit()):
-        raise ReceiptError("want codes for keys")
+        raise RunRecordError("want codes for keys")
     return str(value)
 
 
@@ -151,7 +151,7 @@ class MemoryStory:
         for each in fields(self):
             lengths = {points, 0} if each.default == () else {points}
             if not points or len(getattr(self, each.name)) not in lengths:
-                raise ReceiptError("want lists of one length, and not of none")
+                raise RunRecordError("want lists of one length, and not of none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class DeviceShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class RunRecord:
     """One run, so far or as a whole.
 
     It begins when a daemon first hears of it. Where that comes later than the run, or the daemon was killed before it
@@ -320,7 +320,7 @@ def _check(hint: Any) -> _Check:
 
 def _bounded(value: Any, kind: type[T], name: str) -> T:
     if not isinstance(value, kind) or len(value) > MAX_ENTRIES:  # type: ignore[arg-type] # a list or a dict
-        raise ReceiptError(f"want {name} of at most {MAX_ENTRIES} entries")
+        raise RunRecordError(f"want {name} of at most {MAX_ENTRIES} entries")
     return value
 
 
@@ -346,24 +346,24 @@ def to_plain(value: Any) -> Any:
     return [to_plain(entry) for entry in value]
 
 
-def from_plain(value: Any) -> Receipt:
+def from_plain(value: Any) -> RunRecord:
     """Read a receipt; keys that this version does not know are left alone. Raises ReceiptError."""
     if isinstance(value, dict) and value.get("version") != VERSION:
-        raise ReceiptError(f"its version is {value.get('version')!s:.20}; this gpuwarden knows {VERSION}")
-    return _read(Receipt, value)
+        raise RunRecordError(f"its version is {value.get('version')!s:.20}; this gpuwarden knows {VERSION}")
+    return _read(RunRecord, value)
 
 
 def _read(cls: type[T], value: Any) -> T:
     if not isinstance(value, dict):
-        raise ReceiptError("want an object")
+        raise RunRecordError("want an object")
     known: dict[str, Any] = {}
     for name, check in _checks(cls).items():  # type: ignore[arg-type] # likewise
         if name in value:
             try:
                 known[name] = check(value[name])
-            except ReceiptError as error:
-                raise ReceiptError(f"{name}: {error}") from None
+            except RunRecordError as error:
+                raise RunRecordError(f"{name}: {error}") from None
     try:
         return cls(**known)
     except TypeError:
-        raise ReceiptError("it lacks what every receipt has") from None
+        raise RunRecordError("it lacks what every receipt has") from None

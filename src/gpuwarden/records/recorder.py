@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuwarden.analysis.batch_size.cost_model import Seen
-from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.fair_eviction import excess
 from gpuwarden.host import procfs
 from gpuwarden.records.builder import account_of, concluded, continued, receipt_of
-from gpuwarden.records.record import Receipt
+from gpuwarden.records.record import RunRecord
 from gpuwarden.records.store import Found, RecordStore, Row, StoreThread, as_json, row_of
 from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import continued_story, with_story, without_story
 from gpuwarden.runs.outcome import Ending
-from gpuwarden.runs.run_snapshot import Run
-from gpuwarden.usage.run_usage import Account
+from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.usage.run_usage import RunUsage
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ class _Live:
     end that its record has. `due` is monotonic: when what is so far is to be written next.
     """
 
-    run: Run
+    run: RunSnapshot
     began_uptime: float
     slept: float
-    before: Receipt | None = None
+    before: RunRecord | None = None
     recorded: Ending | None = None
     logged: frozenset[str] = frozenset()  # outcomes
     due: float = 0.0
@@ -77,12 +77,12 @@ class _Live:
 class _Absent:
     """A run that goes on for all that is known, but has not reported to this daemon, or not for long."""
 
-    receipt: Receipt
+    receipt: RunRecord
     evidence: str  # of its end, once that is found
-    account: Account | None = None  # that the record was made of, by this daemon
+    account: RunUsage | None = None  # that the record was made of, by this daemon
 
 
-class Receipts:
+class Recorder:
     """Records of all runs, updated with each poll, on one event loop. `folder` is None to keep all in memory.
 
     At most `limit` records of ended runs are kept there. Of runs that have not ended there are as many that report no
@@ -97,7 +97,7 @@ class Receipts:
         wall: Callable[[], float] = time.time,
         *,
         most_runs: int,
-        predecessors: Predecessors | None = None,
+        predecessors: PriorRuns | None = None,
         uptime: Callable[[], float] = _uptime,
     ) -> None:
         self.folder = folder
@@ -108,7 +108,7 @@ class Receipts:
         self._user_name = user_name
         self._wall = wall
         self._uptime = uptime
-        self._predecessors = predecessors or Predecessors()
+        self._predecessors = predecessors or PriorRuns()
         self._boot_id = _boot_id()
         self._live: dict[str, _Live] = {}
         self._absent: dict[str, _Absent] = {}
@@ -160,7 +160,7 @@ class Receipts:
         if self._flushing:
             await asyncio.wait([self._flushing], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
 
-    def take_up(self, runs: Iterable[Run]) -> None:
+    def take_up(self, runs: Iterable[RunSnapshot]) -> None:
         """Go on with accounts that an earlier daemon began, or the registry let go of, before the poll's are joined."""
         for run in runs:
             live = self._live.get(run.peer.run_id)
@@ -173,7 +173,7 @@ class Receipts:
                 if absent.account is not run.account:  # else it was in no poll, but not forgotten
                     run.account.resume(account_of(absent.receipt))
 
-    def _new(self, run: Run, before: Receipt | None = None) -> _Live:
+    def _new(self, run: RunSnapshot, before: RunRecord | None = None) -> _Live:
         # Never negative: where the clocks disagree (a time namespace, a replay) the reader would refuse the record.
         return _Live(run, max(self._uptime() - run.lasted, 0.0), self._slept(), before)
 
@@ -181,7 +181,7 @@ class Receipts:
         """Return for how long the machine has slept since its boot: the monotonic clock stood still meanwhile."""
         return self._uptime() - time.monotonic()
 
-    def see(self, runs: Sequence[Run], now: float) -> None:
+    def see(self, runs: Sequence[RunSnapshot], now: float) -> None:
         """Update with the runs of a poll and their accounts; `now` is monotonic. Does not block."""
         self._going_on = None
         if self._flushing and now - self._flush_began > HANG_SECONDS:
@@ -202,7 +202,7 @@ class Receipts:
         self._write_so_far(now)
         self._flush(now)
 
-    def _follow(self, live: _Live, run: Run) -> None:
+    def _follow(self, live: _Live, run: RunSnapshot) -> None:
         before, live.run = live.run, run
         if run.errors[-1:] != before.errors[-1:]:  # what most matters of a run: not to be lost with the daemon
             live.due = 0.0
@@ -229,17 +229,17 @@ class Receipts:
         self._absent[receipt.run_id] = _Absent(receipt, _LOST, live.run.account)
         self._write(receipt)
 
-    def _receipt(self, live: _Live) -> Receipt:
+    def _receipt(self, live: _Live) -> RunRecord:
         """Make a run's record with its story; some 100 µs a device."""
         receipt = with_story(self._since(live), live.run)
         return continued(live.before, continued_story(live.before, receipt)) if live.before else receipt
 
-    def _outline(self, live: _Live) -> Receipt:
+    def _outline(self, live: _Live) -> RunRecord:
         """Make the record as it is listed: without its story."""
         receipt = self._since(live)
         return continued(live.before, receipt) if live.before else receipt
 
-    def _since(self, live: _Live) -> Receipt:
+    def _since(self, live: _Live) -> RunRecord:
         """Make the record of what this daemon has seen."""
         run = live.run
         user = self._user_name(run.peer.uid)
@@ -293,19 +293,19 @@ class Receipts:
             live.due = now + WRITE_SECONDS
             self._write(self._receipt(live))
 
-    def _keep(self, receipt: Receipt, *, log_it: bool = True) -> None:
+    def _keep(self, receipt: RunRecord, *, log_it: bool = True) -> None:
         """Keep the record of a run that ended."""
         self._write(receipt)
         self._learn(receipt)
         if log_it:
             log.info("%s", log_line(receipt))
 
-    def _learn(self, receipt: Receipt) -> None:
+    def _learn(self, receipt: RunRecord) -> None:
         batches = [each for device in receipt.devices for each in device.batch_memory]
         seen = [Seen(each.batch_size, each.floor_bytes, each.peak_bytes) for each in batches]
         self._predecessors.learn(receipt.uid, receipt.name, receipt.framework, seen)
 
-    def _write(self, receipt: Receipt) -> None:
+    def _write(self, receipt: RunRecord) -> None:
         """Have a record written with the next flush."""
         row = row_of(receipt)
         self._waiting.pop(row.key, None)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from gpuwarden.nvml.call_pool import outcome_of
 from gpuwarden.records.legacy_files import read_files
-from gpuwarden.records.record import Receipt, ReceiptError, from_plain, to_plain
+from gpuwarden.records.record import RunRecord, RunRecordError, from_plain, to_plain
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Row:
         return zlib.decompress(self.whole)
 
 
-def row_of(receipt: Receipt) -> Row:
+def row_of(receipt: RunRecord) -> Row:
     """Encode a record; about a millisecond."""
     plain = to_plain(receipt)
     whole = zlib.compress(_compact(plain), 1)
@@ -118,7 +118,7 @@ def _compact(plain: Any) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def as_json(receipt: Receipt) -> bytes:
+def as_json(receipt: RunRecord) -> bytes:
     """Return a record as JSON in one line."""
     return _compact(to_plain(receipt))
 
@@ -127,8 +127,8 @@ def as_json(receipt: Receipt) -> bytes:
 class Found:
     """Records in a database as it is opened: of runs that had not ended, and of the newest that had, oldest first."""
 
-    unfinished: tuple[Receipt, ...] = ()
-    ended: tuple[Receipt, ...] = ()
+    unfinished: tuple[RunRecord, ...] = ()
+    ended: tuple[RunRecord, ...] = ()
 
 
 class RecordStore:
@@ -324,11 +324,11 @@ def _checksum(row: Row) -> int:
     return zlib.crc32(row.whole, zlib.crc32(row.outline))
 
 
-def _readable(records: Iterable[bytes]) -> tuple[Receipt, ...]:
+def _readable(records: Iterable[bytes]) -> tuple[RunRecord, ...]:
     """Return the records that this version can read; one that it cannot costs no other."""
     found = []
     for record in records:
-        with suppress(ReceiptError, ValueError):
+        with suppress(RunRecordError, ValueError):
             found.append(from_plain(json.loads(record)))
     return tuple(found)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuwarden.formatting import amount, duration, energy, lasting
-from gpuwarden.records.record import Receipt
+from gpuwarden.records.record import RunRecord
 
 _SHORT = 10.0  # seconds below which tenths matter
 
@@ -16,14 +16,14 @@ def worst(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
     return max(seconds.items(), key=lambda entry: entry[1]) if seconds else None
 
 
-def log_line(receipt: Receipt) -> str:
+def log_line(receipt: RunRecord) -> str:
     """Sum a run up that has ended, with what shows how it did."""
     said = " ".join(f"{name}={text}" for name, text in _figures(receipt).items() if text)
     how = f"{receipt.outcome} after {lasting(receipt.duration_seconds)} ({receipt.evidence})"
     return f"run={receipt.run_id} name={receipt.name!r} ended: {how}: {said or 'nothing is known of it'}"
 
 
-def _figures(receipt: Receipt) -> dict[str, str]:
+def _figures(receipt: RunRecord) -> dict[str, str]:
     """Return what is known and worth a word, by its name."""
     peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
     left = [each.headroom_at_peak_bytes for each in receipt.devices if each.headroom_at_peak_bytes is not None]

@@ -10,9 +10,9 @@ from gpuwarden.analysis.memory.memory_history import Window
 from gpuwarden.formatting import amount
 from gpuwarden.records.builder import seconds_between
 from gpuwarden.records.memory_points import points_each, shifted, thinned
-from gpuwarden.records.record import DeviceShare, MemoryStory, Receipt, ToldError, ToldMark
+from gpuwarden.records.record import DeviceShare, MemoryStory, RunRecord, ToldError, ToldMark
 from gpuwarden.runs.run_events import Mark, MarkKind, followed, merged
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 
 _OOMS = ("device_oom", "host_oom")
 _COLUMNS = {  # of a MemoryStory, by the fields of a Window
@@ -29,7 +29,7 @@ _COLUMNS = {  # of a MemoryStory, by the fields of a Window
 }
 
 
-def with_story(receipt: Receipt, run: Run) -> Receipt:
+def with_story(receipt: RunRecord, run: RunSnapshot) -> RunRecord:
     """Return a run's receipt with what its memory did since this daemon heard of it."""
     most = points_each(len(run.histories))
     devices = (
@@ -42,13 +42,13 @@ def with_story(receipt: Receipt, run: Run) -> Receipt:
     return replace(receipt, devices=tuple(devices), marks=_told(merged(run.marks, failed)))
 
 
-def without_story(receipt: Receipt) -> Receipt:
+def without_story(receipt: RunRecord) -> RunRecord:
     """Return a receipt as it is among others: what its memory did over time makes most of its length."""
     devices = tuple(each if each.story is None else replace(each, story=None) for each in receipt.devices)
     return replace(receipt, devices=devices, marks=())
 
 
-def continued_story(before: Receipt, since: Receipt) -> Receipt:
+def continued_story(before: RunRecord, since: RunRecord) -> RunRecord:
     """Return the later receipt with the story that the earlier one begins."""
     later = seconds_between(before, since)
     told = {each.uuid: each.story for each in before.devices if each.story is not None}
@@ -95,7 +95,7 @@ def _marks(told: Iterable[ToldMark]) -> list[Mark]:
     return [Mark(each.at_seconds, cast("MarkKind", each.kind), each.text, each.uuid) for each in told]
 
 
-def _failed(error: ToldError, receipt: Receipt) -> Mark:
+def _failed(error: ToldError, receipt: RunRecord) -> Mark:
     """Mark an out-of-memory, with the largest allocation that failed and why."""
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"

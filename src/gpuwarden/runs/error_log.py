@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom, named
 from gpuwarden.formatting import amount
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
@@ -48,7 +48,7 @@ class ErrorLog:
             f" (and {untold} more since the last line)" if untold else "",
         )
 
-    def revise(self, run_id: str, hello: Hello, verdict: Verdict) -> None:
+    def revise(self, run_id: str, hello: Hello, verdict: Diagnosis) -> None:
         """Write that a verdict came out otherwise by fresher facts, where its error was told."""
         if self._said:
             told = verdict.name, verdict.evidence, verdict.next_step

@@ -19,7 +19,7 @@ _SLACK_SECONDS = 1.0  # by which the kernel log's clock may be off
 
 
 @dataclass(slots=True)
-class Inquest:
+class OutcomeEvidence:
     """Evidence of one run's end, until its ending is settled.
 
     `began` and `ended` are monotonic, `at` is the end in Unix time; `gone` is when the process ended, monotonic.

@@ -11,18 +11,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from gpuwarden.analysis.batch_size.prior_runs import Predecessors
-from gpuwarden.analysis.oom.co_tenants import Neighbours
+from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
+from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Hello, Message, ProtocolError
 from gpuwarden.runs.outcome import OUTCOMES, Outcome
 from gpuwarden.runs.run_events import MarkKind
-from gpuwarden.runs.run_snapshot import Run
-from gpuwarden.runs.run_state import Record, Rules
+from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_state import Rules, RunState
 from gpuwarden.runs.stall import Patience
 
 log = logging.getLogger(__name__)
@@ -42,21 +42,21 @@ class RunRegistry:
         overhead: float,
         patience: Patience = _PATIENCE,
         wall: Callable[[], float] = time.time,
-        predecessors: Predecessors | None = None,
+        predecessors: PriorRuns | None = None,
         alarm: Callable[[], object] = lambda: None,
         alerting: bool = False,
     ) -> None:
         self._limit = limit
-        self._rules = Rules(expiry, overhead, patience, wall, predecessors or Predecessors(), alarm, alerting)
-        self._records: dict[str, Record] = {}
+        self._rules = Rules(expiry, overhead, patience, wall, predecessors or PriorRuns(), alarm, alerting)
+        self._records: dict[str, RunState] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
-        self.neighbours = Neighbours()
+        self.neighbours = CoTenants()
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self.displaced: list[Peer] = []  # whose connections are to be closed, by whoever holds them
+        self.displaced: list[ProcessKey] = []  # whose connections are to be closed, by whoever holds them
         self.received = 0
         self.rejected: Counter[str] = Counter()
 
-    def receive(self, peer: Peer, message: Message, now: float) -> None:
+    def receive(self, peer: ProcessKey, message: Message, now: float) -> None:
         """Take one message.
 
         Raises ProtocolError: a report before its hello, one run too many, or a fault of our own that the message met.
@@ -73,7 +73,7 @@ class RunRegistry:
             raise ProtocolError("internal", f"{type(error).__name__}: the log of the daemon says more") from error
         self.received += 1
 
-    def _tell_fault(self, record: Record, fault: Exception) -> None:
+    def _tell_fault(self, record: RunState, fault: Exception) -> None:
         """Log a fault of our own with its traceback, the first time: one that lasts would come with each message."""
         if not self.rejected["internal"]:
             log.error(
@@ -82,10 +82,10 @@ class RunRegistry:
                 exc_info=fault,
             )
 
-    def _admit(self, peer: Peer, hello: Hello, now: float) -> Record:
+    def _admit(self, peer: ProcessKey, hello: Hello, now: float) -> RunState:
         if len(self._records) >= self._limit and not self._make_room(peer, now):
             raise ProtocolError("too_many_runs", f"at most {self._limit} (runs.max)")
-        record = self._records[peer.run_id] = Record(
+        record = self._records[peer.run_id] = RunState(
             peer,
             hello,
             self._rules,
@@ -98,7 +98,7 @@ class RunRegistry:
         log.info("run=%s name=%r pid=%d uid=%d reports", peer.run_id, hello.name, peer.pid, peer.uid)
         return record
 
-    def _make_room(self, newcomer: Peer, now: float) -> bool:
+    def _make_room(self, newcomer: ProcessKey, now: float) -> bool:
         """Give up one run for a new one; return whether there was one to give up.
 
         That is the run that ended first, or the one silent for longest, past its expiry. Else it is a run of the user
@@ -131,11 +131,11 @@ class RunRegistry:
         if outcome is not None:
             self.ended[outcome] += 1
 
-    def knows(self, peer: Peer) -> bool:
+    def knows(self, peer: ProcessKey) -> bool:
         """Tell whether the peer is a run that counts."""
         return peer.run_id in self._records
 
-    def exited(self, peer: Peer, now: float, status: int | None = None) -> None:
+    def exited(self, peer: ProcessKey, now: float, status: int | None = None) -> None:
         """Note that the process is gone: its memory is free again, its totals stay until their expiry.
 
         `status` is its exit status as of wait(2); one that is told later is taken by another call.
@@ -144,19 +144,19 @@ class RunRegistry:
         if record is not None:
             record.see_exit(now, status)
 
-    def connects_anew(self, peer: Peer) -> None:
+    def connects_anew(self, peer: ProcessKey) -> None:
         """Note that a run hears by another connection than before: it is to be told again what holds."""
         record = self._records.get(peer.run_id)
         if record is not None and record.ear.told:
             record.ear.told.clear()
             self._rules.alarm()
 
-    def awaits(self, peer: Peer) -> bool:
+    def awaits(self, peer: ProcessKey) -> bool:
         """Tell whether the exit status of a run that has ended would still count."""
         record = self._records.get(peer.run_id)
         return record is not None and record.inquest is not None and not record.inquest.settled
 
-    def mark(self, peer: Peer, kind: MarkKind, text: str, now: float, uuid: str | None = None) -> None:
+    def mark(self, peer: ProcessKey, kind: MarkKind, text: str, now: float, uuid: str | None = None) -> None:
         """Mark in a run's story what happened to its memory; nothing where the run is not known."""
         record = self._records.get(peer.run_id)
         if record is not None:
@@ -166,7 +166,7 @@ class RunRegistry:
         """Take whom the kernel's OOM killer killed, by pids as this daemon sees them."""
         self._oom_kills.extend(kills)
 
-    def disconnected(self, peer: Peer, now: float) -> None:
+    def disconnected(self, peer: ProcessKey, now: float) -> None:
         """Note that the run has no connection left; unless it comes back it is forgotten in an expiry."""
         record = self._records.get(peer.run_id)
         if record is not None:
@@ -182,7 +182,7 @@ class RunRegistry:
                 self._forget(run_id, now)
                 log.info("run=%s name=%r forgotten%s", run_id, record.hello.name, lost)
 
-    def peers(self) -> list[Peer]:
+    def peers(self) -> list[ProcessKey]:
         """Return the processes of all runs."""
         return [record.peer for record in self._records.values()]
 
@@ -202,15 +202,15 @@ class RunRegistry:
         self,
         snapshot: Snapshot,
         now: float,
-        usages: Mapping[Peer, Usage] = MappingProxyType({}),
+        usages: Mapping[ProcessKey, Usage] = MappingProxyType({}),
         *,
         available: float | None = None,
-    ) -> tuple[Run, ...]:
+    ) -> tuple[RunSnapshot, ...]:
         """Return all runs, joined with the GPUs of `snapshot` and with what their processes use on the host.
 
         `available` is the memory that the host has left, in bytes, as of the same look.
         """
-        joined: list[Run] = []
+        joined: list[RunSnapshot] = []
         for record in self._records.values():
             try:
                 self._count(record.review(self._oom_kills, snapshot, now))

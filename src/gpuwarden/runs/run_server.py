@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.host.exit_status import exit_status
-from gpuwarden.host.process_key import Peer, credentials, identify
+from gpuwarden.host.process_key import ProcessKey, credentials, identify
 from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode, encode
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.unix_socket import BACKLOG, listen
@@ -42,11 +42,11 @@ class RunServer:
         self._group: str | None = None
         self._inode = 0
         self._displaced = False  # another file is in the socket's place, and that has been logged
-        self._connections: dict[socket.socket, Peer] = {}  # oldest first
-        self._of_process: dict[Peer, list[socket.socket]] = {}  # likewise
-        self._pidfds: dict[Peer, int] = {}
-        self._advised: dict[Peer, socket.socket] = {}  # the connection on which a process reads advice
-        self._unexplained: dict[Peer, int] = {}  # pidfds of ended runs whose exit status is not known yet
+        self._connections: dict[socket.socket, ProcessKey] = {}  # oldest first
+        self._of_process: dict[ProcessKey, list[socket.socket]] = {}  # likewise
+        self._pidfds: dict[ProcessKey, int] = {}
+        self._advised: dict[ProcessKey, socket.socket] = {}  # the connection on which a process reads advice
+        self._unexplained: dict[ProcessKey, int] = {}  # pidfds of ended runs whose exit status is not known yet
         self._serial = 0
         self._limit = MAX_CONNECTIONS
         self.refused = 0  # connections closed or not accepted because there were too many
@@ -179,11 +179,11 @@ class RunServer:
         self._close(connection)
         self.refused += 1
 
-    def _identify(self, connection: socket.socket, pid: int, uid: int) -> Peer:
+    def _identify(self, connection: socket.socket, pid: int, uid: int) -> ProcessKey:
         """Return which process has connected, and watch it."""
         if pid == 0:  # outside this pid namespace: nothing to watch, so each connection stands for a run
             self._serial += 1
-            return Peer(0, uid, self._serial)
+            return ProcessKey(0, uid, self._serial)
         peer, pidfd = identify(connection, pid, uid)
         if pidfd is not None:
             if peer in self._pidfds:
@@ -193,7 +193,7 @@ class RunServer:
                 asyncio.get_running_loop().add_reader(pidfd, self._exited, peer)
         return peer
 
-    def _exited(self, peer: Peer) -> None:
+    def _exited(self, peer: ProcessKey) -> None:
         """Read the last messages of a process, and then report its end."""
         for connection in self._of_process.get(peer, [])[:]:
             for _ in range(MAX_LAST_MESSAGES):
@@ -244,7 +244,7 @@ class RunServer:
                 self._close(connection)
         return connection in self._connections
 
-    def _set_advised(self, connection: socket.socket, peer: Peer, hello: Hello) -> None:
+    def _set_advised(self, connection: socket.socket, peer: ProcessKey, hello: Hello) -> None:
         if not hello.hears:
             if self._advised.get(peer) is connection:
                 del self._advised[peer]
@@ -253,7 +253,7 @@ class RunServer:
             self._advised[peer] = connection
             self._registry.connects_anew(peer)
 
-    def send(self, peer: Peer, advice: Advice) -> bool:
+    def send(self, peer: ProcessKey, advice: Advice) -> bool:
         """Send advice to a run, without blocking; return whether its connection took it."""
         connection = self._advised.get(peer)
         if connection is None:
@@ -264,14 +264,14 @@ class RunServer:
             return False
         return True
 
-    def receive(self, peer: Peer, message: Message) -> None:
+    def receive(self, peer: ProcessKey, message: Message) -> None:
         """Handle one message that came by another way than the socket; count it where it is refused."""
         try:
             self._registry.receive(peer, message, time.monotonic())
         except ProtocolError as error:
             self._reject(peer, error)
 
-    def _reject(self, peer: Peer, error: ProtocolError) -> None:
+    def _reject(self, peer: ProcessKey, error: ProtocolError) -> None:
         if not self._registry.rejected[error.reason]:
             log.warning(
                 "pid=%d uid=%d message rejected: %s (further ones of this kind are counted only)",
@@ -298,7 +298,7 @@ class RunServer:
         else:  # nothing watches the process: its connection's end is all there is to see
             self._registry.exited(peer, time.monotonic())
 
-    def _release_process(self, peer: Peer) -> None:
+    def _release_process(self, peer: ProcessKey) -> None:
         pidfd = self._pidfds.pop(peer, None)
         if pidfd is not None:
             asyncio.get_running_loop().remove_reader(pidfd)

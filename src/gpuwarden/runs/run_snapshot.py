@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuwarden.advice.delivery_state import Ear
+from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
 from gpuwarden.analysis.memory.device_memory import Unknown
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
-from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import Marks
 from gpuwarden.runs.stall import Stall
-from gpuwarden.usage.run_usage import Account
+from gpuwarden.usage.run_usage import RunUsage
 
 KEPT_ERRORS = 8  # of a run
 
@@ -36,11 +36,11 @@ class SeenError:
     at: float
     headroom: Mapping[str, float]
     least_headroom: Mapping[str, float] = field(default_factory=dict)
-    verdict: Verdict | None = None
+    verdict: Diagnosis | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunSnapshot:
     """One run as it stands at a poll; what the metric table reads.
 
     `last_report` is Unix time; `report` is the last one and carries the totals. `memory` and both headrooms are by UUID
@@ -57,7 +57,7 @@ class Run:
     MIG instances, while it lives. `verdict` is that of the last out-of-memory.
     """
 
-    peer: Peer
+    peer: ProcessKey
     hello: Hello
     report: Report | None
     last_report: float | None
@@ -77,13 +77,13 @@ class Run:
     ending: Ending | None = None
     stall: Stall | None = None
     stalls: int = 0
-    account: Account = field(default_factory=Account, compare=False)
+    account: RunUsage = field(default_factory=RunUsage, compare=False)
     growth: Mapping[str, Growth] = field(default_factory=dict)
     host_growth: Growth | None = None
     histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)
-    verdict: Verdict | None = None
+    verdict: Diagnosis | None = None
     devices: tuple[str, ...] = ()
-    ear: Ear = field(default_factory=Ear, compare=False)
+    ear: DeliveryState = field(default_factory=DeliveryState, compare=False)
     marks: Marks = field(default_factory=Marks, compare=False)
     batch_sizes: BatchSizeWatch | None = field(default=None, compare=False)
     batch_size_advice: BatchSizeAdvice | None = None

@@ -10,31 +10,31 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from gpuwarden.advice.delivery_state import Ear
-from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.advice.delivery_state import DeliveryState
+from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
 from gpuwarden.analysis.memory.device_memory import HeadroomWatch, Unknown, by_gpu, held_by_others, is_listed, silent
-from gpuwarden.analysis.memory.leak_watch import HOST, Outlook
+from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
-from gpuwarden.analysis.oom.co_tenants import Neighbours
+from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.context import Taken
-from gpuwarden.analysis.oom.diagnoser import Inquiry, Known, Poll
-from gpuwarden.analysis.oom.diagnosis import Verdict
+from gpuwarden.analysis.oom.diagnoser import Diagnoser, Known, Poll
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom, ooms
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage, state_of
 from gpuwarden.protocol.messages import End, Error, ErrorKind, Hello, Message, Report
 from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.error_log import ErrorLog
 from gpuwarden.runs.outcome import Evidence, Outcome
-from gpuwarden.runs.outcome_evidence import Inquest, xids
+from gpuwarden.runs.outcome_evidence import OutcomeEvidence, xids
 from gpuwarden.runs.run_events import Mark, MarkKind, Marks
-from gpuwarden.runs.run_snapshot import KEPT_ERRORS, Run, SeenError
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
-from gpuwarden.usage.run_usage import Account
+from gpuwarden.usage.run_usage import RunUsage
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +54,19 @@ class Rules:
     overhead: float
     patience: Patience
     wall: Callable[[], float]
-    predecessors: Predecessors = field(default_factory=Predecessors)
+    predecessors: PriorRuns = field(default_factory=PriorRuns)
     alarm: Callable[[], object] = lambda: None
     alerting: bool = False
 
 
 @dataclass(slots=True)
-class Record:
+class RunState:
     """One run. Used by one event loop; times are monotonic unless they say otherwise."""
 
-    peer: Peer
+    peer: ProcessKey
     hello: Hello
     rules: Rules
-    neighbours: Neighbours
+    neighbours: CoTenants
     seen: float
     named: float  # when its name or framework last changed
     began: float  # Unix time, to show
@@ -75,7 +75,7 @@ class Record:
     report: Report | None = None
     last_report: float | None = None
     last_report_time: float | None = None  # Unix time, to show
-    inquest: Inquest | None = None  # once it is not up
+    inquest: OutcomeEvidence | None = None  # once it is not up
     told: set[Outcome] = field(default_factory=set)  # one may say its end again and again
     connected: bool = True
     uuids: Mapping[str, str] = field(default_factory=dict)  # by device, while it lived
@@ -85,13 +85,13 @@ class Record:
     last_errors: dict[ErrorKind, float] = field(default_factory=dict)  # Unix time, to show
     last_oom: SeenError | None = None
     ooms: Mapping[str, Oom] = field(default_factory=dict)
-    inquiry: Inquiry = field(default_factory=Inquiry)
+    inquiry: Diagnoser = field(default_factory=Diagnoser)
     error_log: ErrorLog = field(default_factory=ErrorLog)
     histories: dict[str, MemoryHistory] = field(default_factory=dict)  # of its memory, by UUID
-    ear: Ear = field(default_factory=Ear)
+    ear: DeliveryState = field(default_factory=DeliveryState)
     marks: Marks = field(default_factory=Marks)
-    outlook: Outlook = field(default_factory=Outlook)
-    account: Account = field(default_factory=Account)
+    outlook: LeakWatch = field(default_factory=LeakWatch)
+    account: RunUsage = field(default_factory=RunUsage)
     headroom: HeadroomWatch = field(init=False)
     batch_sizes: BatchSizeWatch = field(init=False)
 
@@ -151,7 +151,7 @@ class Record:
             self.last_oom, self.ooms = seen, failed
         self.error_log.tell(self.peer.run_id, self.hello, seen, failed, now)
 
-    def _judge(self, error: Error, now: float) -> Verdict:
+    def _judge(self, error: Error, now: float) -> Diagnosis:
         known = Known(
             self.hello,
             self.uuids,
@@ -227,12 +227,12 @@ class Record:
         if status is not None:
             inquest.evidence = replace(inquest.evidence, exit_status=status)
 
-    def _end(self, now: float) -> Inquest:
+    def _end(self, now: float) -> OutcomeEvidence:
         if self.inquest is None:
             self.batch_sizes.conclude()
             error = self.errors[-1].error if self.errors else None
             evidence = Evidence(error=error, host_growth=self.outlook.known(HOST))
-            self.inquest = Inquest(self.peer.pid, self.began_at, now, self.rules.wall(), evidence)
+            self.inquest = OutcomeEvidence(self.peer.pid, self.began_at, now, self.rules.wall(), evidence)
         return self.inquest
 
     def review(self, kills: Iterable[OomKill], snapshot: Snapshot, now: float) -> Outcome | None:
@@ -253,7 +253,7 @@ class Record:
             inquest.evidence = replace(inquest.evidence, goes_on=True)
         return None if inquest.settled else self._settle(inquest)
 
-    def _settle(self, inquest: Inquest) -> Outcome | None:
+    def _settle(self, inquest: OutcomeEvidence) -> Outcome | None:
         """Stand by how it ended; return that unless it had ended that way before and gone on. Its receipt tells it."""
         outcome = inquest.settle().outcome
         if outcome in self.told:
@@ -261,7 +261,9 @@ class Record:
         self.told.add(outcome)
         return outcome
 
-    def run(self, snapshot: Snapshot, usage: Usage | None, now: float, *, available: float | None = None) -> Run:
+    def run(
+        self, snapshot: Snapshot, usage: Usage | None, now: float, *, available: float | None = None
+    ) -> RunSnapshot:
         """Return the run as of this poll, joined with its GPUs; `available` is the host's free memory in bytes."""
         up = self.inquest is None
         current = up and self.last_report is not None and now - self.last_report <= self.rules.expiry
@@ -283,7 +285,7 @@ class Record:
         gone = bool(own) and self.inquest is not None and self.inquest.gone is not None
         self._review_verdict(Poll(memory, headroom.now, own, snapshot, uuids, gone=gone), fresh=up)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_at
-        return Run(
+        return RunSnapshot(
             peer=self.peer,
             hello=self.hello,
             report=self.report,

@@ -19,7 +19,7 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
 from gpuwarden.capture import gpm_samples
 from gpuwarden.capture.no_events import EVENTLESS
 from gpuwarden.capture.replay import replayed
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
@@ -62,7 +62,7 @@ class Simulation:
         """Return a GPU, for a test to break."""
         return self._gpus[index]
 
-    def reports(self) -> list[tuple[Peer, Message | None]]:
+    def reports(self) -> list[tuple[ProcessKey, Message | None]]:
         """Return the messages of the simulated runs since the last call; None is the end of a process."""
         with self._lock:
             self._catch_up()

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import Durations
@@ -23,7 +23,7 @@ _MAX_ENDED = 4  # processes that ended and whose last messages were not fetched
 class Trainer:
     """One process from its start to its end."""
 
-    def __init__(self, workload: Workload, peer: Peer, uuids: Sequence[str], rng: random.Random) -> None:
+    def __init__(self, workload: Workload, peer: ProcessKey, uuids: Sequence[str], rng: random.Random) -> None:
         self.peer = peer
         self._workload = workload
         self._devices: dict[str, str | None] = {f"GPU:{number}": uuid for number, uuid in enumerate(uuids)}
@@ -66,7 +66,7 @@ class Trainer:
         elif self._left <= 0:
             self._enter()
 
-    def messages(self) -> Iterator[tuple[Peer, Message | None]]:
+    def messages(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         """Yield its messages of now, a hello before the first one; None stands for the end of the process."""
         phase = self._stretch.phase
         if phase is None and not self._announced:
@@ -202,10 +202,10 @@ class Occupancy:
         elif self._workload:
             self._pause -= seconds
             if self._pause <= 0:
-                peer = Peer(next(self._pids), self._workload.uid, int((_BOOTED + self._time) * _TICKS))
+                peer = ProcessKey(next(self._pids), self._workload.uid, int((_BOOTED + self._time) * _TICKS))
                 self._trainer = Trainer(self._workload, peer, self._uuids, self._rng)
 
-    def reports(self) -> Iterator[tuple[Peer, Message | None]]:
+    def reports(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         """Yield the messages of the runs, those of ended ones first."""
         for trainer in (*self._ended, *filter(None, [self._trainer])):
             yield from trainer.messages()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.gpu_meter import Meter
 
 LONGEST = 3  # intervals between two readings, beyond which something else lay between them
@@ -18,7 +18,7 @@ XID_SECONDS = 2.0  # that an XID may come after its run's end: the driver tells 
 _Devices: TypeAlias = "dict[str, tuple[Gpu, bool]]"
 
 
-class Accounts:
+class UsageAccountant:
     """Accountant of all runs of a poll; each run carries its own account. Used by one event loop."""
 
     def __init__(self, longest_interval: float) -> None:
@@ -26,7 +26,7 @@ class Accounts:
         self._meters: dict[str, Meter] = {}
         self._last: float | None = None
 
-    def join(self, runs: Sequence[Run], snapshot: Snapshot, now: float) -> None:
+    def join(self, runs: Sequence[RunSnapshot], snapshot: Snapshot, now: float) -> None:
         """Add what came with a poll to the accounts of its runs; `now` is monotonic."""
         if not runs:
             self._meters, self._last = {}, None
@@ -40,7 +40,7 @@ class Accounts:
         for run, uuids in zip(runs, held, strict=True):
             self._update(run, uuids, devices, elapsed)
 
-    def _read_meters(self, runs: Sequence[Run], held: Iterable[set[str]], devices: _Devices) -> None:
+    def _read_meters(self, runs: Sequence[RunSnapshot], held: Iterable[set[str]], devices: _Devices) -> None:
         wanted = {uuid for each in held for uuid in each}
         wanted.update(uuid for run in runs if run.up for uuid in run.account.tallies)
         gpus = {gpu.identity.uuid: gpu for uuid in wanted if uuid in devices for gpu in devices[uuid][:1]}
@@ -48,7 +48,7 @@ class Accounts:
         for uuid, meter in self._meters.items():
             meter.read(gpus[uuid])
 
-    def _update(self, run: Run, held: set[str], devices: _Devices, elapsed: float) -> None:
+    def _update(self, run: RunSnapshot, held: set[str], devices: _Devices, elapsed: float) -> None:
         account = run.account
         if account.up and not run.up:
             account.settle()
@@ -74,7 +74,7 @@ class Accounts:
                 tally.share.update_memory(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
 
 
-def _is_stepping(run: Run) -> bool:
+def _is_stepping(run: RunSnapshot) -> bool:
     """Tell whether training steps were under way since the last poll: the run says so, or has finished some."""
     report = run.report
     if report is None or not run.current:
@@ -101,7 +101,7 @@ def _listed(snapshot: Snapshot) -> dict[int, set[str]]:
     return found
 
 
-def _held(run: Run, listed: Mapping[int, set[str]], devices: _Devices) -> set[str]:
+def _held(run: RunSnapshot, listed: Mapping[int, set[str]], devices: _Devices) -> set[str]:
     """Return where the run holds memory: the driver lists its process there, or its allocator says so."""
     held = {uuid for uuid, memory in run.memory.items() if memory.current and uuid in devices}
     if run.peer.pid in listed:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Share:
+class DeviceUsage:
     """Usage of one GPU or MIG instance up to now; None or empty where it is not known.
 
     `seconds` are those in which the run held memory there, `busy` and `idle` the ones of them with and without a kernel
@@ -37,7 +37,7 @@ class Share:
     lowest_headroom: float | None = None
     xids: dict[int, int] = field(default_factory=dict)
 
-    def add(self, before: Share) -> None:
+    def add(self, before: DeviceUsage) -> None:
         """Add what was counted before."""
         self.seconds += before.seconds
         self.busy = _sum(self.busy, before.busy)
@@ -56,7 +56,7 @@ class Share:
             self.memory_limit = before.memory_limit
         self.lowest_headroom = min(_known(self.lowest_headroom, before.lowest_headroom), default=None)
 
-    def copy(self) -> Share:
+    def copy(self) -> DeviceUsage:
         """Return a copy that further polls do not change."""
         return replace(
             self,
@@ -83,7 +83,7 @@ class Tally:
     GPU since the last reading. Where the run ends before the next reading, power and clock events as polled stand in.
     """
 
-    def __init__(self, share: Share, gpu: Gpu, *, whole: bool) -> None:
+    def __init__(self, share: DeviceUsage, gpu: Gpu, *, whole: bool) -> None:
         self.share = share
         self._whole = whole
         self._xids_before = {code: xid.count for code, xid in gpu.xids.items()}
@@ -165,26 +165,26 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Account:
+class RunUsage:
     """Usage by one run up to now: shares by UUID of a GPU or MIG instance, seconds by phase, bytes of host memory.
 
     A run's own account goes on from poll to poll, on the event loop; `now` copies it. `tallies` are of the devices that
     it holds or held while this daemon watched it; `step_seconds` is as of its last report.
     """
 
-    shares: dict[str, Share] = field(default_factory=dict)
+    shares: dict[str, DeviceUsage] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     host_memory_peak: int | None = None
     tallies: dict[str, Tally] = field(default_factory=dict, init=False, repr=False, compare=False)
     step_seconds: float = field(default=0.0, init=False, repr=False, compare=False)
     up: bool = field(default=True, init=False, repr=False, compare=False)
 
-    def now(self) -> Account:
+    def now(self) -> RunUsage:
         """Return a copy that further polls do not change."""
         shares = {uuid: share.copy() for uuid, share in self.shares.items()}
-        return Account(shares, dict(self.phases), self.host_memory_peak)
+        return RunUsage(shares, dict(self.phases), self.host_memory_peak)
 
-    def resume(self, before: Account) -> None:
+    def resume(self, before: RunUsage) -> None:
         """Add what was counted before, by an earlier daemon or before the run was gone for a while."""
         for uuid, share in before.shares.items():
             if uuid in self.shares:
@@ -195,14 +195,14 @@ class Account:
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
         self.host_memory_peak = max(_known(self.host_memory_peak, before.host_memory_peak), default=None)
 
-    def take_over(self, other: Account) -> None:
+    def take_over(self, other: RunUsage) -> None:
         """Become the other account of the same run, which nothing else keeps, with what is under way."""
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))
 
     def hold(self, uuid: str, gpu: Gpu, *, whole: bool) -> None:
         """Begin to count usage of a GPU or MIG instance, from this poll on."""
-        share = self.shares.setdefault(uuid, Share(gpu.identity.name))
+        share = self.shares.setdefault(uuid, DeviceUsage(gpu.identity.name))
         self.tallies[uuid] = Tally(share, gpu, whole=whole)
 
     def add_phase(self, phase: Phase, seconds: float) -> None:

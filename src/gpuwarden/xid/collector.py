@@ -12,7 +12,7 @@ from gpuwarden.host.kernel_log import Record
 from gpuwarden.nvml.binding import Nvml
 from gpuwarden.nvml.events import XidEvents
 from gpuwarden.xid.codes import Severity, explain
-from gpuwarden.xid.deduplicator import XidLedger, XidReport
+from gpuwarden.xid.deduplicator import XidDeduplicator, XidReport
 from gpuwarden.xid.kernel_messages import KernelXid, PciAddress, pci_address, xids
 
 log = logging.getLogger(__name__)
@@ -41,14 +41,16 @@ class _Homeless:
         return XidReport(xid.told, gpu, xid.code, xid.earliest, xid.latest, xid.time)
 
 
-class XidWatch:
+class XidCollector:
     """Collects XIDs from poll to poll. One event loop uses it."""
 
     def __init__(self, nvml: Nvml) -> None:
         self.events = XidEvents(nvml)
-        self._ledger = XidLedger()
+        self._ledger = XidDeduplicator()
         self._homeless: list[_Homeless] = []
-        self._strangers = XidLedger()  # of what was told while homeless, by address: the kernel tells of a loss twice
+        self._strangers = (
+            XidDeduplicator()
+        )  # of what was told while homeless, by address: the kernel tells of a loss twice
         self._strangers_dropped = 0
         self._gpus: list[tuple[Identity, bool]] = []  # when homes were last looked for
         self._told: dict[tuple[str, int], float] = {}  # when each was logged last

@@ -29,7 +29,7 @@ class XidReport:
     time: float
 
 
-class XidLedger:
+class XidDeduplicator:
     """Pairs each report with a fault that another source has reported, in whichever order they come.
 
     Each source reports a fault once, and its faults in their order; so two reports of one source are two faults.

@@ -13,10 +13,10 @@ from gpuwarden.alerts.delivery.alertmanager import MAX_BATCH, AlertmanagerTarget
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.queue import RESTORED_SECONDS, Queue
 from gpuwarden.alerts.delivery.target import LATE_SECONDS, Policy
-from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.health.alert import Alert
 
-SETTINGS = Notify(group_wait=3, repeat=1000, resolve_after=100)
+SETTINGS = NotifyConfig(group_wait=3, repeat=1000, resolve_after=100)
 WALL = 1_790_000_000.0
 
 

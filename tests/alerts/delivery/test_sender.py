@@ -23,7 +23,7 @@ from gpuwarden.alerts.delivery.dispatcher import Dispatcher, message_targets
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Policy
-from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import Secret
 from gpuwarden.health.alert import Alert
 from gpuwarden.state import DeliveryCounts, State
@@ -32,10 +32,10 @@ from snapshots import snapshot
 SECRET = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
 NOTHING = State("nvml", 1.0, snapshot(), ())
 FROM_NOTIFY = Policy.from_notify
-FAST = Notify(group_wait=0.05, resolve_after=0.05, timeout=5, max_per_hour=3600)
+FAST = NotifyConfig(group_wait=0.05, resolve_after=0.05, timeout=5, max_per_hour=3600)
 
 
-def to(*servers: HttpReceiver, settings: Notify = FAST) -> Notify:
+def to(*servers: HttpReceiver, settings: NotifyConfig = FAST) -> NotifyConfig:
     """Return settings for webhooks."""
     return replace(settings, webhook=tuple(Secret(text=server.url) for server in servers))
 
@@ -53,7 +53,9 @@ class Fires:
         return self.alerts, []
 
 
-def dispatcher(settings: Notify, folder: Path | None = None, targets: list[MessageTarget] | None = None) -> Dispatcher:
+def dispatcher(
+    settings: NotifyConfig, folder: Path | None = None, targets: list[MessageTarget] | None = None
+) -> Dispatcher:
     """Start one whose alerts the test gives."""
     made = Dispatcher(Config(notify=settings), folder, targets)
     made._firing = Fires()  # type: ignore[assignment]
@@ -62,7 +64,7 @@ def dispatcher(settings: Notify, folder: Path | None = None, targets: list[Messa
 
 
 @contextlib.contextmanager
-def notifier(settings: Notify, folder: Path | None = None) -> Iterator[Dispatcher]:
+def notifier(settings: NotifyConfig, folder: Path | None = None) -> Iterator[Dispatcher]:
     """Run one, and end it."""
     made = dispatcher(settings, folder)
     try:
@@ -78,7 +80,7 @@ def see(sink: Dispatcher, *firing: Alert) -> None:
     sink.update(NOTHING, time.monotonic())
 
 
-def impatient(settings: Notify, min_severity: str) -> Policy:
+def impatient(settings: NotifyConfig, min_severity: str) -> Policy:
     """Return the policy of a target, with short waits after failures."""
     return replace(FROM_NOTIFY(settings, min_severity), first_retry=0.01, max_retry=0.02)
 
@@ -247,8 +249,8 @@ def test_whom_a_target_reaches(tmp_path: Path) -> None:
     """Each kind has a digest that differs by address."""
     one, other = Secret(text=f"https://a/{SECRET}"), Secret(text=f"https://b/{SECRET}")
     for pair in (
-        [Notify(webhook=(each,)) for each in (one, other)],
-        [Notify(apprise=(each,)) for each in (one, other)],
+        [NotifyConfig(webhook=(each,)) for each in (one, other)],
+        [NotifyConfig(apprise=(each,)) for each in (one, other)],
     ):
         was, became = (next(iter(message_targets(each))).address_digest() for each in pair)
         assert was

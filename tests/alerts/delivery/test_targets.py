@@ -17,7 +17,7 @@ from gpuwarden.alerts.delivery.dispatcher import message_targets
 from gpuwarden.alerts.delivery.message import Message, Notification
 from gpuwarden.alerts.delivery.redaction import secrets_of
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
-from gpuwarden.config.schema import Notify, parse
+from gpuwarden.config.schema import NotifyConfig, parse
 from gpuwarden.config.secrets import HIDDEN, NOT_ASCII, Secret, hidden
 
 MESSAGE = Message("box1", "docs", (Notification(near_oom()), Notification(gpu_down(9))))
@@ -27,13 +27,13 @@ HOSTILE = Message(
 )
 
 
-def send(settings: Notify, message: Message = MESSAGE) -> None:
+def send(settings: NotifyConfig, message: Message = MESSAGE) -> None:
     """Send a message to the one target of the settings."""
     (target,) = message_targets(settings)
     target._deliver(message)
 
 
-def refusal(settings: Notify) -> DeliveryError:
+def refusal(settings: NotifyConfig) -> DeliveryError:
     """Return what is said of a message that does not get through."""
     with pytest.raises(DeliveryError) as raised:
         send(settings)
@@ -45,7 +45,7 @@ def test_webhook(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     with http_receiver() as server:
         url = Secret(text=f"{server.url}/alerts?room=gpu")
-        send(Notify(webhook=(url,), webhook_token=Secret(file=tmp_path / "token")))
+        send(NotifyConfig(webhook=(url,), webhook_token=Secret(file=tmp_path / "token")))
         got = server.next()
     assert got.path == "/alerts?room=gpu"
     assert got.headers["Authorization"] == f"Bearer {TOKEN}"
@@ -59,7 +59,7 @@ def test_webhook(tmp_path: Path) -> None:
 def test_webhook_with_user() -> None:
     """A user and a password in an address are shown to its server as such."""
     with http_receiver() as server:
-        send(Notify(webhook=(Secret(text=server.url.replace("://", "://us%40er:pass@")),)))
+        send(NotifyConfig(webhook=(Secret(text=server.url.replace("://", "://us%40er:pass@")),)))
         assert server.next().headers["Authorization"] == "Basic dXNAZXI6cGFzcw=="
 
 
@@ -72,10 +72,10 @@ def test_user_that_a_server_repeats(password: str) -> None:
         server.status = 401
         server.answer = f"bob:{plain}, {plain}; {password} ({basic}) pw: {'x' * 90} bob:{plain}".encode()
         address = server.url.replace("://", f"://bob:{password}@")
-        said = str(refusal(Notify(webhook=(Secret(text=address),))))
+        said = str(refusal(NotifyConfig(webhook=(Secret(text=address),))))
         assert said == f"the server answers 401: {HIDDEN}, {HIDDEN}; {HIDDEN} ({HIDDEN}) pw: {'x' * 90} {HIDDEN}"
         server.status, server.answer = 401, f"{'x' * 190} {basic}".encode()
-        assert str(refusal(Notify(webhook=(Secret(text=address),)))).endswith(f"xxx {HIDDEN}")
+        assert str(refusal(NotifyConfig(webhook=(Secret(text=address),)))).endswith(f"xxx {HIDDEN}")
 
 
 def test_address_without_secrets_hides_nothing() -> None:
@@ -89,7 +89,7 @@ def test_short_password_hides_no_words() -> None:
     with http_receiver() as server:
         server.status, server.answer = 401, b"a password of a: 'a' is no valid password"
         address = server.url.replace("://", "://bob:a@")
-        said = str(refusal(Notify(webhook=(Secret(text=address),))))
+        said = str(refusal(NotifyConfig(webhook=(Secret(text=address),))))
     assert said == f"the server answers 401: {HIDDEN} password of {HIDDEN}: '{HIDDEN}' is no valid password"
 
 
@@ -97,7 +97,7 @@ def test_refusing_server() -> None:
     """What a server says against a message is told, without the address, which is a secret."""
     with http_receiver() as server:
         server.status, server.answer = 403, b"invalid_token /services/" + TOKEN.encode()
-        error = refusal(Notify(webhook=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
+        error = refusal(NotifyConfig(webhook=(Secret(text=f"{server.url}/services/{TOKEN}"),)))
         assert str(error) == "the server answers 403: invalid_token /[hidden]/[hidden]"
         assert error.refused
 
@@ -106,7 +106,7 @@ def test_busy_server() -> None:
     """A server that asks for time gets it."""
     with http_receiver() as server:
         server.status, server.answer, server.headers = 429, b"", {"Retry-After": "42"}
-        error = refusal(Notify(webhook=(Secret(text=server.url),)))
+        error = refusal(NotifyConfig(webhook=(Secret(text=server.url),)))
     assert (str(error), error.wait, error.refused) == ("the server answers 429 (Too Many Requests)", 42.0, False)
 
 
@@ -114,17 +114,17 @@ def test_sends_nothing_on() -> None:
     """A server that points elsewhere does not get the message, or the token, carried there."""
     with http_receiver() as server, http_receiver() as elsewhere:
         server.status, server.headers = 302, {"Location": elsewhere.url}
-        assert "it redirects to another address" in str(refusal(Notify(webhook=(Secret(text=server.url),))))
+        assert "it redirects to another address" in str(refusal(NotifyConfig(webhook=(Secret(text=server.url),))))
         assert elsewhere.asked == 0
 
 
 def test_nobody_answers() -> None:
     """A port where nobody listens, a name that nobody has, and a server that says nothing are told as such."""
     nobody = Secret(text=f"http://127.0.0.1:{free_port()}/{TOKEN}")
-    assert str(refusal(Notify(webhook=(nobody,)))) == "Connection refused"
-    assert "name is not known" in str(refusal(Notify(webhook=(Secret(text="http://gpuwarden.invalid/x"),))))
+    assert str(refusal(NotifyConfig(webhook=(nobody,)))) == "Connection refused"
+    assert "name is not known" in str(refusal(NotifyConfig(webhook=(Secret(text="http://gpuwarden.invalid/x"),))))
     with silent_receiver() as port:
-        silent = Notify(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.2)
+        silent = NotifyConfig(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.2)
         assert str(refusal(silent)) == "no answer within 0.2 s"
 
 
@@ -133,7 +133,7 @@ def test_answer_that_never_ends() -> None:
     with http_receiver() as server:
         server.whole.clear()
         server.answer = b""
-        send(Notify(webhook=(Secret(text=server.url),), timeout=0.5))
+        send(NotifyConfig(webhook=(Secret(text=server.url),), timeout=0.5))
         assert server.asked == 1
 
 
@@ -142,7 +142,7 @@ def test_refusal_that_never_ends() -> None:
     with http_receiver() as server:
         server.whole.clear()
         server.status, server.answer = 403, b"no such channel"
-        error = refusal(Notify(webhook=(Secret(text=server.url),), timeout=0.5))
+        error = refusal(NotifyConfig(webhook=(Secret(text=server.url),), timeout=0.5))
     assert str(error) == "the server answers 403: no such channel"
 
 
@@ -150,13 +150,13 @@ def test_answer_that_is_broken() -> None:
     """So has one whose answer is no HTTP after its head."""
     with http_receiver() as server:
         server.headers, server.answer = {"Transfer-Encoding": "chunked"}, b"nonsense\r\n"
-        send(Notify(webhook=(Secret(text=server.url),)))
+        send(NotifyConfig(webhook=(Secret(text=server.url),)))
         assert server.asked == 1
 
 
 def test_http_address_that_went_bad(tmp_path: Path) -> None:
     """A file that lost its address is told by its name, and not by what is in it."""
-    settings = Notify(webhook=(Secret(file=tmp_path / "url"),))
+    settings = NotifyConfig(webhook=(Secret(file=tmp_path / "url"),))
     assert str(refusal(settings)) == f"the file {tmp_path}/url cannot be read: No such file or directory"
     (tmp_path / "url").write_text(TOKEN)
     assert str(refusal(settings)) == f"the file {tmp_path}/url holds no address that begins with https://"
@@ -165,7 +165,7 @@ def test_http_address_that_went_bad(tmp_path: Path) -> None:
 def test_token_outside_ascii() -> None:
     """A token that a header cannot hold is told by where it stands."""
     token = Secret(text="T0KEN-łódź")
-    assert str(refusal(Notify(webhook=(Secret(text="http://127.0.0.1:1/"),), webhook_token=token))) == (
+    assert str(refusal(NotifyConfig(webhook=(Secret(text="http://127.0.0.1:1/"),), webhook_token=token))) == (
         f"the configuration {NOT_ASCII}"
     )
 
@@ -175,14 +175,14 @@ def test_apprise() -> None:
     """What apprise knows is told through it; here a web server that takes apprise's own JSON."""
     pytest.importorskip("apprise")
     with http_receiver() as server:
-        send(Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
+        send(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         got = server.next()
         assert got.content["title"].startswith("[CRITICAL] box1: 2 alerts")
         assert got.content["type"] == "failure"
         for part in ("resnet50", "GPU 9", "1.2 GiB", OWNER, "Do: Save a checkpoint now."):
             assert part in got.content["message"]
         send(
-            Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/"),)),
+            NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/"),)),
             replace(
                 MESSAGE,
                 docs="https://x/docs",
@@ -195,16 +195,16 @@ def test_apprise() -> None:
         assert named in got.content["message"]
         assert "More: https://x/docs/alerts.md#runnearoutofmemory" in got.content["message"]
         server.status = 500
-        error = refusal(Notify(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
+        error = refusal(NotifyConfig(apprise=(Secret(text=f"json://127.0.0.1:{server.port}/{TOKEN}"),)))
         assert "500" in str(error)
         assert TOKEN not in str(error)
-    assert "does not know" in str(refusal(Notify(apprise=(Secret(text="nosuch://x/"),))))
+    assert "does not know" in str(refusal(NotifyConfig(apprise=(Secret(text="nosuch://x/"),))))
 
 
-def mail_url(port: int, to: str = "ops@example.com,ml@example.com", user: str = "") -> Notify:
+def mail_url(port: int, to: str = "ops@example.com,ml@example.com", user: str = "") -> NotifyConfig:
     """Return settings for mail through a server of this machine."""
     address = f"mailto://{user}127.0.0.1:{port}?from=gpuwarden@box.example.com&to={to}"
-    return Notify(apprise=(Secret(text=address),))
+    return NotifyConfig(apprise=(Secret(text=address),))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise loads
@@ -267,7 +267,7 @@ def test_apprise_service_with_short_messages(
     with http_receiver() as server:
         url = f"json://127.0.0.1:{server.port}/{chosen}"
         monkeypatch.setattr(type(apprise.Apprise.instantiate(url)), "body_maxlen", longest)
-        send(Notify(apprise=(Secret(text=url),)), long)
+        send(NotifyConfig(apprise=(Secret(text=url),)), long)
         assert server.asked == pieces
         texts = [server.next().content["message"] for _ in range(pieces)]
     assert all(len(text) <= longest for text in texts) == ("upstream" not in chosen)

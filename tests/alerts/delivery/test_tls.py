@@ -10,7 +10,7 @@ import pytest
 from message_receivers import certificate, http_receiver
 from services import until
 
-from gpuwarden.config.schema import Notify
+from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret
 from tests.alerts.delivery.test_alertmanager_target import NEAR, see, telling
 from tests.alerts.delivery.test_targets import TOKEN, refusal, send
@@ -77,7 +77,7 @@ def test_http_over_tls(tmp_path: Path) -> None:
     made = certificate(tmp_path)
     with http_receiver(made.server()) as server:
         url = Secret(text=f"{server.url}/{TOKEN}")
-        assert "its certificate is not trusted" in str(refusal(Notify(webhook=(url,))))
+        assert "its certificate is not trusted" in str(refusal(NotifyConfig(webhook=(url,))))
         assert server.asked == 0
-        send(Notify(webhook=(url,), ca_file=made.file))
+        send(NotifyConfig(webhook=(url,), ca_file=made.file))
         assert "resnet50" in server.next().content["text"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
-from gpuwarden.analysis.batch_size.prior_runs import MOST_NAMES, Predecessors
+from gpuwarden.analysis.batch_size.prior_runs import MOST_NAMES, PriorRuns
 from gpuwarden.analysis.batch_size.size_peaks import LATE_SECONDS, MOST_SIZES, BatchMemory
 from gpuwarden.analysis.batch_size.tracker import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
@@ -249,7 +249,7 @@ def test_sizes_are_bounded() -> None:
 
 def test_predecessors_are_known_by_name_and_framework() -> None:
     """The newest word on a size counts, of each model; names are bounded."""
-    predecessors = Predecessors()
+    predecessors = PriorRuns()
     predecessors.learn(USER, "resnet", "tensorflow", (seen(32), seen(64)))
     predecessors.learn(USER, "resnet", "tensorflow", (seen(64, off=MIB), seen(64, floor=2 * FLOOR)))
     predecessors.learn(USER, "resnet", "torch", (seen(8),))
@@ -264,7 +264,7 @@ def test_nobody_teaches_the_runs_of_others() -> None:
     """A run of another user counts for nothing, whatever it calls itself; nor do very many push out what is known."""
     own = BASE + 64 * EXAMPLE
     assert told(look(watch_of(64, own, uid=OTHER), 0.0)) == told(look(watch_of(64, own, taught=False), 0.0))
-    predecessors = Predecessors()
+    predecessors = PriorRuns()
     predecessors.learn(USER, "resnet", "tensorflow", (seen(32),))
     for each in range(2 * MOST_NAMES):
         predecessors.learn(OTHER, f"{each}", "tensorflow", (seen(1),))
@@ -274,7 +274,7 @@ def test_nobody_teaches_the_runs_of_others() -> None:
 
 def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, taught: bool = True) -> BatchSizeWatch:
     """Make a watch that has heard a run's first report and one of its steps."""
-    predecessors = Predecessors()
+    predecessors = PriorRuns()
     if taught:
         predecessors.learn(USER, "resnet", "tensorflow", (seen(32), seen(16)))
     watch = BatchSizeWatch(predecessors, uid)
@@ -342,7 +342,7 @@ def test_a_daemon_that_comes_later_knows_no_peak() -> None:
 
 def test_a_run_without_batch_sizes_has_no_advice() -> None:
     """Nothing is known, so nothing is said."""
-    watch = BatchSizeWatch(Predecessors(), USER)
+    watch = BatchSizeWatch(PriorRuns(), USER)
     watch.hear(replace(REPORT, memory={"GPU:0": DeviceMemory(1, 2)}), {"GPU:0": "GPU-0"}, 0.0)
     assert look(watch, 0.0) is None
     assert watch.seen("GPU-0", {}) == ()

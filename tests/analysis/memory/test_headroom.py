@@ -14,17 +14,17 @@ from gpuwarden.analysis.memory.device_memory import UNKNOWN, held_by_others
 from gpuwarden.analysis.memory.headroom import Overhead, Space, headroom
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
 
 MIB = 2**20
 GUESS = 512 * MIB
-ALICE, BOB = Peer(pid=7, uid=1000, start=1), Peer(pid=8, uid=1001, start=2)
+ALICE, BOB = ProcessKey(pid=7, uid=1000, start=1), ProcessKey(pid=8, uid=1001, start=2)
 SILENT = Report("train", 5, 1.5, (0,) * (len(STEP_BUCKETS) + 1), {})
 
 
@@ -36,21 +36,21 @@ class Box:
         self.now = 0.0
         self.join(ALICE, {"GPU:0": "GPU-0"} if devices is None else devices)
 
-    def join(self, peer: Peer, devices: Mapping[str, str | None]) -> None:
+    def join(self, peer: ProcessKey, devices: Mapping[str, str | None]) -> None:
         """Have a run say hello."""
         self.runs.receive(peer, Hello("resnet", "torch", devices), self.now)
 
-    def report(self, peer: Peer = ALICE, **memory: DeviceMemory) -> None:
+    def report(self, peer: ProcessKey = ALICE, **memory: DeviceMemory) -> None:
         """Have a run report; `GPU0` stands for "GPU:0"."""
         self.now += 0.5
         by_device = {name.replace("U", "U:"): each for name, each in memory.items()}
         self.runs.receive(peer, replace(SILENT, memory=by_device), self.now)
 
-    def poll(self, *gpus: Gpu, usages: Mapping[Peer, Usage] | None = None) -> Run:
+    def poll(self, *gpus: Gpu, usages: Mapping[ProcessKey, Usage] | None = None) -> RunSnapshot:
         """Poll the GPUs, and return the first run."""
         return self.poll_all(*gpus, usages=usages)[0]
 
-    def poll_all(self, *gpus: Gpu, usages: Mapping[Peer, Usage] | None = None) -> list[Run]:
+    def poll_all(self, *gpus: Gpu, usages: Mapping[ProcessKey, Usage] | None = None) -> list[RunSnapshot]:
         """Poll the GPUs, and return the runs."""
         self.now += 0.5
         return list(self.runs.runs(snapshot(*gpus), self.now, usages or {}))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_shapes import MIB, POLL_SECONDS, Memory, Training, watched
 
-from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Growth, GrowthWatch, find
+from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Growth, LeakDetector, find
 
 GIB = 1 << 30
 
@@ -193,7 +193,7 @@ def test_growth_at_an_uneven_pace_holds_on(begin: float) -> None:
     kept = (2.5, 2.5, 1.6, 2.3, 2.9, 3.6, 3.6)  # seconds of epochs, which give back what they keep
     leaks = (1.3, 2.1, 5.6, 2.5, 1.8, 4.7, 3.4, 2.9, 1.3, 2.5, 1.5, 1.5, 2.5, 1.3, 1.3, 1.3, 1.2, 1.2, 1.3, 1.4)
     ends = list(accumulate(kept + leaks, initial=begin))
-    memory, watch, told = Memory(), GrowthWatch(), []
+    memory, watch, told = Memory(), LeakDetector(), []
     for number in range(int(ends[-1] * 4)):
         ended = bisect_right(ends, number / 4)
         current = (26 if ended < len(kept) else 9 + 5 * (ended - len(kept))) * MIB
@@ -204,7 +204,7 @@ def test_growth_at_an_uneven_pace_holds_on(begin: float) -> None:
 
 def test_a_moment_without_a_limit_ends_no_growth() -> None:
     """Where nobody knows for some seconds what it can have, it has no time to its end then, and goes on."""
-    memory, watch = Memory(), GrowthWatch()
+    memory, watch = Memory(), LeakDetector()
     found = {}
     for at in range(60):
         memory.report(at, (100 + 5 * at) * MIB, (150 + 5 * at) * MIB, None if 40 <= at < 45 else 600 * MIB)
@@ -250,7 +250,7 @@ def test_few_points_are_no_growth() -> None:
 
 def test_between_two_points_time_passes() -> None:
     """A poll that finds nothing new reports the same growth, and as much less time as has passed."""
-    memory, watch = leaking(40, lambda _at: 600 * MIB), GrowthWatch()
+    memory, watch = leaking(40, lambda _at: 600 * MIB), LeakDetector()
     first = left(watch.look(memory, 40.0))
     assert left(watch.look(memory, 42.0)) == pytest.approx(first - 2)
     assert left(watch.look(memory, 43.0)) == pytest.approx(first - 3)

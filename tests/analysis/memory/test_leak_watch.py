@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.analysis.memory.leak_detector import Growth
-from gpuwarden.analysis.memory.leak_watch import MAX_LOGGED_LEAKS, Outlook
+from gpuwarden.analysis.memory.leak_watch import MAX_LOGGED_LEAKS, LeakWatch
 from gpuwarden.host.cgroup_limits import CgroupMemory
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Reading
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, gpu, snapshot
 
 MIB = 1 << 20
-PEER = Peer(pid=7, uid=1000, start=1)
+PEER = ProcessKey(pid=7, uid=1000, start=1)
 WHO = ("7-1", "resnet")
 REPORT = Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {})
 ROWS = (
@@ -54,12 +54,12 @@ class Trained:
         memory = {"GPU:0": DeviceMemory(current, current + 64 * MIB, limit=GIB)}
         self.runs.receive(PEER, replace(REPORT, steps=self.steps, memory=memory, epoch=int(self.now / 2)), self.now)
 
-    def poll(self) -> Run:
+    def poll(self) -> RunSnapshot:
         """Poll, and return the run."""
         (run,) = self.runs.runs(self.box, self.now)
         return run
 
-    def second(self, begin: int, rate: int) -> Run:
+    def second(self, begin: int, rate: int) -> RunSnapshot:
         """Train for a second from `begin` bytes on, by `rate` bytes a second more."""
         for quarter in range(4):
             self.report(begin + rate * quarter // 4)
@@ -131,7 +131,7 @@ def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.Log
 def test_the_log_of_what_comes_and_goes_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """The end of a growth is told where its begin was."""
     caplog.set_level(logging.INFO)
-    outlook, growth = Outlook(), Growth(1.0 * MIB, 60 * MIB)
+    outlook, growth = LeakWatch(), Growth(1.0 * MIB, 60 * MIB)
     for number in range(3 * MAX_LOGGED_LEAKS):
         for found in (growth, None):
             outlook._report(f"GPU-{number % 2}", found, WHO)
@@ -148,7 +148,7 @@ def test_the_host_ends_at_what_ends_first() -> None:
     """A leak on the host meets its cgroup's limit where that is nearer than the host's own end."""
     ends = []
     for limit in (None, 4 * GIB):
-        outlook = Outlook()
+        outlook = LeakWatch()
         for look in range(60):
             held = GIB + look * 40 * MIB
             cgroup = None if limit is None else CgroupMemory(limit, held)
@@ -164,7 +164,7 @@ def test_the_host_ends_at_what_ends_first() -> None:
 
 def test_a_fast_leak_on_the_host_is_urgent() -> None:
     """At a rate that leaves two minutes the host is to be looked at often, and not before or after."""
-    outlook = Outlook()
+    outlook = LeakWatch()
     wanted = []
     for at, memory in ((0.0, GIB), (5.0, GIB + 10 * MIB), (10.0, 2 * GIB), (15.0, 3 * GIB), (20.0, 3 * GIB)):
         outlook.on_host(usage(memory), 16 * GIB - memory, WHO, at)

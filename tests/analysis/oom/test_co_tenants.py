@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.analysis.oom.co_tenants import MAX_CHANGES, MAX_PROCESSES, Neighbours
+from gpuwarden.analysis.oom.co_tenants import MAX_CHANGES, MAX_PROCESSES, CoTenants
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
 
 OWNERS = Owners(
@@ -31,7 +31,7 @@ def box(**held: float) -> Snapshot:
 
 def test_growth_since() -> None:
     """What a process took since a time, when it began to, and who it is; one that shrank or stayed took nothing."""
-    book = Neighbours()
+    book = CoTenants()
     for at, seen in (
         (0.0, box(p7=10, p8=5, p9=3, p10=2)),
         (1.0, box(p7=10, p8=5, p9=3, p10=2)),
@@ -54,7 +54,7 @@ def test_growth_since() -> None:
 
 def test_who_was_there_before() -> None:
     """A process that the first poll found took nothing by that; one that comes in a later poll did."""
-    book = Neighbours()
+    book = CoTenants()
     book.see(box(p8=60), OWNERS, 100.0)
     assert book.taken("GPU-0", (), 50.0, now=101.0) == ()
     book.see(box(), OWNERS, 101.0)
@@ -64,7 +64,7 @@ def test_who_was_there_before() -> None:
 
 def test_bounds() -> None:
     """However many processes come and however often one changes, little is kept, and the first and last are right."""
-    book = Neighbours()
+    book = CoTenants()
     for each in range(1000):
         book.see(box(p8=1 + each / 100), OWNERS, float(each))
     (taken,) = book.taken("GPU-0", (), 0.0, now=1000.0)
@@ -77,7 +77,7 @@ def test_bounds() -> None:
 
 def test_instances() -> None:
     """A MIG instance has its own neighbours; a GPU that does not answer has none that are new."""
-    book = Neighbours()
+    book = CoTenants()
     book.see(snapshot(divided(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
     shared = snapshot(divided(0, free=[4 * GIB, 5 * GIB], held={8: 0}))
     book.see(shared, OWNERS, 1.0)
@@ -88,7 +88,7 @@ def test_instances() -> None:
     assert [each.pid for each in book.taken("MIG-0-0", (), 0.5, now=4.0)] == [8]
 
 
-ALICE = Peer(pid=7, uid=1000, start=1)
+ALICE = ProcessKey(pid=7, uid=1000, start=1)
 ASKED = Allocation(6 * GIB, "1000,1610612", "float", "wide/Relu", "GPU:0", "GPU_0_bfc")
 OOM = Error("device_oom", "ResourceExhaustedError", "{{node wide}}", "train", 20, (ASKED,))
 
@@ -96,13 +96,13 @@ OOM = Error("device_oom", "ResourceExhaustedError", "{{node wide}}", "train", 20
 class Life:
     """A run that needs 10 GiB beside its base of 2 in each step, on a GPU with memory growth, and its polls."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: ProcessKey) -> None:
         self.peer = peer
         self.registry = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
         self.now = 0.0
         self.registry.receive(self.peer, Hello("resnet", "tensorflow 2.21.0", {"GPU:0": "GPU-0"}), 0.0)
 
-    def poll(self, **held: float) -> Run:
+    def poll(self, **held: float) -> RunSnapshot:
         """Take a poll."""
         self.now += 0.5
         seen = box(**held)
@@ -123,7 +123,7 @@ class Life:
         self.registry.receive(self.peer, replace(OOM, memory=memory, allocations=allocations, steps=steps), self.now)
 
 
-def trained(peer: Peer = ALICE) -> Life:
+def trained(peer: ProcessKey = ALICE) -> Life:
     """Let a run make 20 steps beside a neighbour that holds 20 GiB all the while."""
     life = Life(peer)
     life.poll(p7=1, p8=20)
@@ -172,7 +172,7 @@ def test_neighbour_that_was_there_all_the_while() -> None:
 
 def test_run_whose_process_is_not_known() -> None:
     """Of a run in another pid namespace nobody can tell which process is its own: so none is blamed."""
-    life = trained(Peer(pid=0, uid=1000, start=0))
+    life = trained(ProcessKey(pid=0, uid=1000, start=0))
     life.poll(p5=75)
     life.fail()
     run = life.poll(p5=75)
@@ -180,7 +180,7 @@ def test_run_whose_process_is_not_known() -> None:
     assert run.verdict.name != "neighbour"
 
 
-def unlisted(pid: int, peer: Peer = ALICE, *, asked: float = 60) -> Run:
+def unlisted(pid: int, peer: ProcessKey = ALICE, *, asked: float = 60) -> RunSnapshot:
     """Let a run of 20 GiB in a pool of 76 be out of memory; the driver knows it by another pid than the daemon."""
     life = Life(peer)
     life.poll()
@@ -192,8 +192,8 @@ def unlisted(pid: int, peer: Peer = ALICE, *, asked: float = 60) -> Run:
 
 
 @pytest.mark.parametrize("pid", [0, 4711])
-@pytest.mark.parametrize("peer", [ALICE, Peer(pid=0, uid=1000, start=0)])
-def test_run_that_is_listed_by_another_pid(pid: int, peer: Peer) -> None:
+@pytest.mark.parametrize("peer", [ALICE, ProcessKey(pid=0, uid=1000, start=0)])
+def test_run_that_is_listed_by_another_pid(pid: int, peer: ProcessKey) -> None:
     """With the daemon in a pid namespace, or under MPS, its own memory is nobody else's, in verdict and story."""
     run = unlisted(pid, peer)
     assert run.verdict is not None

@@ -9,7 +9,7 @@ import pytest
 
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.memory_history import Window
-from gpuwarden.analysis.oom.context import Case, Taken
+from gpuwarden.analysis.oom.context import FailureContext, Taken
 from gpuwarden.analysis.oom.diagnosis import judge
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Phase
 
@@ -42,11 +42,11 @@ def case(
     text: str = GRAPH,
     error: Any = None,
     **changes: Any,
-) -> Case:
+) -> FailureContext:
     """Make a case; bytes in MiB, `after` and `before` are what was in use and the peak."""
     asked = Allocation(None if mib is None else round(mib * MIB), shape, "float", "sequential/dense/Relu", "CPU:0")
     told = Error("device_oom", "ResourceExhaustedError", text, phase, steps, (asked,))
-    made = Case(
+    made = FailureContext(
         replace(told, **(error or {})),
         "tensorflow 2.21.0 keras 3.15.1",
         asked,
@@ -178,13 +178,13 @@ GROWTH = Growth(2.0 * MIB, 200 * MIB)
     ],
     ids=["batch", "leak", "fragmentation", "validation", "giant", "weights", "neighbour", "pipeline"],
 )
-def test_each_rule(known: Case, name: str, evidence: str, next_step: str) -> None:
+def test_each_rule(known: FailureContext, name: str, evidence: str, next_step: str) -> None:
     """Each verdict has its evidence in numbers and one next step."""
     verdict = judge(known)
     assert (verdict.name, verdict.evidence, verdict.next_step) == (name, evidence, next_step)
 
 
-def changed(known: Case, **changes: Any) -> Case:
+def changed(known: FailureContext, **changes: Any) -> FailureContext:
     """Change what is known; what belongs to the error goes there."""
     of_error = {
         name: changes.pop(name) for name in list(changes) if hasattr(known.error, name) and name != "batch_size"
@@ -192,7 +192,7 @@ def changed(known: Case, **changes: Any) -> Case:
     return replace(known, error=replace(known.error, **of_error), **changes)
 
 
-def of_torch(mib: float, *, in_use: float, reserved: float, before: float, **changes: Any) -> Case:
+def of_torch(mib: float, *, in_use: float, reserved: float, before: float, **changes: Any) -> FailureContext:
     """Make an out-of-memory of torch on 1 GiB, which tells no shape; its frames hold what was in use."""
     told = case(None, mib, after=(in_use, in_use), before=(before, before), room=1024, text="CUDA out of memory.")
     after = DeviceMemory(round(in_use * MIB), round(in_use * MIB), None, round(reserved * MIB))
@@ -200,7 +200,7 @@ def of_torch(mib: float, *, in_use: float, reserved: float, before: float, **cha
     return changed(told, framework="torch 2.11.0", after=after, asked=asked, **changes)
 
 
-def of_jax(mib: float, *, in_use: tuple[float, float], before: tuple[float, float], **changes: Any) -> Case:
+def of_jax(mib: float, *, in_use: tuple[float, float], before: tuple[float, float], **changes: Any) -> FailureContext:
     """Make an out-of-memory of JAX's on 1 GiB: what a whole program wants for itself."""
     told = case(None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate")
     return changed(told, framework="jax 0.11.0", asked=Allocation(round(mib * MIB)), **changes)
@@ -358,7 +358,7 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         pytest.param(changed(case(None, None, after=(1, 2), room=None), asked=None), "unknown", id="nothing is known"),
     ],
 )
-def test_just_not(known: Case, name: str) -> None:
+def test_just_not(known: FailureContext, name: str) -> None:
     """A fact more or less changes the verdict where it should."""
     assert judge(known).name == name, judge(known)
 
@@ -397,7 +397,7 @@ def test_just_not(known: Case, name: str) -> None:
         ),
     ],
 )
-def test_torch_and_jax(known: Case, name: str) -> None:
+def test_torch_and_jax(known: FailureContext, name: str) -> None:
     """What tells a batch from a model where no shape is told: the traceback, and what was in use before the step."""
     verdict = judge(known)
     assert verdict.name == name, verdict
@@ -471,7 +471,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
         pytest.param(replace(EMPTY, free=20.0 * MIB), "fragmentation", id="a pool that grew in pieces"),
     ],
 )
-def test_room_by_device(known: Case, name: str) -> None:
+def test_room_by_device(known: FailureContext, name: str) -> None:
     """Who else is there, how large one example is and what is free decide what a failure on an empty pool means."""
     assert judge(known).name == name, judge(known)
 

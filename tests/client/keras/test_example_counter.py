@@ -11,14 +11,14 @@ import pytest
 from gpuwarden.client.connection import Connection
 from gpuwarden.client.keras.example_counter import Batches
 from gpuwarden.client.keras.loss_reader import LossMetric
-from gpuwarden.client.reporter import Run
+from gpuwarden.client.reporter import Reporter
 from gpuwarden.protocol.messages import Hello
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> Reporter:
     """Give a run that nobody hears."""
-    return Run(Connection(str(tmp_path / "none"), Hello("a run", "none", {})))
+    return Reporter(Connection(str(tmp_path / "none"), Hello("a run", "none", {})))
 
 
 class ArrayDataAdapter(SimpleNamespace):
@@ -39,7 +39,7 @@ class Metric:
     look_at_end = look
 
 
-def fit(run: Run, in_epoch: int | None, *sums: int | None, wanted: bool = False, **declared: Any) -> Batches:
+def fit(run: Reporter, in_epoch: int | None, *sums: int | None, wanted: bool = False, **declared: Any) -> Batches:
     """Make one as a hook of Keras 3's fit does, of arrays that declare this and a metric that shows these sums."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(**declared))
     return Batches(run, cast(LossMetric, Metric(*sums, wanted=wanted)), in_epoch, feeder, workers=False)
@@ -58,7 +58,7 @@ def fit(run: Run, in_epoch: int | None, *sums: int | None, wanted: bool = False,
         ([(10, 0), (11, 0)], None),
     ],
 )
-def test_inferred(run: Run, looks: list[tuple[int, int | None]], told: int | None) -> None:
+def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], told: int | None) -> None:
     """One step's size is exact; a mean of several is told once it is whole and was the same before."""
     last = looks[-1][1]
     batches = fit(run, None, *[examples for _, examples in looks], last)
@@ -74,7 +74,7 @@ def test_inferred(run: Run, looks: list[tuple[int, int | None]], told: int | Non
     ("in_epoch", "batch", "failed"),
     [(4, 0, 32), (4, 2, 32), (4, 3, 5), (1, 0, 5), (None, 7, 32)],
 )
-def test_declared(run: Run, in_epoch: int | None, batch: int, failed: int) -> None:
+def test_declared(run: Reporter, in_epoch: int | None, batch: int, failed: int) -> None:
     """An epoch's last step has what is left over; it alone where the epoch has no other."""
     batches = fit(run, in_epoch, None, batch_size=32, has_partial_batch=True, partial_batch_size=5)
     run.batch = batch
@@ -85,7 +85,7 @@ def test_declared(run: Run, in_epoch: int | None, batch: int, failed: int) -> No
 
 @pytest.mark.parametrize(("last", "epoch"), [(None, 128), (5, 101)])
 @pytest.mark.parametrize("wanted", [True, False])
-def test_declared_sum(run: Run, last: int | None, epoch: int, *, wanted: bool) -> None:
+def test_declared_sum(run: Reporter, last: int | None, epoch: int, *, wanted: bool) -> None:
     """Where arrays declare all batches of an epoch, the metric is read for the loss alone until that has ended."""
     batches = fit(
         run,
@@ -110,7 +110,7 @@ def test_declared_sum(run: Run, last: int | None, epoch: int, *, wanted: bool) -
 
 
 @pytest.mark.parametrize("batches_in_all", [3, 5, None])
-def test_declared_sum_unknown(run: Run, batches_in_all: int | None) -> None:
+def test_declared_sum_unknown(run: Reporter, batches_in_all: int | None) -> None:
     """Where an epoch takes fewer batches than there are, the short one may be any of its steps: the metric counts."""
     declared = SimpleNamespace(batch_size=32, has_partial_batch=True, partial_batch_size=5, num_batches=batches_in_all)
     batches = fit(run, 4, 69, 101, wanted=False, **vars(declared))
@@ -120,7 +120,7 @@ def test_declared_sum_unknown(run: Run, batches_in_all: int | None) -> None:
     assert run.examples == 101
 
 
-def test_evaluated_within(run: Run) -> None:
+def test_evaluated_within(run: Reporter) -> None:
     """The steps of an epoch that an evaluation within it has parted are one epoch's."""
     batches = fit(run, 4, 32, batch_size=32, num_batches=4, has_partial_batch=True, partial_batch_size=5)
     batches.look_at_end(1)
@@ -131,7 +131,7 @@ def test_evaluated_within(run: Run) -> None:
     assert (parted, went_on, run.examples) == (32, 64, 101)
 
 
-def test_failed(run: Run) -> None:
+def test_failed(run: Reporter) -> None:
     """Of a step that failed the examples before it are told, and the metric on the device is not asked."""
     batches = fit(run, 4, batch_size=32, num_batches=4)
     batches.look(1)
@@ -139,7 +139,7 @@ def test_failed(run: Run) -> None:
     assert run.examples == 64
 
 
-def test_no_arrays(run: Run) -> None:
+def test_no_arrays(run: Reporter) -> None:
     """A DataLoader knows nothing of what its sampler leaves out: what it declares is no sum."""
     feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=36, num_batches=1, partial_batch_size=None))
     batches = Batches(run, cast(LossMetric, Metric(None)), 1, feeder, workers=False)
@@ -148,7 +148,7 @@ def test_no_arrays(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("drop_last", "last"), [(True, 16), (False, 4)])
-def test_a_loader_that_drops_the_last_batch(run: Run, last: int, *, drop_last: bool) -> None:
+def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_last: bool) -> None:
     """Keras declares a last batch that a DataLoader drops; where it is all there is of an epoch, it is no size."""
     adapters = pytest.importorskip("keras.src.trainers.data_adapters.torch_data_loader_adapter")
     torch = pytest.importorskip("torch.utils.data")
@@ -161,7 +161,7 @@ def test_a_loader_that_drops_the_last_batch(run: Run, last: int, *, drop_last: b
     assert batches.of_failed() == last
 
 
-def test_workers(run: Run) -> None:
+def test_workers(run: Reporter) -> None:
     """Of a batch that several workers share nobody knows how much is this one's."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))
     batches = Batches(run, cast(LossMetric, Metric(None)), 4, feeder, workers=True)
@@ -169,7 +169,7 @@ def test_workers(run: Run) -> None:
     assert run.examples is None
 
 
-def test_metric_set_back(run: Run) -> None:
+def test_metric_set_back(run: Reporter) -> None:
     """A metric that was set back within the epoch counts on from there."""
     batches = fit(run, None, 80, 16, 24)
     for steps in (10, 12):
@@ -178,7 +178,7 @@ def test_metric_set_back(run: Run) -> None:
     assert run.examples == 104
 
 
-def test_methods(run: Run) -> None:
+def test_methods(run: Reporter) -> None:
     """Keras 2 has methods for what Keras 3 has properties."""
     batches = fit(run, 4, None, batch_size=lambda: 32, has_partial_batch=lambda: False)
     batches.look_at_end(4)
@@ -186,7 +186,7 @@ def test_methods(run: Run) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 0, -1, 2.0, "32"])
-def test_nonsense(run: Run, size: Any) -> None:
+def test_nonsense(run: Reporter, size: Any) -> None:
     """What is no batch size is none."""
     batches = fit(run, 4, None, batch_size=size, num_batches=4)
     batches.look_at_end(4)

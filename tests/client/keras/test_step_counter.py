@@ -9,20 +9,22 @@ from client_ends import Clock
 
 from gpuwarden.client.connection import Connection
 from gpuwarden.client.keras.step_counter import Steps
-from gpuwarden.client.reporter import Run
+from gpuwarden.client.reporter import Reporter
 from gpuwarden.protocol.messages import STEP_BUCKETS
 
 
 @pytest.fixture
-def run(connection: Connection) -> Run:
+def run(connection: Connection) -> Reporter:
     """Give a run that nobody listens to."""
-    return Run(connection)
+    return Reporter(connection)
 
 
 class Fit(Steps):
     """The steps of a fit whose every look takes a second of the clock."""
 
-    def __init__(self, run: Run, clock: Clock, per_execution: int = 1, in_epoch: int | None = 4, **counts: Any) -> None:
+    def __init__(
+        self, run: Reporter, clock: Clock, per_execution: int = 1, in_epoch: int | None = 4, **counts: Any
+    ) -> None:
         super().__init__(run, per_execution, in_epoch, clock=clock, **counts)
         self.clock = clock
 
@@ -47,13 +49,13 @@ class Fit(Steps):
         self.end_epoch()
 
 
-def test_time(run: Run, clock: Clock) -> None:
+def test_time(run: Reporter, clock: Clock) -> None:
     """A step lasts from begin to begin without our own time; the first, which compiles, has no time."""
     Fit(run, clock).play(4)
     assert (run.steps, run.durations.total, sum(run.durations.buckets)) == (4, 6.0, 3)
 
 
-def test_second_epoch(run: Run, clock: Clock) -> None:
+def test_second_epoch(run: Reporter, clock: Clock) -> None:
     """Only a fit's first step compiles: the second epoch's steps all have times."""
     fit = Fit(run, clock)
     fit.play(4)
@@ -61,7 +63,7 @@ def test_second_epoch(run: Run, clock: Clock) -> None:
     assert (run.steps, run.durations.total, sum(run.durations.buckets)) == (8, 14.0, 7)
 
 
-def test_several_an_execution(run: Run, clock: Clock) -> None:
+def test_several_an_execution(run: Reporter, clock: Clock) -> None:
     """An execution of several steps counts each, at its share of the time; the last may be short."""
     fit = Fit(run, clock, 3)
     fit.play(2)
@@ -71,7 +73,7 @@ def test_several_an_execution(run: Run, clock: Clock) -> None:
     assert run.durations.buckets[STEP_BUCKETS.index(2.5)] == 2
 
 
-def test_end_of_data(run: Run, clock: Clock) -> None:
+def test_end_of_data(run: Reporter, clock: Clock) -> None:
     """A last begin that only found the end of the data is no step: of unknown length, or of less than Keras was told.
 
     A fit that was asked to stop made a step of every begin.
@@ -89,14 +91,14 @@ def test_end_of_data(run: Run, clock: Clock) -> None:
     [((0, 10), 10), ((100, 112), 12), ((0, 0), 10), ((0, 99), 12), ((None, None), 12)],
     ids=["short", "full", "skipped updates", "two updates a step", "no optimizer"],
 )
-def test_unknown_length_several(run: Run, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
+def test_unknown_length_several(run: Reporter, clock: Clock, updates: tuple[int | None, ...], steps: int) -> None:
     """The optimizer says how many steps a short last execution made, within what the executions allow."""
     answers = iter(updates)
     Fit(run, clock, 3, None, updates=lambda: next(answers)).play(5, no_data=True)
     assert run.steps == steps
 
 
-def test_never_more_than_made(run: Run, clock: Clock) -> None:
+def test_never_more_than_made(run: Reporter, clock: Clock) -> None:
     """While an epoch of unknown length runs, an execution that may be short is not counted yet."""
     fit = Fit(run, clock, 3, None, updates=lambda: 0)
     fit.begin_epoch()
@@ -107,7 +109,7 @@ def test_never_more_than_made(run: Run, clock: Clock) -> None:
     assert counted == [0, 0, 3, 6]
 
 
-def test_failed_fit(run: Run, clock: Clock) -> None:
+def test_failed_fit(run: Reporter, clock: Clock) -> None:
     """The steps of a fit that ended by an exception count as the next begins, all but the one that failed."""
     failed = Fit(run, clock, in_epoch=10)
     failed.begin_epoch()
@@ -118,7 +120,7 @@ def test_failed_fit(run: Run, clock: Clock) -> None:
     assert run.steps == 3
 
 
-def test_step_that_failed(run: Run, clock: Clock) -> None:
+def test_step_that_failed(run: Reporter, clock: Clock) -> None:
     """Of an execution that raised no step counts, and none is under way."""
     fit = Fit(run, clock, in_epoch=10)
     fit.begin_epoch()
@@ -140,7 +142,7 @@ def test_step_that_failed(run: Run, clock: Clock) -> None:
     ],
     ids=["first", "compiled by an earlier fit", "retraced", "retraced at no cost", "unknown", "who told is gone"],
 )
-def test_compiling(run: Run, clock: Clock, traces: list[object], compiled: float | None, timed: int) -> None:
+def test_compiling(run: Reporter, clock: Clock, traces: list[object], compiled: float | None, timed: int) -> None:
     """An execution that traced is timed apart if it took that long; where nobody can tell the first has no time."""
     answers = iter(traces)
     fit = Fit(run, clock, traces=lambda: next(answers))
@@ -151,7 +153,7 @@ def test_compiling(run: Run, clock: Clock, traces: list[object], compiled: float
     assert (run.steps, run.compile_seconds, sum(run.durations.buckets)) == (4, compiled, timed)
 
 
-def test_latest_counts(run: Run, clock: Clock) -> None:
+def test_latest_counts(run: Reporter, clock: Clock) -> None:
     """Of two fits at once the one that began last counts; the other keeps nothing of its steps."""
     first = Fit(run, clock, in_epoch=10)
     first.begin_epoch()
@@ -162,7 +164,7 @@ def test_latest_counts(run: Run, clock: Clock) -> None:
     assert len(first._begins) == 0
 
 
-def test_parts_of_an_epoch(run: Run, clock: Clock) -> None:
+def test_parts_of_an_epoch(run: Reporter, clock: Clock) -> None:
     """An epoch that an evaluation divides has as many steps as one that is whole."""
     answers = iter([0, 5, 7])
     fit = Fit(run, clock, 3, None, updates=lambda: next(answers))
@@ -174,14 +176,14 @@ def test_parts_of_an_epoch(run: Run, clock: Clock) -> None:
     assert (parts, run.steps) == ([5, 2], 7)
 
 
-def test_empty_epoch(run: Run, clock: Clock) -> None:
+def test_empty_epoch(run: Reporter, clock: Clock) -> None:
     """An epoch without data counts no step."""
     Fit(run, clock, 3, None, updates=lambda: 0).play(1, no_data=True)
     Fit(run, clock, in_epoch=None).play(0)
     assert run.steps == 0
 
 
-def test_number_told_twice(run: Run, clock: Clock) -> None:
+def test_number_told_twice(run: Reporter, clock: Clock) -> None:
     """A callback that is in the list twice notes each step once, an epoch of one step after another too."""
     fit = Fit(run, clock, in_epoch=1)
     for _ in range(3):

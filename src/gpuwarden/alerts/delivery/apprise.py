@@ -13,7 +13,7 @@ from typing import Any
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.redaction import secrets_of, shown
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, PartlySentError
-from gpuwarden.config.schema import Notify
+from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError
 
 MAX_REASON_CHARS = 200
@@ -30,7 +30,7 @@ _NOWHERE = logging.NullHandler()
 class AppriseTarget(MessageTarget):
     """Target behind one URL of apprise; its services have timeouts of their own, 4 s unless the URL sets them."""
 
-    def __init__(self, name: str, url: Secret, settings: Notify) -> None:
+    def __init__(self, name: str, url: Secret, settings: NotifyConfig) -> None:
         place = f"apprise ({url.text.partition(':')[0] if url.text else url})"
         super().__init__(name, place, url, settings, settings.apprise_severity)
 

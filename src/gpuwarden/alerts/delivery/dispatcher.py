@@ -17,7 +17,7 @@ from gpuwarden.alerts.delivery.sender import Sender
 from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.alerts.validation import warnings
-from gpuwarden.config.schema import Config, Notify
+from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.state_folder import state_folder
 from gpuwarden.health.evaluator import Firing
 from gpuwarden.state import DeliveryCounts, State
@@ -99,7 +99,7 @@ def start_dispatcher(config: Config) -> Dispatcher:
     return dispatcher
 
 
-def message_targets(settings: Notify) -> Iterator[MessageTarget]:
+def message_targets(settings: NotifyConfig) -> Iterator[MessageTarget]:
     """Yield the targets of the section `notify`, each by a name that no other has."""
     for number, url in enumerate(settings.webhook, 1):
         yield WebhookTarget(_name("webhook", number), url, settings)

@@ -17,7 +17,7 @@ from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, traced
 from gpuwarden.health.alert import Alert, Key
-from gpuwarden.rate_limit import Allowance
+from gpuwarden.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class Sender:
         self._restored: list[Alert] = []  # sent by an earlier daemon, and not yet asked for
         seconds = 3600.0 / policy.max_per_hour if policy.max_per_hour else 0.0
         burst = max((policy.max_per_hour or 0) // 4, 1)
-        self._allowance = Allowance(burst, seconds)
-        self._urgent_allowance = Allowance(burst, seconds)
+        self._allowance = RateLimit(burst, seconds)
+        self._urgent_allowance = RateLimit(burst, seconds)
         self._turn = threading.Condition()
         self._wakes = math.inf  # monotonic: when the thread looks at the queue next
         self._stopping = False

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from gpuwarden.alerts.delivery.message import MAX_NAME_CHARS, Message, Notification, clean
-from gpuwarden.config.schema import Notify
+from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError
 
 DIGEST_LENGTH = 8  # hexadecimal digits
@@ -56,7 +56,7 @@ class Policy:
     sends_resolved: bool = True
 
     @classmethod
-    def from_notify(cls, settings: Notify, min_severity: str) -> Policy:
+    def from_notify(cls, settings: NotifyConfig, min_severity: str) -> Policy:
         """Return the policy of a target of the section `notify`."""
         late = settings.resolve_after + LATE_SECONDS
         return cls(
@@ -95,7 +95,7 @@ class Target(Protocol):
 class MessageTarget(ABC):
     """Target of the section `notify`, which takes messages for people; `url` is its address, often a secret."""
 
-    def __init__(self, name: str, place: str, url: Secret, settings: Notify, min_severity: str) -> None:
+    def __init__(self, name: str, place: str, url: Secret, settings: NotifyConfig, min_severity: str) -> None:
         self.name = name
         self.place = place
         self.policy = Policy.from_notify(settings, min_severity)

@@ -18,7 +18,7 @@ from gpuwarden.alerts.delivery.message import (
     what_to_do,
 )
 from gpuwarden.alerts.delivery.target import MessageTarget
-from gpuwarden.config.schema import Notify
+from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret
 
 VERSION = 1
@@ -28,7 +28,7 @@ MAX_ALERTS = 200  # in one body; further ones are counted in it
 class WebhookTarget(MessageTarget):
     """Target that posts JSON to one web address."""
 
-    def __init__(self, name: str, url: Secret, settings: Notify) -> None:
+    def __init__(self, name: str, url: Secret, settings: NotifyConfig) -> None:
         super().__init__(name, f"webhook at {host_of(url)}", url, settings, settings.webhook_severity)
 
     def _deliver(self, message: Message) -> None:

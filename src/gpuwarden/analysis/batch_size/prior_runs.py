@@ -18,7 +18,7 @@ MOST_SIZES = 16  # of a name
 _Key: TypeAlias = "tuple[int, str, str]"
 
 
-class Predecessors:
+class PriorRuns:
     """Bounded: beyond that the user with most names loses the one not seen for longest. Used by one event loop."""
 
     def __init__(self) -> None:

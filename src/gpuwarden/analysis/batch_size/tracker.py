@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Seen, advise, cost_of
-from gpuwarden.analysis.batch_size.prior_runs import Predecessors
+from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.size_peaks import BatchMemory
 from gpuwarden.analysis.memory.device_memory import by_gpu
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
@@ -19,7 +19,7 @@ AGAIN_STEPS = 20  # in which a size that was out of memory has to train well, to
 class BatchSizeWatch:
     """Used by one event loop. A look takes some 30 µs a device and size."""
 
-    def __init__(self, predecessors: Predecessors, uid: int) -> None:
+    def __init__(self, predecessors: PriorRuns, uid: int) -> None:
         self._predecessors = predecessors
         self._uid = uid
         self._first: Report | None = None

@@ -203,7 +203,7 @@ def _step_bytes(stretch: _Stretch) -> tuple[float, float]:
 
 
 @dataclass(slots=True)
-class GrowthWatch:
+class LeakDetector:
     """Evaluates one series whenever it has a new window. `growth` is what there is now."""
 
     growth: Growth | None = None

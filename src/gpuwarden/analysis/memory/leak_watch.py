@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.memory.downsampling import Downsampled
-from gpuwarden.analysis.memory.leak_detector import Growth, GrowthWatch
+from gpuwarden.analysis.memory.leak_detector import Growth, LeakDetector
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window, sample
 from gpuwarden.formatting import amount, foreseen, rate
 from gpuwarden.host.process_tree import Present, Usage
@@ -25,13 +25,13 @@ URGENT_SECONDS = 120.0  # at the rate from sample to sample, until the host has 
 class _Place:
     """One GPU, or the host: the watch over it, and the leak that is reported there."""
 
-    watch: GrowthWatch = field(default_factory=GrowthWatch)
+    watch: LeakDetector = field(default_factory=LeakDetector)
     reported: Growth | None = None
     logged: bool = False  # a line in the log reports it
 
 
 @dataclass(slots=True)
-class Outlook:
+class LeakWatch:
     """Leaks of one run, by place. Used by one event loop; times are seconds since the run's first message.
 
     `urgent`: the host's memory is to be sampled often, as it may not last for long.

@@ -27,7 +27,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Neighbour:
+class CoTenant:
     """One process on one device; bytes, and monotonic times.
 
     It held `base` until `since`, before it began to grow, and grew last when it `rose`. Before its first change is
@@ -75,11 +75,11 @@ class Neighbour:
         return next((each.at for each in self.changes if each.at > then and each.memory > held), self.changes[-1].at)
 
 
-class Neighbours:
+class CoTenants:
     """The processes on all devices; used by one event loop. What has ended is forgotten: its memory is free again."""
 
     def __init__(self) -> None:
-        self._devices: dict[str, dict[int, Neighbour]] = {}
+        self._devices: dict[str, dict[int, CoTenant]] = {}
         self._last = 0.0  # poll
         self._owners = Owners()
 
@@ -104,13 +104,13 @@ class Neighbours:
             if memory is None:
                 continue
             if known is None:
-                neighbour = Neighbour(memory, memory, now, now)
+                neighbour = CoTenant(memory, memory, now, now)
             else:
-                neighbour = known.get(process.pid) or Neighbour(0, 0, self._last, now)
+                neighbour = known.get(process.pid) or CoTenant(0, 0, self._last, now)
             neighbour.update(memory, now)
             kept[process.pid] = neighbour
 
-    def grown(self, device: str) -> list[tuple[int, Neighbour]]:
+    def grown(self, device: str) -> list[tuple[int, CoTenant]]:
         """Return the processes that grow by pid, the one that grew most first; those without a pid are left out."""
         there = self._devices.get(device, {}).items()
         return sorted(((pid, each) for pid, each in there if pid and each.grown), key=lambda each: -each[1].grown)

@@ -38,7 +38,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FailureContext:
     """Facts of one out-of-memory, in bytes; None or empty where unknown.
 
     `asked` is the largest allocation that failed on the device, `after` what the allocator said after it and `before`

@@ -13,8 +13,8 @@ from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.memory.device_memory import by_gpu, held_by_others, is_listed
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
-from gpuwarden.analysis.oom.context import Case, Taken
-from gpuwarden.analysis.oom.diagnosis import Verdict, judge
+from gpuwarden.analysis.oom.context import FailureContext, Taken
+from gpuwarden.analysis.oom.diagnosis import Diagnosis, judge
 from gpuwarden.analysis.oom.failed_allocation import named
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Snapshot
@@ -100,17 +100,17 @@ def facts_of(
 class _Open:
     """A case whose verdict the next poll may change, and which device it is about, by the run's name and by UUID."""
 
-    case: Case
+    case: FailureContext
     device: str | None
     uuid: str | None
     apart: bool  # whether others were told apart from the run when it was judged
 
 
 @dataclass(slots=True)
-class Inquiry:
+class Diagnoser:
     """Of one run. Used by one event loop; times are seconds since the run was first heard of."""
 
-    verdict: Verdict | None = None  # of its last out-of-memory
+    verdict: Diagnosis | None = None  # of its last out-of-memory
     _poll: Poll | None = None  # the last, while it has something
     _stay_began: int = 0  # steps that the run had made as its stay in training began
     _largest_in_stay: int | None = None  # batch
@@ -129,7 +129,7 @@ class Inquiry:
         if report.steps > self._stay_began:
             self._largest_in_stay = max(report.batch_size or 0, self._largest_in_stay or 0, largest) or None
 
-    def judge(self, error: Error, known: Known) -> Verdict:
+    def judge(self, error: Error, known: Known) -> Diagnosis:
         """Give the verdict by what is known now, and keep it open until the next poll."""
         hello, uuids, report = known.hello, known.uuids, known.report
         asked, device = _failed(error, hello)
@@ -138,7 +138,7 @@ class Inquiry:
         history = known.histories.get(uuid or "")
         reported = by_gpu(report.memory, uuids).get(uuid or "") if report else None
         before = history.last if history else reported
-        case = Case(
+        case = FailureContext(
             error=error,
             framework=hello.framework,
             asked=asked,
@@ -165,7 +165,7 @@ class Inquiry:
         self.verdict = judge(self._with(case, uuid, self._poll))
         return self.verdict
 
-    def see(self, poll: Poll, *, fresh: bool) -> Verdict | None:
+    def see(self, poll: Poll, *, fresh: bool) -> Diagnosis | None:
         """Take a poll; return a verdict that came out otherwise by it. `fresh`: the run still lives."""
         self._poll = poll if poll.memory else None
         if self._open is None:
@@ -182,7 +182,7 @@ class Inquiry:
         before, self.verdict = self.verdict, judge(self._with(opened.case, uuid, poll))
         return self.verdict if self.verdict != before else None
 
-    def _with(self, case: Case, uuid: str | None, poll: Poll | None) -> Case:
+    def _with(self, case: FailureContext, uuid: str | None, poll: Poll | None) -> FailureContext:
         if poll is None or uuid is None:
             return case
         facts = poll.facts(uuid, case.after)

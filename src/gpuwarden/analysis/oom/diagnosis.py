@@ -1,7 +1,7 @@
 """Causes of out-of-memories, as far as evidence supports one: a table of rules, of which the first that holds decides.
 
-The test of a rule is a pure function over a `Case`: it returns its evidence, one sentence with numbers, and one next
-step; or None where it does not hold. Where none holds the verdict is unknown, and says what was looked for.
+The test of a rule is a pure function over a `FailureContext`: it returns its evidence, one sentence with numbers, and
+one next step; or None where it does not hold. Where none holds the verdict is unknown, and says what was looked for.
 docs/verdicts.md is written from the table.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.analysis.memory.theil_sen import running_minimum
-from gpuwarden.analysis.oom.context import Case, kernel_like
+from gpuwarden.analysis.oom.context import FailureContext, kernel_like
 from gpuwarden.formatting import amount, lasting, rate
 from gpuwarden.protocol.messages import ErrorKind, Phase
 
@@ -56,7 +56,7 @@ _OPTIMIZER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """Cause of an out-of-memory in one word, with the evidence and the next step, a sentence each."""
 
     name: Name
@@ -80,7 +80,7 @@ class Rule:
     kind: ErrorKind
     holds: str
     example: str
-    find: Callable[[Case], Finding | None]
+    find: Callable[[FailureContext], Finding | None]
 
 
 def grown_on_host(growth: Growth) -> str:
@@ -89,7 +89,7 @@ def grown_on_host(growth: Growth) -> str:
     return f"the host memory of the run's processes had grown by {how}"
 
 
-def judge(case: Case) -> Verdict:
+def judge(case: FailureContext) -> Diagnosis:
     """Return the verdict of the first rule that holds."""
     for rule in RULES:
         if rule.kind == case.error.kind and (found := rule.find(case)):
@@ -97,15 +97,15 @@ def judge(case: Case) -> Verdict:
     return _verdict(case, "unknown", _unknown(case))
 
 
-def _verdict(case: Case, name: Name, found: Finding) -> Verdict:
+def _verdict(case: FailureContext, name: Name, found: Finding) -> Diagnosis:
     """Add growth that is reported: it was not what was missing this time, and will be once the rest is mended."""
     evidence = found.evidence
     if case.growth is not None and case.error.kind == "device_oom" and name != "leak":
         evidence = f"{evidence[:-1]}; memory in use grows too, at {rate(case.growth.bytes_per_second)}."
-    return Verdict(name, evidence, found.next_step)
+    return Diagnosis(name, evidence, found.next_step)
 
 
-def _host_input(case: Case) -> Finding | None:
+def _host_input(case: FailureContext) -> Finding | None:
     where = next((words for regex, words in _INPUT if re.search(regex, case.error.text, re.IGNORECASE)), None)
     if where is None and case.error.stage == "input":
         where = "the input pipeline"
@@ -120,7 +120,7 @@ def _host_input(case: Case) -> Finding | None:
     )
 
 
-def _host_leak(case: Case) -> Finding | None:
+def _host_leak(case: FailureContext) -> Finding | None:
     growth = case.host_growth
     if growth is None:
         return None
@@ -130,7 +130,7 @@ def _host_leak(case: Case) -> Finding | None:
     )
 
 
-def _neighbour(case: Case) -> Finding | None:
+def _neighbour(case: FailureContext) -> Finding | None:
     need, base, room = _need(case), case.base, case.room
     if need is None or base is None or room is None or not case.taken or case.limited:
         return None
@@ -148,7 +148,7 @@ def _neighbour(case: Case) -> Finding | None:
     )
 
 
-def _crowded(case: Case) -> Finding | None:
+def _crowded(case: FailureContext) -> Finding | None:
     """Find others that have held what was missing since before the run needed it, where it would fit without them."""
     need, base, room = _need(case), case.base, case.room
     if base is None or room is None or not case.holders or case.limited:
@@ -166,7 +166,7 @@ def _crowded(case: Case) -> Finding | None:
     )
 
 
-def _fits_without(case: Case, wanted: float, room: float, held: float) -> str | None:
+def _fits_without(case: FailureContext, wanted: float, room: float, held: float) -> str | None:
     """Say that the run would have had what it wanted without what others hold, where that is too much; else None.
 
     A step that failed half-way needed more than is known of it, and one larger than the others might be bounded: then
@@ -179,7 +179,7 @@ def _fits_without(case: Case, wanted: float, room: float, held: float) -> str | 
     return f"without that {_asked(case)} would fit"
 
 
-def _left_no_room(case: Case, base: float, room: float, held: float) -> str | None:
+def _left_no_room(case: FailureContext, base: float, room: float, held: float) -> str | None:
     """Say that others, who have most of the device, left the run next to nothing beside what it had; else None.
 
     For messages that do not say how much was asked for, as those of the libraries below a framework.
@@ -189,7 +189,7 @@ def _left_no_room(case: Case, base: float, room: float, held: float) -> str | No
     return "with that not even what libraries take for themselves fits"
 
 
-def _leak(case: Case) -> Finding | None:
+def _leak(case: FailureContext) -> Finding | None:
     base, room, need = case.base, case.bound, _need(case) or 0
     if base is None or room is None or case.larger_batch:
         return None
@@ -209,7 +209,7 @@ def _leak(case: Case) -> Finding | None:
     )
 
 
-def _fragmentation(case: Case) -> Finding | None:
+def _fragmentation(case: FailureContext) -> Finding | None:
     asked, room, after = case.requested, case.room, case.after
     if asked is None or after is None:
         return None
@@ -237,19 +237,19 @@ def _fragmentation(case: Case) -> Finding | None:
     )
 
 
-def _torch_in_pieces(case: Case, asked: int, idle: int, room: float) -> Finding | None:
+def _torch_in_pieces(case: FailureContext, asked: int, idle: int, room: float) -> Finding | None:
     if idle < asked or idle < SLACK * room:
         return None
     how = f"torch held {amount(idle)} that were in no tensor, in pieces that were all smaller"
     return Finding(f"{_cap(_asked(case))} did not fit in one piece: {how}.", _unfragmented(case))
 
 
-def _outgrown(case: Case) -> bool:
+def _outgrown(case: FailureContext) -> bool:
     """Tell whether steps of training went well, and what failed is another phase or a larger step."""
     return case.giant if case.error.phase == "train" else bool(case.error.steps)
 
 
-def _phase_peak(case: Case) -> Finding | None:
+def _phase_peak(case: FailureContext) -> Finding | None:
     phase, usual, steps = case.error.phase, case.usual, case.error.steps
     peak = case.training_peak
     before = f", {steps} steps," if steps else ""
@@ -275,13 +275,13 @@ def _phase_peak(case: Case) -> Finding | None:
     )
 
 
-def _too_big(case: Case) -> Finding | None:
+def _too_big(case: FailureContext) -> Finding | None:
     if case.bound is None:
         return None
     return _model_too_big(case, case.bound) or _example_too_big(case, case.bound)
 
 
-def _model_too_big(case: Case, room: float) -> Finding | None:
+def _model_too_big(case: FailureContext, room: float) -> Finding | None:
     base, asked, weights, least = case.base, case.requested, _weights(case), _least(case)
     step = "Use a smaller model, lower precision, an optimizer with less state or a GPU with more memory."
     if least is not None and least > (TIGHT if weights else 1) * room and not case.stay_steps:
@@ -313,7 +313,7 @@ def _model_too_big(case: Case, room: float) -> Finding | None:
     return None
 
 
-def _example_too_big(case: Case, room: float) -> Finding | None:
+def _example_too_big(case: FailureContext, room: float) -> Finding | None:
     base, asked, batch = case.base or 0, case.requested, case.shape_batch
     step = "Make the example smaller (resolution, length), use lower precision or a GPU with more memory."
     if 1 in (batch, case.batch_size) and not case.stay_steps and not _weights(case):
@@ -330,7 +330,7 @@ def _example_too_big(case: Case, room: float) -> Finding | None:
     return None
 
 
-def _batch_too_large(case: Case) -> Finding | None:
+def _batch_too_large(case: FailureContext) -> Finding | None:
     base, room = case.base, case.bound
     how = _scales(case)
     if how is None or (base is not None and room is not None and base > FULL * room):
@@ -343,7 +343,7 @@ def _batch_too_large(case: Case) -> Finding | None:
     return Finding(f"{_cap(_asked(case))} {how}, and did not fit{beside}.", _smaller(case))
 
 
-def _unknown(case: Case) -> Finding:
+def _unknown(case: FailureContext) -> Finding:
     """Say what was looked for, and what is known."""
     if case.error.kind == "host_oom":
         return Finding(
@@ -370,13 +370,13 @@ def _unknown(case: Case) -> Finding:
     )
 
 
-def _need(case: Case) -> float | None:
+def _need(case: FailureContext) -> float | None:
     """Bytes that the step had to have beside the base: what steps before needed, or at least what it asked for."""
     found = [each for each in (case.requested, None if case.by_itself else case.usual) if each is not None]
     return max(found, default=None)
 
 
-def _steady_rise(case: Case) -> tuple[float, int]:
+def _steady_rise(case: FailureContext) -> tuple[float, int]:
     """Return the bytes by which what is in use between steps kept rising up to the base, and over how many steps."""
     stepping = [each for each in case.windows if each.steps]
     floor = running_minimum([*(each.lowest for each in stepping), case.base or 0])
@@ -387,20 +387,20 @@ def _steady_rise(case: Case) -> tuple[float, int]:
     return grown, stepping[-1].steps - stepping[0].steps
 
 
-def _grown(case: Case, missing: float) -> float:
+def _grown(case: FailureContext, missing: float) -> float:
     """Bytes by which the run itself has grown where that explains what is missing; else 0."""
     grown = max(case.growth.grown if case.growth else 0, _steady_rise(case)[0])
     return grown if grown >= missing else 0.0
 
 
-def _least(case: Case) -> float | None:
+def _least(case: FailureContext) -> float | None:
     """Bytes that training takes beside what a batch does: variables, and gradients of those that get some."""
     if case.error.weights is None or case.error.phase != "train":
         return None
     return max(case.error.weights, case.base or 0) + (case.error.trainable or 0)
 
 
-def _weights(case: Case) -> str | None:
+def _weights(case: FailureContext) -> str | None:
     """Say how it is known that what failed belongs to the model and not to a batch; None where it is not."""
     error, shape = case.error, case.shape
     if error.stage == "weights":
@@ -416,7 +416,7 @@ def _weights(case: Case) -> str | None:
     return None
 
 
-def _scales(case: Case) -> str | None:
+def _scales(case: FailureContext) -> str | None:
     """Say how it is known that what failed grows with the batch; None where it is not."""
     error = case.error
     if error.stage in ("weights", "optimizer", "input") or (error.phase == "idle" and error.stage is None):
@@ -424,7 +424,7 @@ def _scales(case: Case) -> str | None:
     return next(_signs_of_a_batch(case), None)
 
 
-def _signs_of_a_batch(case: Case) -> Iterator[str]:
+def _signs_of_a_batch(case: FailureContext) -> Iterator[str]:
     """Give what shows that a batch took the memory, the surest first."""
     error, shape, asked = case.error, case.shape, case.requested
     peak = case.training_peak
@@ -450,7 +450,7 @@ def _signs_of_a_batch(case: Case) -> Iterator[str]:
         yield f"is more than all that was in use between steps ({amount(base)}), so that it grows with the batch"
 
 
-def _at_the_edge(case: Case) -> bool:
+def _at_the_edge(case: FailureContext) -> bool:
     """Tell whether the batch can be to blame: no step like it went well before, or only just."""
     if not case.stay_steps or case.giant:
         return True
@@ -459,21 +459,21 @@ def _at_the_edge(case: Case) -> bool:
     return TIGHT * case.room <= case.training_peak <= case.room and case.held_more <= HELD * case.room
 
 
-def _had_room(case: Case) -> bool:
+def _had_room(case: FailureContext) -> bool:
     """Tell whether what failed was surely less than what was free: then its size is not the reason."""
     if not case.by_itself or case.in_use is None or case.room is None or case.requested is None:
         return False
     return case.in_use + case.requested < (1 - SLACK) * case.room
 
 
-def _rising(case: Case) -> bool:
+def _rising(case: FailureContext) -> bool:
     """Tell whether batch sizes were being tried out: they rose and rose, in short order."""
     sizes = [each.batch_size for each in case.windows if each.batch_size]
     changes = [after > before for before, after in pairwise(sizes) if after != before]
     return len(changes) > 1 and all(changes)
 
 
-def _smaller(case: Case) -> str:
+def _smaller(case: FailureContext) -> str:
     keeps = "gradient accumulation keeps the effective one"
     batch = case.batch_size
     if not batch or batch < 2:  # noqa: PLR2004 - one example is the least
@@ -481,7 +481,7 @@ def _smaller(case: Case) -> str:
     return f"Try a batch of {case.fitting or _likely(case, batch)} or less; {keeps}."
 
 
-def _likely(case: Case, batch: int) -> int:
+def _likely(case: FailureContext, batch: int) -> int:
     """Guess a batch size that fits by what the one that failed had got to."""
     most = batch // 2
     if case.room is not None and case.base is not None and case.after is not None and case.requested is not None:
@@ -491,7 +491,7 @@ def _likely(case: Case, batch: int) -> int:
     return max(most, 1)
 
 
-def _unfragmented(case: Case) -> str:
+def _unfragmented(case: FailureContext) -> str:
     setting = next((each for name, each in _SETTINGS.items() if case.framework.startswith(name)), None)
     allocator = case.asked.allocator if case.asked else None
     if setting is None or "async" in (allocator or ""):
@@ -499,7 +499,7 @@ def _unfragmented(case: Case) -> str:
     return f"Start it with {setting}, which does not need one piece."
 
 
-def _asked(case: Case) -> str:
+def _asked(case: FailureContext) -> str:
     if case.requested is None:
         return "an allocation"
     shape = f" for shape [{case.asked.shape}]" if case.asked and case.asked.shape else ""
@@ -510,7 +510,7 @@ def _size(count: float | None) -> str:
     return "memory" if count is None else amount(count)
 
 
-def _of_room(case: Case) -> str:
+def _of_room(case: FailureContext) -> str:
     return "" if case.room is None else f", of {amount(case.room)} that the run can have"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuwarden.client.keras.loss_reader import LossMetric
-from gpuwarden.client.reporter import Run
+from gpuwarden.client.reporter import Reporter
 
 # Arrays, in Keras 3 and 2: all leaves have as many rows, and their batches are what is declared. A DataLoader's sampler
 # may leave examples out or repeat them, and the first tensor of a dataset's element may be no batch.
@@ -39,7 +39,7 @@ class Batches:
     `workers`: others take part in each step, and how many of its examples are this process's is not known.
     """
 
-    def __init__(self, run: Run, metric: LossMetric, in_epoch: int | None, feeder: Any, *, workers: bool) -> None:
+    def __init__(self, run: Reporter, metric: LossMetric, in_epoch: int | None, feeder: Any, *, workers: bool) -> None:
         self._run = run
         self._metric = metric
         self._in_epoch = in_epoch  # steps

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuwarden.client.distributed import IN_ONE_PROCESS, ONE_DEVICE, strategy_of
 from gpuwarden.client.keras.introspection import steps_per_execution
-from gpuwarden.client.reporter import Run
+from gpuwarden.client.reporter import Reporter
 
 _EXACT = 2**24  # from here on a count in 32-bit floats misses examples
 
@@ -25,7 +25,7 @@ class LossMetric:
     `fits`: it is Keras's own fit that trains. In a loop of one's own the metric is set back at any time, or never used.
     """
 
-    def __init__(self, run: Run, model: Any, keras: Any, *, wanted: bool, fits: bool) -> None:
+    def __init__(self, run: Reporter, model: Any, keras: Any, *, wanted: bool, fits: bool) -> None:
         self.wanted = wanted
         self._run = run
         self._model = model

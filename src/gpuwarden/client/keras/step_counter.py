@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from gpuwarden.client.reporter import Run
+from gpuwarden.client.reporter import Reporter
 
 COMPILED = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
 
@@ -27,7 +27,7 @@ class Steps:
 
     def __init__(
         self,
-        run: Run,
+        run: Reporter,
         per_execution: int,
         in_epoch: int | None,
         *,

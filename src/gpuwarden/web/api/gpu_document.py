@@ -13,7 +13,7 @@ from gpuwarden.health.problems import Judged, Trouble, gravest
 from gpuwarden.nvml.troubleshooting import gpu_advice
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.web.api.document import readings_of
 from gpuwarden.xid.codes import explain
@@ -187,7 +187,7 @@ def headroom_ratio(headroom: float, in_use: int) -> float:
     return headroom / (headroom + in_use) if headroom + in_use else 0.0
 
 
-def _memory_by_device(runs: Iterable[Run]) -> Mapping[str, Mapping[str, Any]]:
+def _memory_by_device(runs: Iterable[RunSnapshot]) -> Mapping[str, Mapping[str, Any]]:
     """Return what reporting runs have of each GPU and MIG instance, by UUID: in use, and the tightest run's headroom."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from gpuwarden.history.series import RecentSeries
+from gpuwarden.history.series import HistorySeries
 from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, as_json, plain
 
 _DIGITS = {"utilization_ratio": 3, "temperature_celsius": 1}  # of the others none: bytes, steps
@@ -52,7 +52,7 @@ class HistoryDocument:
 # fmt: on
 
 
-def write_history(series: RecentSeries, now: float) -> bytes:
+def write_history(series: HistorySeries, now: float) -> bytes:
     """Return `/api/v1/history` as of a Unix time; 2 to 3 ms for a box of 8 GPUs and 8 runs."""
     places = series.times(now)
     devices: dict[str, dict[str, DeviceHistory]] = {}

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from gpuwarden.analysis.memory.leak_detector import Growth
 from gpuwarden.health.problems import GRAVITIES, Judged, Trouble, gravest
 from gpuwarden.protocol.messages import Report
-from gpuwarden.runs.run_snapshot import Run
+from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 from gpuwarden.web.api.gpu_document import Number, headroom_ratio
 
@@ -116,7 +116,7 @@ def run_documents(
 
 
 def _run(
-    run: Run,
+    run: RunSnapshot,
     troubles: Sequence[Trouble],
     state: State,
     user_name: Callable[[int], str],
@@ -183,7 +183,7 @@ def _growth(growth: Growth | None, memory: str, seconds: str) -> dict[str, Any]:
     return found
 
 
-def _device(run: Run, uuid: str, state: State) -> DeviceDocument:
+def _device(run: RunSnapshot, uuid: str, state: State) -> DeviceDocument:
     memory, headroom = run.memory.get(uuid), run.headroom.get(uuid)
     pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
     return DeviceDocument(

@@ -11,8 +11,8 @@ from typing import Annotated
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 from gpuwarden.health.problems import Trouble, box_condition, box_troubles, judge
-from gpuwarden.history.event_log import MAX_EVENTS, Event, RecentEvents
-from gpuwarden.history.series import RecentSeries
+from gpuwarden.history.event_log import MAX_EVENTS, Event, EventLog
+from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import advice
 from gpuwarden.owners.resolver import Holder
@@ -30,8 +30,8 @@ class Seen:
     """Source of the answer: a poll, its recent past, and where the daemon listens."""
 
     state: State
-    series: RecentSeries
-    events: RecentEvents
+    series: HistorySeries
+    events: EventLog
     user_name: Callable[[int], str]
     socket: Path  # where runs report
     started: float  # the daemon, in Unix time
