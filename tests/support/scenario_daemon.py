@@ -28,20 +28,20 @@ import pytest
 
 import gpuwarden.alerts.delivery.dispatcher as delivery
 import gpuwarden.daemon.daemon as daemon_module
-from gpuwarden.cli import run_commands
 from gpuwarden._version import __version__
 from gpuwarden.alerts.delivery.message import Message as AlertMessage
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
+from gpuwarden.cli import run_commands
 from gpuwarden.config.schema import Config, load
+from gpuwarden.daemon.sources import Source
 from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.host.host_reader import Host, Space
+from gpuwarden.host.process_key import ProcessKey
+from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.owners.cgroup_path import Place
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.protocol.messages import Advice, Message
-from gpuwarden.host.process_key import Peer
-from gpuwarden.host.process_tree import Present, Usage
-from gpuwarden.daemon.sources import Source
 from gpuwarden.simulation.answers import SimulatedGpu
 from gpuwarden.simulation.board import Point
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -199,7 +199,7 @@ class _Trees:
         self._clock = clock
         self._began: dict[int, float] = {}
 
-    def read(self, peers: Iterable[Peer]) -> Mapping[Peer, Usage]:
+    def read(self, peers: Iterable[ProcessKey]) -> Mapping[ProcessKey, Usage]:
         return {peer: self._usage(peer.pid) for peer in peers}
 
     def _usage(self, pid: int) -> Usage:
@@ -300,8 +300,8 @@ class Box:
         for index, card in enumerate(self.cards):
             gpu = self._box.gpu(index)
             gpu.board = gpu.tenant = cast("Any", card)
-        self._reports: list[tuple[Peer, Message]] = []
-        self._exits: list[tuple[Peer, int | None]] = []
+        self._reports: list[tuple[ProcessKey, Message]] = []
+        self._exits: list[tuple[ProcessKey, int | None]] = []
         self._names, self._trees = _Names(), _Trees(clock)
         self._pids = iter(range(FIRST_PID, FIRST_PID + 1000))
         self._kernel_log = folder / "kmsg"
@@ -366,21 +366,21 @@ class Box:
         """Return the UUID of a GPU."""
         return self._box.gpu(index).uuid
 
-    def start(self, uid: int, *, comm: str = "python", slurm_job: str = "", unit: str = "") -> Peer:
+    def start(self, uid: int, *, comm: str = "python", slurm_job: str = "", unit: str = "") -> ProcessKey:
         """Start a process."""
         pid = next(self._pids)
         self._names.known[pid] = ProcessIdentity(uid, comm, Place(slurm_job=slurm_job, systemd_unit=unit))
-        return Peer(pid, uid, round(100 * (UPTIME + self.clock.now)), self.clock.wall())
+        return ProcessKey(pid, uid, round(100 * (UPTIME + self.clock.now)), self.clock.wall())
 
-    def use_host(self, peer: Peer, memory: int) -> None:
+    def use_host(self, peer: ProcessKey, memory: int) -> None:
         """Set the bytes of host memory that a run's process holds."""
         self._trees.memory[peer.pid] = memory
 
-    def send(self, peer: Peer, message: Message) -> None:
+    def send(self, peer: ProcessKey, message: Message) -> None:
         """Have a run send a message before the next poll."""
         self._reports.append((peer, message))
 
-    def end(self, peer: Peer, status: int | None = None) -> None:
+    def end(self, peer: ProcessKey, status: int | None = None) -> None:
         """End a process before the next poll; `status` is as of wait(2), None where the kernel does not tell it."""
         self._exits.append((peer, status))
         self._names.known.pop(peer.pid, None)
@@ -510,7 +510,7 @@ class Box:
         assert response.status == 200, (path, response.body)
         return response.body
 
-    def _drain(self) -> Iterator[tuple[Peer, Message | None]]:
+    def _drain(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         yield from self._reports
         self._reports = []
         for peer, status in self._exits:
@@ -524,7 +524,7 @@ class Box:
         """Add a line to those of the poll under way."""
         self._now.append(line)
 
-    def _take_advice(self, peer: Peer, advice: Advice) -> bool:
+    def _take_advice(self, peer: ProcessKey, advice: Advice) -> bool:
         resource = f" {advice.resource}" if advice.resource else ""
         self.record(f"advice to {peer.run_id} #{advice.serial} {advice.kind}{resource} {advice.level}: {advice.text}")
         return True
