@@ -26,6 +26,7 @@ DRIVER_NOT_LOADED = 9
 SIGKILL = 9
 TENSORFLOW = "tensorflow 2.21.0 keras 3.15.1"
 JAX = "jax 0.8.1 keras 3.15.1"
+DIGITS = 12  # of the numbers in the documents
 
 
 @dataclass
@@ -176,7 +177,8 @@ class Stage:
     async def pin(self, phase: str) -> None:
         """Pin the page and the state: what has changed since they were pinned last."""
         self.box.timeline.append(f"{self.box.clock.now:7.1f} -- pinned: {phase}")
-        self._page.add(phase, dict(line.rpartition(" ")[::2] for line in (await self.box.page()).splitlines()))
+        samples = (line.rpartition(" ") for line in (await self.box.page()).splitlines())
+        self._page.add(phase, {name: f"{float(value):.{DIGITS}g}" for name, _space, value in samples})
         self._state.add(phase, dict(flattened(await self.box.state())))
 
     async def documents(self) -> dict[str, str]:
@@ -254,7 +256,16 @@ def flattened(value: Any, path: str = "", *, lists: bool = True) -> Iterator[tup
         for number, each in enumerate(value):
             yield from flattened(each, f"{path}[{number}]", lists=lists)
     else:
-        yield path, json.dumps(value, ensure_ascii=False)
+        yield path, json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    """Round the numbers of a leaf, whose last digits depend on the order of additions."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _text(lines: Iterable[str]) -> str:
