@@ -35,6 +35,7 @@ from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.cli import run_commands
 from gpuwarden.config.schema import Config, load
 from gpuwarden.daemon.sources import Source
+from gpuwarden.host import procfs
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_key import ProcessKey
@@ -227,7 +228,9 @@ class _Target:
         for each in (*message.firing, *message.over):
             state = "resolved" if each.resolved_at is not None else "repeated" if each.repeated else "firing"
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(each.alert.labels.items()))
-            self._record(f"alert {state} {each.alert.name}{{{labels}}} {each.alert.rule.severity}")
+            since = f"since {each.alert.since - EPOCH:.1f}"
+            over = f" to {each.resolved_at - EPOCH:.1f}" if each.resolved_at is not None else ""
+            self._record(f"alert {state} {each.alert.name}{{{labels}}} {each.alert.rule.severity} {since}{over}")
             if state == "firing":
                 self._record(f"  {each.alert.description} [{each.alert.owner}]")
             elif each.alert.ending:
@@ -253,7 +256,7 @@ class _Turn(threading.Condition):
         assert self._idle.wait(SETTLE_SECONDS)
 
 
-class _Selector(selectors.SelectSelector):
+class _Selector(selectors.PollSelector):
     """Selector of an event loop on the turned clock, which no timer turns but while the driver hangs."""
 
     def __init__(self, clock: Clock) -> None:
@@ -322,16 +325,19 @@ class Box:
             "notify.resolve_after": "1m",
         }
         self._config = load(None, overrides)
+        self._make_daemon()
+
+    def _make_daemon(self) -> None:
         self._daemon = daemon_module.Daemon(self._config, self._source())
         self._daemon._kernels_pids = True
         self._daemon._adviser._send = self._take_advice
-        self._dispatcher = delivery.Dispatcher(self._config, None, [cast("Any", _Target(self._config, self.record))])
+        target = cast("Any", _Target(self._config, self.record))
+        self._dispatcher = delivery.Dispatcher(self._config, self._folder / "notified", [target])
         self._daemon._alerts = self._dispatcher
         self._turns: list[_Turn] = []
         for sender in self._dispatcher._senders:
             turn = sender._turn = _Turn()
             self._turns.append(turn)
-        self._dispatcher.start()
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         host_reader = types.SimpleNamespace(read=self._host)
@@ -340,6 +346,7 @@ class Box:
         patch.setattr(daemon_module, "ProcessTrees", lambda: self._trees)
         patch.setattr(daemon_module, "ProcessNames", lambda: self._names)
         patch.setattr(daemon_module, "UserNames", lambda _source: _Users())
+        patch.setattr(procfs, "lives", lambda pid, _start: pid in self._names.known)
 
     def _source(self) -> Source:
         return Source(
@@ -388,6 +395,10 @@ class Box:
         for card in self.cards:
             card.memory.pop(peer.pid, None)
 
+    def forget_ends(self) -> None:
+        """Have no daemon see the ends of processes up to now."""
+        self._exits.clear()
+
     def log_kernel(self, message: str) -> None:
         """Write a line to the kernel log."""
         self._kernel_lines += 1
@@ -425,13 +436,22 @@ class Box:
         await self._daemon._pause(str(seconds))
         await self._settle()
 
+    async def restart(self, seconds: float) -> None:
+        """Stop the daemon, and start another one after that time; what the first one stored stays."""
+        await self.close()
+        self._pass(self.clock.now + seconds)
+        self._make_daemon()
+        await self.open()
+
+    def _pass(self, until: float) -> None:
+        for card in self.cards:
+            card.advance(until - self.clock.now)
+        self.clock.now = until
+
     async def poll(self) -> None:
         """Turn the clock to the next poll, and have the daemon poll; add what it says to the timeline."""
         if self._daemon._state is not None:
-            at = INTERVAL * (self.clock.now // INTERVAL + 1)
-            for card in self.cards:
-                card.advance(at - self.clock.now)
-            self.clock.now = at
+            self._pass(INTERVAL * (self.clock.now // INTERVAL + 1))
         await self._daemon.poll()
         await self._settle()
 
@@ -503,8 +523,11 @@ class Box:
         await self._daemon._receipts.stop()
 
     async def open(self) -> None:
-        """Open the run database, as the daemon does before it polls."""
+        """Start what the daemon starts before its first poll: the run database, and the thread of the target."""
         await self._daemon._receipts.open()
+        self._dispatcher.start()
+        for turn in self._turns:
+            turn.settle()  # with the alerts that an earlier daemon sent
 
     async def _get(self, path: str) -> bytes:
         response = await self._daemon.web.respond(Request("GET", path, "", {}))
@@ -528,13 +551,15 @@ class Box:
     def _take_advice(self, peer: ProcessKey, advice: Advice) -> bool:
         resource = f" {advice.resource}" if advice.resource else ""
         self.record(f"advice to {peer.run_id} #{advice.serial} {advice.kind}{resource} {advice.level}: {advice.text}")
+        if advice.headroom is not None:
+            self.record(f"advice   headroom={advice.headroom} seconds_to_oom={advice.seconds_to_oom}")
         return True
 
     async def _note_events(self) -> None:
         events = json.loads(await self._get("/api/v1/state"))["events"]
-        new = [each for each in reversed(events) if _event_key(each) not in self._seen_events]
+        new = [each for each in events if _event_key(each) not in self._seen_events]
         self._seen_events.update(map(_event_key, events))
-        for each in new:
+        for each in sorted(new, key=lambda event: float(event["timestamp_seconds"])):
             at = each["timestamp_seconds"] - EPOCH
             self.record(f"event {each['kind']} {each['level']} at {at:.1f}: {each['text']}")
 
@@ -561,8 +586,8 @@ def play(scenario: Callable[[Box], Coroutine[Any, Any, None]], gpus: int, folder
             box = Box(gpus, folder, clock, patch, selector)
             lines = _Lines(box.record)
             logger = logging.getLogger("gpuwarden")
-            patch.setattr(logger, "level", logging.INFO)
-            logger.manager._clear_cache()  # type: ignore[attr-defined]
+            level = logger.level
+            logger.setLevel(logging.INFO)
             logger.addHandler(lines)
             try:
                 await box.open()
@@ -570,6 +595,7 @@ def play(scenario: Callable[[Box], Coroutine[Any, Any, None]], gpus: int, folder
             finally:
                 await box.close()
                 logger.removeHandler(lines)
+                logger.setLevel(level)
 
     with clock.turned():
         selector = _Selector(clock)

@@ -26,6 +26,7 @@ DRIVER_NOT_LOADED = 9
 SIGKILL = 9
 TENSORFLOW = "tensorflow 2.21.0 keras 3.15.1"
 JAX = "jax 0.8.1 keras 3.15.1"
+MAX_LEAF = 250  # characters
 DIGITS = 12  # of the numbers in the documents
 
 
@@ -58,6 +59,10 @@ class Trainer:
     def __post_init__(self) -> None:
         self.peer = self.box.start(self.uid, slurm_job=self.slurm_job)
         self.box.use_host(self.peer, 6 * GIB)
+        self.connect()
+
+    def connect(self) -> None:
+        """Introduce the run to the daemon."""
         devices: dict[str, str | None] = {f"GPU:{number}": self.box.uuid(gpu) for number, gpu in enumerate(self.gpus)}
         hello = Hello(
             self.name,
@@ -247,9 +252,9 @@ def _without_copies(records: Any) -> Any:
 def flattened(value: Any, path: str = "", *, lists: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the leaves of a document by their paths.
 
-    Lists and objects of numbers alone are one leaf, other lists too without `lists`.
+    Lists and short objects of numbers alone are one leaf, other lists too without `lists`.
     """
-    if isinstance(value, dict) and not all(isinstance(each, (int, float)) for each in value.values()):
+    if isinstance(value, dict) and not _is_short(value):
         for name, each in value.items():
             yield from flattened(each, f"{path}.{name}" if path else name, lists=lists)
     elif isinstance(value, list) and lists and any(isinstance(each, (dict, list)) for each in value):
@@ -257,6 +262,10 @@ def flattened(value: Any, path: str = "", *, lists: bool = True) -> Iterator[tup
             yield from flattened(each, f"{path}[{number}]", lists=lists)
     else:
         yield path, json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _is_short(values: dict[str, Any]) -> bool:
+    return all(isinstance(each, (int, float)) for each in values.values()) and len(str(values)) <= MAX_LEAF
 
 
 def _rounded(value: Any) -> Any:
@@ -461,6 +470,29 @@ async def driver(stage: Stage) -> None:
     await stage.pin("after the pause")
 
 
+async def restart(stage: Stage) -> None:
+    """Restart the daemon under two runs, one of which is near out of memory and one of which ends meanwhile."""
+    full = stage.train("bert", in_use=76 * GIB)
+    ends = stage.train("resnet", gpus=(1,), in_use=20 * GIB, uid=1002)
+    await stage.passes(120)
+    await stage.pin("before")
+    stage.remove(ends)
+    stage.box.end(ends.peer)
+    stage.box.forget_ends()
+    await stage.box.restart(30)
+    full.connect()
+    await stage.passes(INTERVAL)
+    await stage.pin("the first poll of the next daemon")
+    await stage.passes(60)
+    full.in_use, full.pool = 30 * GIB, 31 * GIB
+    await stage.passes(180)
+    await stage.pin("memory released")
+    full.finish()
+    stage.remove(full)
+    await stage.passes(30)
+    await stage.pin("finished")
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One scenario: its coroutine, and the number of GPUs."""
@@ -479,6 +511,7 @@ SCENARIOS = {
     "throttling": Scenario(throttling),
     "ranks": Scenario(ranks, 3),
     "driver": Scenario(driver),
+    "restart": Scenario(restart, 2),
 }
 
 
