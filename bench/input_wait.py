@@ -27,7 +27,8 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3"}  # before TensorFlow is imported
 import numpy as np
 
 from gpuwarden.keras import GpuWarden, keras
-from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Report, decode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode
+from gpuwarden.protocol.messages import Report
 
 BATCH = 64
 INPUTS = 256  # of an example

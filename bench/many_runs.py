@@ -22,7 +22,7 @@ from scale import daemon
 
 from gpuwarden.client.connection import Connection
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
-from gpuwarden.protocol.step_histogram import Durations
+from gpuwarden.protocol.step_histogram import StepHistogram
 from mocked import PROCESSES_PER_GPU, sleepers
 from programs import conditions, cpu_seconds, memory
 from scraping import page, samples, wait_for
@@ -47,7 +47,7 @@ def report(socket: str, number: int, uuid: str) -> None:
     """Report as a run until standard input ends."""
     hello = Hello(f"train_{number}.py", "tensorflow 2.21.0 keras 3.15.1", {"GPU:0": uuid}, hears=True)
     connection = Connection(socket, hello)
-    durations = Durations()
+    durations = StepHistogram()
     end = select.poll()
     end.register(sys.stdin, select.POLLHUP)
     time.sleep(random.random() / REPORTS_A_SECOND)  # noqa: S311 - only so that they do not come all at once

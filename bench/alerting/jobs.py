@@ -12,7 +12,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.cgroup_path import NOWHERE, Place
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
-from gpuwarden.protocol.step_histogram import Durations
+from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.simulation.board import NO_LOAD, Load
 from gpuwarden.simulation.workloads import CONTEXT, GIB, MIB
 
@@ -114,7 +114,7 @@ class Process:
         self._examples = 0
         self._done = 0.0  # of the step under way, seconds
         self._waited, self._observed = 0.0, 0.0
-        self._durations = Durations()
+        self._durations = StepHistogram()
         self._errors: dict[str, int] = {}
         self._announced, self._idle_told = False, False
 

@@ -21,7 +21,8 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello, decode_advice, encode
+from gpuwarden.protocol.codec import decode_advice, encode
+from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello
 from gpuwarden.runs.run_events import MarkKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot

@@ -26,7 +26,8 @@ from services import Daemon, ending, fetch, free_port, until
 from gpuwarden.cli.top.layout import picture
 from gpuwarden.cli.top.state_reader import ask_state
 from gpuwarden.config.schema import Address
-from gpuwarden.protocol.messages import Hello, encode
+from gpuwarden.protocol.codec import encode
+from gpuwarden.protocol.messages import Hello
 from mock_nvml import MockNvml
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[red]x[/red]\r\n\u202egpj \x9b31m"

@@ -18,7 +18,8 @@ from gpuwarden import watch
 from gpuwarden.client.advice_state import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
 from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
 from gpuwarden.client.reporter import LISTEN_INTERVAL, Reporter
-from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, End, Hello, Level, Report, encode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, encode
+from gpuwarden.protocol.messages import Advice, End, Hello, Level, Report
 
 HELLO = Hello("train.py", "torch 2.13", {})
 END = End("exit")

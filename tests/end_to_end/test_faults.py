@@ -19,7 +19,8 @@ import psutil
 import pytest
 from services import ROOT, Daemon, Samples, ending, fetch, until
 
-from gpuwarden.protocol.messages import Hello, encode
+from gpuwarden.protocol.codec import encode
+from gpuwarden.protocol.messages import Hello
 from mock_nvml import MockNvml
 
 GPUS = 4

@@ -22,7 +22,8 @@ from hostile_user import NOBODY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
-from gpuwarden.protocol.messages import STEP_BUCKETS, Hello, Report, encode
+from gpuwarden.protocol.codec import encode
+from gpuwarden.protocol.messages import STEP_BUCKETS, Hello, Report
 from gpuwarden.runs.run_server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PROCESS
 from mock_nvml import MockNvml
 

@@ -20,9 +20,9 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import Exposition, entries
 from gpuwarden.pressure.levels import PressureWatch
+from gpuwarden.protocol.codec import ProtocolError, decode, encode
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,
-    MAX_COUNT,
     PHASES,
     STAGES,
     STEP_BUCKETS,
@@ -33,11 +33,9 @@ from gpuwarden.protocol.messages import (
     Error,
     Hello,
     Message,
-    ProtocolError,
     Report,
-    decode,
-    encode,
 )
+from gpuwarden.protocol.validators import MAX_COUNT
 from gpuwarden.records.record import from_plain
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry

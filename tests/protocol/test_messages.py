@@ -9,24 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
-from gpuwarden.protocol.messages import (
-    MAX_COUNT,
-    MAX_MESSAGE_BYTES,
-    MAX_TEXT,
-    STEP_BUCKETS,
-    Advice,
-    Allocation,
-    DeviceMemory,
-    End,
-    Error,
-    Hello,
-    ProtocolError,
-    Report,
-    clip,
-    decode,
-    decode_advice,
-    encode,
-)
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, decode_advice, encode
+from gpuwarden.protocol.messages import STEP_BUCKETS, Advice, Allocation, DeviceMemory, End, Error, Hello, Report
+from gpuwarden.protocol.validators import MAX_COUNT, MAX_TEXT_CHARACTERS, clip
 
 BUCKETS = (0,) * (len(STEP_BUCKETS) + 1)
 # Each has its line in recorded_messages.jsonl: what earlier clients and daemons wrote.
@@ -51,7 +36,7 @@ HELLO = {"v": 1, "type": "hello", "name": "resnet", "framework": "tensorflow 2.2
 REPORT = {"v": 1, "type": "report", "phase": "train", "steps": 1, "step_seconds": 1.0, "step_buckets": [0] * 16}
 REPORT |= {"memory": {"GPU:0": {"current": 1, "peak": 2}}}
 
-printable = st.text(max_size=MAX_TEXT).map(clip)
+printable = st.text(max_size=MAX_TEXT_CHARACTERS).map(clip)
 count = st.integers(0, MAX_COUNT - 1)
 seconds = st.floats(0, MAX_COUNT, exclude_max=True)
 memory = st.dictionaries(printable, st.builds(DeviceMemory, count, count, st.none() | count), max_size=4)
@@ -138,7 +123,7 @@ def test_refusals() -> None:
         (json.dumps({**HELLO, "type": "advice"}).encode(), "unknown_type"),
         (json.dumps({**HELLO, "type": ["hello"]}).encode(), "unknown_type"),
         (json.dumps({**HELLO, "name": "a\nb"}).encode(), "invalid: name"),
-        (json.dumps({**HELLO, "name": "x" * (MAX_TEXT + 1)}).encode(), "invalid: name"),
+        (json.dumps({**HELLO, "name": "x" * (MAX_TEXT_CHARACTERS + 1)}).encode(), "invalid: name"),
         (json.dumps({**HELLO, "devices": {f"GPU:{n}": None for n in range(65)}}).encode(), "invalid: devices"),
         (json.dumps({**REPORT, "memory": {"GPU:0": {"current": 1}}}).encode(), "invalid: memory: peak: missing"),
         (b'{"v":1,"type":"end"}', "invalid: reason: missing"),
@@ -196,6 +181,6 @@ def test_messages_share_nothing_that_can_be_changed() -> None:
 
 def test_message_too_long_is_refused_by_the_sender() -> None:
     """A message that the daemon would refuse is not even sent."""
-    devices = {f"{n:0>{MAX_TEXT}}": DeviceMemory(2**62, 2**62, 2**62) for n in range(60)}
+    devices = {f"{n:0>{MAX_TEXT_CHARACTERS}}": DeviceMemory(2**62, 2**62, 2**62) for n in range(60)}
     with pytest.raises(ProtocolError, match="too_long"):
         encode(Report("train", 1, 1.0, BUCKETS, devices))

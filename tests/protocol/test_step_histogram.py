@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.protocol.step_histogram import Durations
+from gpuwarden.protocol.step_histogram import StepHistogram
 
 
 def test_percentiles() -> None:
     """Percentiles are right to some per cent, and there are none without a step."""
-    durations = Durations()
+    durations = StepHistogram()
     assert durations.percentiles(0.5, 0.95) == (None, None)
     for milliseconds in range(1, 101):
         durations.add(milliseconds / 1000, 1)
@@ -20,7 +20,7 @@ def test_percentiles() -> None:
 
 def test_percentiles_of_one() -> None:
     """A single step is all percentiles, an impossible duration of 0 included."""
-    durations = Durations()
+    durations = StepHistogram()
     durations.add(0.0, 1)
     median, p95 = durations.percentiles(0.5, 0.95)
     assert median == p95
@@ -31,7 +31,7 @@ def test_percentiles_of_one() -> None:
 @pytest.mark.parametrize("seconds", [0.1, 0.0503, 0.007])
 def test_percentiles_of_equal_steps(seconds: float) -> None:
     """Where all steps took the same, that is what they took, not the middle of its class."""
-    durations = Durations()
+    durations = StepHistogram()
     durations.extend([seconds] * 10, 1)
     durations.add(4 * seconds, 4)
     assert durations.percentiles(0.5, 0.95) == (seconds, seconds)

@@ -12,7 +12,8 @@ from gpuwarden.host.cgroup_limits import OomKills
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
-from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, ProtocolError, Report
+from gpuwarden.protocol.codec import ProtocolError
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.outcome_evidence import PATIENCE_SECONDS, SETTLE_SECONDS

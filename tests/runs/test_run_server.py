@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.host import exit_status
-from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, STEP_BUCKETS, DeviceMemory, Hello, Report, encode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, encode
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs import run_server
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_server import MESSAGE_BATCH, RunServer

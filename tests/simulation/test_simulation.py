@@ -18,7 +18,8 @@ from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FUNCTIONS, MEMORY_V2, TEMPERATURE_CORE, NVMLError, code_of
-from gpuwarden.protocol.messages import End, Error, Hello, Message, Report, decode, encode
+from gpuwarden.protocol.codec import decode, encode
+from gpuwarden.protocol.messages import End, Error, Hello, Message, Report
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.simulation.board import THRESHOLDS
 from gpuwarden.simulation.simulated_nvml import MAX_GAP_SECONDS, MAX_GPUS, Simulation

@@ -14,16 +14,8 @@ import sys
 import time
 from typing import Any
 
-from gpuwarden.protocol.messages import (
-    MAX_MESSAGE_BYTES,
-    STEP_BUCKETS,
-    DeviceMemory,
-    Hello,
-    Message,
-    Report,
-    decode_advice,
-    encode,
-)
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode_advice, encode
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Message, Report
 
 
 class Run:

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report, encode
+from gpuwarden.protocol.codec import encode
+from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 
 NOBODY = 65534
 HELLO = encode(Hello("ill", "none", {"GPU:0": None}))

@@ -7,7 +7,8 @@ import socket
 import struct
 from pathlib import Path
 
-from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Message, decode, encode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, decode, encode
+from gpuwarden.protocol.messages import Advice, Message
 
 PATIENCE = 30  # seconds until a test that waits for a message in vain fails
 

@@ -24,7 +24,8 @@ from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.resolver import Holder
 from gpuwarden.pressure.levels import RANK, Pressure, RunPressure, memory_level
-from gpuwarden.protocol.messages import MAX_ADVICE_TEXT, Advice, Level, clip
+from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Advice, Level
+from gpuwarden.protocol.validators import clip
 from gpuwarden.runs.run_events import MarkKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.xid.codes import Action, explain
@@ -160,7 +161,7 @@ class Advisor:
             kind=matter.kind,
             level=standing.level,
             uuid=matter.uuid,
-            text=clip(standing.text(_name(standing.gpu)), MAX_ADVICE_TEXT),
+            text=clip(standing.text(_name(standing.gpu)), MAX_ADVICE_CHARACTERS),
             resource=None if matter.kind != "pressure" else "memory" if memory else "thermal",
             headroom=round(memory.headroom) if memory else None,
             seconds_to_oom=memory.seconds_to_oom if memory else None,

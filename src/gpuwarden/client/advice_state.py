@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from gpuwarden.protocol.messages import LEVELS, MAX_DEVICES, RESOURCES, Action, Advice, Level
+from gpuwarden.protocol.messages import LEVELS, RESOURCES, Action, Advice, Level
+from gpuwarden.protocol.validators import MAX_DEVICES
 
 log = logging.getLogger("gpuwarden")
 

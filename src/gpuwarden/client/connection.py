@@ -17,7 +17,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode_advice, encode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode_advice, encode
+from gpuwarden.protocol.messages import Advice, Hello, Message
 
 log = logging.getLogger("gpuwarden")
 

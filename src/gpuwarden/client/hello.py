@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from gpuwarden.client.job import place
-from gpuwarden.protocol.messages import MAX_LIST, Hello, clip
+from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello
+from gpuwarden.protocol.validators import clip
 
 
 def introduction(name: str, framework: str, devices: Mapping[str, str | None]) -> Hello:
@@ -28,6 +29,6 @@ def introduction(name: str, framework: str, devices: Mapping[str, str | None]) -
 def _environment(variable: str) -> str | None:
     """Read a variable; of a list that is too long the whole entries that fit, since half an index is another GPU's."""
     value = os.environ.get(variable)
-    if value is not None and len(value) > MAX_LIST:
-        value = value[:MAX_LIST].rpartition(",")[0]
-    return None if value is None else clip(value, MAX_LIST)
+    if value is not None and len(value) > MAX_DEVICE_LIST_CHARACTERS:
+        value = value[:MAX_DEVICE_LIST_CHARACTERS].rpartition(",")[0]
+    return None if value is None else clip(value, MAX_DEVICE_LIST_CHARACTERS)

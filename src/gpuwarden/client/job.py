@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.protocol.messages import MAX_COUNT, clip
+from gpuwarden.protocol.validators import MAX_COUNT, clip
 
 # What counts the workers that train together, by TensorFlow's naming; a cluster's ps and evaluator are none of them.
 _TRAINING = ("chief", "master", "worker")

@@ -27,7 +27,8 @@ from gpuwarden.client.guard import Guard, guarded, log
 from gpuwarden.client.hello import introduction
 from gpuwarden.client.reporter import Reporter, default_name, join
 from gpuwarden.client.settings import Settings
-from gpuwarden.protocol.messages import MAX_COUNT, PHASES, Error, Hello, Phase
+from gpuwarden.protocol.messages import PHASES, Error, Hello, Phase
+from gpuwarden.protocol.validators import MAX_COUNT
 
 MAX_NOTED = 1 << 16  # steps that wait to be counted, should another thread's report never come back
 CLOSE_WAIT = 0.1  # seconds that the end of a loop may wait for another thread's report

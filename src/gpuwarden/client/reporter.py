@@ -16,8 +16,9 @@ from gpuwarden.client.connection import Connection
 from gpuwarden.client.errors.uncaught import uncaught, untold
 from gpuwarden.client.frameworks.allocator_memory import Memory
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report, clip
-from gpuwarden.protocol.step_histogram import Durations
+from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report
+from gpuwarden.protocol.step_histogram import StepHistogram
+from gpuwarden.protocol.validators import clip
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 ERROR_WAIT = 0.1  # seconds that an error, which has stopped training anyway, may be held for its message
@@ -57,7 +58,7 @@ class Reporter:
         self.loss: float | None = None
         self.compile_seconds: float | None = None
         self.input = InputWait()
-        self.durations = Durations()
+        self.durations = StepHistogram()
         self.failure: Error | None = None  # the last
         self.oom_retries = 0
         self._errors: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.metrics.model import Labels, Metric, Reading, Table
 from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.pressure.levels import RANK
-from gpuwarden.protocol.messages import Rejection
+from gpuwarden.protocol.codec import Rejection
 from gpuwarden.state import State
 
 

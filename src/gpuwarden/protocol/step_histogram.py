@@ -13,7 +13,7 @@ _FINENESS = 16  # classes to a doubling, so a percentile is right to 2 %
 _CLASSES = tuple(2 ** (index / _FINENESS) for index in range(-30 * _FINENESS, 17 * _FINENESS))  # a nanosecond to a day
 
 
-class Durations:
+class StepHistogram:
     """Durations of steps in seconds, in bounded memory."""
 
     def __init__(self) -> None:

@@ -18,7 +18,8 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Usage
-from gpuwarden.protocol.messages import Hello, Message, ProtocolError
+from gpuwarden.protocol.codec import ProtocolError
+from gpuwarden.protocol.messages import Hello, Message
 from gpuwarden.runs.outcome import OUTCOMES, Outcome
 from gpuwarden.runs.run_events import MarkKind
 from gpuwarden.runs.run_snapshot import RunSnapshot

@@ -15,7 +15,8 @@ from pathlib import Path
 from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.host.exit_status import exit_status
 from gpuwarden.host.process_key import ProcessKey, credentials, identify
-from gpuwarden.protocol.messages import MAX_MESSAGE_BYTES, Advice, Hello, Message, ProtocolError, decode, encode
+from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
+from gpuwarden.protocol.messages import Advice, Hello, Message
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.unix_socket import BACKLOG, listen
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
-from gpuwarden.protocol.step_histogram import Durations
+from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.simulation.board import NO_LOAD, Board
 from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, MIB, Workload, life
 
@@ -34,7 +34,7 @@ class Trainer:
         self._trained = 0.0  # seconds of training
         self._steps, self._epoch_began = 0, 0
         self._done, self._late = 0.0, 0.0  # of the step under way: ratio, and seconds that it waited for its input
-        self._durations = Durations()
+        self._durations = StepHistogram()
         self._compiling, self._waited, self._observed = 0.0, 0.0, 0.0  # seconds
         self._failed, self._announced = False, False
         self.ended = False

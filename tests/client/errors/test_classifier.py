@@ -11,17 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuwarden.client.errors.classifier import describe, told_by_itself
+from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,
     MAX_ALLOCATIONS,
-    MAX_DEVICES,
-    MAX_ERROR_TEXT,
+    MAX_ERROR_CHARACTERS,
     Allocation,
     DeviceMemory,
     Error,
-    decode,
-    encode,
 )
+from gpuwarden.protocol.validators import MAX_DEVICES
 
 ON = "/job:localhost/replica:0/task:0/device:"
 MEMORY = {"CPU:0": DeviceMemory(1, 2)}
@@ -217,7 +216,7 @@ def test_text_of_no_known_kind() -> None:
     assert error.text.startswith("the frontxxx")
     assert error.text.endswith("xxx the end")
     assert " ... " in error.text
-    assert MAX_ERROR_TEXT - 5 <= len(error.text) <= MAX_ERROR_TEXT
+    assert MAX_ERROR_CHARACTERS - 5 <= len(error.text) <= MAX_ERROR_CHARACTERS
 
 
 ILLEGAL = "an illegal memory access was encountered"
@@ -236,7 +235,7 @@ def test_text_shows_the_kind(before: int, after: int, filler: str) -> None:
     assert error.text.endswith(" end")
     assert error.text.count("illegal") == 1
     if filler == "x":
-        assert len(error.text) >= min(MAX_ERROR_TEXT - 10, before + after)
+        assert len(error.text) >= min(MAX_ERROR_CHARACTERS - 10, before + after)
 
 
 def test_huge_text() -> None:

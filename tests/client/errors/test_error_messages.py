@@ -10,7 +10,8 @@ import yaml
 
 from error_messages import facts as facts_of
 from error_messages import samples as read_samples
-from gpuwarden.protocol.messages import ERROR_KINDS, decode, encode
+from gpuwarden.protocol.codec import decode, encode
+from gpuwarden.protocol.messages import ERROR_KINDS
 
 FOLDER = Path(__file__).parents[2] / "error_messages"
 FILES = ["cuda_libraries", "jax", "keras", "tensorflow", "torch", "xla"]

@@ -14,20 +14,18 @@ from typing import cast
 
 from gpuwarden.client.errors.patterns import ALLOCATIONS, PATTERNS
 from gpuwarden.client.errors.traceback_stage import stage_of
+from gpuwarden.protocol.codec import ProtocolError, encode
 from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
-    MAX_COUNT,
-    MAX_ERROR_TEXT,
+    MAX_ERROR_CHARACTERS,
     Allocation,
     DeviceMemory,
     Error,
     ErrorKind,
     Phase,
-    ProtocolError,
     Stage,
-    clip,
-    encode,
 )
+from gpuwarden.protocol.validators import MAX_COUNT, clip
 
 _MAX_CHAIN = 8  # exceptions that are looked at: an error or those of a group, its cause, that one's cause and so on
 _CUT = " ... "
@@ -250,10 +248,10 @@ def _all_on_the_host(allocations: tuple[Allocation, ...], memory: Mapping[str, D
 def _fitted(told: _Reading, error: Error) -> Error:
     """Add the text, and shorten what makes a message too long: many devices, or text that JSON writes at length."""
     for limit, shorter in (
-        (MAX_ERROR_TEXT, error),
-        (MAX_ERROR_TEXT // 2, error),
-        (MAX_ERROR_TEXT // 10, replace(error, allocations=error.allocations[:2])),
-        (MAX_ERROR_TEXT // 10, replace(error, allocations=error.allocations[:1], memory={})),
+        (MAX_ERROR_CHARACTERS, error),
+        (MAX_ERROR_CHARACTERS // 2, error),
+        (MAX_ERROR_CHARACTERS // 10, replace(error, allocations=error.allocations[:2])),
+        (MAX_ERROR_CHARACTERS // 10, replace(error, allocations=error.allocations[:1], memory={})),
     ):
         text, at = _excerpt(told, limit)
         fitting = replace(shorter, text=text, at=at)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpuwarden.client.frameworks import Framework
-from gpuwarden.protocol.messages import MAX_DEVICES, DeviceMemory
+from gpuwarden.protocol.messages import DeviceMemory
+from gpuwarden.protocol.validators import MAX_DEVICES
 
 
 class Memory:

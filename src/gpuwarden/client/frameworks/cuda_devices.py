@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from uuid import UUID
 
-from gpuwarden.protocol.messages import MAX_DEVICES
+from gpuwarden.protocol.validators import MAX_DEVICES
 
 _LIBRARY = "libcuda.so.1"
 _UUID_BYTES = 16

@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from gpuwarden.protocol.messages import MAX_COUNT, Error
+from gpuwarden.protocol.messages import Error
+from gpuwarden.protocol.validators import MAX_COUNT
 
 MOST_VARIABLES = 20_000
 _BITS = re.compile(r"(\d+)")

@@ -1,0 +1,92 @@
+"""JSON encoding of messages: one object a message, one message a SOCK_SEQPACKET packet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Literal, cast
+
+from gpuwarden.protocol.messages import Advice, End, Error, Hello, Message, Report
+from gpuwarden.protocol.validators import parse_object
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 8192
+
+Rejection = Literal[
+    "too_long",
+    "not_json",
+    "unknown_version",
+    "unknown_type",
+    "invalid",
+    "no_hello",
+    "too_many_runs",
+    "internal",  # a fault of the daemon's own
+]
+
+_RUN_TYPES: dict[str, type[Any]] = {"hello": Hello, "report": Report, "error": Error, "end": End}
+_DAEMON_TYPES: dict[str, type[Any]] = {"advice": Advice}
+_TYPE_NAMES = {cls: name for name, cls in (_RUN_TYPES | _DAEMON_TYPES).items()}
+
+
+class ProtocolError(ValueError):
+    """A message that is refused; `reason` is the label it is counted under."""
+
+    def __init__(self, reason: Rejection, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason: Rejection = reason
+
+
+def encode(message: Message | Advice) -> bytes:
+    """Return one message as bytes. Raises ProtocolError where it is longer than MAX_MESSAGE_BYTES."""
+    data = _JSON.encode({"v": VERSION, "type": _TYPE_NAMES[type(message)], **_set_fields(message)}).encode()
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError("too_long", f"{len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """Return the message of a run that the bytes hold. Raises ProtocolError, and nothing else, for any other bytes."""
+    return cast("Message", _decode(data, _RUN_TYPES, "the run"))
+
+
+def decode_advice(data: bytes) -> Advice:
+    """Return the advice that the bytes hold. Raises ProtocolError, and nothing else, for any other bytes."""
+    return cast("Advice", _decode(data, _DAEMON_TYPES, "the daemon"))
+
+
+def _set_fields(message: Any) -> dict[str, Any]:
+    """Return the fields of a message that differ from their defaults."""
+    return {
+        each.name: value
+        for each in fields(message)
+        if (value := getattr(message, each.name)) != each.default
+        and (each.default_factory is MISSING or value != each.default_factory())
+    }
+
+
+_JSON = json.JSONEncoder(separators=(",", ":"), default=_set_fields)
+
+
+def _decode(data: bytes, types: Mapping[str, type[Any]], sender: str) -> Any:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError("too_long", f"at most {MAX_MESSAGE_BYTES} bytes")
+    try:
+        value = json.loads(data.decode())  # json.loads would take UTF-16 bytes too
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("not_json", str(error)) from None
+    if not isinstance(value, dict):
+        raise ProtocolError("not_json", "want an object")
+    if value.get("v") != VERSION:
+        raise ProtocolError(
+            "unknown_version",
+            f"this side speaks version {VERSION}, {sender} {value.get('v')!r:.20}: update gpuwarden on the older side",
+        )
+    kind = value.get("type")
+    cls = types.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ProtocolError("unknown_type", f"{kind!r:.40}; want one of {', '.join(types)}")
+    try:
+        return parse_object(cls, value)
+    except ValueError as error:
+        raise ProtocolError("invalid", str(error)) from None
