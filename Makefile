@@ -46,7 +46,7 @@ fix: ## format, and fix what ruff can fix
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-docs: ## generate the references, rules and dashboards
+docs: ## generate the references, rules, dashboards and the map of the code
 	@tools/environment.sh test
 	$(BIN)/gpuwarden reference metrics > docs/metrics.md
 	$(BIN)/gpuwarden reference xid > docs/xid.md
@@ -61,6 +61,7 @@ docs: ## generate the references, rules and dashboards
 	sed -i '/^# Written by .gpuwarden rules --inhibition/,$$d' deploy/alertmanager/alertmanager.yml
 	$(BIN)/gpuwarden rules --inhibition >> deploy/alertmanager/alertmanager.yml
 	$(BIN)/python grafana/dashboards.py
+	$(BIN)/python -m tools.architecture
 
 goldens: ## write tests/goldens; review the difference
 	@tools/environment.sh test

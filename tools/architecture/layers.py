@@ -6,34 +6,52 @@ and shares only `protocol` with the daemon's.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 ROOT = "gpuwarden"
 
-# From the bottom up. A name stands for a package with its subpackages, or for a module at the top.
-DAEMON_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_version", "protocol", "config", "metrics", "formatting", "log_limiter", "rate_limit", "fair_eviction"),
-    ("host", "nvml"),
-    ("gpu", "xid", "owners", "analysis"),
-    ("runs", "simulation", "capture"),
-    ("usage", "pressure", "advice", "records"),
-    ("state",),
-    ("health", "history"),
-    ("alerts", "dcgm", "web"),
-    ("daemon",),
-    ("cli", "demo", "collector", "__main__"),
+
+class Layer(NamedTuple):
+    """One row of the map."""
+
+    title: str
+    parts: tuple[str, ...]  # packages with their subpackages, and modules at the top
+
+
+# From the bottom up.
+DAEMON_LAYERS = (
+    Layer(
+        "Foundation",
+        ("_version", "protocol", "config", "metrics", "formatting", "log_limiter", "rate_limit", "fair_eviction"),
+    ),
+    Layer("Machine and driver", ("host", "nvml")),
+    Layer("GPUs and analysis", ("gpu", "xid", "owners", "analysis")),
+    Layer("Runs; other sources", ("runs", "simulation", "capture")),
+    Layer("Derived from runs", ("usage", "pressure", "advice", "records")),
+    Layer("One poll", ("state",)),
+    Layer("Health and history", ("health", "history")),
+    Layer("Outputs", ("alerts", "dcgm", "web")),
+    Layer("Daemon", ("daemon",)),
+    Layer("Entry points", ("cli", "demo", "collector", "__main__")),
 )
-CLIENT_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_version", "protocol"),
-    ("client",),
-    ("tuning",),
-    ("keras", "__init__"),  # facades: `gpuwarden.keras`, and `gpuwarden` with `watch`
-    ("demo",),  # on both sides: a daemon, and a training that reports to it
+CLIENT_LAYERS = (
+    Layer("Foundation", ("_version", "protocol")),
+    Layer("Client", ("client",)),
+    Layer("Tuning", ("tuning",)),
+    Layer("Facades", ("keras", "__init__")),  # `gpuwarden.keras`, and `gpuwarden` itself with `watch`
+    Layer("Demonstration", ("demo",)),  # on both sides: a daemon, and a training that reports to it
 )
 
 
-def layer_of(module: str, layers: tuple[tuple[str, ...], ...]) -> int | None:
-    """Return the number of the layer that a module belongs to, by its full name; None if it is of the other side."""
-    part = module.removeprefix(f"{ROOT}.").partition(".")[0] if module != ROOT else "__init__"
-    return next((number for number, parts in enumerate(layers) if part in parts), None)
+def part_of(module: str) -> str:
+    """Return the part that a module belongs to, by its full name: a package or a module at the top."""
+    return "__init__" if module == ROOT else module.removeprefix(f"{ROOT}.").partition(".")[0]
+
+
+def layer_of(module: str, layers: tuple[Layer, ...]) -> int | None:
+    """Return the number of the layer that a module belongs to; None if it is of the other side."""
+    part = part_of(module)
+    return next((number for number, layer in enumerate(layers) if part in layer.parts), None)
 
 
 def may_import(importer: str, imported: str) -> bool:

@@ -1,0 +1,43 @@
+"""CONTRIBUTING.md and the engineering pages: links and commands exist, and pre-commit runs what `make lint` runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from offenders import listing_offenders
+from services import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/engineering").glob("*.md"))]
+
+
+def test_pre_commit_runs_the_commands_of_lint() -> None:
+    """A commit that pre-commit lets pass does not fail in `make lint`."""
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert lint
+    commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in lint[1].splitlines() if "$(BIN)" in line]
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
+    assert [hook["entry"] for hook in hooks] == commands
+    assert all(hook["pass_filenames"] is False for hook in hooks)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    """Each relative link of a page is a file or folder of the tree."""
+    text = page.read_text(encoding="utf-8")
+    with listing_offenders() as case:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+            with case(target):
+                assert (page.parent / target).exists()
+
+
+def test_commands_of_contributing_exist() -> None:
+    """Each `make` command that the page names is one of the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(
+        re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert named <= targets
