@@ -139,7 +139,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closed_collector(collector: GpuWardenCollector) -> None:
     """Closing shuts the driver down, twice does no harm, and nothing is collected afterwards."""
     assert collector.collect()
-    nvml = collector._daemon._source.nvml
+    nvml = collector._daemon.pipeline._source.nvml
     assert nvml.nvmlDeviceGetCount() == 2
     collector.close()
     collector.close()

@@ -205,10 +205,11 @@ class WatchedBox:
         )
         self._daemon, self._exposition = Daemon(self._config, source), Exposition()
         # Simulated GPUs are not this machine's: of these the daemon reads no kernel log, and its host is another too.
-        self._daemon._kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # noqa: SLF001 - as said
-        self._daemon._kernels_pids = True  # noqa: SLF001 - as said
-        self._daemon._host_reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as said
-        self._daemon._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as said
+        pipeline = self._daemon.pipeline
+        pipeline.kernel_log = _KernelLog(self.box)  # type: ignore[assignment] # as said
+        pipeline.knows_pids_of_kernel_log = True  # as said
+        pipeline.host._reader.read = lambda: _HOST  # type: ignore[method-assign] # noqa: SLF001 - as said
+        pipeline.host._trees.read = lambda peers: {}  # type: ignore[method-assign] # noqa: ARG005, SLF001 - as said
         self.box.meet()
 
     async def page(self, names: frozenset[str]) -> str | None:
@@ -221,7 +222,7 @@ class WatchedBox:
         if not self.hung:
             state = await self._daemon.poll()
             for peer, status in self.box.statuses:  # the daemon hears of them by the processes' pidfds
-                self._daemon._registry.exited(peer, self._clock.now, status)  # noqa: SLF001 - there are no processes
+                self._daemon.pipeline.registry.exited(peer, self._clock.now, status)
             self.box.statuses.clear()
             self._page = self._exposition.render(_named(entries(state), names)).text.decode()
         return self._page

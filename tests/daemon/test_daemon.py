@@ -13,6 +13,7 @@ import pytest
 
 from gpuwarden.config.schema import load
 from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.poll_loop import PollLoop
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.host.process_key import ProcessKey
@@ -20,7 +21,7 @@ from gpuwarden.host.process_tree import STATES, Usage
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.state import State
+from gpuwarden.state import Counts, State
 from gpuwarden.web.http_server import Request
 from snapshots import gpu, snapshot
 
@@ -46,7 +47,7 @@ def test_opted_in_rows_are_read(wanted: str, tmp_path: Path) -> None:
 
     async def scenario() -> bytes:
         await warden.poll()
-        return warden._serve_metrics(METRICS).body
+        return warden.routes.serve_metrics(METRICS).body
 
     assert (b"gpuwarden_gpu_pcie_throughput_bytes_per_second{" in asyncio.run(scenario())) == (wanted == "true")
 
@@ -59,16 +60,16 @@ def test_failed_poll_leaves_no_old_page(
 
     async def scenario() -> None:
         await warden.poll()
-        assert warden._serve_metrics(METRICS).status == 200
+        assert warden.routes.serve_metrics(METRICS).status == 200
         monkeypatch.setattr(RunRegistry, "runs", fails)
         for _ in range(3):
-            await warden._poll_or_show_nothing()
+            await warden.poll_or_clear()
         assert len([record for record in caplog.records if record.exc_info]) == 1
-        assert warden._serve_metrics(METRICS).status == 503
-        assert warden._serve_ready(METRICS).status == 503
+        assert warden.routes.serve_metrics(METRICS).status == 503
+        assert warden.routes.serve_ready(METRICS).status == 503
         monkeypatch.undo()
-        await warden._poll_or_show_nothing()
-        assert warden._serve_metrics(METRICS).status == 200
+        await warden.poll_or_clear()
+        assert warden.routes.serve_metrics(METRICS).status == 200
 
     asyncio.run(scenario())
 
@@ -79,37 +80,35 @@ def test_page_is_rendered_once_and_never_an_old_one(tmp_path: Path, monkeypatch:
 
     async def scenario() -> None:
         await warden.poll()
-        page = warden._serve_metrics(METRICS).body
-        assert warden._serve_metrics(METRICS).body is page
+        page = warden.routes.serve_metrics(METRICS).body
+        assert warden.routes.serve_metrics(METRICS).body is page
         await warden.poll()
-        assert warden._serve_metrics(METRICS).body != page
+        assert warden.routes.serve_metrics(METRICS).body != page
         await warden.poll()
         monkeypatch.setattr(Exposition, "render", fails)
         with pytest.raises(RuntimeError):  # which the server answers with 500
-            warden._serve_metrics(METRICS)
+            warden.routes.serve_metrics(METRICS)
 
     asyncio.run(scenario())
 
 
-def test_early_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_polls() -> None:
     """Something to tell brings a poll before the next is due, what happens meanwhile one more, and a stop ends it."""
-    warden = daemon(tmp_path)
+    loop = PollLoop(3600)
     polls = 0
 
     async def poll() -> None:
         nonlocal polls
         polls += 1
-        (warden._nudge if polls < 3 else warden._stop)()
-
-    monkeypatch.setattr(warden, "_poll_or_show_nothing", poll)
+        (loop.request if polls < 3 else loop.stop)()
 
     async def scenario() -> None:
         now = asyncio.get_running_loop().time
-        warden._nudge()
-        await warden._sleep(now())  # due: the poll that follows serves
+        loop.request()
+        await loop._sleep(now(), poll)  # due: the poll that follows serves
         assert polls == 0
-        warden._nudge()
-        await asyncio.wait_for(warden._sleep(now() + 3600), 60)
+        loop.request()
+        await asyncio.wait_for(loop.run(poll, lambda: False), 60)
         assert polls == 3
 
     asyncio.run(scenario())
@@ -132,7 +131,7 @@ def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> Non
     warden = daemon(tmp_path, poll__slow_interval="1h")
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     me = ProcessKey(os.getpid(), os.getuid(), int(stat[19]))
-    warden._registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
+    warden.pipeline.registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
 
     async def scenario() -> None:
         first, second = await warden.poll(), await warden.poll()
@@ -143,7 +142,7 @@ def test_host_and_runs_on_it_are_read_every_slow_interval(tmp_path: Path) -> Non
         assert text.count('gpuwarden_run_process_state{run_id="') == len(STATES)
         assert "\ngpuwarden_host_memory_available_bytes " in text
         assert 'gpuwarden_access{source="run_io"} 1.0' in text
-        warden._slow_due = 0.0
+        warden.pipeline.host._slow_due = 0.0
         assert (await warden.poll()).host is not first.host
 
     asyncio.run(scenario())
@@ -155,18 +154,20 @@ def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
     begin = time.monotonic()
     now = begin
     looks: list[float] = []
-    read = warden._trees.read
+    read = warden.pipeline.host._trees.read
 
     def looked(peers: list[ProcessKey]) -> Mapping[ProcessKey, Usage]:
         looks.append(now - begin)
         return read(peers)
 
-    monkeypatch.setattr(warden._trees, "read", looked)
-    monkeypatch.setattr(warden, "_source", replace(warden._source, reports=list))  # none of simulated runs
+    monkeypatch.setattr(warden.pipeline.host._trees, "read", looked)
+    monkeypatch.setattr(
+        warden.pipeline, "_source", replace(warden.pipeline._source, reports=list)
+    )  # none of simulated runs
     monkeypatch.setattr(time, "monotonic", lambda: now)
     gone = ProcessKey(0, 0, 0)
-    warden._registry.receive(gone, Hello("gone", "none", {}), begin)
-    warden._registry.exited(gone, begin)
+    warden.pipeline.registry.receive(gone, Hello("gone", "none", {}), begin)
+    warden.pipeline.registry.exited(gone, begin)
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     me = ProcessKey(os.getpid(), os.getuid(), int(stat[19]))
 
@@ -176,7 +177,7 @@ def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
             now = begin + second
             await warden.poll()
         assert looks == [0]  # of the slow interval: the only run has ended
-        warden._registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), begin + 9.5)
+        warden.pipeline.registry.receive(me, Hello("resnet", "tensorflow 2.21.0", {}), begin + 9.5)
         for second in range(10, 200):
             now = begin + second
             runs = (await warden.poll()).runs
@@ -192,11 +193,11 @@ def test_ended_run_shows_its_totals_alone(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         peer = ProcessKey(process.pid, os.getuid(), int(stat[19]))
-        warden._registry.receive(peer, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
+        warden.pipeline.registry.receive(peer, Hello("resnet", "tensorflow 2.21.0", {}), time.monotonic())
         asyncio.run(warden.poll())
         assert f'gpuwarden_run_host_memory_bytes{{run_id="{peer.run_id}"}} ' in warden.text
         process.kill()
-    warden._registry.exited(peer, time.monotonic())
+    warden.pipeline.registry.exited(peer, time.monotonic())
     asyncio.run(warden.poll())
     assert f'gpuwarden_run_cpu_seconds_total{{run_id="{peer.run_id}"}} ' in warden.text
     assert f'gpuwarden_run_host_memory_bytes{{run_id="{peer.run_id}"}} ' not in warden.text
@@ -261,4 +262,4 @@ def test_processes_of_a_capture_are_not_looked_for_here(tmp_path: Path) -> None:
 
 async def joined(warden: Daemon, seen: Snapshot) -> State:
     """Join a snapshot as a poll does."""
-    return warden._join(seen, 0.0)
+    return warden.pipeline.join(seen, 0.0, Counts())

@@ -51,8 +51,9 @@ def box() -> Iterator[Simulation]:
 def daemon(box: Simulation) -> Daemon:
     """Make a daemon on the box that serves, and gives up a hanging call soon."""
     warden = Daemon(load(None, {"poll.interval": "100ms"}), Source("simulated", box.nvml))
-    warden._loop = asyncio.new_event_loop()
-    warden._loop.close()
+    loop = asyncio.new_event_loop()
+    warden.loop.attach(loop)
+    loop.close()
     return warden
 
 
@@ -99,11 +100,11 @@ def test_pause_feeds_the_watchdog(box: Simulation, manager: Manager) -> None:
         warden = daemon(box)
         await warden.poll()
         manager.heard()
-        await warden._pause("60")
+        await warden.pause_commands.pause("60")
         status, fed = sorted(manager.heard())
         assert re.fullmatch(r"STATUS=paused until \d\d:\d\d:\d\d, 0 runs report", status)
         assert fed == "WATCHDOG=1"
-        await warden._resume("")
+        await warden.pause_commands.resume("")
         assert manager.heard() == {"STATUS=2 of 2 simulated GPUs answer, 0 runs report", "WATCHDOG=1"}
 
     asyncio.run(scenario())

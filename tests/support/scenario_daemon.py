@@ -27,15 +27,16 @@ from typing import Any, cast
 import pytest
 
 import gpuwarden.alerts.delivery.dispatcher as delivery
-import gpuwarden.daemon.daemon as daemon_module
+import gpuwarden.daemon.pipeline as pipeline_module
 from gpuwarden._version import __version__
 from gpuwarden.alerts.delivery.message import Message as AlertMessage
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.cli import run_commands
 from gpuwarden.config.schema import Config, load
+from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
-from gpuwarden.host import procfs
+from gpuwarden.host import host_sampler, procfs
 from gpuwarden.host.host_memory import HostMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_key import ProcessKey
@@ -328,12 +329,13 @@ class Box:
         self._make_daemon()
 
     def _make_daemon(self) -> None:
-        self._daemon = daemon_module.Daemon(self._config, self._source())
-        self._daemon._kernels_pids = True
-        self._daemon._adviser._send = self._take_advice
+        self._daemon = Daemon(self._config, self._source())
+        self._pipeline = self._daemon.pipeline
+        self._pipeline.knows_pids_of_kernel_log = True
+        self._pipeline.advisor._send = self._take_advice
         target = cast("Any", _Target(self._config, self.record))
         self._dispatcher = delivery.Dispatcher(self._config, self._folder / "notified", [target])
-        self._daemon._alerts = self._dispatcher
+        self._daemon._dispatcher = self._dispatcher
         self._turns: list[_Turn] = []
         for sender in self._dispatcher._senders:
             turn = sender._turn = _Turn()
@@ -341,11 +343,11 @@ class Box:
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         host_reader = types.SimpleNamespace(read=self._host)
-        patch.setattr(daemon_module, "HostReader", lambda: host_reader)
-        patch.setattr(daemon_module, "memory_available", lambda: self.host_available)
-        patch.setattr(daemon_module, "ProcessTrees", lambda: self._trees)
-        patch.setattr(daemon_module, "ProcessNames", lambda: self._names)
-        patch.setattr(daemon_module, "UserNames", lambda _source: _Users())
+        patch.setattr(host_sampler, "HostReader", lambda: host_reader)
+        patch.setattr(host_sampler, "memory_available", lambda: self.host_available)
+        patch.setattr(host_sampler, "ProcessTrees", lambda: self._trees)
+        patch.setattr(pipeline_module, "ProcessNames", lambda: self._names)
+        patch.setattr(pipeline_module, "UserNames", lambda _source: _Users())
         patch.setattr(procfs, "lives", lambda pid, _start: pid in self._names.known)
 
     def _source(self) -> Source:
@@ -426,14 +428,14 @@ class Box:
         """End the driver's faults, and wait until its blocked calls have come back."""
         self._box.driver.restore()
         begin = threading.Event()
-        while self._daemon._poller._busy():
+        while self._pipeline.poller._busy():
             begin.wait(0.001)  # real time
         await asyncio.sleep(0)
         self._selector.hangs = False
 
     async def pause(self, seconds: float) -> None:
         """Pause the daemon, as `gpuwarden pause` does."""
-        await self._daemon._pause(str(seconds))
+        await self._daemon.pause_commands.pause(str(seconds))
         await self._settle()
 
     async def restart(self, seconds: float) -> None:
@@ -450,15 +452,15 @@ class Box:
 
     async def poll(self) -> None:
         """Turn the clock to the next poll, and have the daemon poll; add what it says to the timeline."""
-        if self._daemon._state is not None:
+        if self._daemon.routes.state is not None:
             self._pass(INTERVAL * (self.clock.now // INTERVAL + 1))
         await self._daemon.poll()
         await self._settle()
 
     async def _settle(self) -> None:
         """Wait until the daemon's threads have done what the poll gave them, and write the timeline."""
-        if self._daemon._receipts._flushing:
-            await asyncio.wait([self._daemon._receipts._flushing])
+        if self._pipeline.recorder._flushing:
+            await asyncio.wait([self._pipeline.recorder._flushing])
         for turn in self._turns:
             turn.settle()
         await self._note_events()
@@ -518,13 +520,13 @@ class Box:
         for sender in self._dispatcher._senders:
             sender.stop()
             sender._thread.join(SETTLE_SECONDS)
-        if self._daemon._kernel_log:
-            self._daemon._kernel_log.close()
-        await self._daemon._receipts.stop()
+        if self._pipeline.kernel_log:
+            self._pipeline.kernel_log.close()
+        await self._pipeline.recorder.stop()
 
     async def open(self) -> None:
         """Start what the daemon starts before its first poll: the run database, and the thread of the target."""
-        await self._daemon._receipts.open()
+        await self._pipeline.recorder.open()
         self._dispatcher.start()
         for turn in self._turns:
             turn.settle()  # with the alerts that an earlier daemon sent
@@ -541,7 +543,7 @@ class Box:
             if status is None:
                 yield peer, None
             else:
-                self._daemon._registry.exited(peer, self.clock.monotonic(), status)
+                self._pipeline.registry.exited(peer, self.clock.monotonic(), status)
         self._exits = []
 
     def record(self, line: str) -> None:

@@ -285,17 +285,17 @@ def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypa
     warden = Warden(config, open_source(config.source, config.simulation))
 
     async def scenario() -> None:
-        assert warden._serve_state(REQUEST).status == warden._serve_history(REQUEST).status == 503
+        assert warden.routes.serve_state(REQUEST).status == warden.routes.serve_history(REQUEST).status == 503
         await warden.poll()
-        first = warden._serve_state(REQUEST).body
-        assert warden._serve_state(REQUEST).body is first
-        history = warden._serve_history(REQUEST).body
+        first = warden.routes.serve_state(REQUEST).body
+        assert warden.routes.serve_state(REQUEST).body is first
+        history = warden.routes.serve_history(REQUEST).body
         await warden.poll()
-        assert warden._serve_state(REQUEST).body != first
-        assert warden._serve_history(REQUEST).body is history  # no new point so soon
+        assert warden.routes.serve_state(REQUEST).body != first
+        assert warden.routes.serve_history(REQUEST).body is history  # no new point so soon
         monkeypatch.setattr(RunRegistry, "runs", lambda *_: 1 / 0)
-        await warden._poll_or_show_nothing()
-        assert warden._serve_state(REQUEST).status == warden._serve_history(REQUEST).status == 503
+        await warden.poll_or_clear()
+        assert warden.routes.serve_state(REQUEST).status == warden.routes.serve_history(REQUEST).status == 503
 
     asyncio.run(scenario())
 

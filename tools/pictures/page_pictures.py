@@ -63,12 +63,11 @@ async def _brought_about(situation: Situation, clock: Clock) -> Daemon:
 
 def _complete(daemon: Daemon, clock: Clock) -> None:
     """Put a host around the GPUs that is not this machine, and the XID with which a lost GPU is gone."""
-    state = daemon._state  # noqa: SLF001 - what a page would be drawn of
+    state = daemon.routes.state
     if state is None:
         raise RuntimeError("no poll")
     state = with_xid(state, clock.time() - LOST_SECONDS)
-    daemon._state = replace(state, host=HOST)  # noqa: SLF001
-    daemon._events.see(daemon._state)  # noqa: SLF001
+    daemon.routes.show(replace(state, host=HOST))
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
-"""Tell systemd how we are: the notification protocol of sd_notify(3), which is one datagram a message."""
+"""Notifications to systemd by the protocol of sd_notify(3), which is one datagram a message."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
+
+from gpuwarden.state import State
 
 
 def listens() -> bool:
@@ -32,3 +35,35 @@ def ready(longest_silence: float) -> None:
         notify("READY=1", f"WATCHDOG_USEC={longest_silence * 1e6:.0f}")
     else:
         notify("READY=1")
+
+
+class Watchdog:
+    """Beat of the service manager's watchdog, which follows real polls: a driver that hangs as a whole stops it.
+
+    Unless it has hung from the start, as its initialisation may take long and a restart would begin it anew; or in the
+    kernel where no signal reaches it, as the dying process would keep the port from its successor.
+    """
+
+    def __init__(self) -> None:
+        self._answered = False  # whether the driver ever did
+
+    def update(self, state: State, *, uninterruptible: bool) -> None:
+        """Send the status of a poll, and the beat if it is due."""
+        hung = state.snapshot.hung
+        self._answered = self._answered or not hung
+        if listens():
+            beats = not (hung and self._answered) or uninterruptible
+            notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if beats else []))
+
+
+def status_line(state: State) -> str:
+    """Return one line on what a poll found."""
+    gpus = state.snapshot.gpus
+    kind = {"nvml": "", "capture": "captured ", "simulated": "simulated "}[state.source]
+    up, reporting = sum(gpu.up for gpu in gpus), sum(run.up for run in state.runs)
+    if state.snapshot.paused_until is not None:
+        until = time.strftime("%H:%M:%S", time.localtime(state.snapshot.paused_until))
+        return f"paused until {until}, {reporting} runs report"
+    left_alone = sum(not gpu.asked for gpu in gpus)
+    sleep = f", {left_alone} are left to sleep" if left_alone else ""
+    return f"{up} of {len(gpus)} {kind}GPUs answer{sleep}, {reporting} runs report"

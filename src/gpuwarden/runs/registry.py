@@ -6,6 +6,7 @@ Ages are taken by the monotonic clock: a wall clock that is set back must not ma
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -191,9 +192,10 @@ class RunRegistry:
         """Return the runs that have not ended, their ids by pid."""
         return {each.peer.pid: run_id for run_id, each in self._records.items() if each.inquest is None}
 
-    def has_begun_since(self, then: float) -> bool:
-        """Tell whether a run began since `then` that has not ended."""
-        return any(record.began_at >= then and record.inquest is None for record in self._records.values())
+    def newest_age(self, now: float) -> float:
+        """Return the age in seconds of the newest run that has not ended; infinite where there is none."""
+        living = (now - record.began_at for record in self._records.values() if record.inquest is None)
+        return min(living, default=math.inf)
 
     def is_urgent_on_host(self) -> bool:
         """Tell whether a run takes the host's memory so fast that it has to be looked at often."""

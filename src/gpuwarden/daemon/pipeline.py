@@ -1,0 +1,246 @@
+"""Pipeline of a poll: an ordered list of stages, from the driver's readings to the state that everything shows.
+
+Values go down the list alone. A stage takes the parts of the poll that came before it, returns its own, and keeps to
+itself what it needs of a GPU or run from poll to poll.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gpuwarden.advice.advisor import Advisor
+from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
+from gpuwarden.config.schema import NO_OWNERS, Config
+from gpuwarden.daemon.sources import Source
+from gpuwarden.gpu.poller import Poller
+from gpuwarden.gpu.reader import Plan
+from gpuwarden.gpu.runtime_suspend import SleepWatch
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.host import oom_killer, pid_namespace
+from gpuwarden.host.host_sampler import HostSample, HostSampler
+from gpuwarden.host.kernel_log import KernelLog
+from gpuwarden.owners.containers import ContainerNames
+from gpuwarden.owners.processes import ProcessNames
+from gpuwarden.owners.resolver import OwnerResolver
+from gpuwarden.owners.slurm import JobMaps
+from gpuwarden.owners.users import UserNames
+from gpuwarden.pressure.levels import PressureWatch
+from gpuwarden.records.paths import place
+from gpuwarden.records.recorder import Recorder
+from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run_server import RunServer
+from gpuwarden.runs.stall import Patience
+from gpuwarden.state import Counts, State
+from gpuwarden.usage.accountant import UsageAccountant
+from gpuwarden.xid import kernel_messages
+from gpuwarden.xid.collector import XidCollector
+
+
+class Pipeline:
+    """Stages of a poll, used by one event loop.
+
+    `request_poll` requests a poll before the next is due, `request_poll_from_thread` does so on another thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        request_poll: Callable[[], object] = lambda: None,
+        request_poll_from_thread: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._request_from_thread = request_poll_from_thread
+        self.poller = _poller(config, source)
+        self.xids = XidCollector(source.nvml)
+        self.poller.register(self.xids.events)
+        self.xids.events.heard = self._request_if_urgent
+        self.kernel_log = _kernel_log(config, source)
+        self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # else they are others' than those seen here
+        self.host = HostSampler(config.poll.slow_interval)
+        self.users = UserNames(source.user_name)
+        self.processes = ProcessNames() if _is_this_machine(source) else None
+        self.containers = _containers(config, source)
+        self.owners = self._resolver()
+        prior_runs = PriorRuns()
+        self.registry = _registry(config, prior_runs, request_poll)
+        self.run_server = RunServer(self.registry)
+        self.recorder = _recorder(config, source, prior_runs, self.users)
+        self.accountant = UsageAccountant(max(config.poll.interval, config.poll.slow_interval))
+        self.pressure = PressureWatch(config.pressure)
+        self.advisor = Advisor(
+            config.pressure,
+            self.run_server.send,
+            self.registry.mark,
+            self.registry.neighbours,
+            alerting=config.alerting,
+        )
+        self._dropped = {"processes": 0, "owners": 0}
+
+    def _resolver(self) -> OwnerResolver:
+        config, source = self._config, self._source
+        owners = config.owners if _is_this_machine(source) else NO_OWNERS
+        return OwnerResolver(
+            config.owners.max,
+            self.processes.identify if self.processes else source.identify,
+            containers=self.containers,
+            users=self.users,
+            maps=JobMaps(owners.slurm_job_map, owners.slurm_gpustat),
+        )
+
+    async def open(self) -> None:
+        """Listen for runs, and open their records. Raises OSError where something is in the way."""
+        runs = self._config.runs
+        self.run_server.start(runs.socket, runs.socket_mode, runs.socket_group)
+        await self.recorder.open()  # now that this is no second daemon
+
+    async def close(self) -> None:
+        """Begin nothing any more, close the socket of the runs, and write their records."""
+        self.poller.stop()
+        self.containers.stop()
+        self.run_server.stop()
+        await self.recorder.stop()
+
+    def follow_events(self, snapshot: Snapshot) -> None:
+        """Wait, on a thread, for XIDs of the GPUs that a poll found."""
+        self.xids.events.follow(snapshot)
+
+    async def update(self, counts: Counts) -> State:
+        """Poll once; `counts` has what is counted outside of the pipeline."""
+        snapshot = await self.poller.poll()
+        # Only now: what the kernel logged of a run that ended meanwhile is to be read before its end is shown.
+        logged = self.kernel_log.read() if self.kernel_log else []
+        if self.knows_pids_of_kernel_log:
+            self.registry.note_oom_kills(oom_killer.oom_kills(logged))
+        return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts)
+
+    def join(self, snapshot: Snapshot, now: float, counts: Counts) -> State:
+        """Join a snapshot with everything else that is known at a time (monotonic)."""
+        self._receive_simulated(now)
+        self.registry.expire(now)
+        self.run_server.update()
+        sample = self._sample_host(now)
+        owners = self.owners.join(snapshot, self.registry.living())
+        self.registry.neighbours.see(snapshot, owners, now)
+        runs = self.registry.runs(snapshot, now, sample.usages, available=sample.available)
+        self.recorder.take_up(runs)
+        self.accountant.join(runs, snapshot, now)
+        self.recorder.see(runs, now)
+        pressure = self.pressure.see(snapshot, runs, now)
+        self.advisor.see(snapshot, runs, pressure, owners.holders, now)
+        self.poller.arm(self.advisor.limits, self._request_if_urgent)
+        self._dropped["owners"] += owners.dropped
+        return State(
+            source=self._source.name,
+            poll_interval=self._config.poll.interval,
+            snapshot=snapshot,
+            runs=runs,
+            processes=self._chosen(snapshot) if self._config.processes.series else (),
+            owners=owners,
+            host=sample.host,
+            pressure=pressure,
+            access=self._access(),
+            counts=self._counted(counts),
+        )
+
+    def _receive_simulated(self, now: float) -> None:
+        for peer, message in self._source.reports():
+            if message is None:
+                self.registry.exited(peer, now)
+            else:
+                self.run_server.receive(peer, message)
+
+    def _sample_host(self, now: float) -> HostSample:
+        registry = self.registry
+        return self.host.update(
+            registry.peers(), now, newest_age=registry.newest_age(now), urgent=registry.is_urgent_on_host()
+        )
+
+    def _request_if_urgent(self) -> None:
+        """Request a poll on a thread, if a run reads advice or alerts are sent."""
+        if self.advisor.limits or self._config.alerting:
+            self._request_from_thread()
+
+    def _counted(self, counts: Counts) -> Counts:
+        log = self.kernel_log
+        return replace(
+            counts,
+            reports_received=self.registry.received,
+            reports_rejected=dict(self.registry.rejected),
+            run_connections_refused=self.run_server.refused,
+            runs_ended=dict(self.registry.ended),
+            series_dropped=dict(self._dropped),
+            xids_dropped=self.xids.dropped,
+            kernel_log_records_lost=log.lost if log and log.readable else None,
+            tree_processes_dropped=self.host.dropped,
+            receipt_errors=self.recorder.errors,
+            advice_dropped=self.advisor.dropped,
+        )
+
+    def _access(self) -> Mapping[str, bool]:
+        """Say of each source that needs a permission, and is there, whether the daemon may read it."""
+        known = {"nvml_events": self.xids.events.listening, **self.containers.access()}
+        if self.kernel_log is not None:
+            known["kernel_log"] = self.kernel_log.readable
+        if self.processes is not None:
+            known["processes"] = self.processes.sees_others()
+        if self.host.io_allowed is not None:
+            known["run_io"] = self.host.io_allowed
+        return known
+
+    def _chosen(self, snapshot: Snapshot) -> tuple[tuple[Gpu, GpuProcess], ...]:
+        """Choose the processes that get series: those with the most memory, and count the rest as dropped."""
+        limit = self._config.processes.max_series
+        found = [(gpu, process) for gpu in snapshot.gpus for process in gpu.processes]
+        if len(found) > limit:
+            found.sort(key=lambda pair: pair[1].memory or 0, reverse=True)
+            self._dropped["processes"] += len(found) - limit
+        return tuple(found[:limit])
+
+
+def _is_this_machine(source: Source) -> bool:
+    """Return whether pids, users and GPUs are this machine's, and not a simulation's or a capture's."""
+    return source.name == "nvml"
+
+
+def _poller(config: Config, source: Source) -> Poller:
+    return Poller(
+        source.nvml,
+        config.poll.interval,
+        plan=Plan(slow_interval=config.poll.slow_interval, opted_in=config.gpus.opted_in),
+        memory_interval=config.poll.memory_interval,
+        host_memory=source.host_memory,
+        clock=source.clock,
+        sleep=SleepWatch() if config.gpus.let_sleep and _is_this_machine(source) else None,
+    )
+
+
+def _kernel_log(config: Config, source: Source) -> KernelLog | None:
+    logged = kernel_messages.BEGINNINGS + oom_killer.BEGINNINGS
+    return KernelLog(logged, config.kernel_log.path) if _is_this_machine(source) else None
+
+
+def _containers(config: Config, source: Source) -> ContainerNames:
+    owners = config.owners if _is_this_machine(source) else NO_OWNERS
+    return ContainerNames(owners.docker, owners.podman, owners.kubernetes_logs)
+
+
+def _registry(config: Config, prior_runs: PriorRuns, request_poll: Callable[[], object]) -> RunRegistry:
+    return RunRegistry(
+        limit=config.runs.max,
+        expiry=config.runs.expiry,
+        overhead=config.runs.context_overhead,
+        patience=Patience(config.runs.stall_factor, config.runs.stall_after),
+        predecessors=prior_runs,
+        alarm=request_poll,
+        alerting=config.alerting,
+    )
+
+
+def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
+    # What runs report next to GPUs that are not this machine's is for looking at, and not to be kept.
+    folder = place(config.receipts) if _is_this_machine(source) else None
+    return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, predecessors=prior_runs)

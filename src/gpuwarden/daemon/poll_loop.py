@@ -1,0 +1,88 @@
+"""Loop that polls at the interval, and early on request as often as a rate limit allows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from gpuwarden.rate_limit import RateLimit
+
+# Polls before they are due: as many in a row, and in the long run one in so many seconds.
+EARLY_POLLS = 3
+EARLY_POLL_SECONDS = 1.0
+
+
+class PollLoop:
+    """Loop of polls on one event loop. Whoever polls otherwise meanwhile holds the lock `turn`."""
+
+    def __init__(self, interval: float) -> None:
+        self.turn = asyncio.Lock()
+        self._interval = interval
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
+        self._stopped = False
+        self._wakeup = asyncio.Event()
+        self._early = RateLimit(EARLY_POLLS, EARLY_POLL_SECONDS)
+
+    @property
+    def early_polls(self) -> int:
+        """Polls before they were due, since the start."""
+        return self._early.taken
+
+    @property
+    def serves(self) -> bool:
+        """True once the daemon serves on an event loop of its own."""
+        return self._loop is not None
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take requests from other threads for this event loop from now on."""
+        self._loop = loop
+
+    async def run(self, poll: Callable[[], Awaitable[object]], is_over: Callable[[], bool]) -> None:
+        """Await `poll` at the interval until the loop is stopped, or `is_over`."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while not (self._stopped or is_over()):
+            due = max(due + self._interval, loop.time())  # after a slow poll: no burst to catch up
+            await self._sleep(due, poll)
+            if not self._stopped:
+                await self._poll(poll)
+
+    def stop(self) -> None:
+        """End the loop; a poll under way comes to its end."""
+        self._stopped = True
+        self._wakeup.set()
+
+    def request(self) -> None:
+        """Request an early poll."""
+        self._wakeup.set()
+
+    def request_from_thread(self) -> None:
+        """Request an early poll from another thread; nothing happens where the daemon does not serve."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._loop.call_soon_threadsafe(self.request)
+
+    async def _poll(self, poll: Callable[[], Awaitable[object]]) -> None:
+        async with self.turn:
+            await poll()
+
+    async def _sleep(self, due: float, poll: Callable[[], Awaitable[object]]) -> None:
+        """Sleep until the next poll is due; poll early on request, as often as is allowed."""
+        loop = asyncio.get_running_loop()
+        while await self._is_woken(due) and not self._stopped:
+            at = min(self._early.next(loop.time()), due)
+            while await self._is_woken(at) and not self._stopped:
+                pass  # one early poll serves all that happen before it
+            if at >= due or self._stopped:
+                break
+            self._early.take(at)
+            await self._poll(poll)
+
+    async def _is_woken(self, until: float) -> bool:
+        """Sleep until then, by the loop's time, or until something wakes the loop; return whether it did."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wakeup.wait(), until - asyncio.get_running_loop().time())
+        woken = self._wakeup.is_set()
+        self._wakeup.clear()
+        return woken

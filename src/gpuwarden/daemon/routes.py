@@ -1,0 +1,148 @@
+"""HTTP routes of the daemon: the metrics page, the status page, and the API, all of them from the last poll."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs
+
+from gpuwarden.history.event_log import EventLog
+from gpuwarden.history.series import HistorySeries
+from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, MetricsPage, negotiate
+from gpuwarden.metrics.model import Table
+from gpuwarden.records.record import MAX_LISTED
+from gpuwarden.records.recorder import LISTED, Recorder
+from gpuwarden.state import State
+from gpuwarden.web import static_files
+from gpuwarden.web.api.history_document import write_history
+from gpuwarden.web.api.state_document import Seen, write_state
+from gpuwarden.web.http_server import Handler, Request, Response
+
+PAGE = "/page/"
+RUNS = "/api/v1/runs"
+STATE = "/api/v1/state"
+HISTORY = "/api/v1/history"
+
+_NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
+
+# Returns what is exposed of the state last polled, table by table.
+Exposed: TypeAlias = "Callable[[State], Iterable[tuple[type[Table[Any]], Entries]]]"
+
+
+class Routes:
+    """Handlers of all paths. Used by one event loop; every answer is written when first asked for after a poll."""
+
+    def __init__(self, exposed: Exposed, recorder: Recorder, user_name: Callable[[int], str], socket: Path) -> None:
+        self._exposed = exposed
+        self._recorder = recorder
+        self._user_name = user_name
+        self._socket = socket
+        self._started = time.time()
+        self._exposition = Exposition()
+        self._series = HistorySeries()
+        self._events = EventLog()
+        self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of its points
+        self.state: State | None = None
+        self._page: MetricsPage | None = None
+        self._state_json: bytes | None = None
+
+    def update(self, state: State, now: float) -> None:
+        """Answer from this poll from now on; `now` is monotonic."""
+        self._series.see(state, now)
+        self._events.see(state)
+        self.show(state)
+
+    def show(self, state: State) -> None:
+        """Answer from this state, without adding it to the recent past."""
+        self.clear()
+        self.state = state
+
+    def clear(self) -> None:
+        """Answer 503 until the next poll."""
+        self.state = self._page = self._state_json = None
+
+    @property
+    def text(self) -> str:
+        """The metrics page of the last poll in text format 0.0.4; empty before the first."""
+        return self._rendered(self.state).text.decode() if self.state else ""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Handlers by path."""
+        return {
+            "/": _serve_page,
+            PAGE: _serve_page,
+            f"{PAGE}uplot/": _serve_page,
+            "/metrics": self.serve_metrics,
+            "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
+            "/-/ready": self.serve_ready,
+            RUNS: self.serve_runs,
+            f"{RUNS}/": self.serve_run,
+            STATE: self.serve_state,
+            HISTORY: self.serve_history,
+        }
+
+    def _rendered(self, state: State) -> MetricsPage:
+        if self._page is None:
+            self._page = self._exposition.render(self._exposed(state))
+        return self._page
+
+    def serve_metrics(self, request: Request) -> Response:
+        """Answer with the metrics page, in the format that the client prefers."""
+        if self.state is None:
+            return Response(503, _NO_PAGE)
+        page = self._rendered(self.state)
+        kind = negotiate(request.headers.get("accept", ""))
+        body = page.openmetrics if kind == OPENMETRICS else page.text
+        return Response(200, body, kind, {"vary": "accept"})
+
+    def serve_ready(self, _request: Request) -> Response:
+        """Answer 200 once there is something to show."""
+        if self.state is None:
+            return Response(503, _NO_PAGE)
+        return Response(200, b"gpuwarden is ready\n")
+
+    async def serve_runs(self, request: Request) -> Response:
+        """Answer with all runs; `limit` in the query says how many that ended."""
+        wanted = parse_qs(request.query).get("limit", [str(LISTED)])[-1]
+        if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED):
+            return Response(400, f"limit: want a whole number, 1 to {MAX_LISTED}\n".encode())
+        return _json(await self._recorder.listing(int(wanted)))
+
+    async def serve_run(self, request: Request) -> Response:
+        """Answer with the record of the run that the path names."""
+        try:
+            record = await self._recorder.one(request.path.removeprefix(f"{RUNS}/"))
+        except OSError as error:
+            return Response(503, f"run database: {error.strerror}\n".encode())
+        if record is None:
+            return Response(404, f"no such run; {RUNS} has those that are known\n".encode())
+        return _json(record)
+
+    def serve_state(self, _request: Request) -> Response:
+        """Answer with the last poll, for programs."""
+        if self.state is None:
+            return Response(503, _NO_PAGE)
+        if self._state_json is None:
+            seen = Seen(self.state, self._series, self._events, self._user_name, self._socket, self._started)
+            self._state_json = write_state(seen)
+        return _json(self._state_json)
+
+    def serve_history(self, _request: Request) -> Response:
+        """Answer with the last ten minutes, for charts."""
+        if self.state is None:
+            return Response(503, _NO_PAGE)
+        if self._history_json[0] != self._series.points:
+            self._history_json = self._series.points, write_history(self._series, self.state.snapshot.time)
+        return _json(self._history_json[1])
+
+
+def _serve_page(request: Request) -> Response:
+    """Answer with a file of the status page, which asks for the state itself."""
+    return static_files.serve(request)
+
+
+def _json(body: bytes) -> Response:
+    return Response(200, body, "application/json")
