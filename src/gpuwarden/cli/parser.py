@@ -11,15 +11,15 @@ from gpuwarden.cli.rules_command import add_flags, reading
 from gpuwarden.config.value_types import DURATION, between
 
 REFERENCES = {
-    "metrics": "reference.metrics_markdown",
-    "config": "config_reference.reference_markdown",
-    "example": "config_reference.example_yaml",
-    "xid": "reference.xid_markdown",
-    "dcgm": "dcgm.reference.dcgm_markdown",
-    "receipt": "reference.receipt_markdown",
-    "state": "api.reference.state_markdown",
-    "verdicts": "reference.verdicts_markdown",
-    "alerts": "alerts.page.page",
+    "metrics": "cli.reference.metrics_markdown",
+    "config": "config.schema_docs.reference_markdown",
+    "example": "config.schema_docs.example_yaml",
+    "xid": "cli.reference.xid_markdown",
+    "dcgm": "dcgm.dcgm_docs.dcgm_markdown",
+    "receipt": "cli.reference.receipt_markdown",
+    "state": "web.api.api_docs.state_markdown",
+    "verdicts": "cli.reference.verdicts_markdown",
+    "alerts": "alerts.alert_docs.page",
 }
 
 

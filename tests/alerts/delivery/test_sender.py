@@ -332,5 +332,5 @@ def test_fault_of_a_target_is_its_own(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert said.startswith(
         "a faulty one: not sent: an error of gpuwarden's own, please report it: ZeroDivisionError in "
     )
-    assert re.search(r" > test_delivery_sender\._deliver:\d+$", said)
+    assert re.search(r" > tests\.alerts\.delivery\.test_sender\._deliver:\d+$", said)
     assert SECRET not in caplog.text
