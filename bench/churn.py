@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwarden.client.connection import Connection
+from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 
 GPUS = 8
@@ -57,9 +57,9 @@ def vanish(folder: Path, gpu: int) -> None:
     _report(folder, gpu, 5)
 
 
-def _report(folder: Path, gpu: int, count: int) -> Connection:
+def _report(folder: Path, gpu: int, count: int) -> DaemonConnection:
     hello = Hello(f"job {gpu}", "soak", devices={"GPU:0": None}, visible_devices=str(gpu))
-    connection = Connection(str(folder / "run.sock"), hello)
+    connection = DaemonConnection(str(folder / "run.sock"), hello)
     buckets = [0] * (len(STEP_BUCKETS) + 1)
     for step in range(count):
         buckets[step % len(buckets)] += 1

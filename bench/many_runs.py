@@ -20,7 +20,7 @@ from subprocess import PIPE, Popen  # noqa: TID251 - starts what it measures
 
 from scale import daemon
 
-from gpuwarden.client.connection import Connection
+from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 from gpuwarden.protocol.step_histogram import StepHistogram
 from mocked import PROCESSES_PER_GPU, sleepers
@@ -46,7 +46,7 @@ def crowd(count: int, socket: str, uuids: list[str]) -> None:
 def report(socket: str, number: int, uuid: str) -> None:
     """Report as a run until standard input ends."""
     hello = Hello(f"train_{number}.py", "tensorflow 2.21.0 keras 3.15.1", {"GPU:0": uuid}, hears=True)
-    connection = Connection(socket, hello)
+    connection = DaemonConnection(socket, hello)
     durations = StepHistogram()
     end = select.poll()
     end.register(sys.stdin, select.POLLHUP)

@@ -17,23 +17,23 @@ from typing import Any
 
 from gpuwarden.client import distributed
 from gpuwarden.client.errors.classifier import describe
-from gpuwarden.client.frameworks import for_backend
-from gpuwarden.client.frameworks.allocator_memory import with_named
+from gpuwarden.client.frameworks import make_adapter
+from gpuwarden.client.frameworks.allocator_memory import add_named_devices
 from gpuwarden.client.guard import Guard, guarded
-from gpuwarden.client.hello import introduction
-from gpuwarden.client.input_wait import Feed, InputWait
+from gpuwarden.client.hello import make_hello
+from gpuwarden.client.input_wait import InputMeter, InputWait
 from gpuwarden.client.keras import early_oom, introspection
-from gpuwarden.client.keras.example_counter import Batches
-from gpuwarden.client.keras.function_patch import KINDS, Functions, Kind
-from gpuwarden.client.keras.iterator_wait import TimedNext
-from gpuwarden.client.keras.loss_reader import LossMetric
-from gpuwarden.client.keras.model_memory import with_model
-from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, Responder, checked_responder
-from gpuwarden.client.keras.step_counter import Steps
-from gpuwarden.client.keras.tf_data_wait import TfData
+from gpuwarden.client.keras.example_counter import ExampleCounter
+from gpuwarden.client.keras.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch
+from gpuwarden.client.keras.iterator_wait import IteratorWait
+from gpuwarden.client.keras.loss_reader import LossReader
+from gpuwarden.client.keras.model_memory import add_model_memory
+from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, PressureResponder, make_responder
+from gpuwarden.client.keras.step_counter import StepCounter
+from gpuwarden.client.keras.tf_data_wait import TfDataWait
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.reporter import REPORT_INTERVAL, Reporter, default_name, join
-from gpuwarden.client.settings import checked
+from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, default_name, join_run
+from gpuwarden.client.settings import check_settings
 from gpuwarden.protocol.messages import Advice, Phase
 from gpuwarden.tuning.find_batch_size import find_batch_size
 from gpuwarden.tuning.oom_retry import fit_with_oom_retry
@@ -69,7 +69,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         name: str | None = None,
         devices: Mapping[str, str] | None = None,
         socket: str | os.PathLike[str] | None = None,
-        interval: float = REPORT_INTERVAL,
+        interval: float = REPORT_INTERVAL_SECONDS,
         loss: bool = False,
         disabled: bool | None = None,
         on_pressure: OnPressure | None = None,
@@ -77,18 +77,18 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         checkpoint_path: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
+        settings = check_settings(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
         self._settings = settings
         self._loss = loss
-        self._responder = checked_responder(on_pressure, pressure_level, checkpoint_path)
+        self._responder = make_responder(on_pressure, pressure_level, checkpoint_path)
         self._guard = Guard("callback", off=settings.disabled)
         # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
         self._watched: Any = None
-        self._functions: Functions | None = None
+        self._functions: FunctionPatch | None = None
         self._run: Reporter | None = None
-        self._steps: Steps | None = None  # of the fit under way
-        self._batches: Batches | None = None
-        self._feed: Feed | None = None  # what measures the wait for input, where that can be known
+        self._steps: StepCounter | None = None  # of the fit under way
+        self._batches: ExampleCounter | None = None
+        self._feed: InputMeter | None = None  # what measures the wait for input, where that can be known
         self._nested = False  # the hooks that are called are of a fit that another one's callback has called
         self._due = 0.0  # when a step has more to do than to be noted (monotonic)
         self._look_due = 0.0
@@ -110,7 +110,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
 
     @guarded
     def _take(self, model: Any) -> None:
-        self._functions = Functions(model)
+        self._functions = FunctionPatch(model)
         self._functions.clear()  # of a callback of a fit that another callback's exception ended
         self._functions.watch_test_early(self)
 
@@ -120,19 +120,19 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             return
         run, model = self._begin_run(), self._watched
         # A loop of one's own that calls the hooks through Keras's CallbackList may have told it nothing.
-        in_epoch, feeder = (self.params or {}).get("steps"), introspection.feeder()
-        per_execution = introspection.steps_per_execution(model)
+        in_epoch, feeder = (self.params or {}).get("steps"), introspection.find_feeder()
+        per_execution = introspection.read_steps_per_execution(model)
         in_epoch = None if in_epoch is None else int(in_epoch)
-        metric = LossMetric(run, model, keras, wanted=self._loss, fits=feeder is not None)
-        self._batches = Batches(run, metric, in_epoch, feeder, workers=not distributed.in_one_process(model))
+        metric = LossReader(run, model, keras, wanted=self._loss, fits=feeder is not None)
+        self._batches = ExampleCounter(run, metric, in_epoch, feeder, workers=not distributed.in_one_process(model))
         self._feed = _feed(run.input, per_execution)
         reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
-        self._steps = Steps(
+        self._steps = StepCounter(
             run,
             per_execution,
             in_epoch,
-            updates=lambda: introspection.updates(reference()),
-            traces=introspection.Traces(model),
+            updates=lambda: introspection.read_updates(reference()),
+            traces=introspection.TraceCount(model),
         )
         self._look_due = 0.0
         if self._responder is not None:
@@ -186,7 +186,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
             self._guard.failed(error, self._give_up)
 
-    def _attend(self, steps: Steps, now: float) -> None:
+    def _attend(self, steps: StepCounter, now: float) -> None:
         """Do what is due as a step begins, and set when there is more to do."""
         run = self._run
         assert run is not None
@@ -230,7 +230,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observe()
 
-    def _begin_without_steps(self, phase: Kind) -> None:
+    def _begin_without_steps(self, phase: FunctionKind) -> None:
         """Enter a phase in which no steps are made: on its own, a fit's validation, or called from a hook."""
         if introspection.is_nested(keras):
             if self._steps is None:
@@ -242,10 +242,10 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._functions_of_model().watch(phase, self)
         self._enter(phase)
 
-    def _end_without_steps(self, phase: Kind) -> None:
+    def _end_without_steps(self, phase: FunctionKind) -> None:
         nested, fits = introspection.is_nested(keras), self._steps is not None
         if not nested:
-            self._functions_of_model().leave(self, *([phase] if fits else KINDS))
+            self._functions_of_model().leave(self, *([phase] if fits else FUNCTION_KINDS))
         self._enter("train" if nested or fits else "idle")
 
     @guarded
@@ -269,7 +269,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if not isinstance(exception, Exception):
             self._report()  # interrupted: no error, but over all the same
             return
-        run.fail(with_model(describe(exception, phase, run.steps, run.memory.reading(), size), self._watched))
+        run.fail(add_model_memory(describe(exception, phase, run.steps, run.memory.reading(), size), self._watched))
 
     def ended(self) -> None:
         """Note that a step found no data, where Keras does not know when an epoch is over, or was told wrongly."""
@@ -279,14 +279,14 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def _join(self) -> Reporter:
         """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
         backend = keras.backend.backend()
-        framework = for_backend(backend)
-        names = with_named(framework.devices() if framework else {}, self._settings.devices)
-        hello = introduction(
+        framework = make_adapter(backend)
+        names = add_named_devices(framework.devices() if framework else {}, self._settings.devices)
+        hello = make_hello(
             self._settings.name or default_name(),
             f"{backend} {_version(backend)} keras {_version(keras.__name__)}",
             names,
         )
-        self._run = run = join(self._settings.socket, hello)
+        self._run = run = join_run(self._settings.socket, hello)
         run.interval = self._settings.interval
         if framework:
             run.memory.watch(framework, names)
@@ -313,7 +313,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._nested = introspection.is_nested(keras)
         return self._nested
 
-    def _functions_of_model(self) -> Functions:
+    def _functions_of_model(self) -> FunctionPatch:
         assert self._functions is not None
         return self._functions
 
@@ -353,7 +353,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
             self._run.stepping = True
             self._report()
 
-    def _act(self, responder: Responder, advice: Advice | None) -> None:
+    def _act(self, responder: PressureResponder, advice: Advice | None) -> None:
         """Do what the user wishes."""
         try:
             # Not the one that is watched: Keras gives this one its state back first, on JAX.
@@ -384,15 +384,15 @@ def _report_late() -> None:
     (latest or GpuWarden())._report_late()  # noqa: SLF001 - likewise
 
 
-early_oom.watch(_report_late)
+early_oom.report_early_oom(_report_late)
 
 
-def _feed(wait: InputWait, per_execution: int) -> Feed | None:
+def _feed(wait: InputWait, per_execution: int) -> InputMeter | None:
     """Choose who finds how long steps wait for their input; None where nobody can know."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        return TfData(wait, per_execution)
-    return TimedNext(wait) if backend == "jax" and per_execution == 1 else None
+        return TfDataWait(wait, per_execution)
+    return IteratorWait(wait) if backend == "jax" and per_execution == 1 else None
 
 
 def _version(module: str) -> str:

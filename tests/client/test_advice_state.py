@@ -15,9 +15,16 @@ import pytest
 from receiver import Peer, Receiver
 
 from gpuwarden import watch
-from gpuwarden.client.advice_state import EVENT_LASTS, HOUR, MAX_LINES, MAX_SOURCES, RETURN, Told
-from gpuwarden.client.connection import FIRST_RETRY, MAX_HEARD, Connection
-from gpuwarden.client.reporter import LISTEN_INTERVAL, Reporter
+from gpuwarden.client.advice_state import (
+    EVENT_EPISODE_SECONDS,
+    HOUR_SECONDS,
+    MAX_EPISODES,
+    MAX_LINES_PER_HOUR,
+    RECONNECT_SECONDS,
+    AdviceState,
+)
+from gpuwarden.client.connection import MAX_RECEIVED, MIN_RETRY_SECONDS, DaemonConnection
+from gpuwarden.client.reporter import LISTEN_INTERVAL_SECONDS, Reporter
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, encode
 from gpuwarden.protocol.messages import Advice, End, Hello, Level, Report
 
@@ -60,22 +67,22 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver
 
 
 @pytest.fixture
-def connection(daemon: Receiver) -> Iterator[Connection]:
+def connection(daemon: Receiver) -> Iterator[DaemonConnection]:
     """Connect to the daemon."""
-    made = Connection(daemon.path, HELLO)
+    made = DaemonConnection(daemon.path, HELLO)
     assert made.send(END)
     yield made
     made.close()
 
 
 @pytest.fixture
-def peer(daemon: Receiver, connection: Connection) -> Peer:
+def peer(daemon: Receiver, connection: DaemonConnection) -> Peer:
     """Give the daemon's end of the connection."""
     assert connection.connected()
     return daemon.accept()
 
 
-def test_heard(connection: Connection, peer: Peer) -> None:
+def test_heard(connection: DaemonConnection, peer: Peer) -> None:
     """Advice is heard once, in its order, and nothing is waited for where there is none."""
     assert connection.listen() == []
     said = [pressure("some"), pressure("critical")]
@@ -85,7 +92,7 @@ def test_heard(connection: Connection, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage(connection: Connection, peer: Peer, garbage: bytes) -> None:
+def test_garbage(connection: DaemonConnection, peer: Peer, garbage: bytes) -> None:
     """Whatever the daemon says, what is no advice is counted and what follows is heard."""
     peer.socket.send(garbage)
     peer.advise(pressure("some"))
@@ -93,7 +100,7 @@ def test_garbage(connection: Connection, peer: Peer, garbage: bytes) -> None:
     assert (connection.misheard, connection.connected()) == (1, True)
 
 
-def test_flood(connection: Connection, peer: Peer) -> None:
+def test_flood(connection: DaemonConnection, peer: Peer) -> None:
     """One call hears so many messages and no more, advice or not; the rest waits."""
     peer.socket.settimeout(0)
     sent = 0
@@ -103,14 +110,14 @@ def test_flood(connection: Connection, peer: Peer) -> None:
             sent += 1
     except BlockingIOError:
         pass
-    assert len(connection.listen()) + connection.misheard == MAX_HEARD < sent
-    heard = MAX_HEARD
+    assert len(connection.listen()) + connection.misheard == MAX_RECEIVED < sent
+    heard = MAX_RECEIVED
     while connection.listen():
-        heard += MAX_HEARD
-    assert sent <= heard < sent + MAX_HEARD
+        heard += MAX_RECEIVED
+    assert sent <= heard < sent + MAX_RECEIVED
 
 
-def test_end_of_the_daemon(connection: Connection, peer: Peer) -> None:
+def test_end_of_the_daemon(connection: DaemonConnection, peer: Peer) -> None:
     """What a daemon said before it ended is heard; then there is no connection."""
     peer.waiting()
     peer.advise(pressure("some"))
@@ -122,14 +129,14 @@ def test_end_of_the_daemon(connection: Connection, peer: Peer) -> None:
 
 def test_nobody_there(tmp_path: Path) -> None:
     """Without a daemon, and after its own end, a connection hears nothing."""
-    absent = Connection(str(tmp_path / "none"), HELLO)
+    absent = DaemonConnection(str(tmp_path / "none"), HELLO)
     assert not absent.send(END)
     assert absent.listen() == []
     absent.close()
     assert absent.listen() == []
 
 
-def test_forked_child(connection: Connection, peer: Peer) -> None:
+def test_forked_child(connection: DaemonConnection, peer: Peer) -> None:
     """A forked child takes nothing from its parent."""
     peer.advise(pressure("some"))
     child = os.fork()
@@ -139,7 +146,7 @@ def test_forked_child(connection: Connection, peer: Peer) -> None:
     assert connection.listen() == [pressure("some")]
 
 
-def test_descriptor_closed_by_the_program(connection: Connection, tmp_path: Path) -> None:
+def test_descriptor_closed_by_the_program(connection: DaemonConnection, tmp_path: Path) -> None:
     """Where the program has closed the descriptor, or has another file at its number, nothing is heard nor read."""
     assert connection._socket is not None
     number = connection._socket.fileno()
@@ -157,7 +164,7 @@ def test_descriptor_closed_by_the_program(connection: Connection, tmp_path: Path
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_descriptor_that_is_another_socket(connection: Connection, *, ends: bool) -> None:
+def test_descriptor_that_is_another_socket(connection: DaemonConnection, *, ends: bool) -> None:
     """A socket that the program has at the number by now gets nothing, loses nothing, and stays open."""
     assert connection._socket is not None
     number = connection._socket.fileno()
@@ -175,7 +182,7 @@ def test_descriptor_that_is_another_socket(connection: Connection, *, ends: bool
         assert select.select([other], [], [], 0)[0] == []
 
 
-def test_descriptor_that_is_another_socket_at_the_end(connection: Connection) -> None:
+def test_descriptor_that_is_another_socket_at_the_end(connection: DaemonConnection) -> None:
     """It stays open where a forked child, or the end, closes the connection first."""
     assert connection._socket is not None
     number = connection._socket.fileno()
@@ -194,9 +201,9 @@ def test_hello_says_so(daemon: Receiver) -> None:
     assert hello.hears
 
 
-def told(*advice: Advice, at: float = 0.0) -> Told:
+def told(*advice: Advice, at: float = 0.0) -> AdviceState:
     """Give what comes of advice."""
-    made = Told()
+    made = AdviceState()
     for each in advice:
         made.take(each, at)
     return made
@@ -252,13 +259,13 @@ def test_log(caplog: pytest.LogCaptureFixture, advice: list[Advice], lines: list
 
 def test_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """A daemon that says more and more writes so many lines an hour, and takes so much memory."""
-    made = Told()
-    for number in range(3 * MAX_SOURCES):
+    made = AdviceState()
+    for number in range(3 * MAX_EPISODES):
         made.take(pressure("some", f"GPU-{number}"), 0.0)
-    assert len(caplog.messages) == MAX_LINES
-    assert (made.count, len(made._episodes)) == (3 * MAX_SOURCES, MAX_SOURCES)
-    made.take(pressure("critical", "GPU-0"), HOUR)
-    assert len(caplog.messages) == MAX_LINES + 1
+    assert len(caplog.messages) == MAX_LINES_PER_HOUR
+    assert (made.count, len(made._episodes)) == (3 * MAX_EPISODES, MAX_EPISODES)
+    made.take(pressure("critical", "GPU-0"), HOUR_SECONDS)
+    assert len(caplog.messages) == MAX_LINES_PER_HOUR + 1
 
 
 def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +315,7 @@ def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
     made = told(pressure("critical"))
     episodes = [len(made.unanswered("stop", "critical", 0.0))]
     made.lose(1.0)
-    for at in (2.0, RETURN + 2, RETURN + 4, 9 * RETURN):
+    for at in (2.0, RECONNECT_SECONDS + 2, RECONNECT_SECONDS + 4, 9 * RECONNECT_SECONDS):
         made.take(pressure("critical", OTHER), at)
         episodes.append(len(made.unanswered("stop", "critical", at)))
         made.take(pressure("none", OTHER), at + 1)
@@ -317,16 +324,16 @@ def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
 
 def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
     """An event that comes again and again is one episode, until it has not come for long."""
-    made = Told()
-    for at in (0.0, EVENT_LASTS - 1, 2 * EVENT_LASTS - 2):
+    made = AdviceState()
+    for at in (0.0, EVENT_EPISODE_SECONDS - 1, 2 * EVENT_EPISODE_SECONDS - 2):
         made.take(event(), at)
     assert len(made.unanswered("stop", "critical", 0.0)) == len(caplog.messages) == 1
-    made.take(event(), 3 * EVENT_LASTS)
-    assert len(made.unanswered("stop", "critical", 3 * EVENT_LASTS)) == 1
+    made.take(event(), 3 * EVENT_EPISODE_SECONDS)
+    assert len(made.unanswered("stop", "critical", 3 * EVENT_EPISODE_SECONDS)) == 1
     assert len(caplog.messages) == 2
 
 
-@pytest.mark.parametrize(("away", "episodes"), [(RETURN - 1, 1), (RETURN + 1, 2)])
+@pytest.mark.parametrize(("away", "episodes"), [(RECONNECT_SECONDS - 1, 1), (RECONNECT_SECONDS + 1, 2)])
 def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, episodes: int) -> None:
     """Without a daemon there is no pressure; one that is soon back goes on with the episode, later another begins."""
     made = told(pressure("critical"))
@@ -340,8 +347,8 @@ def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, epis
     assert answered == len(caplog.messages) == episodes
 
 
-def test_run_listens(connection: Connection, peer: Peer) -> None:
-    """A run reads the socket once in LISTEN_INTERVAL at most, and reports what it heard and did."""
+def test_run_listens(connection: DaemonConnection, peer: Peer) -> None:
+    """A run reads the socket once in LISTEN_INTERVAL_SECONDS at most, and reports what it heard and did."""
     run = Reporter(connection)
     peer.advise(pressure("critical"))
     run.listen(100.0)
@@ -350,7 +357,7 @@ def test_run_listens(connection: Connection, peer: Peer) -> None:
     for now in (100.01, 100.04, 100.06):
         run.listen(now)
         heard.append(run.told.count)
-    assert (heard, run.listen_due) == ([1, 1, 2], 100.06 + LISTEN_INTERVAL)
+    assert (heard, run.listen_due) == ([1, 1, 2], 100.06 + LISTEN_INTERVAL_SECONDS)
     run.actions["checkpoint"] += 1
     run.report(101.1)
     report = peer.waiting()[-1]
@@ -358,7 +365,7 @@ def test_run_listens(connection: Connection, peer: Peer) -> None:
     assert (report.advice_heard, report.actions, run.told.pressure) == (2, {"checkpoint": 1}, "some")
 
 
-def test_daemon_lost(connection: Connection, peer: Peer) -> None:
+def test_daemon_lost(connection: DaemonConnection, peer: Peer) -> None:
     """A run whose daemon is gone knows of no pressure, and of what was said last."""
     run = Reporter(connection)
     peer.advise(pressure("critical"))
@@ -373,18 +380,18 @@ def test_daemon_lost(connection: Connection, peer: Peer) -> None:
 
 def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> None:
     """What another daemon is told to has nothing of what the one before said, though nobody asked in between."""
-    connection = Connection(daemon.path, HELLO, clock)
+    connection = DaemonConnection(daemon.path, HELLO, clock)
     run = Reporter(connection)
     run.report(clock.now)
     peer = daemon.accept()
     peer.advise(pressure("critical"))
-    clock.now += LISTEN_INTERVAL
+    clock.now += LISTEN_INTERVAL_SECONDS
     run.listen(clock.now)
     before = run.told.pressure
     peer.waiting()
     peer.socket.close()
     for _ in range(2):  # as a watch does where a phase that no step is made in begins, and ends
-        clock.now += FIRST_RETRY
+        clock.now += MIN_RETRY_SECONDS
         run.report(clock.now)
     assert daemon.accept().receive() == HELLO
     run.listen(clock.now)

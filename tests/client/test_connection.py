@@ -18,27 +18,27 @@ import pytest
 from client_ends import END, HELLO, Clock, fill, python
 from receiver import PATIENCE, Receiver
 
-from gpuwarden.client.connection import FIRST_RETRY, LAST_RETRY, Connection
+from gpuwarden.client.connection import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, DaemonConnection
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 
 
-def test_hello_first(daemon: Receiver, connection: Connection) -> None:
+def test_hello_first(daemon: Receiver, connection: DaemonConnection) -> None:
     """The first message of a connection is the hello, whatever is sent first."""
     assert connection.send(END)
     assert daemon.accept().waiting() == [HELLO, END]
 
 
-def test_absent_daemon(connection: Connection) -> None:
+def test_absent_daemon(connection: DaemonConnection) -> None:
     """Without a daemon a message does not go and is not counted as dropped."""
     assert not connection.send(END)
     assert connection.dropped == 0
 
 
-def test_daemon_later(connection: Connection, path: Path, clock: Clock) -> None:
+def test_daemon_later(connection: DaemonConnection, path: Path, clock: Clock) -> None:
     """A daemon that starts later is found at the first message after the retry is due."""
     connection.send(END)
     receiver = Receiver(path)
-    clock.now += FIRST_RETRY - 0.01
+    clock.now += MIN_RETRY_SECONDS - 0.01
     assert not connection.send(END)
     clock.now += 0.01
     assert connection.send(END)
@@ -46,17 +46,17 @@ def test_daemon_later(connection: Connection, path: Path, clock: Clock) -> None:
     receiver.close()
 
 
-def test_retries_grow_apart(connection: Connection, clock: Clock) -> None:
+def test_retries_grow_apart(connection: DaemonConnection, clock: Clock) -> None:
     """While no daemon answers, tries double their distance up to the last."""
     distances = []
     for _ in range(7):
         connection.send(END)
         distances.append(connection._retry_at - clock.now)
         clock.now = connection._retry_at
-    assert distances == [1, 2, 4, 8, 16, LAST_RETRY, LAST_RETRY]
+    assert distances == [1, 2, 4, 8, 16, MAX_RETRY_SECONDS, MAX_RETRY_SECONDS]
 
 
-def test_full_backlog_is_tried_again_soon(connection: Connection, path: Path, clock: Clock) -> None:
+def test_full_backlog_is_tried_again_soon(connection: DaemonConnection, path: Path, clock: Clock) -> None:
     """A daemon that is there, but at which too many knock at this moment, is tried every second."""
     with contextlib.ExitStack() as stack:
         busy = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -65,13 +65,13 @@ def test_full_backlog_is_tried_again_soon(connection: Connection, path: Path, cl
         stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)).connect(str(path))
         for _ in range(4):
             assert not connection.send(END)
-            assert connection._retry_at - clock.now == FIRST_RETRY
+            assert connection._retry_at - clock.now == MIN_RETRY_SECONDS
             clock.now = connection._retry_at
         busy.accept()[0].close()
         assert connection.send(END)
 
 
-def test_restarted_daemon(connection: Connection, path: Path, clock: Clock) -> None:
+def test_restarted_daemon(connection: DaemonConnection, path: Path, clock: Clock) -> None:
     """A restarted daemon hears the hello again."""
     first = Receiver(path)
     connection.send(END)
@@ -80,13 +80,13 @@ def test_restarted_daemon(connection: Connection, path: Path, clock: Clock) -> N
     path.unlink()
     second = Receiver(path)
     assert not connection.send(END)
-    clock.now += FIRST_RETRY
+    clock.now += MIN_RETRY_SECONDS
     assert connection.send(END)
     assert second.accept().waiting() == [HELLO, END]
     second.close()
 
 
-def test_daemon_that_hangs_up(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+def test_daemon_that_hangs_up(daemon: Receiver, connection: DaemonConnection, clock: Clock) -> None:
     """A daemon that accepts and hangs up is not tried every second for ever."""
     for _ in range(3):
         connection.send(END)
@@ -96,17 +96,17 @@ def test_daemon_that_hangs_up(daemon: Receiver, connection: Connection, clock: C
     assert connection._delay == 8
 
 
-def test_long_connection_forgives(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+def test_long_connection_forgives(daemon: Receiver, connection: DaemonConnection, clock: Clock) -> None:
     """After a connection that lasted, the next try comes as early as the first did."""
-    connection._delay = LAST_RETRY
+    connection._delay = MAX_RETRY_SECONDS
     connection.send(END)
-    clock.now += LAST_RETRY + 1
+    clock.now += MAX_RETRY_SECONDS + 1
     daemon.accept().socket.close()
     connection.send(END)
-    assert connection._retry_at - clock.now == FIRST_RETRY
+    assert connection._retry_at - clock.now == MIN_RETRY_SECONDS
 
 
-def test_reader_that_stands_still(daemon: Receiver, connection: Connection) -> None:
+def test_reader_that_stands_still(daemon: Receiver, connection: DaemonConnection) -> None:
     """With a daemon that never reads, messages are dropped and counted, and those that went stay whole."""
     sent = fill(connection)
     assert not connection.send(END)
@@ -114,7 +114,7 @@ def test_reader_that_stands_still(daemon: Receiver, connection: Connection) -> N
     assert daemon.accept().waiting() == [HELLO] + [END] * sent
 
 
-def test_hello_that_found_no_room(daemon: Receiver, connection: Connection) -> None:
+def test_hello_that_found_no_room(daemon: Receiver, connection: DaemonConnection) -> None:
     """A hello that changed while the daemon stood still is said before anything else once it reads again."""
     sent = fill(connection)
     changed = replace(HELLO, devices={"GPU:0": None, "GPU:1": None})
@@ -128,7 +128,7 @@ def test_hello_that_found_no_room(daemon: Receiver, connection: Connection) -> N
     assert peer.waiting() == [changed, END, END]
 
 
-def test_room_again(daemon: Receiver, connection: Connection) -> None:
+def test_room_again(daemon: Receiver, connection: DaemonConnection) -> None:
     """Waiting for room ends when the daemon reads again."""
     sent = fill(connection)
     peer = daemon.accept()
@@ -142,7 +142,7 @@ def test_room_again(daemon: Receiver, connection: Connection) -> None:
 def test_full_backlog(path: Path, clock: Clock) -> None:
     """A daemon too busy to accept connections makes none wait."""
     receiver = Receiver(path, backlog=0)
-    connections = [Connection(str(path), HELLO, clock) for _ in range(4)]
+    connections = [DaemonConnection(str(path), HELLO, clock) for _ in range(4)]
     assert not all([each.send(END) for each in connections])  # noqa: C419 - each is to try
     for each in connections:
         each.close()
@@ -152,18 +152,18 @@ def test_full_backlog(path: Path, clock: Clock) -> None:
 @pytest.mark.parametrize("bad", ["", "x" * 200, "nul\0byte", "/dev/null", "/nowhere/run.sock"])
 def test_bad_path(bad: str) -> None:
     """A path that can be no socket counts as an absent daemon."""
-    assert not Connection(bad, HELLO).send(END)
+    assert not DaemonConnection(bad, HELLO).send(END)
 
 
 def test_descriptor_closed_by_the_program(
-    daemon: Receiver, connection: Connection, clock: Clock, tmp_path: Path
+    daemon: Receiver, connection: DaemonConnection, clock: Clock, tmp_path: Path
 ) -> None:
     """A program that closes all descriptors keeps what it opens at the same number, and is connected again."""
     connection.send(END)
     number = connection._socket.fileno()  # type: ignore[union-attr]
     os.close(number)
     assert not connection.send(END)
-    clock.now += FIRST_RETRY
+    clock.now += MIN_RETRY_SECONDS
     assert connection.send(END)
     number = connection._socket.fileno()  # type: ignore[union-attr]
     other = os.open(tmp_path, os.O_RDONLY)
@@ -175,7 +175,7 @@ def test_descriptor_closed_by_the_program(
     assert daemon.accept().waiting() == [HELLO, END]
 
 
-def test_too_long(daemon: Receiver, connection: Connection) -> None:
+def test_too_long(daemon: Receiver, connection: DaemonConnection) -> None:
     """A message longer than the daemon accepts is dropped, and the connection lives on."""
     memory = {f"GPU:{index}".ljust(120, "0"): DeviceMemory(1, 2, 3) for index in range(64)}
     report = Report("train", 1, 1.0, (0,) * (len(STEP_BUCKETS) + 1), memory)
@@ -185,7 +185,7 @@ def test_too_long(daemon: Receiver, connection: Connection) -> None:
     assert daemon.accept().waiting() == [HELLO, END]
 
 
-def test_new_hello(daemon: Receiver, connection: Connection) -> None:
+def test_new_hello(daemon: Receiver, connection: DaemonConnection) -> None:
     """A changed hello is sent on the open connection, an equal one is not sent twice."""
     connection.send(END)
     changed = Hello("other.py", "tensorflow 2.21.0", {})
@@ -195,29 +195,29 @@ def test_new_hello(daemon: Receiver, connection: Connection) -> None:
     assert daemon.accept().waiting() == [HELLO, END, changed]
 
 
-def test_closed(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+def test_closed(daemon: Receiver, connection: DaemonConnection, clock: Clock) -> None:
     """A closed connection never opens again."""
     connection.close()
-    clock.now += 10 * LAST_RETRY
+    clock.now += 10 * MAX_RETRY_SECONDS
     assert not connection.send(END)
     assert not daemon.connected()
 
 
-def test_not_inherited(daemon: Receiver, connection: Connection) -> None:
+def test_not_inherited(daemon: Receiver, connection: DaemonConnection) -> None:
     """A program that the run starts does not get the descriptor."""
     connection.send(END)
     assert connection._socket is not None
     assert not connection._socket.get_inheritable()
 
 
-def test_forked_child(daemon: Receiver, connection: Connection, clock: Clock) -> None:
+def test_forked_child(daemon: Receiver, connection: DaemonConnection, clock: Clock) -> None:
     """A forked child neither holds the parent's connection open nor sends through it."""
     connection.send(END)
     peer = daemon.accept()
     held, release = os.pipe()
     child = os.fork()
     if child == 0:
-        clock.now += 10 * LAST_RETRY
+        clock.now += 10 * MAX_RETRY_SECONDS
         refused = not connection.send(END)
         os.close(release)
         os.read(held, 1)
@@ -231,7 +231,9 @@ def test_forked_child(daemon: Receiver, connection: Connection, clock: Clock) ->
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])  # noqa: S301 - our own
-def test_copies(daemon: Receiver, connection: Connection, copied: Callable[[Connection], Connection]) -> None:
+def test_copies(
+    daemon: Receiver, connection: DaemonConnection, copied: Callable[[DaemonConnection], DaemonConnection]
+) -> None:
     """A copied or pickled connection is one of its own that says the same hello."""
     connection.send(END)
     twin = copied(connection)
@@ -244,10 +246,10 @@ def test_broken_pipe_signal(daemon: Receiver) -> None:
     """A program that restored SIGPIPE's default action outlives the daemon."""
     script = """
 import signal, sys
-from gpuwarden.client.connection import Connection
+from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.protocol.messages import Error, ErrorKind, End, Hello
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-connection = Connection(sys.argv[1], Hello("a", "b", {}))
+connection = DaemonConnection(sys.argv[1], Hello("a", "b", {}))
 connection.send(End("exit"))
 print("sent", flush=True)
 input()

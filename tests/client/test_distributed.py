@@ -29,13 +29,13 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def test_jax_that_is_not_set_up(jax: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX is not asked, which would set it up; what its processes have agreed on before that holds."""
-    assert distributed.reason_to_hold(object()) is None
+    assert distributed.find_reason_to_hold(object()) is None
     state = SimpleNamespace(num_processes=2)
     monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
-    assert distributed.reason_to_hold(object()) == "in one of 2 processes of a job"
+    assert distributed.find_reason_to_hold(object()) == "in one of 2 processes of a job"
 
 
 def test_jax_that_is_set_up(jax: dict[str, object]) -> None:
     """JAX says how many there are."""
     jax["cuda"] = object()
-    assert distributed.reason_to_hold(object()) == "in one of 3 processes of a job"
+    assert distributed.find_reason_to_hold(object()) == "in one of 3 processes of a job"

@@ -11,12 +11,12 @@ import pytest
 from client_ends import END, HELLO, fill, python
 from receiver import Receiver
 
-from gpuwarden.client.connection import Connection
-from gpuwarden.client.reporter import MAX_TOLD, Reporter, default_name, join
+from gpuwarden.client.connection import DaemonConnection
+from gpuwarden.client.reporter import MAX_SENT_ERRORS, Reporter, default_name, join_run
 from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report
 
 
-def test_report(daemon: Receiver, connection: Connection) -> None:
+def test_report(daemon: Receiver, connection: DaemonConnection) -> None:
     """A report carries the totals since the run began."""
     run = Reporter(connection)
     run.phase, run.epoch, run.batch = "train", 2, 7
@@ -36,14 +36,14 @@ def test_report(daemon: Receiver, connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.001, 0), (0.0011, 1), (60.0, 14), (61.0, 15)])
-def test_bucket_bounds(connection: Connection, seconds: float, bucket: int) -> None:
+def test_bucket_bounds(connection: DaemonConnection, seconds: float, bucket: int) -> None:
     """A bucket includes its bound, as Prometheus's do."""
     run = Reporter(connection)
     run.execute([seconds], 1)
     assert run.durations.buckets.index(1) == bucket
 
 
-def test_interval(daemon: Receiver, connection: Connection) -> None:
+def test_interval(daemon: Receiver, connection: DaemonConnection) -> None:
     """Between two reports lies the interval, however often one is asked for."""
     run = Reporter(connection)
     for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
@@ -52,7 +52,7 @@ def test_interval(daemon: Receiver, connection: Connection) -> None:
     assert [each.steps for each in daemon.accept().waiting()[1:] if isinstance(each, Report)] == [1, 4, 6]
 
 
-def test_dropped_is_reported(daemon: Receiver, connection: Connection) -> None:
+def test_dropped_is_reported(daemon: Receiver, connection: DaemonConnection) -> None:
     """The first report that goes after a full queue says how many did not, with nothing lost from the totals."""
     run = Reporter(connection)
     while not connection.dropped:
@@ -66,7 +66,7 @@ def test_dropped_is_reported(daemon: Receiver, connection: Connection) -> None:
     assert (report.steps, report.dropped) == (run.steps, 1)
 
 
-def test_end(daemon: Receiver, connection: Connection) -> None:
+def test_end(daemon: Receiver, connection: DaemonConnection) -> None:
     """A run ends with its last totals, idle, then the goodbye and the end of the connection."""
     run = Reporter(connection)
     run.phase = "train"
@@ -80,7 +80,7 @@ def test_end(daemon: Receiver, connection: Connection) -> None:
     assert peer.receive() is None
 
 
-def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: Connection) -> None:
+def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: DaemonConnection) -> None:
     """A run ends although the daemon never reads."""
     sent = fill(connection)
     Reporter(connection).end()
@@ -89,8 +89,8 @@ def test_end_before_a_reader_that_stands_still(daemon: Receiver, connection: Con
 
 def test_one_run_a_socket(tmp_path: Path) -> None:
     """Whoever joins in one process at one socket shares the run."""
-    first, again = join(str(tmp_path / "a"), HELLO), join(str(tmp_path / "a"), HELLO)
-    other = join(str(tmp_path / "b"), HELLO)
+    first, again = join_run(str(tmp_path / "a"), HELLO), join_run(str(tmp_path / "a"), HELLO)
+    other = join_run(str(tmp_path / "b"), HELLO)
     assert first is again
     assert first is not other
 
@@ -98,18 +98,18 @@ def test_one_run_a_socket(tmp_path: Path) -> None:
 def test_socket_from_environment(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUWARDEN_SOCKET names the socket where the caller does not."""
     monkeypatch.setenv("GPUWARDEN_SOCKET", daemon.path)
-    assert join(None, HELLO) is join(daemon.path, HELLO)
+    assert join_run(None, HELLO) is join_run(daemon.path, HELLO)
 
 
 def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
     """A forked child that trains reports under its own process id, from zero."""
-    parent = join(daemon.path, HELLO)
+    parent = join_run(daemon.path, HELLO)
     parent.execute([None], 5)
     parent.report(0)
     assert daemon.accept().pid() == os.getpid()
     child = os.fork()
     if child == 0:
-        join(daemon.path, HELLO).report(0)
+        join_run(daemon.path, HELLO).report(0)
         os._exit(0)
     peer = daemon.accept()
     assert peer.pid() == child
@@ -127,17 +127,19 @@ def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
 )
 def test_exit(daemon: Receiver, ending: str, status: int, end: End) -> None:
     """However the interpreter exits by itself, the run says goodbye, and whether an exception ended it."""
-    script = "import sys\nfrom gpuwarden.client.reporter import join\nfrom gpuwarden.protocol.messages import Hello\n"
-    script += f"join(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
+    script = (
+        "import sys\nfrom gpuwarden.client.reporter import join_run\nfrom gpuwarden.protocol.messages import Hello\n"
+    )
+    script += f"join_run(sys.argv[1], Hello('a', 'b', {{}})).report(0)\n{ending}"
     assert python(script, daemon.path).returncode == status
     assert daemon.accept().waiting()[-1] == end
 
 
 def test_killed(daemon: Receiver) -> None:
     """A killed run says nothing: its connection ends without a goodbye."""
-    script = "import os, signal, sys\nfrom gpuwarden.client.reporter import join\n"
+    script = "import os, signal, sys\nfrom gpuwarden.client.reporter import join_run\n"
     script += "from gpuwarden.protocol.messages import Hello\n"
-    script += "join(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
+    script += "join_run(sys.argv[1], Hello('a', 'b', {})).report(0)\nos.kill(os.getpid(), signal.SIGKILL)"
     assert python(script, daemon.path).returncode == -signal.SIGKILL
     peer = daemon.accept()
     assert isinstance(peer.waiting()[-1], Report)
@@ -170,9 +172,9 @@ def test_name_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 UNCAUGHT = """
 import sys
 from gpuwarden.client.errors.classifier import describe
-from gpuwarden.client.reporter import join
+from gpuwarden.client.reporter import join_run
 from gpuwarden.protocol.messages import Hello
-run = join(sys.argv[1], Hello("a", "b", {}))
+run = join_run(sys.argv[1], Hello("a", "b", {}))
 run.phase = "train"
 run.execute([None], 3)
 run.report(0)
@@ -213,9 +215,9 @@ def test_error_that_nobody_told(daemon: Receiver, ending: str, kinds: list[str])
 
 PROMPT = """
 import code, sys
-from gpuwarden.client.reporter import join
+from gpuwarden.client.reporter import join_run
 from gpuwarden.protocol.messages import Hello
-join(sys.argv[1], Hello("a", "b", {})).report(0)
+join_run(sys.argv[1], Hello("a", "b", {})).report(0)
 %s
 """
 
@@ -241,7 +243,7 @@ def failure(kind: ErrorKind = "device_oom") -> Error:
     return Error(kind, "ResourceExhaustedError", "OOM when allocating tensor", "train", 3)
 
 
-def test_errors_are_told_and_counted(daemon: Receiver, connection: Connection) -> None:
+def test_errors_are_told_and_counted(daemon: Receiver, connection: DaemonConnection) -> None:
     """An error is told at once, and the report behind it counts it by its kind."""
     run = Reporter(connection)
     run.fail(failure())
@@ -251,13 +253,13 @@ def test_errors_are_told_and_counted(daemon: Receiver, connection: Connection) -
     assert messages[2].errors == {"device_oom": 1}
 
 
-def test_of_many_errors_only_some_are_told(daemon: Receiver, connection: Connection) -> None:
+def test_of_many_errors_only_some_are_told(daemon: Receiver, connection: DaemonConnection) -> None:
     """A loop that catches errors without end sends their number, and the first of them in words."""
     run = Reporter(connection)
-    for _ in range(3 * MAX_TOLD):
+    for _ in range(3 * MAX_SENT_ERRORS):
         run.fail(failure("other"))
     messages = daemon.accept().waiting()
-    assert sum(isinstance(each, Error) for each in messages) == MAX_TOLD
+    assert sum(isinstance(each, Error) for each in messages) == MAX_SENT_ERRORS
     last = messages[-1]
     assert isinstance(last, Report)
-    assert last.errors == {"other": 3 * MAX_TOLD}
+    assert last.errors == {"other": 3 * MAX_SENT_ERRORS}

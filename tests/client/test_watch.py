@@ -24,9 +24,9 @@ from receiver import PATIENCE, Peer, Receiver
 import gpuwarden
 from gpuwarden import watch
 from gpuwarden.client import loop_tracker
-from gpuwarden.client.frameworks import NAMES
+from gpuwarden.client.frameworks import FRAMEWORK_NAMES
 from gpuwarden.client.guard import MAX_ERRORS
-from gpuwarden.client.loop_tracker import MAX_CHANGES, Loop
+from gpuwarden.client.loop_tracker import MAX_CHANGES_PER_SECOND, LoopTracker
 from gpuwarden.client.watch import Watch
 from gpuwarden.protocol.messages import End, Error, Hello, Message, Report
 
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Listen where watches report to."""
     monkeypatch.delenv("GPUWARDEN_DISABLED", raising=False)
-    for module in (*NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
+    for module in (*FRAMEWORK_NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
         monkeypatch.delitem(sys.modules, module, raising=False)  # which another test may have imported
     receiver = Receiver(tmp_path / "run.sock")
     monkeypatch.setenv("GPUWARDEN_SOCKET", receiver.path)
@@ -641,12 +641,12 @@ def test_loss(daemon: Receiver, loss: float, expected: float | None) -> None:
 def test_own_errors(daemon: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A watch that fails switches itself off with one warning and is idle from there on; the loop goes on."""
 
-    def fail(_self: Loop) -> None:
+    def fail(_self: LoopTracker) -> None:
         raise RuntimeError("a fault of the watch's own")
 
     run = watch(interval=0)
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "count", fail)
+        patch.setattr(LoopTracker, "count", fail)
         for _ in range(MAX_ERRORS + 3):
             run.step()
     with run.phase("test"):
@@ -671,7 +671,7 @@ def test_own_errors_beside_another(daemon: Receiver, monkeypatch: pytest.MonkeyP
 
 def test_failing_from_the_start(daemon: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch whose very beginning fails lets the loop run."""
-    monkeypatch.setattr("gpuwarden.client.loop_tracker.join", lambda *_: 1 / 0)
+    monkeypatch.setattr("gpuwarden.client.loop_tracker.join_run", lambda *_: 1 / 0)
     with watch() as run:
         for _ in run.epochs(2):
             for _ in run.batches([1, 2, 3]):
@@ -706,7 +706,7 @@ def test_many_changes(daemon: Receiver, clock: Clock) -> None:
         peer.waiting()
         for _ in run.epochs(1000):
             clock.sleep(1e-6)
-        assert len(told(peer.waiting())) == MAX_CHANGES
+        assert len(told(peer.waiting())) == MAX_CHANGES_PER_SECOND
         clock.sleep(1)
         run.step()
         assert last(peer).epoch == 999

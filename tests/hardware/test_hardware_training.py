@@ -36,7 +36,7 @@ from gpuwarden import watch
 from gpuwarden.client.frameworks import cuda_devices as cuda
 with watch("torch", interval=0) as run:
     run.step()
-    before = torch.cuda.is_initialized(), cuda.uuids()
+    before = torch.cuda.is_initialized(), cuda.read_uuids()
     torch.cuda.set_per_process_memory_fraction(0.1, 0)
     held = torch.zeros(256 << 20, dtype=torch.uint8, device="cuda:0")
     for _ in range(3):
@@ -44,7 +44,7 @@ with watch("torch", interval=0) as run:
         run.step()
     properties = torch.cuda.get_device_properties(0)
     print(json.dumps({
-        "before": before, "cuda": cuda.uuids(), "own": str(getattr(properties, "uuid", "")),
+        "before": before, "cuda": cuda.read_uuids(), "own": str(getattr(properties, "uuid", "")),
         "current": torch.cuda.memory_allocated(0), "peak": torch.cuda.max_memory_allocated(0),
         "reserved": torch.cuda.memory_reserved(0), "total": properties.total_memory,
     }), flush=True)
@@ -62,13 +62,13 @@ from gpuwarden import watch
 from gpuwarden.client.frameworks import cuda_devices as cuda
 with watch("jax", interval=0) as run:
     run.step()
-    before = bool(xla_bridge._backends), cuda.uuids()
+    before = bool(xla_bridge._backends), cuda.read_uuids()
     held = jax.numpy.zeros(256 << 20, dtype="uint8")
     for _ in range(3):
         held = (held + 1).block_until_ready()
         run.step()
     statistics = jax.local_devices()[0].memory_stats()
-    print(json.dumps({"before": before, "cuda": cuda.uuids(), "statistics": statistics}), flush=True)
+    print(json.dumps({"before": before, "cuda": cuda.read_uuids(), "statistics": statistics}), flush=True)
     sys.stdin.readline()
     run.step()
     more = [jax.numpy.zeros(1 << 30, dtype="uint8").block_until_ready() for _ in range(1000)]

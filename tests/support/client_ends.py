@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from receiver import PATIENCE, Receiver
 
-from gpuwarden.client.connection import Connection
+from gpuwarden.client.connection import DaemonConnection
 from gpuwarden.protocol.messages import End, Hello
 
 HELLO = Hello(name="train.py", framework="tensorflow 2.21.0", devices={"GPU:0": None})
@@ -53,9 +53,9 @@ def daemon(path: Path) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def connection(path: Path, clock: Clock) -> Iterator[Connection]:
+def connection(path: Path, clock: Clock) -> Iterator[DaemonConnection]:
     """Make a connection to `path`, whether or not a daemon is there."""
-    connection = Connection(str(path), HELLO, clock)
+    connection = DaemonConnection(str(path), HELLO, clock)
     yield connection
     connection.close()
 
@@ -67,7 +67,7 @@ def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def fill(connection: Connection) -> int:
+def fill(connection: DaemonConnection) -> int:
     """Send until the queue is full; return how many messages went."""
     sent = 0
     while connection.send(END):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 
-from gpuwarden.client.reporter import join
+from gpuwarden.client.reporter import join_run
 from gpuwarden.protocol.messages import Hello
 
 
 def main() -> None:
     """Make steps of 50 ms, and report as callbacks do."""
     path, name = [*sys.argv[1:], "good"][:2]
-    run = join(path, Hello(name, "none", {}))
+    run = join_run(path, Hello(name, "none", {}))
     run.phase, run.stepping = "train", True
     while True:
         time.sleep(0.05)

@@ -37,11 +37,11 @@ from receiver import Receiver
 from training_cases import cases_in, serve
 
 from gpuwarden import keras as keras_callback
-from gpuwarden.client.frameworks.tensorflow import physical_devices
+from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras import step_counter
-from gpuwarden.client.keras.model_memory import with_model
+from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.client.keras.wrapped_function import unwrap
-from gpuwarden.client.reporter import Reporter, join
+from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol.messages import Allocation, Error, Hello, Report
 
@@ -374,7 +374,7 @@ def within_a_step(daemon: Daemon, act: Callable[[GpuWarden], Any]) -> dict[str, 
 
 def fit_of(daemon: Daemon) -> Reporter:
     """Give this process's run as it reports here."""
-    return join(daemon.path, Hello("", "", {}))
+    return join_run(daemon.path, Hello("", "", {}))
 
 
 def case_within_a_step(daemon: Daemon) -> Any:
@@ -527,11 +527,14 @@ def case_functions(daemon: Daemon) -> Any:
 
 
 def case_traced_again(daemon: Daemon) -> Any:
-    usual, step_counter.COMPILED = step_counter.COMPILED, 1.0  # on a busy machine other steps may take long too
+    usual, step_counter.COMPILED_RATIO = (
+        step_counter.COMPILED_RATIO,
+        1.0,
+    )  # on a busy machine other steps may take long too
     try:
         fit(model(), Anew(), daemon.callback(), epochs=3)
     finally:
-        step_counter.COMPILED = usual
+        step_counter.COMPILED_RATIO = usual
     return daemon.heard()
 
 
@@ -758,14 +761,14 @@ def case_early(daemon: Daemon) -> Any:
 
 
 def case_physical(daemon: Daemon) -> Any:
-    return physical_devices("CPU")
+    return list_physical_devices("CPU")
 
 
 def case_model_memory(daemon: Daemon) -> Any:
     made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1000), keras.layers.BatchNormalization()])
     made.compile(optimizer="adam", loss="mse")
     made.optimizer.build(made.trainable_variables)
-    said = with_model(Error("device_oom", "", "", "train", 3, (Allocation(80, "4,1000"),)), made)
+    said = add_model_memory(Error("device_oom", "", "", "train", 3, (Allocation(80, "4,1000"),)), made)
     return [said.weights, said.trainable, said.like_weight]
 
 

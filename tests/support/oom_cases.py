@@ -30,7 +30,7 @@ import tensorflow as tf
 from gpuwarden.client.errors.classifier import describe
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
 from gpuwarden.client.keras.wrapped_function import wrap
-from gpuwarden.client.reporter import Reporter, join
+from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.protocol.messages import Hello
 
 FLOAT = 4  # bytes
@@ -152,7 +152,7 @@ def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     devices = dict(zip(("CPU:0", "CPU:1"), sys.argv[1:3], strict=True))
-    run = join(None, Hello("oom", "tensorflow", devices))
+    run = join_run(None, Hello("oom", "tensorflow", devices))
     run.phase = "train"
     run.memory.watch(TensorFlow(), devices)
     run.report(0.0)

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from gpuwarden.client.reporter import Reporter, join
+from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Hello
 
 INTERVAL_SECONDS = 0.05
@@ -50,7 +50,7 @@ def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
 def main() -> None:
     """Report until told to end."""
     socket, name, devices = sys.argv[1:4]
-    run = join(socket, Hello(name, "test 1.0", json.loads(devices)))
+    run = join_run(socket, Hello(name, "test 1.0", json.loads(devices)))
     memory = Held()
     run.memory = memory  # type: ignore[assignment] # stands in for a framework
     while True:

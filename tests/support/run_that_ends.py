@@ -12,11 +12,11 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import NoReturn
 
-from gpuwarden.client.reporter import Reporter, join
+from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.protocol.messages import Hello
 
 UUID = os.environ.get("RUN_ON")  # a GPU's
-run: Reporter = join(None, Hello(sys.argv[1], "python", {"GPU:0": UUID} if UUID else {}))
+run: Reporter = join_run(None, Hello(sys.argv[1], "python", {"GPU:0": UUID} if UUID else {}))
 held: list[bytearray] = []
 
 

@@ -14,12 +14,12 @@ from gpuwarden.protocol.validators import MAX_DEVICES
 
 log = logging.getLogger("gpuwarden")
 
-MAX_SOURCES = MAX_DEVICES * (len(RESOURCES) + 1)  # of advice that are told apart
+MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # of advice that are told apart
 MAX_ALARMS = 16  # that wait to be answered
-MAX_LINES = 20  # of the log, an hour
-HOUR = 3600.0
-EVENT_LASTS = 600.0  # seconds in which an event that comes again is the same episode
-RETURN = 60.0  # seconds in which a daemon that comes again goes on with the episodes of before
+MAX_LINES_PER_HOUR = 20  # of the log, an hour
+HOUR_SECONDS = 3600.0
+EVENT_EPISODE_SECONDS = 600.0  # seconds in which an event that comes again is the same episode
+RECONNECT_SECONDS = 60.0  # seconds in which a daemon that comes again goes on with the episodes of before
 
 _GRAVITY = {level: gravity for gravity, level in enumerate(LEVELS)}
 
@@ -42,12 +42,12 @@ class _Alarm:
     advice: Advice
 
 
-class Told:
+class AdviceState:
     """Advice that this process's run got, for all fits and loops in it.
 
-    Pressure on a resource of any of the run's devices is one episode, from where there was none until there is none any
-    more. An event does not end: one of its kind is the same episode where it comes within EVENT_LASTS. Each episode has
-    a line in the log for each device, and one more where it gets worse.
+    Pressure on a resource of any of the run's devices is one episode, until there is none on any of them. An event does
+    not end: one of its kind within EVENT_EPISODE_SECONDS belongs to the same episode. Each episode has a line in the
+    log for each device, and one more where it gets worse.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Told:
         self._alarms: deque[_Alarm] = deque(maxlen=MAX_ALARMS)
         self._raised = 0
         self._answered: dict[Action, int] = {}
-        self._lines: deque[float] = deque(maxlen=MAX_LINES)
+        self._lines: deque[float] = deque(maxlen=MAX_LINES_PER_HOUR)
 
     @property
     def pressure(self) -> Level:
@@ -70,7 +70,7 @@ class Told:
         self.last = advice
         subject, pressed = _subject(advice)
         device = advice.uuid, subject
-        if device not in self._episodes and len(self._episodes) >= MAX_SOURCES:
+        if device not in self._episodes and len(self._episodes) >= MAX_EPISODES:
             return
         lasting = self._lasting(subject, now)
         episode = self._episodes.pop(device, None)
@@ -87,7 +87,7 @@ class Told:
             episode.worst = advice.level
             self._write(logging.WARNING, advice, now)
         episode.level = advice.level if pressed else "none"
-        episode.until = inf if pressed else now + EVENT_LASTS
+        episode.until = inf if pressed else now + EVENT_EPISODE_SECONDS
         self._episodes[device] = episode
         if _GRAVITY[advice.level] > _GRAVITY[before]:
             self._raised += 1
@@ -96,11 +96,12 @@ class Told:
     def lose(self, now: float) -> None:
         """Record that the connection is lost: no pressure is known from now on.
 
-        The next daemon reports nothing of a device that was relieved meanwhile: each episode lasts for RETURN.
+        The next daemon reports nothing of a device that was relieved meanwhile, so each episode lasts for
+        RECONNECT_SECONDS.
         """
         for each in self._episodes.values():
             if each.level != "none":
-                each.level, each.until = "none", now + RETURN
+                each.level, each.until = "none", now + RECONNECT_SECONDS
 
     def unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
         """Return the advice that no such action has answered yet, of the lasting episodes that came to `level`."""
@@ -118,8 +119,8 @@ class Told:
         return [each for (_, other), each in self._episodes.items() if other == subject and now <= each.until]
 
     def _write(self, severity: int, advice: Advice, now: float) -> None:
-        """Write a line to the log, one of MAX_LINES an hour."""
-        if len(self._lines) == MAX_LINES and now - self._lines[0] < HOUR:
+        """Write a line to the log, MAX_LINES_PER_HOUR an hour."""
+        if len(self._lines) == MAX_LINES_PER_HOUR and now - self._lines[0] < HOUR_SECONDS:
             return
         self._lines.append(now)
         with contextlib.suppress(Exception):  # a logging handler of the user's may raise

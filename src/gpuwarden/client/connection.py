@@ -22,12 +22,12 @@ from gpuwarden.protocol.messages import Advice, Hello, Message
 
 log = logging.getLogger("gpuwarden")
 
-FIRST_RETRY = 1.0  # seconds until a connection is tried again; doubles up to LAST_RETRY
-LAST_RETRY = 30.0
-MAX_HEARD = 4  # messages that one call takes; more wait for the next
+MIN_RETRY_SECONDS = 1.0  # seconds until a connection is tried again; doubles up to LAST_RETRY
+MAX_RETRY_SECONDS = 30.0
+MAX_RECEIVED = 4  # messages that one call takes; more wait for the next
 
 
-class Connection:
+class DaemonConnection:
     """A non-blocking SOCK_SEQPACKET connection that opens with `hello` each time it is made.
 
     `dropped` counts messages that found the queue full or were too long, `misheard` those of the daemon's that were no
@@ -44,14 +44,14 @@ class Connection:
         self._file: os.stat_result | None = None  # which one the socket is
         self._connected_at = 0.0
         self._retry_at = -1.0
-        self._delay = FIRST_RETRY
+        self._delay = MIN_RETRY_SECONDS
         self._pid = os.getpid()
         self._told = False
         self._owing = False  # the hello: a full queue did not take it, and no other message tells what it does
         _connections.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Connection, (self.path, self._hello)
+        return DaemonConnection, (self.path, self._hello)
 
     def introduce(self, hello: Hello) -> None:
         """Say `hello` from now on; at once where a daemon has heard another."""
@@ -75,12 +75,12 @@ class Connection:
         return self._socket is not None
 
     def listen(self) -> list[Advice]:
-        """Take what the daemon has said, up to MAX_HEARD messages.
+        """Take what the daemon has said, up to MAX_RECEIVED messages.
 
         Never waits. What is no advice is counted and left out; it comes from a newer daemon, or a broken one.
         """
         heard: list[Advice] = []
-        for _ in range(MAX_HEARD):
+        for _ in range(MAX_RECEIVED):
             if self._socket is None or self._pid != os.getpid():
                 break
             try:
@@ -125,7 +125,7 @@ class Connection:
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             self._tell_once(error)
             if isinstance(error, BlockingIOError):  # there is a daemon, and too many others come at this moment
-                self._delay = FIRST_RETRY
+                self._delay = MIN_RETRY_SECONDS
             self._lose()
             return
         self._connected_at = self._clock()
@@ -161,11 +161,11 @@ class Connection:
         """Drop the socket and set when to try again: later each time, unless the connection had lasted."""
         now = self._clock()
         self._drop()
-        if self._connected_at and now - self._connected_at > LAST_RETRY:
-            self._delay = FIRST_RETRY
+        if self._connected_at and now - self._connected_at > MAX_RETRY_SECONDS:
+            self._delay = MIN_RETRY_SECONDS
         self._connected_at = 0.0
         self._retry_at = now + self._delay
-        self._delay = min(2 * self._delay, LAST_RETRY)
+        self._delay = min(2 * self._delay, MAX_RETRY_SECONDS)
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -188,7 +188,7 @@ class Connection:
         return self._file is not None and os.path.samestat(found, self._file)
 
 
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+_connections: weakref.WeakSet[DaemonConnection] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.client.frameworks import running
-from gpuwarden.client.job import place
+from gpuwarden.client.frameworks import running_frameworks
+from gpuwarden.client.job import read_job_place
 
 # By name, since TensorFlow is not imported here.
 ONE_DEVICE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")
@@ -16,33 +16,33 @@ IN_ONE_PROCESS = (*ONE_DEVICE, "MirroredStrategy")
 _WORKERS = ("CollectiveAllReduceStrategy", "_CollectiveAllReduceStrategyExperimental", "MultiWorkerMirroredStrategy")
 
 
-def strategy_of(model: Any) -> str:
+def read_strategy(model: Any) -> str:
     """Name the type of the model's tf.distribute strategy, the default one too; "NoneType" on another backend."""
     return type(getattr(model, "distribute_strategy", None)).__name__
 
 
 def in_one_process(model: Any) -> bool:
     """Say whether no other process takes part in each step of the model, as far as its strategy tells."""
-    return strategy_of(model) in (*IN_ONE_PROCESS, "NoneType")
+    return read_strategy(model) in (*IN_ONE_PROCESS, "NoneType")
 
 
 def has_workers(model: Any) -> bool:
     """Say whether the model is trained by several workers that can be asked whether they agree."""
-    return strategy_of(model) in _WORKERS
+    return read_strategy(model) in _WORKERS
 
 
-def reason_to_hold(model: Any) -> str | None:
+def find_reason_to_hold(model: Any) -> str | None:
     """Say why nobody here may do anything alone, nor ask the others; None where nobody else trains this model."""
-    strategy = strategy_of(model)
+    strategy = read_strategy(model)
     if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):
         return f"under {strategy}"
-    others = max(place(os.environ).world_size or 1, _jax_processes(), _torch_workers())
+    others = max(read_job_place(os.environ).world_size or 1, _jax_processes(), _torch_workers())
     return None if others == 1 or strategy in _WORKERS else f"in one of {others} processes of a job"
 
 
 def is_first() -> bool:
     """Say whether this is the worker that writes what all have in common."""
-    return not place(os.environ).rank
+    return not read_job_place(os.environ).rank
 
 
 def agree(model: Any, *, wanted: bool) -> bool:
@@ -54,7 +54,7 @@ def agree(model: Any, *, wanted: bool) -> bool:
 
 def _jax_processes() -> int:
     # process_count() makes the devices, with most of the GPUs' memory, and TensorFlow and Keras import JAX to no end.
-    if "jax" in running():
+    if "jax" in running_frameworks():
         return _counted("jax", "process_count")
     agreed = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)  # by jax.distributed.initialize
     return int(getattr(agreed, "num_processes", 1))

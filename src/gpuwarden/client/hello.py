@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from gpuwarden.client.job import place
+from gpuwarden.client.job import read_job_place
 from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello
 from gpuwarden.protocol.validators import clip
 
 
-def introduction(name: str, framework: str, devices: Mapping[str, str | None]) -> Hello:
+def make_hello(name: str, framework: str, devices: Mapping[str, str | None]) -> Hello:
     """Make the hello of this process, whatever is in its environment."""
-    here = place(os.environ)
+    here = read_job_place(os.environ)
     return Hello(
         name=clip(name),
         framework=clip(framework),

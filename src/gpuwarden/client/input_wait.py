@@ -28,8 +28,8 @@ class InputWait:
         self.buffered = self.buffer_size = None
 
 
-class Feed(Protocol):
-    """What sees the arguments of Keras's train function, before each execution of one fit, and finds the wait in them.
+class InputMeter(Protocol):
+    """Meter of one fit's input wait; it is given the arguments of Keras's train function before each execution.
 
     Used in the thread that trains. Nothing of it may block or keep the input alive.
     """

@@ -28,7 +28,7 @@ _LAUNCHERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobPlace:
     """A worker's place: what its job's processes have in common, and its rank from 0 in `world_size`; None unknown."""
 
     job: str | None = None
@@ -36,12 +36,12 @@ class Place:
     world_size: int | None = None
 
 
-def place(environ: Mapping[str, str]) -> Place:
+def read_job_place(environ: Mapping[str, str]) -> JobPlace:
     """Read the place from the environment; whatever stands there, it raises nothing."""
     cluster, kind, index = _tf_config(environ)
     job = _named(environ) or (_hashed(cluster) if cluster else _met(environ))
     rank, world_size = _in_cluster(cluster, kind, index) if cluster else _launched(environ)
-    return Place(None if job is None else clip(job), rank, world_size)
+    return JobPlace(None if job is None else clip(job), rank, world_size)
 
 
 def _named(environ: Mapping[str, str]) -> str | None:

@@ -19,34 +19,34 @@ from numbers import Integral, Real
 from time import monotonic
 from typing import Any
 
-from gpuwarden.client.advice_state import Told
+from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.errors.classifier import describe
 from gpuwarden.client.errors.uncaught import is_error
-from gpuwarden.client.frameworks.detect import Search
+from gpuwarden.client.frameworks.detect import FrameworkSearch
 from gpuwarden.client.guard import Guard, guarded, log
-from gpuwarden.client.hello import introduction
-from gpuwarden.client.reporter import Reporter, default_name, join
+from gpuwarden.client.hello import make_hello
+from gpuwarden.client.reporter import Reporter, default_name, join_run
 from gpuwarden.client.settings import Settings
 from gpuwarden.protocol.messages import PHASES, Error, Hello, Phase
 from gpuwarden.protocol.validators import MAX_COUNT
 
-MAX_NOTED = 1 << 16  # steps that wait to be counted, should another thread's report never come back
-CLOSE_WAIT = 0.1  # seconds that the end of a loop may wait for another thread's report
-MAX_CHANGES = 20  # reports a second of a new phase or epoch; more wait for the next look
-MAX_ADVICE = 8  # different sentences in the log
+MAX_UNCOUNTED_STEPS = 1 << 16  # steps that wait to be counted, should another thread's report never come back
+MAX_CLOSE_WAIT_SECONDS = 0.1  # seconds that the end of a loop may wait for another thread's report
+MAX_CHANGES_PER_SECOND = 20  # reports a second of a new phase or epoch; more wait for the next look
+MAX_HINTS = 8  # different sentences in the log
 
-_open: set[Loop] = set()
+_open: set[LoopTracker] = set()
 _joined: weakref.WeakSet[Reporter] = weakref.WeakSet()
 _reporting = threading.Lock()
 
 
-class Loop:
+class LoopTracker:
     """Counts one loop's steps into this process's run. Nothing it does raises, but for its making."""
 
     def __init__(self, settings: Settings, framework: str | None) -> None:
         self._guard = Guard("watch", off=settings.disabled)
         self._settings = settings
-        self._search = Search(framework, settings.devices)
+        self._search = FrameworkSearch(framework, settings.devices)
         self._before: list[tuple[Phase, bool]] = []  # the phases around this one, and whether a step was under way
         self._left = 0.0  # when the phase was last left in which steps are made
         self._failed_in: Phase | None = None  # a phase that an exception left
@@ -54,12 +54,12 @@ class Loop:
         self._stepped = False  # ever
         self._begun: float | None = None  # when the step under way began; may be unknown before the first
         # Of each step: seconds, None if it is not timed; examples; seconds that it waited for its batches.
-        self._noted: deque[tuple[float | None, int | None, float | None]] = deque(maxlen=MAX_NOTED)
+        self._noted: deque[tuple[float | None, int | None, float | None]] = deque(maxlen=MAX_UNCOUNTED_STEPS)
         self._fetched: float | None = None  # seconds that the step under way has waited for its batches
         self._epoch: int | None = None
         self._in_epoch = 0  # steps
         self._loss: float | None = None
-        self._changes: deque[float] = deque(maxlen=MAX_CHANGES)  # when they were reported
+        self._changes: deque[float] = deque(maxlen=MAX_CHANGES_PER_SECOND)  # when they were reported
         self._advised: set[str] = set()
         self._failure: Error | None = None  # the run's last when this began
         self.closed = False  # and still to be counted while it is in _open
@@ -70,7 +70,7 @@ class Loop:
 
     @guarded
     def _begin(self) -> None:
-        self.run = run = join(self._settings.socket, self._hello())
+        self.run = run = join_run(self._settings.socket, self._hello())
         run.interval = self._settings.interval
         self._failure = run.failure
         _open.add(self)
@@ -174,11 +174,11 @@ class Loop:
             run.fail(told)
 
     @property
-    def told(self) -> Told:
+    def told(self) -> AdviceState:
         """Advice of the daemon up to now; none where the loop is switched off."""
         run: Reporter | None = getattr(self, "run", None)  # its making may have failed
         if run is None or self._guard.off:
-            return Told()
+            return AdviceState()
         self._listen()
         return run.told
 
@@ -202,7 +202,7 @@ class Loop:
     @guarded
     def report_end(self) -> None:
         """Report that a loop has ended, and where this one stands."""
-        self._only_one(partial(self._count_and_send, self.run.report), CLOSE_WAIT)
+        self._only_one(partial(self._count_and_send, self.run.report), MAX_CLOSE_WAIT_SECONDS)
 
     def _give_up(self) -> None:
         """Say that no step of this loop is under way: its silence from here on is no step that hangs."""
@@ -237,7 +237,7 @@ class Loop:
     def _change(self) -> None:
         """Report a new state at once; or, where that is done too often, with the next report."""
         now = monotonic()
-        if len(self._changes) == MAX_CHANGES and now - self._changes[0] < 1:
+        if len(self._changes) == MAX_CHANGES_PER_SECOND and now - self._changes[0] < 1:
             return
         self._changes.append(now)
         self._tell(self.run.report)
@@ -267,7 +267,7 @@ class Loop:
 
     def _hello(self) -> Hello:
         name = self._settings.name or default_name()
-        return introduction(name, self._search.framework, self._search.devices)
+        return make_hello(name, self._search.framework, self._search.devices)
 
     def _restart(self) -> None:
         """Begin a step now."""
@@ -294,7 +294,7 @@ class Loop:
 
     def _advise(self, text: str) -> None:
         """Say once what the program might do better."""
-        if text not in self._advised and len(self._advised) < MAX_ADVICE:
+        if text not in self._advised and len(self._advised) < MAX_HINTS:
             self._advised.add(text)
             log.warning(text)
 

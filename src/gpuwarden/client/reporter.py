@@ -11,23 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuwarden.client.advice_state import Told
-from gpuwarden.client.connection import Connection
-from gpuwarden.client.errors.uncaught import uncaught, untold
-from gpuwarden.client.frameworks.allocator_memory import Memory
+from gpuwarden.client.advice_state import AdviceState
+from gpuwarden.client.connection import DaemonConnection
+from gpuwarden.client.errors.uncaught import describe_uncaught, uncaught_type
+from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
 from gpuwarden.client.input_wait import InputWait
 from gpuwarden.protocol.messages import End, Error, Hello, Phase, Report
 from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.protocol.validators import clip
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
-ERROR_WAIT = 0.1  # seconds that an error, which has stopped training anyway, may be held for its message
-MAX_TOLD = 20  # errors of a run that are told one by one; a loop that catches errors must not pay for each
-END_WAIT = 0.1  # seconds that the interpreter's exit may be held for the last messages
-REPORT_INTERVAL = 0.25  # seconds
-PERCENTILES_INTERVAL = 1.0  # seconds
-LOOK_INTERVAL = 0.25  # seconds
-LISTEN_INTERVAL = 0.05  # seconds between two reads of the socket, where the program acts on advice
+MAX_ERROR_WAIT_SECONDS = 0.1  # seconds that an error, which has stopped training anyway, may be held for its message
+MAX_SENT_ERRORS = 20  # errors of a run that are told one by one; a loop that catches errors must not pay for each
+MAX_END_WAIT_SECONDS = 0.1  # seconds that the interpreter's exit may be held for the last messages
+REPORT_INTERVAL_SECONDS = 0.25  # seconds
+PERCENTILES_INTERVAL_SECONDS = 1.0  # seconds
+OBSERVE_INTERVAL_SECONDS = 0.25  # seconds
+LISTEN_INTERVAL_SECONDS = 0.05  # seconds between two reads of the socket, where the program acts on advice
 
 _runs: dict[tuple[int, str], Reporter] = {}
 
@@ -40,15 +40,15 @@ class Reporter:
     done on it. `input` is how long steps waited for their input, where that is known.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: DaemonConnection) -> None:
         self.phase: Phase = "idle"
         self.epoch: int | None = None
         self.batch: int | None = None
         self.stepping = False  # a step is under way: silence means that it hangs
-        self.memory = Memory()
-        self.interval = REPORT_INTERVAL
+        self.memory = AllocatorMemory()
+        self.interval = REPORT_INTERVAL_SECONDS
         self.look_due = self.listen_due = 0.0  # monotonic
-        self.told = Told()
+        self.told = AdviceState()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
         self.steps = 0
@@ -86,10 +86,10 @@ class Reporter:
         self.look_due = self.listen_due = self._report_due = 0.0
 
     def listen(self, now: float) -> None:
-        """Read what the daemon has sent, every LISTEN_INTERVAL at most and without waiting; `now` is monotonic."""
+        """Read the daemon's advice every LISTEN_INTERVAL_SECONDS at most, without waiting; `now` is monotonic."""
         if now < self.listen_due:
             return
-        self.listen_due = now + LISTEN_INTERVAL
+        self.listen_due = now + LISTEN_INTERVAL_SECONDS
         for each in self._connection.listen():
             self.told.take(each, now)
         if not self._connection.connected():
@@ -97,7 +97,7 @@ class Reporter:
 
     def observe(self, now: float) -> None:
         """Listen, look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
-        self.look_due = now + min(LOOK_INTERVAL, self.interval)
+        self.look_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
         self.settle()
         self.memory.sample()
@@ -106,25 +106,28 @@ class Reporter:
 
     def report(self, now: float) -> None:
         """Listen, look and report at once; where the report does not go the next carries the same totals."""
-        self.look_due = now + min(LOOK_INTERVAL, self.interval)
+        self.look_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
         self.settle()
         self.memory.sample()
         self._send(now)
 
     def fail(self, error: Error) -> None:
-        """Count an error and tell the daemon of it, waiting at most ERROR_WAIT for one that lags; of many only some."""
+        """Count an error and send it, waiting at most MAX_ERROR_WAIT_SECONDS for a daemon that lags.
+
+        After MAX_SENT_ERRORS it is only counted.
+        """
         self.failure = error
         self._errors[error.kind] += 1
-        if self._errors.total() <= MAX_TOLD:
-            self._connection.wait_for_room(ERROR_WAIT)
+        if self._errors.total() <= MAX_SENT_ERRORS:
+            self._connection.wait_for_room(MAX_ERROR_WAIT_SECONDS)
             self._connection.send(error)
         self._send(time.monotonic())
 
     def _send(self, now: float) -> None:
         self._report_due = now + self.interval
         if now >= self._percentiles_due:
-            self._percentiles_due = now + PERCENTILES_INTERVAL
+            self._percentiles_due = now + PERCENTILES_INTERVAL_SECONDS
             self._percentiles = self.durations.percentiles(0.5, 0.95)
         median, p95 = self._percentiles
         self._connection.send(
@@ -164,22 +167,22 @@ class Reporter:
         self._send(time.monotonic())
 
     def end(self) -> None:
-        """Send the last totals and say goodbye; tell before it what ends the process, where nobody has.
+        """Send the exception that ends the process, if it was not sent, the last totals and the end.
 
-        Waits at most END_WAIT for a daemon that lags, and ERROR_WAIT more where there is an error to tell.
+        Waits at most MAX_END_WAIT_SECONDS for a daemon that lags, and MAX_ERROR_WAIT_SECONDS more to send an error.
         """
-        self._connection.wait_for_room(END_WAIT)
+        self._connection.wait_for_room(MAX_END_WAIT_SECONDS)
         phase: Phase = self.phase
         self.phase, self.stepping = "idle", False
         self.settle()
         self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
-            error = untold(self.failure, phase, self.steps, self.memory.reading())
+            error = describe_uncaught(self.failure, phase, self.steps, self.memory.reading())
             if error is not None:
                 self.fail(error)
         self._send(time.monotonic())
-        kind = uncaught()
+        kind = uncaught_type()
         if kind is None:
             self._connection.send(End("exit"))
         else:
@@ -187,24 +190,24 @@ class Reporter:
         self._connection.close()
 
 
-def join(path: str | None, hello: Hello) -> Reporter:
+def join_run(path: str | None, hello: Hello) -> Reporter:
     """Give this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and tell the daemon `hello`."""
     path = path or os.environ.get("GPUWARDEN_SOCKET") or DEFAULT_SOCKET
     key = os.getpid(), path  # by process: a forked child that trains is a run of its own
     run = _runs.get(key)
     if run is None:
-        run = _runs[key] = Reporter(Connection(path, hello))
+        run = _runs[key] = Reporter(DaemonConnection(path, hello))
         atexit.register(run.end)
     run.introduce(hello)
     return run
 
 
-def reporting() -> bool:
+def has_reported() -> bool:
     """Tell whether this process has a run."""
     return any(pid == os.getpid() for pid, _ in tuple(_runs))
 
 
-def retried() -> None:
+def report_oom_retry() -> None:
     """Report that what this process trains begins anew after an out-of-memory; nothing where nobody reports."""
     for (pid, _), run in tuple(_runs.items()):
         if pid == os.getpid():

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_INTERVAL = 86400  # seconds
+MAX_INTERVAL_SECONDS = 86400  # seconds
 
 _DEVICE = re.compile(r"[A-Z_]+:[0-9]+")
 
@@ -23,7 +23,7 @@ class Settings:
     disabled: bool
 
 
-def checked(
+def check_settings(
     *,
     name: str | None,
     devices: Mapping[str, str] | None,
@@ -38,8 +38,8 @@ def checked(
         raise TypeError(f"socket: want a path, not {socket!r}")
     if isinstance(interval, bool) or not isinstance(interval, int | float):
         raise TypeError(f"interval: want seconds, not {interval!r}")
-    if not 0 <= interval <= MAX_INTERVAL:  # a NaN is neither
-        raise ValueError(f"interval: want seconds, from 0 to {MAX_INTERVAL}, not {interval!r}")
+    if not 0 <= interval <= MAX_INTERVAL_SECONDS:  # a NaN is neither
+        raise ValueError(f"interval: want seconds, from 0 to {MAX_INTERVAL_SECONDS}, not {interval!r}")
     if disabled not in (None, True, False):  # text is true whatever it says, "false" and "0" too
         raise TypeError(f"disabled: want True or False, not {disabled!r}")
     return Settings(

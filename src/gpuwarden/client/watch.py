@@ -14,10 +14,10 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from gpuwarden.client.frameworks import NAMES
-from gpuwarden.client.loop_tracker import Loop
-from gpuwarden.client.reporter import REPORT_INTERVAL
-from gpuwarden.client.settings import checked
+from gpuwarden.client.frameworks import FRAMEWORK_NAMES
+from gpuwarden.client.loop_tracker import LoopTracker
+from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS
+from gpuwarden.client.settings import check_settings
 from gpuwarden.protocol.messages import Advice, Level, Phase
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def watch(
     *,
     devices: Mapping[str, str] | None = None,
     socket: str | os.PathLike[str] | None = None,
-    interval: float = REPORT_INTERVAL,
+    interval: float = REPORT_INTERVAL_SECONDS,
     framework: str | None = None,
     disabled: bool | None = None,
 ) -> Watch:
@@ -40,10 +40,10 @@ def watch(
     "jax" or "tensorflow", says which one computes where the process uses several. `disabled`, or GPUWARDEN_DISABLED=1,
     switches it off. Raises ValueError or TypeError for a wrong argument, and nothing of its own ever after.
     """
-    settings = checked(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
-    if framework not in (None, *NAMES):
-        raise ValueError(f"framework: want one of {', '.join(NAMES)}, not {framework!r}")
-    return Watch(Loop(settings, framework))
+    settings = check_settings(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
+    if framework not in (None, *FRAMEWORK_NAMES):
+        raise ValueError(f"framework: want one of {', '.join(FRAMEWORK_NAMES)}, not {framework!r}")
+    return Watch(LoopTracker(settings, framework))
 
 
 class Watch:
@@ -53,7 +53,7 @@ class Watch:
     does nothing, nor does a forked child's: a child that trains makes its own.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: LoopTracker) -> None:
         self._loop = loop
 
     def step(self, batch_size: int | None = None, loss: float | None = None) -> None:
@@ -75,9 +75,9 @@ class Watch:
             yield number
         self._loop.rest()
 
-    def batches(self, loader: Iterable[T]) -> Batches[T]:
+    def batches(self, loader: Iterable[T]) -> TimedBatches[T]:
         """Go through a loader's batches, and note how long the loop waits for each; the loader does as ever."""
-        return Batches(self, self._loop, loader)
+        return TimedBatches(self, self._loop, loader)
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
@@ -128,10 +128,10 @@ class Watch:
         self._loop.close()
 
 
-class Batches(Generic[T]):
+class TimedBatches(Generic[T]):
     """A loader's batches as the loader gives them; each pass through it is timed."""
 
-    def __init__(self, watch: Watch, loop: Loop, loader: Iterable[T]) -> None:
+    def __init__(self, watch: Watch, loop: LoopTracker, loader: Iterable[T]) -> None:
         self._watch = watch  # which lives as long as this
         self._loop = loop
         self._loader = loader

@@ -6,13 +6,13 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.client.frameworks.tensorflow import physical_devices
+from gpuwarden.client.frameworks.tensorflow import list_physical_devices
 from gpuwarden.client.keras_import import keras
 from gpuwarden.protocol.messages import DeviceMemory
-from gpuwarden.tuning.device_oom import memory
+from gpuwarden.tuning.device_oom import read_device_memory
 
 
-def forget() -> bool:
+def reset_peaks() -> bool:
     """Have the allocators forget their peaks; False where they cannot: JAX's."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -22,16 +22,16 @@ def forget() -> bool:
     return backend in ("tensorflow", "torch")
 
 
-def share() -> float | None:
+def read_peak_ratio() -> float | None:
     """Give the largest peak of a device as a share of what its allocator may take; None where one has no limit."""
-    found = _with_room_of_torch(memory())
+    found = _with_room_of_torch(read_device_memory())
     if not found or not all(each.limit for each in found.values()):
         return None
     return max(each.peak / each.limit for each in found.values() if each.limit)
 
 
 def _forget_tensorflow(tf: Any) -> None:
-    for parts in (physical_devices("GPU") or physical_devices("CPU")).values():
+    for parts in (list_physical_devices("GPU") or list_physical_devices("CPU")).values():
         for part in parts:
             try:
                 tf.config.experimental.reset_memory_stats(part)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from gpuwarden.client.errors.classifier import describe, told_by_itself
-from gpuwarden.client.frameworks import for_backend
+from gpuwarden.client.errors.classifier import describe, is_own_error
+from gpuwarden.client.frameworks import make_adapter
 from gpuwarden.client.keras_import import keras
 from gpuwarden.protocol.messages import DeviceMemory
 
@@ -15,15 +15,15 @@ def is_device_oom(error: BaseException) -> bool:
 
     An error that was raised while an out-of-memory was handled is another one.
     """
-    return told_by_itself(error) and describe(error, "train", 0, memory()).kind == "device_oom"
+    return is_own_error(error) and describe(error, "train", 0, read_device_memory()).kind == "device_oom"
 
 
-def memory() -> dict[str, DeviceMemory]:
+def read_device_memory() -> dict[str, DeviceMemory]:
     """Ask the allocators of the devices that this process trains on; one without statistics is absent.
 
     Without a GPU that is TensorFlow's CPU, where its allocator was given a limit as a GPU's has.
     """
-    framework = for_backend(keras.backend.backend())
+    framework = make_adapter(keras.backend.backend())
     found: dict[str, DeviceMemory] = {}
     if framework is None:
         return found

@@ -14,11 +14,11 @@ from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
 from gpuwarden.tuning import allocator_peak
 from gpuwarden.tuning.device_oom import is_device_oom
-from gpuwarden.tuning.model_checks import check_built, check_model, whole
-from gpuwarden.tuning.model_snapshot import ModelState, Substitute, Traces, seeds_kept
+from gpuwarden.tuning.model_checks import check_built, check_model, check_whole
+from gpuwarden.tuning.model_snapshot import ModelSnapshot, OptimizerSubstitute, TemporaryTraces, keep_seeds
 
-STEPS = 3  # of a trial: the optimizer's variables exist and the peak is seen
-LARGEST = 1 << 16
+TRIAL_STEPS = 3  # of a trial: the optimizer's variables exist and the peak is seen
+MAX_BATCH_SIZE = 1 << 16
 
 Batch = tuple[Any, ...]
 
@@ -46,14 +46,14 @@ def find_batch_size(
     """
     check_model(model, "find_batch_size")
     check_built(model)
-    smallest = whole(smallest, "smallest")
+    smallest = check_whole(smallest, "smallest")
     make_batch, most = _source(data)
-    largest = min(most, LARGEST if largest is None else whole(largest, "largest"))
+    largest = min(most, MAX_BATCH_SIZE if largest is None else check_whole(largest, "largest"))
     if largest < smallest:
         raise ValueError(f"largest: want {smallest} or more, which is the smallest, not {largest}")
     if isinstance(margin, bool) or not isinstance(margin, Real) or not 0 <= float(margin) < 1:
         raise ValueError(f"margin: want a share from 0 to 1, such as 0.1, not {margin!r}")
-    with seeds_kept(), Traces():
+    with keep_seeds(), TemporaryTraces():
         return _Trials(model, make_batch, float(margin)).find(smallest, largest, most)
 
 
@@ -78,14 +78,14 @@ class _Trials:
         self._model = model
         self._make_batch = make_batch
         self._margin = margin
-        self._steps = max(STEPS, int(model.steps_per_execution))
+        self._steps = max(TRIAL_STEPS, int(model.steps_per_execution))
         self._seen: dict[int, tuple[bool, float | None]] = {}
 
     def find(self, smallest: int, largest: int, most: int) -> int:
         """Find the size; of `most` examples there is a batch at most."""
-        substitute = Substitute(self._model)
+        substitute = OptimizerSubstitute(self._model)
         try:
-            self._state = ModelState(self._model)
+            self._state = ModelSnapshot(self._model)
             try:
                 self._model.train_function = None  # the model's own stays as it is traced
                 _, share = self._trial(smallest)
@@ -95,7 +95,7 @@ class _Trials:
                 self._state.restore()
         finally:
             substitute.leave()
-            allocator_peak.forget()
+            allocator_peak.reset_peaks()
         if found is None or found < smallest:
             raise MemoryError(
                 f"find_batch_size: not even a batch of {smallest} fits with a margin of {self._margin:g}; "
@@ -130,18 +130,18 @@ class _Trials:
     def _train(self, size: int) -> tuple[bool, float | None]:
         batch = _checked(self._make_batch(size), size)
         gc.collect()
-        known = allocator_peak.forget()
+        known = allocator_peak.reset_peaks()
         try:
             self._model.fit(_endless(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
         except Exception as error:
             if not is_device_oom(error):
                 raise
         else:
-            return True, allocator_peak.share() if known else None
+            return True, allocator_peak.read_peak_ratio() if known else None
         finally:
             self._state.restore_values()
         gc.collect()  # the error's frames, which hold tensors
-        return False, allocator_peak.share() if known else None
+        return False, allocator_peak.read_peak_ratio() if known else None
 
 
 def _endless(batch: Batch) -> Iterator[Batch]:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.tuning.model_checks import scope
-from gpuwarden.tuning.optimizers import inner
+from gpuwarden.tuning.model_checks import variable_scope
+from gpuwarden.tuning.optimizers import unwrap_optimizer
 
 
-def accumulation(model: Any) -> int:
+def read_accumulation(model: Any) -> int:
     """Say how many batches the model's optimizer sums up for an update."""
-    return getattr(inner(model.optimizer), "gradient_accumulation_steps", None) or 1
+    return getattr(unwrap_optimizer(model.optimizer), "gradient_accumulation_steps", None) or 1
 
 
 def check_accumulation(model: Any) -> None:
     """Raise ValueError where accumulating would change more than the batch size."""
     if type(getattr(model, "distribute_strategy", None)).__name__ == "MirroredStrategy":
         raise ValueError("keep_effective_batch: Keras does not accumulate gradients under MirroredStrategy")
-    optimizer = inner(model.optimizer)
+    optimizer = unwrap_optimizer(model.optimizer)
     if not hasattr(optimizer, "gradient_accumulation_steps") or not hasattr(optimizer, "_iterations"):
         raise ValueError(
             f"keep_effective_batch: {type(optimizer).__name__} of Keras {keras.__version__} accumulates no gradients"
@@ -33,11 +33,11 @@ def check_accumulation(model: Any) -> None:
 
 def accumulate(model: Any, steps: int) -> None:
     """Have the model's optimizer sum up `steps` batches for an update, from an update on; the model is traced anew."""
-    optimizer = inner(model.optimizer)
-    updates = int(keras.ops.convert_to_numpy(optimizer._iterations)) // accumulation(model)  # noqa: SLF001 - `iterations` is these divided
+    optimizer = unwrap_optimizer(model.optimizer)
+    updates = int(keras.ops.convert_to_numpy(optimizer._iterations)) // read_accumulation(model)  # noqa: SLF001 - `iterations` is these divided
     optimizer.gradient_accumulation_steps = steps
     if optimizer.built and not hasattr(optimizer, "_accumulated_gradients"):
-        with scope(model):
+        with variable_scope(model):
             made = [
                 optimizer.add_variable_from_reference(each, name="gradient_accumulator")
                 for each in optimizer._trainable_variables  # noqa: SLF001 - those it was built for

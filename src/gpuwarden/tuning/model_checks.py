@@ -6,8 +6,8 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpuwarden.client.distributed import in_one_process, strategy_of
-from gpuwarden.client.job import place
+from gpuwarden.client.distributed import in_one_process, read_strategy
+from gpuwarden.client.job import read_job_place
 from gpuwarden.client.keras_import import keras
 
 
@@ -19,10 +19,10 @@ def check_model(model: Any, wanting: str) -> None:
         raise TypeError(f"model: want a Keras model, not {type(model).__name__}")
     if getattr(model, "optimizer", None) is None:
         raise ValueError("model: compile it first, with an optimizer")
-    workers = place(os.environ).world_size or 1
+    workers = read_job_place(os.environ).world_size or 1
     if workers > 1 or not in_one_process(model):
         raise ValueError(
-            f"{wanting} works in one process alone: this one is a worker of {workers} with {strategy_of(model)}, and "
+            f"{wanting} works in one process alone: this one is a worker of {workers} with {read_strategy(model)}, and "
             "each would find another batch size; find it in one process, and give it to all"
         )
 
@@ -41,13 +41,13 @@ def check_built(model: Any) -> None:
             )
 
 
-def scope(model: Any) -> AbstractContextManager[Any]:
+def variable_scope(model: Any) -> AbstractContextManager[Any]:
     """Give the scope in which variables are made that train with the model: of its strategy, where it has one."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def whole(value: Any, name: str, least: int = 1) -> int:
+def check_whole(value: Any, name: str, least: int = 1) -> int:
     """Check a whole number. Raises TypeError or ValueError that begins with its name."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: want a whole number, not {value!r}")

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.tuning.model_checks import scope
-from gpuwarden.tuning.optimizers import begin_anew, optimizers
+from gpuwarden.tuning.model_checks import variable_scope
+from gpuwarden.tuning.optimizers import list_optimizers, reset_optimizer
 
 # What fit sets on a model, by backend; JAX's state is a copy that would be written over the variables later.
 _ATTRIBUTES = ("train_function", "history", "stop_training", "_eval_epoch_iterator", "_jax_state", "_jax_state_synced")
 _ABSENT = object()
 
 
-class ModelState:
+class ModelSnapshot:
     """The state of a built model whose optimizer is built, as of the making of this.
 
     Of another optimizer that is not built the variables that its first step makes are unknown: those begin anew.
@@ -33,7 +33,7 @@ class ModelState:
         self._model = model
         self._variables = [(each, keras.ops.convert_to_numpy(each).copy()) for each in _variables(model)]
         self._buffers = _buffers(model)
-        self._unbuilt = [each for each in optimizers(model) if not each.built]
+        self._unbuilt = [each for each in list_optimizers(model) if not each.built]
         self._attributes = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
 
     def restore(self) -> None:
@@ -46,7 +46,7 @@ class ModelState:
                 delattr(self._model, name)
         if built := [each for each in self._unbuilt if each.built]:
             for each in built:
-                begin_anew(self._model, each)
+                reset_optimizer(self._model, each)
             self.restore_values()  # their count of steps, which need not be 0
 
     def restore_values(self) -> None:
@@ -63,7 +63,7 @@ class ModelState:
             model.zero_grad()  # gradients hold as much memory as weights
 
 
-class Substitute:
+class OptimizerSubstitute:
     """An optimizer like the model's own, which is in its place from now on and stays as it is: not yet built.
 
     For a model whose optimizer is built it does nothing: what that one holds can be put back. The other optimizers stay
@@ -73,11 +73,11 @@ class Substitute:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._own = own = model.optimizer
-        for each in optimizers(model):
+        for each in list_optimizers(model):
             if not each.built:
                 new = _like(model, each)  # of others too: those that cannot begin anew are refused before they train
                 if each is own:
-                    with scope(model):
+                    with variable_scope(model):
                         new.build(model.trainable_variables)
                     model.optimizer = new  # only now, as memory may run out before
 
@@ -88,7 +88,7 @@ class Substitute:
 
 def _like(model: Any, own: Any) -> Any:
     try:
-        with scope(model):
+        with variable_scope(model):
             return type(own).from_config(own.get_config())
     except Exception as error:
         raise ValueError(
@@ -98,7 +98,7 @@ def _like(model: Any, own: Any) -> Any:
 
 
 @contextlib.contextmanager
-def seeds_kept() -> Iterator[None]:
+def keep_seeds() -> Iterator[None]:
     """Put the seeds of all generators back at the end, after all else: letting go draws some."""
     numpy = sys.modules["numpy"]  # Keras has imported it
     put_back: list[Callable[[], object]] = [
@@ -139,7 +139,7 @@ def _seeds_of_keras() -> Iterator[Callable[[], object]]:
     yield put_back
 
 
-class Traces:
+class TemporaryTraces:
     """The traces of TensorFlow functions that are made while this is open; those that nobody has are let go afterwards.
 
     TensorFlow keeps, for good, the gradient function of each all-reduce that it traces, and every step of a Keras
@@ -206,7 +206,7 @@ def _gradient_functions() -> dict[str, Any]:
 
 
 def _variables(model: Any) -> list[Any]:
-    of_optimizers = [variable for each in optimizers(model) for variable in each.variables]
+    of_optimizers = [variable for each in list_optimizers(model) for variable in each.variables]
     found = [*model.variables, *of_optimizers, *model.metrics_variables]
     return list({id(each): each for each in found}.values())
 

@@ -16,11 +16,11 @@ from typing import Any
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras.on_pressure import save
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.reporter import retried
+from gpuwarden.client.reporter import report_oom_retry
 from gpuwarden.tuning.device_oom import is_device_oom
-from gpuwarden.tuning.gradient_accumulation import accumulate, accumulation, check_accumulation
-from gpuwarden.tuning.model_checks import check_built, check_model, scope, whole
-from gpuwarden.tuning.optimizers import begin_anew, inner, optimizers
+from gpuwarden.tuning.gradient_accumulation import accumulate, check_accumulation, read_accumulation
+from gpuwarden.tuning.model_checks import check_built, check_model, check_whole, variable_scope
+from gpuwarden.tuning.optimizers import list_optimizers, reset_optimizer, unwrap_optimizer
 
 _OURS = ("x", "y", "batch_size")
 _ARRAYS = ("x", "y", "sample_weight")  # of a tuple that make_dataset makes
@@ -70,7 +70,7 @@ def fit_with_oom_retry(
     with tempfile.TemporaryDirectory(prefix="gpuwarden-") as folder:
         state = _Checkpoint(given or Path(folder) / f"checkpoint{_ENDING}", initial_epoch)
         training = _Training(model, make_dataset, limits, state, fit_kwargs)
-        return training.fit(accumulation(model) * limits.batch_size if keep_effective_batch else None)
+        return training.fit(read_accumulation(model) * limits.batch_size if keep_effective_batch else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class _Training:
                 "try=%d of %d",
                 *(size, self._checkpoint.epoch, smaller, attempt + 1, self._limits.tries),
             )
-            retried()
+            report_oom_retry()
             size = smaller
         self._history.batch_sizes, self._history.oom_retries = self._checkpoint.sizes, attempt - 1
         return self._history
@@ -220,9 +220,9 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
         """Write it; before an optimizer has trained it is built, so that the checkpoint holds all of it."""
         model = self.model
         if not model.optimizer.built:
-            with scope(model):
+            with variable_scope(model):
                 model.optimizer.build(model.trainable_variables)
-        unbuilt = [each for each in optimizers(model) if not each.built]
+        unbuilt = [each for each in list_optimizers(model) if not each.built]
         saved = {id(each) for each in model.weights}
         apart = [each for each in model.variables if id(each) not in saved]
         apart += [each for optimizer in unbuilt for each in optimizer.variables]
@@ -253,7 +253,7 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
             warnings.filterwarnings("error", message="Skipping variable loading")
             model.load_weights(self._path)
         for each in anew:
-            begin_anew(model, each)
+            reset_optimizer(model, each)
         for variable, value in self._values:
             variable.assign(value)
 
@@ -261,7 +261,7 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
 @contextlib.contextmanager
 def _unread(unbuilt: Sequence[Any]) -> Iterator[None]:
     """Have Keras read nothing for these: they were not built when it wrote the file."""
-    read = {id(each): each for optimizer in unbuilt for each in (optimizer, inner(optimizer))}.values()
+    read = {id(each): each for optimizer in unbuilt for each in (optimizer, unwrap_optimizer(optimizer))}.values()
     for each in read:
         vars(each)["load_own_variables"] = _nothing
     try:
@@ -363,8 +363,8 @@ def _check_arguments(make_dataset: Any, fit_kwargs: dict[str, Any]) -> None:
 
 def _check_rates(model: Any) -> None:
     """Raise ValueError where a learning rate goes by the number of batches: of smaller ones an epoch has more."""
-    for each in optimizers(model):
-        optimizer = inner(each)
+    for each in list_optimizers(model):
+        optimizer = unwrap_optimizer(each)
         if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(  # noqa: TRY004 - the model that does not go with it is of the right type
                 f"model: its optimizer {type(optimizer).__name__} has a LearningRateSchedule, which counts "
@@ -375,7 +375,9 @@ def _check_rates(model: Any) -> None:
 
 
 def _limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
-    limits = _Limits(whole(batch_size, "batch_size"), whole(smallest, "smallest"), whole(tries, "tries"))
+    limits = _Limits(
+        check_whole(batch_size, "batch_size"), check_whole(smallest, "smallest"), check_whole(tries, "tries")
+    )
     if limits.batch_size < limits.smallest:
         raise ValueError(f"batch_size: want {limits.smallest} or more, which is the smallest")
     return limits

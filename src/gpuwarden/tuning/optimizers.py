@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gpuwarden.client.keras_import import keras
-from gpuwarden.tuning.model_checks import scope
+from gpuwarden.tuning.model_checks import variable_scope
 
 
-def optimizers(model: Any) -> list[Any]:
+def list_optimizers(model: Any) -> list[Any]:
     """Give each once: the model's own, those in attributes of it and its layers, and in lists and dicts there."""
     layers = model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
     values = [value for layer in layers for value in vars(layer).values()]
@@ -16,16 +16,16 @@ def optimizers(model: Any) -> list[Any]:
     return list({id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values())
 
 
-def inner(optimizer: Any) -> Any:
+def unwrap_optimizer(optimizer: Any) -> Any:
     """Give the optimizer that updates; one that scales the loss hands all to it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def begin_anew(model: Any, optimizer: Any) -> None:
+def reset_optimizer(model: Any, optimizer: Any) -> None:
     """Give all variables of a built optimizer the values that they were made with; takes as much memory meanwhile."""
-    with scope(model):
+    with variable_scope(model):
         new = type(optimizer).from_config(optimizer.get_config())
-        new.build(inner(optimizer)._trainable_variables)  # noqa: SLF001 - those it was built for
+        new.build(unwrap_optimizer(optimizer)._trainable_variables)  # noqa: SLF001 - those it was built for
     for variable, value in zip(optimizer.variables, new.variables, strict=True):
         variable.assign(value)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuwarden.client.errors.classifier import describe, told_by_itself
+from gpuwarden.client.errors.classifier import describe, is_own_error
 from gpuwarden.protocol.codec import decode, encode
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,
@@ -189,14 +189,14 @@ def test_words_alone() -> None:
 def test_told_by_itself() -> None:
     """What was only being handled as an error was raised is not what that error is."""
     oom, follower = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), KeyError("cleaning up")
-    assert told_by_itself(oom)
+    assert is_own_error(oom)
     follower.__context__ = oom
-    assert not told_by_itself(follower)
+    assert not is_own_error(follower)
     follower.__cause__ = oom
-    assert told_by_itself(follower)
+    assert is_own_error(follower)
     oom.__cause__ = follower
-    assert told_by_itself(oom)
-    assert not told_by_itself(KeyError("alone"))
+    assert is_own_error(oom)
+    assert not is_own_error(KeyError("alone"))
 
 
 def test_subclass() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpuwarden.client.errors.classifier import describe
-from gpuwarden.client.errors.traceback_stage import MOST_FRAMES, stage_of
-from gpuwarden.client.keras.model_memory import with_model
+from gpuwarden.client.errors.traceback_stage import MAX_FRAMES, find_stage
+from gpuwarden.client.keras.model_memory import add_model_memory
 from gpuwarden.protocol.messages import Allocation, Error
 
 OOM = "OOM when allocating tensor with shape[4,5] and type float on /device:GPU:0 by allocator GPU_0_bfc"
@@ -52,13 +52,13 @@ PLACE = "/venv/lib/python3.12/site-packages/"
 )
 def test_stage(module: str, functions: list[str], stage: str | None) -> None:
     """The innermost frame of a framework's that has a meaning says where it was."""
-    assert stage_of(raised(PLACE + module, *functions)) == stage
+    assert find_stage(raised(PLACE + module, *functions)) == stage
 
 
 def test_stage_of_a_program_without_frameworks() -> None:
     """A program's own functions say nothing, however they are called; nor does an exception never raised."""
-    assert stage_of(raised("/home/alice/train.py", "forward", "backward")) is None
-    assert stage_of(MemoryError()) is None
+    assert find_stage(raised("/home/alice/train.py", "forward", "backward")) is None
+    assert find_stage(MemoryError()) is None
 
 
 def test_stage_of_deep_recursion() -> None:
@@ -67,7 +67,7 @@ def test_stage_of_deep_recursion() -> None:
     source = "def step(depth):\n    step(depth - 1) if depth else fail()\n"
     exec(compile(source, f"{PLACE}torch/optim/sgd.py", "exec"), names)  # noqa: S102 - source of this test
 
-    def fail(depth: int = MOST_FRAMES) -> None:
+    def fail(depth: int = MAX_FRAMES) -> None:
         if depth:
             fail(depth - 1)
         raise MemoryError
@@ -75,7 +75,7 @@ def test_stage_of_deep_recursion() -> None:
     names["fail"] = fail
     with pytest.raises(MemoryError) as caught:
         names["step"](3)
-    assert stage_of(caught.value) is None
+    assert find_stage(caught.value) is None
 
 
 def test_error_has_its_stage() -> None:
@@ -105,10 +105,10 @@ def test_model() -> None:
         trainable_variables=[kernel],
         optimizer=SimpleNamespace(variables=lambda: [slot, kernel, variable(None, 2)]),
     )
-    told = with_model(oom("4,5"), model)
+    told = add_model_memory(oom("4,5"), model)
     assert (told.weights, told.trainable, told.like_weight) == (80 + 200 + 8 + 80, 80, True)
-    assert with_model(oom("20"), model).like_weight is False
-    assert with_model(oom(None), model).like_weight is None
-    assert with_model(oom("4,5"), SimpleNamespace()) == oom("4,5")
+    assert add_model_memory(oom("20"), model).like_weight is False
+    assert add_model_memory(oom(None), model).like_weight is None
+    assert add_model_memory(oom("4,5"), SimpleNamespace()) == oom("4,5")
     other = Error("other", "ValueError", "no", "train", 3)
-    assert with_model(other, model) == other
+    assert add_model_memory(other, model) == other

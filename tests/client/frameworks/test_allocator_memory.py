@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client.frameworks.allocator_memory import Memory, with_named
-from gpuwarden.client.frameworks.tensorflow import TensorFlow, physical_devices
+from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory, add_named_devices
+from gpuwarden.client.frameworks.tensorflow import TensorFlow, list_physical_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 
@@ -31,12 +31,12 @@ def tf(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_physical_names(tf: Any) -> None:
     """Devices go by the physical name, since a logical index does not tell which GPU it is."""
-    assert physical_devices("GPU") == {"GPU:1": ("GPU:0",), "GPU:2": ("GPU:1", "GPU:2")}
+    assert list_physical_devices("GPU") == {"GPU:1": ("GPU:0",), "GPU:2": ("GPU:1", "GPU:2")}
 
 
 def test_reading(tf: Any) -> None:
     """A GPU cut in several reads as their sum, with a limit where one is set."""
-    memory = Memory()
+    memory = AllocatorMemory()
     memory.watch(TensorFlow(), TensorFlow().devices())
     assert memory.reading() == {"GPU:1": DeviceMemory(10, 20), "GPU:2": DeviceMemory(23, 43, 2 << 30)}
 
@@ -44,7 +44,7 @@ def test_reading(tf: Any) -> None:
 def test_named(tf: Any) -> None:
     """A device that the user names is watched beside the GPUs, and says which GPU it stands for."""
     found = TensorFlow().devices()
-    assert with_named(found, {"CPU:0": "GPU-a", "GPU:1": "GPU-b"}) == {
+    assert add_named_devices(found, {"CPU:0": "GPU-a", "GPU:1": "GPU-b"}) == {
         "GPU:1": "GPU-b",
         "GPU:2": None,
         "CPU:0": "GPU-a",
@@ -54,14 +54,14 @@ def test_named(tf: Any) -> None:
 def test_no_statistics(tf: Any) -> None:
     """A device without statistics has no reading, and costs the others none."""
     tf.info["GPU:0"] = {}
-    memory = Memory()
-    memory.watch(TensorFlow(), with_named(TensorFlow().devices(), {"CPU:0": "GPU-a"}))
+    memory = AllocatorMemory()
+    memory.watch(TensorFlow(), add_named_devices(TensorFlow().devices(), {"CPU:0": "GPU-a"}))
     assert set(memory.reading()) == {"GPU:2"}
 
 
 def test_peak_outlives_reset(tf: Any) -> None:
     """A peak that the user resets stays the highest that was seen, also from one fit to the next."""
-    memory = Memory()
+    memory = AllocatorMemory()
     memory.watch(TensorFlow(), ["GPU:1"])
     tf.info["GPU:0"]["peak"] = 5
     memory.sample()
@@ -86,6 +86,6 @@ def test_cpu_limit(tf: Any, monkeypatch: pytest.MonkeyPatch, environment: dict[s
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     tf.info["CPU:0"] = {"current": 1, "peak": 2}
-    memory = Memory()
+    memory = AllocatorMemory()
     memory.watch(TensorFlow(), ["CPU:0"])
     assert memory.reading()["CPU:0"].limit == limit

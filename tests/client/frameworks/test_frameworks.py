@@ -11,8 +11,8 @@ import pytest
 
 from gpuwarden.client import frameworks
 from gpuwarden.client.frameworks import cuda_devices
-from gpuwarden.client.frameworks.allocator_memory import Memory
-from gpuwarden.client.frameworks.detect import Search
+from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory
+from gpuwarden.client.frameworks.detect import FrameworkSearch
 from gpuwarden.client.frameworks.jax import Jax
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
 from gpuwarden.client.frameworks.torch import Torch
@@ -22,7 +22,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 @pytest.fixture(autouse=True)
 def none_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the frameworks that other tests have imported into this process."""
-    for module in (*frameworks.NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
+    for module in (*frameworks.FRAMEWORK_NAMES, "torch.cuda", "jax._src.xla_bridge", "tensorflow.python.eager.context"):
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
@@ -30,7 +30,7 @@ def none_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 def known(monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
     """Give the UUIDs that CUDA tells, to be filled by the test."""
     found: list[str] = []
-    monkeypatch.setattr(cuda_devices, "uuids", lambda: tuple(found) or None)
+    monkeypatch.setattr(cuda_devices, "read_uuids", lambda: tuple(found) or None)
     return found
 
 
@@ -90,7 +90,7 @@ def test_torch_figures(fake_torch: FakeCuda, known: list[str]) -> None:
 
 def test_torch_device_used_later(fake_torch: FakeCuda, known: list[str]) -> None:
     """A GPU that the process uses only later is reported from then on."""
-    memory = Memory()
+    memory = AllocatorMemory()
     memory.watch(Torch(), Torch().devices())
     assert set(memory.reading()) == {"GPU:1"}
     fake_torch.bytes[0] = [1, 1, 2, 2]
@@ -118,7 +118,7 @@ def test_torch_not_set_up(fake_torch: FakeCuda) -> None:
     """A torch that has not set up CUDA is not asked for devices."""
     fake_torch.initialized = False
     assert Torch().devices() == {}
-    assert list(frameworks.running()) == []
+    assert list(frameworks.running_frameworks()) == []
 
 
 def gpu(index: int, statistics: dict[str, int] | None, hardware: int | None = None) -> SimpleNamespace:
@@ -191,11 +191,11 @@ def bridge(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_jax_runs(bridge: SimpleNamespace) -> None:
     """JAX counts once it has made its backends, not while another thread makes them."""
-    assert list(frameworks.running()) == []
+    assert list(frameworks.running_frameworks()) == []
     bridge._backends["cpu"] = object()
-    assert list(frameworks.running()) == ["jax"]
+    assert list(frameworks.running_frameworks()) == ["jax"]
     with bridge._backend_lock:
-        assert list(frameworks.running()) == []
+        assert list(frameworks.running_frameworks()) == []
 
 
 @pytest.mark.usefixtures("fake_torch", "known")
@@ -204,7 +204,7 @@ def test_search_prefers_devices(bridge: SimpleNamespace, fake_jax: list[SimpleNa
     fake_jax.append(SimpleNamespace(id=0, local_hardware_id=0, platform="cpu", memory_stats=lambda: None))
     fake_torch.initialized = False
     bridge._backends["cpu"] = object()
-    memory, search = Memory(), Search(None, {})
+    memory, search = AllocatorMemory(), FrameworkSearch(None, {})
     assert search.look(memory)
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {})
     assert not search.look(memory)
@@ -223,8 +223,8 @@ def test_search_prefers_devices(bridge: SimpleNamespace, fake_jax: list[SimpleNa
 def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace]) -> None:
     """A framework that the user names is the only one asked."""
     fake_jax.append(gpu(0, BFC))
-    search = Search("jax", {"GPU:0": "GPU-a"})
-    memory = Memory()
+    search = FrameworkSearch("jax", {"GPU:0": "GPU-a"})
+    memory = AllocatorMemory()
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {"GPU:0": "GPU-a"})
     assert not search.look(memory)
     bridge._backends["cuda"] = object()
@@ -236,7 +236,7 @@ def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace])
 @pytest.mark.usefixtures("fake_torch")
 def test_imported(fake_jax: list[SimpleNamespace]) -> None:
     """With several frameworks and none at work, none is named."""
-    assert frameworks.imported() == ["torch", "jax"]
-    assert Search(None, {}).framework.startswith("python 3.")
-    assert frameworks.for_backend("numpy") is None
-    assert frameworks.for_backend("tensorflow") is None
+    assert frameworks.imported_frameworks() == ["torch", "jax"]
+    assert FrameworkSearch(None, {}).framework.startswith("python 3.")
+    assert frameworks.make_adapter("numpy") is None
+    assert frameworks.make_adapter("tensorflow") is None

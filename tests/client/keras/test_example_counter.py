@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpuwarden.client.connection import Connection
-from gpuwarden.client.keras.example_counter import Batches
-from gpuwarden.client.keras.loss_reader import LossMetric
+from gpuwarden.client.connection import DaemonConnection
+from gpuwarden.client.keras.example_counter import ExampleCounter
+from gpuwarden.client.keras.loss_reader import LossReader
 from gpuwarden.client.reporter import Reporter
 from gpuwarden.protocol.messages import Hello
 
@@ -18,7 +18,7 @@ from gpuwarden.protocol.messages import Hello
 @pytest.fixture
 def run(tmp_path: Path) -> Reporter:
     """Give a run that nobody hears."""
-    return Reporter(Connection(str(tmp_path / "none"), Hello("a run", "none", {})))
+    return Reporter(DaemonConnection(str(tmp_path / "none"), Hello("a run", "none", {})))
 
 
 class ArrayDataAdapter(SimpleNamespace):
@@ -39,10 +39,12 @@ class Metric:
     look_at_end = look
 
 
-def fit(run: Reporter, in_epoch: int | None, *sums: int | None, wanted: bool = False, **declared: Any) -> Batches:
+def fit(
+    run: Reporter, in_epoch: int | None, *sums: int | None, wanted: bool = False, **declared: Any
+) -> ExampleCounter:
     """Make one as a hook of Keras 3's fit does, of arrays that declare this and a metric that shows these sums."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(**declared))
-    return Batches(run, cast(LossMetric, Metric(*sums, wanted=wanted)), in_epoch, feeder, workers=False)
+    return ExampleCounter(run, cast(LossReader, Metric(*sums, wanted=wanted)), in_epoch, feeder, workers=False)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_failed(run: Reporter) -> None:
 def test_no_arrays(run: Reporter) -> None:
     """A DataLoader knows nothing of what its sampler leaves out: what it declares is no sum."""
     feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=36, num_batches=1, partial_batch_size=None))
-    batches = Batches(run, cast(LossMetric, Metric(None)), 1, feeder, workers=False)
+    batches = ExampleCounter(run, cast(LossReader, Metric(None)), 1, feeder, workers=False)
     batches.look_at_end(1)
     assert (run.examples, run.batch_size) == (None, 36)
 
@@ -155,7 +157,7 @@ def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_la
     rows = torch.TensorDataset(pytest.importorskip("torch").ones(20, 3))
     loader = torch.DataLoader(torch.Subset(rows, range(20 if drop_last else 4)), batch_size=16, drop_last=drop_last)
     feeder = SimpleNamespace(data_adapter=adapters.TorchDataLoaderAdapter(loader))
-    batches = Batches(run, cast(LossMetric, Metric(None)), len(loader), feeder, workers=False)
+    batches = ExampleCounter(run, cast(LossReader, Metric(None)), len(loader), feeder, workers=False)
     batches.look_at_end(1)
     assert run.batch_size == last
     assert batches.of_failed() == last
@@ -164,7 +166,7 @@ def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_la
 def test_workers(run: Reporter) -> None:
     """Of a batch that several workers share nobody knows how much is this one's."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))
-    batches = Batches(run, cast(LossMetric, Metric(None)), 4, feeder, workers=True)
+    batches = ExampleCounter(run, cast(LossReader, Metric(None)), 4, feeder, workers=True)
     batches.look_at_end(4)
     assert run.examples is None
 

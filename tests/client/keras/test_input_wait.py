@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpuwarden.client.input_wait import InputWait
-from gpuwarden.client.keras.iterator_wait import TimedNext
-from gpuwarden.client.keras.tf_data_wait import GAPS, MOST, TfData
+from gpuwarden.client.keras.iterator_wait import IteratorWait
+from gpuwarden.client.keras.tf_data_wait import MAX_EXECUTIONS, MAX_GAPS, TfDataWait
 
 
 def counted(wait: InputWait) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def node(name: str, *inputs: int, **more: Any) -> SimpleNamespace:
 class Pipeline:
     """An iterator of tf.data as its own model shows it; trains on what it gives, by the test's clock."""
 
-    def __init__(self, clock: Clock, feed: TfData) -> None:
+    def __init__(self, clock: Clock, feed: TfDataWait) -> None:
         self.clock = clock
         self.feed = feed
         size = SimpleNamespace(name="buffer_size", value=4.0)
@@ -54,7 +54,7 @@ class Pipeline:
     def fetch(self, wait: float) -> None:
         """Fetch a batch, which takes `wait` seconds."""
         if self._left is not None and self.clock.now - self._left < 10:
-            self.gap_times = [*self.gap_times, round((self.clock.now - self._left) * 1e6)][-GAPS:]
+            self.gap_times = [*self.gap_times, round((self.clock.now - self._left) * 1e6)][-MAX_GAPS:]
         self.clock.now += wait
         self.nodes[1].num_elements += 1
         self._left = self.clock.now
@@ -90,7 +90,7 @@ def tf_data(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def pipeline(wait: InputWait, clock: Clock, tf_data: None) -> Pipeline:
     """Make a pipeline that feeds steps of one execution each."""
-    return Pipeline(clock, TfData(wait, 1, clock))
+    return Pipeline(clock, TfDataWait(wait, 1, clock))
 
 
 def test_wait(pipeline: Pipeline, wait: InputWait) -> None:
@@ -166,7 +166,7 @@ def test_forgotten_gap(pipeline: Pipeline, wait: InputWait) -> None:
 
 def test_several_steps(wait: InputWait, clock: Clock, tf_data: None) -> None:
     """With several steps an execution the wait is unknown, and the buffer is not."""
-    pipeline = Pipeline(clock, TfData(wait, 5, clock))
+    pipeline = Pipeline(clock, TfDataWait(wait, 5, clock))
     pipeline.train(11, wait=0.3, compute=0.1, fetches=5)
     pipeline.feed.look()
     assert (wait.waited, wait.observed, wait.buffered) == (None, None, 3)
@@ -181,7 +181,7 @@ def test_several_batches(pipeline: Pipeline, wait: InputWait) -> None:
 
 def test_never_looked_at(pipeline: Pipeline, wait: InputWait) -> None:
     """Without looks the memory is bounded, and nothing is said of what was not kept."""
-    pipeline.train(2 * MOST, wait=0.001, compute=0.001)
+    pipeline.train(2 * MAX_EXECUTIONS, wait=0.001, compute=0.001)
     pipeline.feed.look()
     assert wait.observed is None
 
@@ -198,7 +198,7 @@ def test_no_model(
         raise error
 
     monkeypatch.setattr(sys.modules["tensorflow"].data.experimental, "get_model_proto", ask)
-    pipeline = Pipeline(clock, TfData(wait, 1, clock))
+    pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     for _ in range(3):
         pipeline.train(3, wait=0.1, compute=0.1)
         pipeline.feed.look()
@@ -210,7 +210,7 @@ def test_no_model(
 def test_older_tensorflow(wait: InputWait, clock: Clock, monkeypatch: pytest.MonkeyPatch, tensorflow: Any) -> None:
     """A TensorFlow that cannot be asked says nothing."""
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
-    pipeline = Pipeline(clock, TfData(wait, 1, clock))
+    pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     pipeline.train(3, wait=0.1, compute=0.1)
     pipeline.feed.look()
     assert wait == InputWait()
@@ -236,7 +236,7 @@ def test_buffered(pipeline: Pipeline, wait: InputWait, nodes: dict[int, Any], bu
 
 def test_iterator_is_let_go(wait: InputWait, clock: Clock, tf_data: None) -> None:
     """The user's iterator dies as it would without us, and looking for it after says nothing."""
-    feed = TfData(wait, 1, clock)
+    feed = TfDataWait(wait, 1, clock)
     pipeline = Pipeline(clock, feed)
     pipeline.train(3, wait=0.1, compute=0.1)
     died = weakref.ref(pipeline)
@@ -261,7 +261,7 @@ class Array:
 class Jax:
     """Trains as Keras does on JAX: `next`, then a computation that runs beside Python."""
 
-    def __init__(self, clock: Clock, feed: TimedNext) -> None:
+    def __init__(self, clock: Clock, feed: IteratorWait) -> None:
         self.clock = clock
         self.feed = feed
         self.done = 0.0
@@ -290,7 +290,7 @@ class Jax:
 @pytest.fixture
 def jax(wait: InputWait, clock: Clock) -> Jax:
     """Make a JAX that is watched."""
-    return Jax(clock, TimedNext(wait, clock))
+    return Jax(clock, IteratorWait(wait, clock))
 
 
 def test_jax_slow_input(jax: Jax, wait: InputWait) -> None:
@@ -333,7 +333,7 @@ def test_jax_pause(jax: Jax, wait: InputWait, clock: Clock) -> None:
 def test_jax_iterator(wait: InputWait) -> None:
     """The iterator that JAX gets is like the other, and does not hold it."""
     batches = (number for number in range(3))
-    _, iterator = TimedNext(wait)((((), ()), batches))
+    _, iterator = IteratorWait(wait)((((), ()), batches))
     assert list(iterator) == [0, 1, 2]
     assert iterator.gi_frame is None
     died = weakref.ref(batches)

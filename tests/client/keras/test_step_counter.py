@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from client_ends import Clock
 
-from gpuwarden.client.connection import Connection
-from gpuwarden.client.keras.step_counter import Steps
+from gpuwarden.client.connection import DaemonConnection
+from gpuwarden.client.keras.step_counter import StepCounter
 from gpuwarden.client.reporter import Reporter
 from gpuwarden.protocol.messages import STEP_BUCKETS
 
 
 @pytest.fixture
-def run(connection: Connection) -> Reporter:
+def run(connection: DaemonConnection) -> Reporter:
     """Give a run that nobody listens to."""
     return Reporter(connection)
 
 
-class Fit(Steps):
+class Fit(StepCounter):
     """The steps of a fit whose every look takes a second of the clock."""
 
     def __init__(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from gpuwarden.client.errors.patterns import ALLOCATIONS, PATTERNS
-from gpuwarden.client.errors.traceback_stage import stage_of
+from gpuwarden.client.errors.traceback_stage import find_stage
 from gpuwarden.protocol.codec import ProtocolError, encode
 from gpuwarden.protocol.messages import (
     MAX_ALLOCATIONS,
@@ -73,7 +73,7 @@ def describe(
     allocations: tuple[Allocation, ...] = ()
     stage: Stage | None = None
     if kind in ("device_oom", "host_oom"):
-        stage = stage_of(exception)
+        stage = find_stage(exception)
         allocations = tuple(dict.fromkeys(_allocations(told.text)))[:MAX_ALLOCATIONS]
         if kind == "device_oom" and _all_on_the_host(allocations, memory):
             kind = "host_oom"
@@ -91,7 +91,7 @@ def describe(
     return _fitted(told, error)
 
 
-def told_by_itself(exception: BaseException) -> bool:
+def is_own_error(exception: BaseException) -> bool:
     """Say whether an exception, or what it says it was raised from, is of a known kind.
 
     Not where that stands only behind it: then it was raised while another was handled, and is an error of its own.

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from gpuwarden.protocol.messages import Stage
 
-MOST_FRAMES = 400  # the innermost
+MAX_FRAMES = 400  # the innermost
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StagePattern:
     """Functions of a framework's module, both regular expressions, that mean a stage."""
 
     module: str
@@ -24,33 +24,33 @@ class Place:
 
 
 # The innermost frame that one of these means counts: weights are often made within the first forward pass.
-PLACES = (
-    Place(r"keras/(src/)?layers/layer\.py", r"add_weight|build_wrapper", "weights"),
-    Place(
+STAGE_PATTERNS = (
+    StagePattern(r"keras/(src/)?layers/layer\.py", r"add_weight|build_wrapper", "weights"),
+    StagePattern(
         r"keras/(src/)?.*variables?\.py", r"_initialize|_initialize_with_initializer|_deferred_initialize", "weights"
     ),
-    Place(r"keras/(src/)?engine/base_layer\.py", r"_maybe_build|add_weight", "weights"),
-    Place(
+    StagePattern(r"keras/(src/)?engine/base_layer\.py", r"_maybe_build|add_weight", "weights"),
+    StagePattern(
         r"keras/(src/)?(optimizers|backend/\w+/optimizer)", r"build|add_variable\w*|apply\w*|update_step", "optimizer"
     ),
-    Place(r"torch/nn/modules/module\.py", r"_apply|to|cuda|load_state_dict", "weights"),
-    Place(r"torch/nn/parameter\.py|torch/nn/init\.py", r".*", "weights"),
-    Place(r"torch/optim/", r".*", "optimizer"),
-    Place(r"torch/autograd/", r"_engine_run_backward|backward|grad", "backward"),
-    Place(r"torch/_tensor\.py", r"backward", "backward"),
-    Place(r"torch/utils/data/", r".*", "input"),
-    Place(r"torch/nn/modules/module\.py", r"_call_impl|_wrapped_call_impl", "forward"),
-    Place(r"(optax|flax/training|flax/optim)/", r".*", "optimizer"),
-    Place(r"tensorflow/python/data/|keras/(src/)?trainers/data_adapters/", r".*", "input"),
-    Place(r"tensorflow/python/eager/backprop\.py", r"gradient|_gradient_function", "backward"),
-    Place(r"tensorflow/python/ops/resource_variable_ops\.py", r"_init_from_args|__init__", "weights"),
+    StagePattern(r"torch/nn/modules/module\.py", r"_apply|to|cuda|load_state_dict", "weights"),
+    StagePattern(r"torch/nn/parameter\.py|torch/nn/init\.py", r".*", "weights"),
+    StagePattern(r"torch/optim/", r".*", "optimizer"),
+    StagePattern(r"torch/autograd/", r"_engine_run_backward|backward|grad", "backward"),
+    StagePattern(r"torch/_tensor\.py", r"backward", "backward"),
+    StagePattern(r"torch/utils/data/", r".*", "input"),
+    StagePattern(r"torch/nn/modules/module\.py", r"_call_impl|_wrapped_call_impl", "forward"),
+    StagePattern(r"(optax|flax/training|flax/optim)/", r".*", "optimizer"),
+    StagePattern(r"tensorflow/python/data/|keras/(src/)?trainers/data_adapters/", r".*", "input"),
+    StagePattern(r"tensorflow/python/eager/backprop\.py", r"gradient|_gradient_function", "backward"),
+    StagePattern(r"tensorflow/python/ops/resource_variable_ops\.py", r"_init_from_args|__init__", "weights"),
 )
 _MODULE = re.compile(r".*(?:site-packages|dist-packages)/(.*)")
 
 
-def stage_of(exception: BaseException) -> Stage | None:
+def find_stage(exception: BaseException) -> Stage | None:
     """Say in which part of a program it was raised; None where no frame tells."""
-    frames: deque[tuple[str, str]] = deque(maxlen=MOST_FRAMES)
+    frames: deque[tuple[str, str]] = deque(maxlen=MAX_FRAMES)
     trace = exception.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -60,7 +60,7 @@ def stage_of(exception: BaseException) -> Stage | None:
         module = _MODULE.match(file.replace("\\", "/"))
         if module is None:
             continue
-        for place in PLACES:
+        for place in STAGE_PATTERNS:
             if re.match(place.module, module[1]) and re.fullmatch(place.function, function):
                 return place.stage
     return None

@@ -21,7 +21,7 @@ def is_error(error: BaseException) -> bool:
     return all(each.__name__ != "OutOfRangeError" for each in type(error).__mro__)  # TensorFlow's end of data
 
 
-def uncaught() -> str | None:
+def uncaught_type() -> str | None:
     """Name the type of the exception that ends the interpreter.
 
     The interpreter notes what it has just printed. So do those that go on after it: Python's prompt and IPython, which
@@ -33,13 +33,13 @@ def uncaught() -> str | None:
     return str(kind.__name__)
 
 
-def untold(last: Error | None, phase: Phase, steps: int, memory: dict[str, DeviceMemory]) -> Error | None:
+def describe_uncaught(last: Error | None, phase: Phase, steps: int, memory: dict[str, DeviceMemory]) -> Error | None:
     """Describe the exception that ends the interpreter, but for one that is no error or was told as `last`.
 
     By kind and text, as nobody may hold on to an exception; one that was raised from what was told is told with it.
     """
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # the one from Python 3.12 on
-    if uncaught() is None or not isinstance(error, BaseException) or not is_error(error):
+    if uncaught_type() is None or not isinstance(error, BaseException) or not is_error(error):
         return None
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None and len(chain) < _MAX_CAUSES:

@@ -42,22 +42,22 @@ class Framework(Protocol):
 # By the name of the module, which is also Keras's name of the backend. torch and JAX come before TensorFlow, which
 # often only reads their data.
 _ADAPTERS = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow"}
-NAMES = tuple(_ADAPTERS)
+FRAMEWORK_NAMES = tuple(_ADAPTERS)
 
 
-def imported() -> list[str]:
+def imported_frameworks() -> list[str]:
     """Name the frameworks that this process has imported."""
-    return [name for name in NAMES if getattr(sys.modules.get(name), "__version__", None) is not None]
+    return [name for name in FRAMEWORK_NAMES if getattr(sys.modules.get(name), "__version__", None) is not None]
 
 
-def running() -> Iterator[str]:
+def running_frameworks() -> Iterator[str]:
     """Name the frameworks of this process that have set up their devices, in some µs."""
     for name, runs in (("torch", _torch_runs), ("jax", _jax_runs), ("tensorflow", _tensorflow_runs)):
         if runs():
             yield name
 
 
-def for_backend(name: str) -> Framework | None:
+def make_adapter(name: str) -> Framework | None:
     """Make the adapter for a framework, or a backend of Keras's, that has set up its devices; None for another."""
     if name not in _ADAPTERS or name not in sys.modules:
         return None

@@ -10,7 +10,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 from gpuwarden.protocol.validators import MAX_DEVICES
 
 
-class Memory:
+class AllocatorMemory:
     """Allocator figures of the watched devices; a device whose allocator has none is absent."""
 
     def __init__(self) -> None:
@@ -48,6 +48,6 @@ class Memory:
         return dict(self._latest)
 
 
-def with_named(found: Mapping[str, str | None], named: Mapping[str, str]) -> dict[str, str | None]:
+def add_named_devices(found: Mapping[str, str | None], named: Mapping[str, str]) -> dict[str, str | None]:
     """Give the devices to watch: those `found` and those the user `named`, each with the GPU it stands for."""
     return dict(list({**found, **named}.items())[:MAX_DEVICES])

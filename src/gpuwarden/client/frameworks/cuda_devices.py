@@ -17,7 +17,7 @@ _LIBRARY = "libcuda.so.1"
 _UUID_BYTES = 16
 
 
-def uuids() -> tuple[str, ...] | None:
+def read_uuids() -> tuple[str, ...] | None:
     """Return the UUID of each device as NVML writes it; None where CUDA is not loaded, not set up, or fails.
 
     Nothing is loaded or set up for it: cuInit would create what a process that forks or sets options must not have yet.

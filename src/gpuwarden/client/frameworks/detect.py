@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 
 from gpuwarden.client import frameworks
-from gpuwarden.client.frameworks.allocator_memory import Memory, with_named
+from gpuwarden.client.frameworks.allocator_memory import AllocatorMemory, add_named_devices
 
 
-class Search:
+class FrameworkSearch:
     """Looks again and again until a framework with devices is found; then it costs nothing.
 
     `wanted` is the one that the user names. `framework` is its name and version; `devices` are those to report: what is
@@ -23,35 +23,35 @@ class Search:
         self._asked: set[str] = set()
         self._over = False
         self.framework = self._imported()
-        self.devices: Mapping[str, str | None] = with_named({}, named)
+        self.devices: Mapping[str, str | None] = add_named_devices({}, named)
 
-    def look(self, memory: Memory) -> bool:
+    def look(self, memory: AllocatorMemory) -> bool:
         """Look once, in some µs, and let `memory` watch what is found. Say whether something has changed."""
         if self._over:
             return False
         before = self.framework, self.devices
-        for name in frameworks.running():
+        for name in frameworks.running_frameworks():
             if not self._over and name not in self._asked and self._wanted in (None, name):
                 self._ask(name, memory)
         if not self._asked:
             self.framework = self._imported()
         return before != (self.framework, self.devices)
 
-    def _ask(self, name: str, memory: Memory) -> None:
+    def _ask(self, name: str, memory: AllocatorMemory) -> None:
         self._asked.add(name)
-        framework = frameworks.for_backend(name)
+        framework = frameworks.make_adapter(name)
         if framework is None:
             return
         devices = framework.devices()
         self._over = bool(devices) or name == self._wanted
         if self._over or len(self._asked) == 1:  # else the one without devices that was found first stays
             self.framework = f"{framework.name} {framework.version}"
-            self.devices = with_named(devices, self._named)
+            self.devices = add_named_devices(devices, self._named)
             memory.watch(framework, self.devices)
 
     def _imported(self) -> str:
         """Name what will compute, as far as what is imported tells."""
-        names = frameworks.imported() if self._wanted is None else [self._wanted]
+        names = frameworks.imported_frameworks() if self._wanted is None else [self._wanted]
         if len(names) != 1:
             return f"python {platform.python_version()}"
         return f"{names[0]} {getattr(sys.modules.get(names[0]), '__version__', '')}".strip()

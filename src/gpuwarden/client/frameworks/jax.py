@@ -29,7 +29,7 @@ class Jax:
 
     def devices(self) -> Mapping[str, str | None]:
         """Give this process's GPUs, each with its UUID where that is known."""
-        known = dict(enumerate(cuda_devices.uuids() or ()))
+        known = dict(enumerate(cuda_devices.read_uuids() or ()))
         gpus = [device for device in self._devices.values() if _is_gpu(device)]
         return {_named(gpu): known.get(gpu.local_hardware_id) for gpu in gpus}
 

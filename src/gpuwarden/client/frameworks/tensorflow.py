@@ -15,7 +15,7 @@ from gpuwarden.client.frameworks import cuda_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 MEBIBYTE = 1 << 20  # TensorFlow writes MB: bfc_allocator's users in process_state.cc and gpu_device.cc shift by 20
-DEFAULT_CPU_LIMIT = 1 << 16  # mebibytes; process_state.cc
+DEFAULT_CPU_LIMIT_MEBIBYTES = 1 << 16  # mebibytes; process_state.cc
 
 
 class TensorFlow:
@@ -26,7 +26,7 @@ class TensorFlow:
     def __init__(self) -> None:
         self._tf = sys.modules["tensorflow"]
         self._info = self._tf.config.experimental.get_memory_info
-        self._parts = physical_devices("GPU")
+        self._parts = list_physical_devices("GPU")
         self._limits: dict[str, int | None] = {}
 
     @property
@@ -39,7 +39,7 @@ class TensorFlow:
 
         The number of a physical name is CUDA's index (ListPhysicalDevices in gpu_device.cc), whatever is visible.
         """
-        known = {f"GPU:{index}": uuid for index, uuid in enumerate(cuda_devices.uuids() or ())}
+        known = {f"GPU:{index}": uuid for index, uuid in enumerate(cuda_devices.read_uuids() or ())}
         return {name: known.get(name) for name in self._parts}
 
     def memory(self, device: str) -> DeviceMemory:
@@ -54,7 +54,7 @@ class TensorFlow:
         return DeviceMemory(current, peak, self._limits[device])
 
 
-def physical_devices(kind: str) -> dict[str, tuple[str, ...]]:
+def list_physical_devices(kind: str) -> dict[str, tuple[str, ...]]:
     """Map the visible physical devices to their logical ones.
 
     A logical index says nothing of the GPU behind it: set_visible_devices([gpus[3]]) makes GPU 3 logical GPU:0, and one
@@ -94,6 +94,6 @@ def _cpu_limit(environ: Mapping[str, str]) -> int | None:
     if environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").lower() not in ("1", "true"):
         return None
     try:
-        return int(environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB") or DEFAULT_CPU_LIMIT) * MEBIBYTE
+        return int(environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB") or DEFAULT_CPU_LIMIT_MEBIBYTES) * MEBIBYTE
     except ValueError:
         return None

@@ -32,7 +32,7 @@ class Torch:
         """Give the GPUs, each with its UUID; none unless CUDA is set up."""
         if not self._cuda.is_initialized():
             return {}
-        known = cuda_devices.uuids() or ()
+        known = cuda_devices.read_uuids() or ()
         indices = range(self._cuda.device_count())
         return {f"GPU:{index}": known[index] if index < len(known) else self._uuid(index) for index in indices}
 

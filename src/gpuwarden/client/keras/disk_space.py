@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.client.keras.model_memory import sizes_of
+from gpuwarden.client.keras.model_memory import list_variable_bytes
 
 _EACH = 8192  # bytes that a variable takes beside its values
 _WHOLE = 1 << 20  # and a file
@@ -22,7 +22,7 @@ def check_room(model: Any, path: Path) -> None:
 
     Quotas and limits of the process count as well. What the file held stays; blocks for as long as the disk takes.
     """
-    sizes = sizes_of(model)
+    sizes = list_variable_bytes(model)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         os.posix_fallocate(descriptor, 0, sum(sizes) + _EACH * len(sizes) + _WHOLE)

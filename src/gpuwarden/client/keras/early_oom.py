@@ -10,19 +10,19 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from gpuwarden.client.errors.uncaught import untold
-from gpuwarden.client.reporter import reporting
+from gpuwarden.client.errors.uncaught import describe_uncaught
+from gpuwarden.client.reporter import has_reported
 
 
-def watch(tell: Callable[[], object]) -> None:
+def report_early_oom(tell: Callable[[], object]) -> None:
     """Have `tell` called if this program ends by an out-of-memory of its framework and has never reported."""
     process = os.getpid()  # a forked child that ends so has not made what its parent has
 
     def at_exit() -> None:
-        if os.getpid() != process or reporting():
+        if os.getpid() != process or has_reported():
             return
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
-            error = untold(None, "idle", 0, {})
+            error = describe_uncaught(None, "idle", 0, {})
             # Of others nothing is told: the framework may not have begun, and asking for its devices would begin it.
             if error is not None and error.allocations:
                 tell()

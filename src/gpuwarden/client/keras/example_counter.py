@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.client.keras.loss_reader import LossMetric
+from gpuwarden.client.keras.loss_reader import LossReader
 from gpuwarden.client.reporter import Reporter
 
 # Arrays, in Keras 3 and 2: all leaves have as many rows, and their batches are what is declared. A DataLoader's sampler
@@ -33,13 +33,13 @@ class _Declared:
         return steps * self.size - (self.size - self.last if steps == self.number else 0)
 
 
-class Batches:
+class ExampleCounter:
     """Tells the run how many examples the steps of one fit have, which takes its data from `feeder`, and their sum.
 
     `workers`: others take part in each step, and how many of its examples are this process's is not known.
     """
 
-    def __init__(self, run: Reporter, metric: LossMetric, in_epoch: int | None, feeder: Any, *, workers: bool) -> None:
+    def __init__(self, run: Reporter, metric: LossReader, in_epoch: int | None, feeder: Any, *, workers: bool) -> None:
         self._run = run
         self._metric = metric
         self._in_epoch = in_epoch  # steps

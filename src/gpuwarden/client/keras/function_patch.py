@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gpuwarden.client.input_wait import Feed
-from gpuwarden.client.keras.wrapped_function import Observer, tells, unwrap, wrap
+from gpuwarden.client.input_wait import InputMeter
+from gpuwarden.client.keras.wrapped_function import Observer, reports_to, unwrap, wrap
 
-Kind = Literal["train", "test", "predict"]
-KINDS: tuple[Kind, ...] = ("train", "test", "predict")
+FunctionKind = Literal["train", "test", "predict"]
+FUNCTION_KINDS: tuple[FunctionKind, ...] = ("train", "test", "predict")
 
 
-class Functions:
+class FunctionPatch:
     """The functions of one model."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def watch(self, kind: Kind, observer: Observer, feed: Feed | None = None) -> None:
+    def watch(self, kind: FunctionKind, observer: Observer, feed: InputMeter | None = None) -> None:
         """Stand before a function; again each epoch, since `compile` or `make_train_function` makes another.
 
         `feed` is shown what the function is called with.
@@ -39,18 +39,18 @@ class Functions:
                 self._model.make_test_function()
             self.watch("test", observer)
 
-    def leave(self, observer: Observer, *kinds: Kind) -> None:
+    def leave(self, observer: Observer, *kinds: FunctionKind) -> None:
         """Put the model's own functions back where `observer` stands before them: all of them unless some are named."""
-        for kind in kinds or KINDS:
-            if tells(getattr(self._model, f"{kind}_function", None), observer):
+        for kind in kinds or FUNCTION_KINDS:
+            if reports_to(getattr(self._model, f"{kind}_function", None), observer):
                 self._put_back(kind)
 
     def clear(self) -> None:
         """Put the model's own functions back, whoever was left standing before them."""
-        for kind in KINDS:
+        for kind in FUNCTION_KINDS:
             self._put_back(kind)
 
-    def _put_back(self, kind: Kind) -> None:
+    def _put_back(self, kind: FunctionKind) -> None:
         function = getattr(self._model, f"{kind}_function", None)
         if unwrap(function) is not function:
             setattr(self._model, f"{kind}_function", unwrap(function))

@@ -14,13 +14,13 @@ _FEEDERS = ("epoch_iterator", "data_handler")  # in Keras 3 and 2
 _FRAMES = 14  # between a callback's hook and fit, at most
 
 
-def steps_per_execution(model: Any) -> int:
+def read_steps_per_execution(model: Any) -> int:
     """Read the model's steps_per_execution: a number in Keras 3, a variable under another name in Keras 2."""
     value = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", None)
     return 1 if value is None else int(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def updates(model: Any) -> int | None:
+def read_updates(model: Any) -> int | None:
     """Read how often the optimizer was given gradients, about 20 µs; None where it does not tell."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
@@ -46,7 +46,7 @@ def is_nested(keras: Any) -> bool:
     return False
 
 
-def feeder() -> Any | None:
+def find_feeder() -> Any | None:
     """Give what the fit of Keras that calls this takes its data from; None where none does, but a loop of one's own.
 
     It is among fit's variables alone.
@@ -63,7 +63,7 @@ def feeder() -> Any | None:
     return None
 
 
-class Traces:
+class TraceCount:
     """Count of the traces of a model's train function, in some µs; it holds the model weakly."""
 
     def __init__(self, model: Any) -> None:

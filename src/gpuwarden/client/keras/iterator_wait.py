@@ -9,10 +9,10 @@ from typing import Any
 
 from gpuwarden.client.input_wait import InputWait
 
-UNSURE = 0.1  # ratio: of the observed time, what may remain unknown
+MAX_UNSURE_RATIO = 0.1  # ratio: of the observed time, what may remain unknown
 
 
-class TimedNext:
+class IteratorWait:
     """Gives Keras's train function an iterator whose `next` is timed, in place of its own; about 1 µs a step.
 
     JAX computes while Python goes on. Where the step before was done when `next` was called, all of its time is wait;
@@ -50,7 +50,7 @@ class TimedNext:
         timed = self._timed
         if timed is None:
             return
-        if self._observed and timed.unsure <= UNSURE * self._observed:
+        if self._observed and timed.unsure <= MAX_UNSURE_RATIO * self._observed:
             self._wait.add(min(timed.waited, self._observed), self._observed)
         self._observed = timed.waited = timed.unsure = 0.0
 

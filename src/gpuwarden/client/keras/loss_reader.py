@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpuwarden.client.distributed import IN_ONE_PROCESS, ONE_DEVICE, strategy_of
-from gpuwarden.client.keras.introspection import steps_per_execution
+from gpuwarden.client.distributed import IN_ONE_PROCESS, ONE_DEVICE, read_strategy
+from gpuwarden.client.keras.introspection import read_steps_per_execution
 from gpuwarden.client.reporter import Reporter
 
 _EXACT = 2**24  # from here on a count in 32-bit floats misses examples
@@ -19,7 +19,7 @@ _EXACT = 2**24  # from here on a count in 32-bit floats misses examples
 _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
 
 
-class LossMetric:
+class LossReader:
     """Reads the examples of the epoch so far, and tells the run their mean loss if `wanted`.
 
     `fits`: it is Keras's own fit that trains. In a loop of one's own the metric is set back at any time, or never used.
@@ -30,9 +30,9 @@ class LossMetric:
         self._run = run
         self._model = model
         version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-        strategy = strategy_of(model)
+        strategy = read_strategy(model)
         alone = strategy in ONE_DEVICE
-        since = _REPLICAS if not alone else _SEVERAL_STEPS if steps_per_execution(model) > 1 else _WEIGHED
+        since = _REPLICAS if not alone else _SEVERAL_STEPS if read_steps_per_execution(model) > 1 else _WEIGHED
         own = getattr(type(model), "train_step", None) is keras.Model.train_step  # who knows what another counts
         # With several workers nothing is read: that makes them all add up, and would hang one alone.
         self._readable = fits and own and strategy in IN_ONE_PROCESS and (version < (3,) or version >= since)

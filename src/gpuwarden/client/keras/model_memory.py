@@ -13,13 +13,13 @@ from typing import Any
 from gpuwarden.protocol.messages import Error
 from gpuwarden.protocol.validators import MAX_COUNT
 
-MOST_VARIABLES = 20_000
+MAX_VARIABLES = 20_000
 _BITS = re.compile(r"(\d+)")
 _BYTE = 8
 _LEAST_BITS = {"bool": 8}
 
 
-def with_model(error: Error, model: Any) -> Error:
+def add_model_memory(error: Error, model: Any) -> Error:
     """Add to an out-of-memory on a device what the model knows; some ms for one of a thousand variables."""
     if error.kind != "device_oom":
         return error
@@ -35,7 +35,7 @@ def with_model(error: Error, model: Any) -> Error:
     return replace(error, weights=total, trainable=trainable or None, like_weight=like_weight)
 
 
-def sizes_of(model: Any) -> list[int]:
+def list_variable_bytes(model: Any) -> list[int]:
     """Give the bytes of each variable of a model and its optimizer."""
     known = [*_of(model, "variables", "weights"), *_of(getattr(model, "optimizer", None), "variables")]
     return [count for _shape, count in _sizes(known)]
@@ -56,7 +56,7 @@ def _of(owner: Any, *names: str) -> Iterable[Any]:
         found = getattr(owner, name, None)
         if found is not None:
             # Keras 2's optimizers have a method.
-            return islice(found() if callable(found) else found, MOST_VARIABLES)
+            return islice(found() if callable(found) else found, MAX_VARIABLES)
     return []
 
 

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from gpuwarden.client import distributed
-from gpuwarden.client.advice_state import Told
+from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras.disk_space import check_room
 from gpuwarden.protocol.messages import Action, Advice, Level
@@ -23,7 +23,7 @@ OnPressure: TypeAlias = "Literal['checkpoint', 'stop'] | Callable[[Advice | None
 PressureLevel = Literal["some", "critical"]
 
 
-class Responder:
+class PressureResponder:
     """Action that the user wants on advice of at least `level`. Used by the thread that trains."""
 
     def __init__(self, do: OnPressure, level: Level, path: Path) -> None:
@@ -40,17 +40,17 @@ class Responder:
 
     def look_around(self, model: Any) -> None:
         """Determine whether this process may act alone; log once where it may not act at all."""
-        held = distributed.reason_to_hold(model)
+        held = distributed.find_reason_to_hold(model)
         self._acts_alone = held is None and not distributed.has_workers(model)
         if held not in (None, self._held):
             self._held = held
             log.warning("on_pressure does nothing %s: all of them would have to agree", held)
 
-    def alone(self, told: Told) -> list[Advice]:
+    def alone(self, told: AdviceState) -> list[Advice]:
         """Return the advice to act on between two steps; none where other workers have to agree."""
         return self._to_answer(told) if self._acts_alone else []
 
-    def together(self, told: Told | None, model: Any) -> tuple[bool, Advice | None]:
+    def together(self, told: AdviceState | None, model: Any) -> tuple[bool, Advice | None]:
         """Ask the other workers at an epoch's end; return whether any worker wishes to act, and by what advice here.
 
         All of them ask, also one that is switched off or fails: the others would wait for it for ever.
@@ -66,7 +66,7 @@ class Responder:
             agreed = False
         return agreed, advice[-1] if advice else None
 
-    def _to_answer(self, told: Told) -> list[Advice]:
+    def _to_answer(self, told: AdviceState) -> list[Advice]:
         """Return what came that is to be answered: once in a process by each action, however many fits wish it.
 
         From a GPU that is lost nothing can be saved.
@@ -96,9 +96,9 @@ class Responder:
         return True
 
 
-def checked_responder(
+def make_responder(
     on_pressure: OnPressure | None, pressure_level: str, checkpoint_path: str | os.PathLike[str] | None
-) -> Responder | None:
+) -> PressureResponder | None:
     """Check what the user wishes. Raises ValueError or TypeError that begins with the name of the wrong argument."""
     if on_pressure not in (None, "checkpoint", "stop") and not callable(on_pressure):
         raise ValueError(f'on_pressure: want "checkpoint", "stop" or a function, not {on_pressure!r}')
@@ -114,7 +114,7 @@ def checked_responder(
         raise TypeError(f"checkpoint_path: want a path, not {checkpoint_path!r}")
     elif not (path := os.fspath(checkpoint_path)).endswith(SUFFIXES):
         raise ValueError(f"checkpoint_path: want a name that ends in {', '.join(SUFFIXES)}, not {checkpoint_path!r}")
-    return None if on_pressure is None else Responder(on_pressure, cast("Level", pressure_level), Path(path))
+    return None if on_pressure is None else PressureResponder(on_pressure, cast("Level", pressure_level), Path(path))
 
 
 def _check_function(do: Callable[..., object]) -> None:

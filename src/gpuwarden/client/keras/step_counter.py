@@ -8,10 +8,10 @@ from itertools import pairwise
 
 from gpuwarden.client.reporter import Reporter
 
-COMPILED = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
+COMPILED_RATIO = 10.0  # times the usual step: one that long compiled, if a function was traced meanwhile
 
 
-class Steps:
+class StepCounter:
     """Counts the steps of one fit into its run; of a process's fits the one that began last counts.
 
     An execution is one call of Keras's train function: `per_execution` steps, the last of an epoch perhaps fewer. It
@@ -149,7 +149,7 @@ class Steps:
         """Return which of these executions was the one that traced: the longest, if it is far longer than usual."""
         (usual,) = self._run.durations.percentiles(0.5)
         longest = max(seconds)
-        far = usual is not None and longest > COMPILED * usual * self._per_execution
+        far = usual is not None and longest > COMPILED_RATIO * usual * self._per_execution
         return seconds.index(longest) if far else None
 
     def _count(self, executions: list[float | None], steps: int) -> None:

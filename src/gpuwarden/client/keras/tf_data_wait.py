@@ -18,12 +18,12 @@ from typing import Any
 
 from gpuwarden.client.input_wait import InputWait
 
-GAPS = 100  # that tf.data keeps: model.cc
-LONGEST_GAP = 10.0  # seconds; tf.data drops longer ones: model.cc
-MOST = 8192  # executions between two looks; of more nothing is said
+MAX_GAPS = 100  # that tf.data keeps: model.cc
+MAX_GAP_SECONDS = 10.0  # seconds; tf.data drops longer ones: model.cc
+MAX_EXECUTIONS = 8192  # executions between two looks; of more nothing is said
 
 
-class TfData:
+class TfDataWait:
     """Asks tf.data about the iterator that Keras's train function is given; holds it weakly.
 
     The wait is known where each execution is one step (`per_execution` 1) that fetches one batch: a loop inside an
@@ -41,7 +41,9 @@ class TfData:
         self._ask: Callable[[Any], Any] | None = _question()
         self._compiled = False
         self._iterator: weakref.ref[Any] | None = None
-        self._begins: deque[float] = deque(maxlen=MOST)  # of executions since the last that was looked at, and its own
+        self._begins: deque[float] = deque(
+            maxlen=MAX_EXECUTIONS
+        )  # of executions since the last that was looked at, and its own
         self._fetched = 0  # batches before the first of these
 
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
@@ -100,13 +102,13 @@ class TfData:
     def _agrees(self, fetched: int) -> bool:
         """Say whether each execution fetched one batch; the last may have found the data at its end."""
         begun = len(self._begins)
-        return begun < MOST and fetched <= begun <= fetched + 1
+        return begun < MAX_EXECUTIONS and fetched <= begun <= fetched + 1
 
     def _add(self, begins: list[float], gaps: Sequence[int]) -> None:
         """Count the last steps of which the gaps are known: each ends in the fetch of the execution after it."""
-        steps = min(len(begins) - 1, GAPS, len(gaps))
+        steps = min(len(begins) - 1, MAX_GAPS, len(gaps))
         recent = begins[len(begins) - 1 - steps :]
-        if steps and all(after - begin < LONGEST_GAP for begin, after in pairwise(recent)):
+        if steps and all(after - begin < MAX_GAP_SECONDS for begin, after in pairwise(recent)):
             observed = recent[-1] - recent[0]
             self._wait.add(max(observed - sum(gaps[-steps:]) / 1e6, 0.0), observed)
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from gpuwarden.client.input_wait import Feed
+from gpuwarden.client.input_wait import InputMeter
 
 _END_OF_DATA = "OutOfRangeError"  # TensorFlow's; by name, since TensorFlow is not imported here
 
@@ -38,9 +38,9 @@ class _Wrapped:
 
     _gpuwarden_function: Callable[..., Any]
     _gpuwarden_observer: weakref.ref[Observer]
-    _gpuwarden_feed: Feed | None
+    _gpuwarden_feed: InputMeter | None
 
-    def __init__(self, function: Callable[..., Any], observer: Observer, feed: Feed | None) -> None:
+    def __init__(self, function: Callable[..., Any], observer: Observer, feed: InputMeter | None) -> None:
         object.__setattr__(self, "_gpuwarden_function", function)
         object.__setattr__(self, "_gpuwarden_observer", weakref.ref(observer))
         object.__setattr__(self, "_gpuwarden_feed", feed)
@@ -69,7 +69,7 @@ class _Wrapped:
         return operator.getitem, ((self._gpuwarden_function,), 0)
 
 
-def wrap(function: Callable[..., Any], observer: Observer, feed: Feed | None = None) -> Callable[..., Any]:
+def wrap(function: Callable[..., Any], observer: Observer, feed: InputMeter | None = None) -> Callable[..., Any]:
     """Return a callable that tells `observer`, which it holds weakly, of what `function` raises; never one in another.
 
     The end of the data is no error, and told as what it is. What `observer` itself raises is dropped. `feed` is shown
@@ -84,12 +84,12 @@ def unwrap(function: Any) -> Any:
     return function._gpuwarden_function if type(function) is _Wrapped else function  # noqa: SLF001 - our own
 
 
-def tells(function: Any, observer: Observer) -> bool:
+def reports_to(function: Any, observer: Observer) -> bool:
     """Say whether this came of `wrap` for `observer`."""
     return type(function) is _Wrapped and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
 
 
-def _fed(feed: Feed | None, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _fed(feed: InputMeter | None, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if feed is None:
         return args
     try:
