@@ -9,7 +9,7 @@ import pytest
 
 from gpuwarden.advice.advisor import HUNG_SECONDS, LEAST_GROWTH, Advisor
 from gpuwarden.advice.delivery_state import DeliveryState
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenants
 from gpuwarden.config.schema import PressureConfig as Limits
@@ -350,7 +350,7 @@ def test_neighbour_stands_in_the_story() -> None:
 def test_much_that_is_left_is_not_called_used_up(left: int, seconds: float, said: str) -> None:
     """What presses is named: how little is left, or how soon it will be gone."""
     box, there = Box(), run(7, "GPU-0", left=left)
-    growth = Growth(1.0, GIB, TimeLeft(seconds, 0.0, None))
+    growth = Leak(1.0, GIB, TimeLeft(seconds, 0.0, None))
     box.poll([gpu(0)], replace(there, growth={"GPU-0": growth}))
     assert box.sent[-1][1].text.startswith(f"device memory of GPU 0 (GPU-0) {said}")
     assert box.marks[-1][2].startswith(f"device memory of GPU 0 {said}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import PressureConfig as Limits
@@ -190,7 +190,7 @@ def test_growth_that_ends_in_an_out_of_memory_counts() -> None:
     """A run with much left that will have none in five minutes is under pressure, until it has ceased to grow."""
     watch, box = PressureWatch(LIMITS), snapshot(listed(gpu(0), 7))
     still = run(7, "GPU-0", in_use=50, left=50)
-    growth = Growth(1.0, GIB, TimeLeft(300.0, 250.0, None))
+    growth = Leak(1.0, GIB, TimeLeft(300.0, 250.0, None))
     grows = replace(still, growth={"GPU-0": growth})
     unbounded = replace(still, growth={"GPU-0": replace(growth, left=None)})
     seen = [watch.see(box, [each], now) for each, now in ((grows, 0.0), (unbounded, 1.0), (still, 31.0))]

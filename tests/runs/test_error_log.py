@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.analysis.oom.failed_allocation import Oom, named
+from gpuwarden.analysis.oom.failed_allocation import Oom, resolve_device
 from gpuwarden.client.errors.classifier import describe
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
@@ -137,7 +137,7 @@ def test_device() -> None:
         ([], f"{ON}GPU:0", None),
         ([], None, None),
     ]
-    found = [(used, told, named(replace(HELLO, devices=dict.fromkeys(used)), told)) for used, told, _ in cases]
+    found = [(used, told, resolve_device(replace(HELLO, devices=dict.fromkeys(used)), told)) for used, told, _ in cases]
     assert found == cases
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.host.oom_killer import BEGINNINGS, OomKill, oom_kills
 from gpuwarden.protocol.messages import End, Error
@@ -14,7 +14,7 @@ KILL = OomKill(7, in_cgroup=True, earliest=1.0, latest=1.0)
 GOODBYE = End("exit")
 FAILURE = End("uncaught ValueError", "failed")
 ILLEGAL = Error("illegal_address", "InternalError", "an illegal memory access was encountered", "train", 9)
-GROWTH = Growth(3 * 2**20, 12 * 2**30)
+GROWTH = Leak(3 * 2**20, 12 * 2**30)
 EXIT_3, CORE = 3 << 8, 0x80
 
 CASES: dict[str, tuple[Evidence, str, str]] = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.memory.downsampling import Downsampled
-from gpuwarden.analysis.memory.leak_detector import Growth, LeakDetector
+from gpuwarden.analysis.memory.leak_detector import Leak, LeakDetector
 from gpuwarden.analysis.memory.memory_history import Window, sample
 from gpuwarden.protocol.messages import DeviceMemory
 
@@ -46,11 +46,11 @@ class Training:
 class Seen:
     """What was found at each poll, and when there was no memory left, if ever."""
 
-    polls: list[tuple[float, Growth | None]] = field(default_factory=list)
+    polls: list[tuple[float, Leak | None]] = field(default_factory=list)
     ended: float | None = None
 
     @property
-    def grows(self) -> list[tuple[float, Growth]]:
+    def grows(self) -> list[tuple[float, Leak]]:
         """The polls at which it grew."""
         return [(at, growth) for at, growth in self.polls if growth is not None]
 

@@ -8,7 +8,7 @@ from typing import Any
 from gpuwarden.analysis.batch_size.cost_model import Cost, advise
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
@@ -126,8 +126,8 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: R
         histories={UUID: history()},
         batch_sizes=batch_sizes(),
         batch_size_advice=advise(Cost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
-        growth={UUID: Growth(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
-        host_growth=Growth(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
+        growth={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
+        host_growth=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
         marks=merged(
             [Mark(0.0, "phase", "training begins"), Mark(4000.0, "neighbour", "pid 9 took 2.0 GiB", UUID)], []
         ),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from services import Daemon, ending, fetch, until
 
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.config import thresholds
@@ -90,7 +90,7 @@ def full() -> State:
     }
     whole = replace(held, readings=readings, xids={79: XidCount(2, 0.5), 13: XidCount(1, -1e5)})
     mig = divided(1, free=[5 * GIB, 6 * GIB], held={9: 0})
-    grows = Growth(1e6, 60 << 20, TimeLeft(50.0, 40.0, None))
+    grows = Leak(1e6, 60 << 20, TimeLeft(50.0, 40.0, None))
     run = a_run(
         growth={"GPU-0": grows},
         host_growth=grows,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from browser import Tab, chromium
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
@@ -262,7 +262,7 @@ def test_mig_instances_stand_in_their_gpu(page: Stage, tab: Tab) -> None:
 def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
     """Speed, input wait, forecast with its bounds, errors, verdict and next step, a stall, the way to the receipt."""
     report = replace(REPORT, step_median=0.0123, errors={"device_oom": 2, "other": 1})
-    grows = Growth(1e6, 60 << 20, TimeLeft(90.0, 80.0, 100.0))
+    grows = Leak(1e6, 60 << 20, TimeLeft(90.0, 80.0, 100.0))
     endless = replace(grows, left=TimeLeft(7200.0, 7000.0, None))
     stall, why = Stall(61.4, "stopped"), Diagnosis("too_big", "9 GiB <of> 8.", "Use less.")
     page.show(

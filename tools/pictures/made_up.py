@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
@@ -206,9 +206,9 @@ def _with_report(run: RunSnapshot, now: float) -> RunSnapshot:
     return replace(run, report=report, batch_size_advice=advice, host_growth=growth)
 
 
-def _host_growth(lived: float) -> Growth:
+def _host_growth(lived: float) -> Leak:
     left = 3 * 3600 - lived % 3600
-    return Growth(
+    return Leak(
         _HOST_GROWTH,
         grown=int(_HOST_GROWTH * max(lived, 0.0)),
         left=TimeLeft(left, 0.8 * left, 1.3 * left),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
-from gpuwarden.analysis.oom.diagnosis import RULES
+from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.records.record import (
     BatchMemorySeen,
@@ -123,7 +123,7 @@ def _verdict_lines() -> Iterator[str]:
     yield cleandoc(_ABOUT_VERDICTS)
     for number, rule in enumerate(RULES, start=1):
         yield ""
-        yield f"## {number}. {rule.name}"
+        yield f"## {number}. {rule.cause}"
         yield ""
         yield rule.holds
         yield ""

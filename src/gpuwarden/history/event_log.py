@@ -143,7 +143,7 @@ class EventLog:
     def _of_errors(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
         for seen in run.errors:
             if seen.at not in known.errors and seen.error.kind in _OOM:
-                why = f": {seen.verdict.name.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""
+                why = f": {seen.verdict.cause.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""
                 where = "device" if seen.error.kind == "device_oom" else "host"
                 text = f"run {run.hello.name} is out of {where} memory{why}"
                 uuid = next(iter(run.ooms), None) if where == "device" else None

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Report
 from gpuwarden.records.record import (
@@ -139,7 +139,7 @@ def _gpus(account: RunUsage, run: RunSnapshot) -> dict[str, Any]:
     }
 
 
-def _growing(device: DeviceShare, growth: Growth | None) -> DeviceShare:
+def _growing(device: DeviceShare, growth: Leak | None) -> DeviceShare:
     if growth is None:
         return device
     left = growth.left
@@ -264,7 +264,9 @@ def _told(seen: SeenError) -> ToldError:
             device: DeviceMemoryThen(each.current, each.peak, each.limit, each.reserved)
             for device, each in error.memory.items()
         },
-        verdict=ToldVerdict(seen.verdict.name, seen.verdict.evidence, seen.verdict.next_step) if seen.verdict else None,
+        verdict=ToldVerdict(seen.verdict.cause, seen.verdict.evidence, seen.verdict.next_step)
+        if seen.verdict
+        else None,
     )
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
-from gpuwarden.analysis.oom.failed_allocation import Oom, named
+from gpuwarden.analysis.oom.failed_allocation import Oom, resolve_device
 from gpuwarden.formatting import amount
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
 from gpuwarden.runs.run_snapshot import SeenError
@@ -44,14 +44,14 @@ class ErrorLog:
             error.phase,
             error.steps,
             _line(error, hello, oom),
-            f"; verdict {verdict.name}: {verdict.evidence} {verdict.next_step}" if verdict else "",
+            f"; verdict {verdict.cause}: {verdict.evidence} {verdict.next_step}" if verdict else "",
             f" (and {untold} more since the last line)" if untold else "",
         )
 
     def revise(self, run_id: str, hello: Hello, verdict: Diagnosis) -> None:
         """Write that a verdict came out otherwise by fresher facts, where its error was told."""
         if self._said:
-            told = verdict.name, verdict.evidence, verdict.next_step
+            told = verdict.cause, verdict.evidence, verdict.next_step
             log.warning("run=%s name=%r by the next poll, verdict %s: %s %s", run_id, hello.name, *told)
 
 
@@ -94,7 +94,7 @@ def _device(uuid: str, oom: Oom) -> str:
 
 def _in_use(error: Error, hello: Hello) -> list[str]:
     """Say what was in use on the devices that the allocations name."""
-    devices = dict.fromkeys(named(hello, each.device) for each in error.allocations)
+    devices = dict.fromkeys(resolve_device(hello, each.device) for each in error.allocations)
     return [f"{device}: in use {_of(error.memory[device])}" for device in devices if device and device in error.memory]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.process_tree import STATES, Present
 from gpuwarden.metrics.model import Histogram, Metric, Reading, Table
 from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
@@ -94,7 +94,7 @@ def _state(present: Present) -> Reading:
     return {(name,): float(present.state == name) for name in STATES} if present.state else None
 
 
-def _growth(reading: Callable[[Growth], float | None]) -> Callable[[RunSnapshot], Reading]:
+def _growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapshot], Reading]:
     """Read something of each GPU on which the run's memory grows for good; nothing where it does not."""
 
     def read(run: RunSnapshot) -> Reading:
@@ -103,7 +103,7 @@ def _growth(reading: Callable[[Growth], float | None]) -> Callable[[RunSnapshot]
     return read
 
 
-def _host_growth(reading: Callable[[Growth], float | None]) -> Callable[[RunSnapshot], Reading]:
+def _host_growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapshot], Reading]:
     return lambda run: reading(run.host_growth) if run.host_growth else None
 
 
@@ -237,7 +237,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         labels=("uuid",), source="error, docs/errors.md")
     oom_verdict_info = Metric[RunSnapshot](
         "gpuwarden_run_oom_verdict_info", "info", "", "Why the run's last out-of-memory came, as far as evidence supports it.",
-        lambda run: {(run.verdict.name,): 1} if run.verdict else None, labels=("verdict",), source="docs/verdicts.md")
+        lambda run: {(run.verdict.cause,): 1} if run.verdict else None, labels=("verdict",), source="docs/verdicts.md")
     batch_size = Metric[RunSnapshot](
         "gpuwarden_run_batch_size", "gauge", "", "Examples of the run's last step, where the size of its batches is known.",
         _of_current_report(lambda report: report.batch_size), source="report")

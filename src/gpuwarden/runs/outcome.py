@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gpuwarden.analysis.memory.leak_detector import Growth
-from gpuwarden.analysis.oom.diagnosis import grown_on_host
+from gpuwarden.analysis.memory.leak_detector import Leak
+from gpuwarden.analysis.oom.diagnosis_wording import host_memory_growth
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.xid.codes import explain
@@ -40,7 +40,7 @@ class Evidence:
     cgroup_oom_kills: int = 0
     xids: tuple[int, ...] = ()
     error: Error | None = None
-    host_growth: Growth | None = None
+    host_growth: Leak | None = None
     goes_on: bool = False
 
 
@@ -61,7 +61,7 @@ def conclude(evidence: Evidence) -> tuple[Outcome, str]:
     """Return the outcome, and in words what it was concluded from. The kernel's word goes before the run's own."""
     outcome, words = _conclude(evidence)
     if outcome == "oom_killed" and evidence.host_growth is not None:
-        words = [*words, grown_on_host(evidence.host_growth)]
+        words = [*words, host_memory_growth(evidence.host_growth)]
     if evidence.farewell is not None:
         words = [*words, f"it said: {evidence.farewell.reason}"]
     if evidence.error is not None and outcome != "finished":

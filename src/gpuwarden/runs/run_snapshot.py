@@ -9,7 +9,7 @@ from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
 from gpuwarden.analysis.memory.device_memory import Unknown
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom
@@ -78,8 +78,8 @@ class RunSnapshot:
     stall: Stall | None = None
     stalls: int = 0
     account: RunUsage = field(default_factory=RunUsage, compare=False)
-    growth: Mapping[str, Growth] = field(default_factory=dict)
-    host_growth: Growth | None = None
+    growth: Mapping[str, Leak] = field(default_factory=dict)
+    host_growth: Leak | None = None
     histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)
     verdict: Diagnosis | None = None
     devices: tuple[str, ...] = ()

@@ -17,10 +17,10 @@ from gpuwarden.analysis.memory.device_memory import HeadroomWatch, Unknown, by_g
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
-from gpuwarden.analysis.oom.context import Taken
-from gpuwarden.analysis.oom.diagnoser import Diagnoser, Known, Poll
+from gpuwarden.analysis.oom.context import CoTenantMemory
+from gpuwarden.analysis.oom.diagnoser import Diagnoser, PollFacts, RunFacts
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
-from gpuwarden.analysis.oom.failed_allocation import Oom, ooms
+from gpuwarden.analysis.oom.failed_allocation import Oom, ooms_by_gpu
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
@@ -115,7 +115,7 @@ class RunState:
             if self.report is None and (self.hello.hears or self.rules.alerting):
                 self.rules.alarm()  # it is not to wait for the next poll to be watched over
             self._remember(message, now)
-            self.inquiry.hear(message, self.report)
+            self.inquiry.handle_report(message, self.report)
             self.report, self.last_report, self.last_report_time = message, now, self.rules.wall()
             self.stalling.hear(message, now)
         elif isinstance(message, End):
@@ -152,20 +152,20 @@ class RunState:
         self.error_log.tell(self.peer.run_id, self.hello, seen, failed, now)
 
     def _judge(self, error: Error, now: float) -> Diagnosis:
-        known = Known(
+        known = RunFacts(
             self.hello,
             self.uuids,
             self.report,
             self.histories,
-            taken=partial(self._taken, now),
-            growth=self.outlook.known,
-            host_growth=self.outlook.known(HOST),
+            partial(self._co_tenants, now),
+            self.outlook.leaks,
+            self.outlook.leaks.get(HOST),
             host_memory=self.present.memory if self.present else None,
-            fitting=self.batch_sizes.look(self.hello, self.histories, now),
+            advice=self.batch_sizes.look(self.hello, self.histories, now),
         )
-        return self.inquiry.judge(error, known)
+        return self.inquiry.handle_error(error, known)
 
-    def _taken(self, now: float, uuid: str, since: float | None) -> tuple[Taken, ...]:
+    def _co_tenants(self, now: float, uuid: str, since: float | None) -> tuple[CoTenantMemory, ...]:
         """Say what others took of a device; a process whose pid nobody knows cannot be told from its neighbours."""
         if not self.peer.pid:
             return ()
@@ -176,9 +176,9 @@ class RunState:
         """The run's processes as last seen; none where its pid is not known."""
         return {self.peer.pid, *(self.present.pids if self.present else ())} - {0}
 
-    def _review_verdict(self, poll: Poll, *, fresh: bool) -> None:
+    def _review_verdict(self, poll: PollFacts, *, up: bool) -> None:
         """Judge the last out-of-memory again by a poll's facts, where none has come since."""
-        verdict = self.inquiry.see(poll, fresh=fresh)
+        verdict = self.inquiry.handle_poll(poll, up=up)
         if verdict is None:
             return
         for place, seen in reversed(list(enumerate(self.errors))):
@@ -188,7 +188,7 @@ class RunState:
         self.error_log.revise(self.peer.run_id, self.hello, verdict)
 
     def _failed(self, seen: SeenError) -> dict[str, Oom]:
-        return ooms(seen.error, self.hello, self.uuids, seen.headroom, seen.least_headroom)
+        return ooms_by_gpu(seen.error, self.hello, self.uuids, seen.headroom, seen.least_headroom)
 
     def mark(self, kind: MarkKind, text: str, uuid: str | None, now: float) -> None:
         """Mark in its story that something happened to its memory."""
@@ -231,7 +231,7 @@ class RunState:
         if self.inquest is None:
             self.batch_sizes.conclude()
             error = self.errors[-1].error if self.errors else None
-            evidence = Evidence(error=error, host_growth=self.outlook.known(HOST))
+            evidence = Evidence(error=error, host_growth=self.outlook.leaks.get(HOST))
             self.inquest = OutcomeEvidence(self.peer.pid, self.began_at, now, self.rules.wall(), evidence)
         return self.inquest
 
@@ -283,7 +283,7 @@ class RunState:
                 others = held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
                 history.see(headroom.now.get(uuid), others)
         gone = bool(own) and self.inquest is not None and self.inquest.gone is not None
-        self._review_verdict(Poll(memory, headroom.now, own, snapshot, uuids, gone=gone), fresh=up)
+        self._review_verdict(PollFacts(memory, headroom.now, own, snapshot, uuids, gone=gone), up=up)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_at
         return RunSnapshot(
             peer=self.peer,
@@ -307,7 +307,7 @@ class RunState:
             stall=self._stall(usage, snapshot, now),
             stalls=self.stalling.stalls,
             histories=self.histories,
-            verdict=self.inquiry.verdict,
+            verdict=self.inquiry.diagnosis,
             devices=tuple(dict.fromkeys(self.uuids.values())) if up else (),
             ear=self.ear,
             marks=self.marks,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_shapes import MIB, POLL_SECONDS, Memory, Training, watched
 
-from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Growth, LeakDetector, find
+from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Leak, LeakDetector, find
 
 GIB = 1 << 30
 
@@ -151,7 +151,7 @@ def leaking(seconds: float, limit: Callable[[float], float | None], *, step: int
     return memory
 
 
-def left(growth: Growth | None) -> float:
+def left(growth: Leak | None) -> float:
     """Return the seconds to its limit."""
     assert growth is not None
     assert growth.left is not None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.leak_watch import MAX_LOGGED_LEAKS, LeakWatch
 from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.process_key import ProcessKey
@@ -131,7 +131,7 @@ def test_that_nothing_grows_after_an_out_of_memory_is_no_news(caplog: pytest.Log
 def test_the_log_of_what_comes_and_goes_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """The end of a growth is told where its begin was."""
     caplog.set_level(logging.INFO)
-    outlook, growth = LeakWatch(), Growth(1.0 * MIB, 60 * MIB)
+    outlook, growth = LeakWatch(), Leak(1.0 * MIB, 60 * MIB)
     for number in range(3 * MAX_LOGGED_LEAKS):
         for found in (growth, None):
             outlook._report(f"GPU-{number % 2}", found, WHO)

@@ -40,14 +40,14 @@ def test_growth_since() -> None:
     ):
         book.see(seen, OWNERS, at)
     most, least = book.taken("GPU-0", {7}, 0.5, now=4.0)
-    assert (most.who, most.taken, most.holds, most.seconds) == (
+    assert (most.name, most.grown, most.held, most.seconds) == (
         "python process 8 of bob (run 8-77, container jupyter-bob)",
         20 * GIB,
         25 * GIB,
         2.0,
     )
-    assert (least.who, least.taken, least.seconds) == ("process 11", 4 * GIB, 1.0)
-    assert [each.taken for each in book.taken("GPU-0", {7}, 2.5, now=4.0)] == [5 * GIB, 4 * GIB]
+    assert (least.name, least.grown, least.seconds) == ("process 11", 4 * GIB, 1.0)
+    assert [each.grown for each in book.taken("GPU-0", {7}, 2.5, now=4.0)] == [5 * GIB, 4 * GIB]
     assert book.taken("GPU-0", {7, 8, 11}, 0.0, now=4.0) == ()
     assert book.taken("GPU-1", {7}, 0.0, now=4.0) == ()
 
@@ -59,7 +59,7 @@ def test_who_was_there_before() -> None:
     assert book.taken("GPU-0", (), 50.0, now=101.0) == ()
     book.see(box(), OWNERS, 101.0)
     book.see(box(p8=60), OWNERS, 102.0)
-    assert [each.taken for each in book.taken("GPU-0", (), 50.0, now=103.0)] == [60 * GIB]
+    assert [each.grown for each in book.taken("GPU-0", (), 50.0, now=103.0)] == [60 * GIB]
 
 
 def test_bounds() -> None:
@@ -68,7 +68,7 @@ def test_bounds() -> None:
     for each in range(1000):
         book.see(box(p8=1 + each / 100), OWNERS, float(each))
     (taken,) = book.taken("GPU-0", (), 0.0, now=1000.0)
-    assert taken.taken == pytest.approx(9.99 * GIB)
+    assert taken.grown == pytest.approx(9.99 * GIB)
     (process,) = book._devices["GPU-0"].values()
     assert len(process.changes) <= MAX_CHANGES
     book.see(box(**{f"p{each}": each / 1e4 for each in range(1, 1000)}), OWNERS, 1001.0)
@@ -141,7 +141,7 @@ def test_neighbour_that_came_before_the_poll() -> None:
     life.fail()
     run = life.poll(p7=5, p8=75)
     assert run.verdict is not None
-    assert run.verdict.name == "neighbour"
+    assert run.verdict.cause == "neighbour"
     assert run.verdict.evidence == (
         "The run needed 10.0 GiB beside 2.00 GiB and could have 2.00 GiB: python process 8 of bob (run 8-77, container "
         "jupyter-bob) took 55.0 GiB of the device just before and holds 75.0 GiB."
@@ -155,7 +155,7 @@ def test_neighbour_that_came_after_the_poll(caplog: pytest.LogCaptureFixture) ->
     assert "; verdict neighbour" not in caplog.text
     run = life.poll(p7=5, p8=75)
     assert run.verdict is not None
-    assert (run.verdict.name, run.errors[0].verdict) == ("neighbour", run.verdict)
+    assert (run.verdict.cause, run.errors[0].verdict) == ("neighbour", run.verdict)
     assert "by the next poll, verdict neighbour: The run needed 10.0 GiB" in caplog.text
     verdict, run = run.verdict, life.poll(p7=5, p8=20)
     assert run.verdict == verdict  # it stands
@@ -167,7 +167,7 @@ def test_neighbour_that_was_there_all_the_while() -> None:
     life.fail()
     run = life.poll(p7=13, p8=20)
     assert run.verdict is not None
-    assert run.verdict.name != "neighbour"
+    assert run.verdict.cause != "neighbour"
 
 
 def test_run_whose_process_is_not_known() -> None:
@@ -177,7 +177,7 @@ def test_run_whose_process_is_not_known() -> None:
     life.fail()
     run = life.poll(p5=75)
     assert run.verdict is not None
-    assert run.verdict.name != "neighbour"
+    assert run.verdict.cause != "neighbour"
 
 
 def unlisted(pid: int, peer: ProcessKey = ALICE, *, asked: float = 60) -> RunSnapshot:
@@ -197,7 +197,7 @@ def test_run_that_is_listed_by_another_pid(pid: int, peer: ProcessKey) -> None:
     """With the daemon in a pid namespace, or under MPS, its own memory is nobody else's, in verdict and story."""
     run = unlisted(pid, peer)
     assert run.verdict is not None
-    assert run.verdict.name == "batch_too_large"
+    assert run.verdict.cause == "batch_too_large"
     assert "while 20.0 GiB of 80.0 GiB were in use" in run.verdict.evidence
     assert not re.search("process|smaller model", f"{run.verdict.evidence} {run.verdict.next_step}")
     assert {window.others for window in run.histories["GPU-0"].windows} == {None}
@@ -208,7 +208,7 @@ def test_pool_of_a_run_that_is_not_listed_is_not_known() -> None:
     """How much of the device the run could have had, is then said of no piece of it."""
     run = unlisted(4711, asked=25)
     assert run.verdict is not None
-    assert run.verdict.name != "fragmentation"
+    assert run.verdict.cause != "fragmentation"
 
 
 def test_run_that_is_no_longer_listed() -> None:
@@ -218,7 +218,7 @@ def test_run_that_is_no_longer_listed() -> None:
     life.fail()
     verdict = life.poll(p8=75).verdict
     assert verdict is not None
-    assert verdict.name == "neighbour"
+    assert verdict.cause == "neighbour"
     assert "could have 2.00 GiB" in verdict.evidence
 
 
@@ -229,7 +229,7 @@ def test_run_that_was_gone_before_it_was_seen() -> None:
     life.registry.exited(ALICE, life.now, 1)
     verdict = life.poll(p8=75).verdict
     assert verdict is not None
-    assert verdict.name == "neighbour"
+    assert verdict.cause == "neighbour"
 
 
 def test_room_is_no_less_than_what_is_in_use(caplog: pytest.LogCaptureFixture) -> None:

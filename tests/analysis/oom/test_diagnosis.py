@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import Window
-from gpuwarden.analysis.oom.context import FailureContext, Taken
-from gpuwarden.analysis.oom.diagnosis import judge
+from gpuwarden.analysis.oom.context import CoTenantMemory, FailureContext
+from gpuwarden.analysis.oom.diagnosis_rules import diagnose
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Phase
 
 MIB = 1 << 20
@@ -65,7 +65,7 @@ def memory(current: float, peak: float) -> DeviceMemory:
 # What 40 steps of a small batch leave behind: 12 MiB of weights, 39.5 at the peak.
 TRAINED: dict[str, Any] = {
     "steps": 40,
-    "stay_steps": 40,
+    "fit_steps": 40,
     "windows": steps_of(39.5),
     "training_peak": round(39.5 * MIB),
 }
@@ -76,7 +76,7 @@ LEAK = case(
     after=(214.1, 252.1),
     before=(213, 250),
     steps=80,
-    stay_steps=80,
+    fit_steps=80,
     windows=tuple(window(20 * each, 12 + 50 * each, 50 + 50 * each) for each in range(1, 5)),
     training_peak=250 * MIB,
 )
@@ -89,12 +89,12 @@ NEIGHBOUR = case(
     20,
     after=(12, 39.5),
     room=25,
-    taken=(Taken(4711, "python process 4711 of bob", 100 * MIB, 200 * MIB, 12.0),),
+    grown_co_tenants=(CoTenantMemory(4711, "python process 4711 of bob", 100 * MIB, 200 * MIB, 12.0),),
     **TRAINED,
 )
 PIPELINE = case(None, 381.7, after=(1, 2), text="passed to ParallelMapDatasetV2:21 transformation with iterator: OOM")
 PIPELINE = replace(PIPELINE, error=replace(PIPELINE.error, kind="host_oom"))
-GROWTH = Growth(2.0 * MIB, 200 * MIB)
+GROWING = Leak(2.0 * MIB, 200 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ GROWTH = Growth(2.0 * MIB, 200 * MIB)
 )
 def test_each_rule(known: FailureContext, name: str, evidence: str, next_step: str) -> None:
     """Each verdict has its evidence in numbers and one next step."""
-    verdict = judge(known)
-    assert (verdict.name, verdict.evidence, verdict.next_step) == (name, evidence, next_step)
+    verdict = diagnose(known)
+    assert (verdict.cause, verdict.evidence, verdict.next_step) == (name, evidence, next_step)
 
 
 def changed(known: FailureContext, **changes: Any) -> FailureContext:
@@ -197,13 +197,13 @@ def of_torch(mib: float, *, in_use: float, reserved: float, before: float, **cha
     told = case(None, mib, after=(in_use, in_use), before=(before, before), room=1024, text="CUDA out of memory.")
     after = DeviceMemory(round(in_use * MIB), round(in_use * MIB), None, round(reserved * MIB))
     asked = Allocation(round(mib * MIB), device="GPU:0")
-    return changed(told, framework="torch 2.11.0", after=after, asked=asked, **changes)
+    return changed(told, framework="torch 2.11.0", after=after, allocation=asked, **changes)
 
 
 def of_jax(mib: float, *, in_use: tuple[float, float], before: tuple[float, float], **changes: Any) -> FailureContext:
     """Make an out-of-memory of JAX's on 1 GiB: what a whole program wants for itself."""
     told = case(None, mib, after=in_use, before=before, room=1024, text="Out of memory while trying to allocate")
-    return changed(told, framework="jax 0.11.0", asked=Allocation(round(mib * MIB)), **changes)
+    return changed(told, framework="jax 0.11.0", allocation=Allocation(round(mib * MIB)), **changes)
 
 
 SUDDEN = tuple(window(20 * each, 12 if each < 4 else 200, 250) for each in range(1, 5))
@@ -219,12 +219,12 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
             changed(LARGE_BATCH, after=memory(240, 250)), "too_big", id="weights alone leave no room for any batch"
         ),
         pytest.param(
-            changed(LARGE_BATCH, batch_size=2, asked=Allocation(600 * MIB, "2,75000000")),
+            changed(LARGE_BATCH, batch_size=2, allocation=Allocation(600 * MIB, "2,75000000")),
             "too_big",
             id="half of a batch of two does not fit either",
         ),
         pytest.param(
-            changed(LARGE_BATCH, batch_size=4, asked=Allocation(600 * MIB, "4,37500000")),
+            changed(LARGE_BATCH, batch_size=4, allocation=Allocation(600 * MIB, "4,37500000")),
             "batch_too_large",
             id="a quarter of a batch of four does",
         ),
@@ -232,7 +232,7 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
             changed(LARGE_BATCH, batch_size=None, like_weight=False), "batch_too_large", id="no weight's shape"
         ),
         pytest.param(
-            changed(LARGE_BATCH, after=memory(12, 240), batch_size=1000, asked=Allocation(8 * MIB, "2000,1000")),
+            changed(LARGE_BATCH, after=memory(12, 240), batch_size=1000, allocation=Allocation(8 * MIB, "2000,1000")),
             "unknown",
             id="a multiple of the batch, or a weight",
         ),
@@ -241,7 +241,7 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
                 LARGE_BATCH,
                 after=memory(12, 240),
                 batch_size=1000,
-                asked=Allocation(8 * MIB, "2000,1000"),
+                allocation=Allocation(8 * MIB, "2000,1000"),
                 like_weight=False,
             ),
             "batch_too_large",
@@ -272,15 +272,15 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
             changed(LEAK, windows=SUDDEN, after=memory(240, 250)), "unknown", id="a base that was not full at first"
         ),
         pytest.param(changed(LEAK, after=memory(190, 252)), "leak", id="leaked, with room between steps"),
-        pytest.param(changed(LEAK, windows=(), growth=GROWTH), "leak", id="growth that was told"),
+        pytest.param(changed(LEAK, windows=(), leak=GROWING), "leak", id="growth that was told"),
         pytest.param(
-            changed(LEAK, windows=SUDDEN, growth=replace(GROWTH, grown=4 * MIB)),
+            changed(LEAK, windows=SUDDEN, leak=replace(GROWING, grown=4 * MIB)),
             "unknown",
             id="growth of next to nothing",
         ),
-        pytest.param(changed(LEAK, batch_size=64, largest_before=32), "leak", id="the usual batch is no sign"),
+        pytest.param(changed(LEAK, batch_size=64, largest_batch_before=32), "leak", id="the usual batch is no sign"),
         pytest.param(
-            changed(PIECES, asked=Allocation(160 * MIB, "160,262144")), "unknown", id="more than is free in sum"
+            changed(PIECES, allocation=Allocation(160 * MIB, "160,262144")), "unknown", id="more than is free in sum"
         ),
         pytest.param(
             changed(PIECES, before=memory(246, 250), after=memory(246, 250)),
@@ -297,40 +297,46 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         ),
         pytest.param(
             changed(
-                LARGE_BATCH, before=memory(11.9, 20), after=memory(11.9, 150), asked=Allocation(50 * MIB, "16000,1000")
+                LARGE_BATCH,
+                before=memory(11.9, 20),
+                after=memory(11.9, 150),
+                allocation=Allocation(50 * MIB, "16000,1000"),
             ),
             "fragmentation",
             id="twice as much as failed was free",
         ),
         pytest.param(
             changed(
-                LARGE_BATCH, before=memory(11.9, 20), after=memory(11.9, 170), asked=Allocation(50 * MIB, "16000,1000")
+                LARGE_BATCH,
+                before=memory(11.9, 20),
+                after=memory(11.9, 170),
+                allocation=Allocation(50 * MIB, "16000,1000"),
             ),
             "batch_too_large",
             id="a first step would have asked for more",
         ),
         pytest.param(
-            changed(VALIDATION, steps=0, stay_steps=0, like_weight=False),
+            changed(VALIDATION, steps=0, fit_steps=0, like_weight=False),
             "batch_too_large",
             id="prediction without training",
         ),
         pytest.param(
-            changed(GIANT, asked=Allocation(20 * MIB, "500,10000"), like_weight=False),
+            changed(GIANT, allocation=Allocation(20 * MIB, "500,10000"), like_weight=False),
             "phase_peak",
             id="a step that had taken far more than the others",
         ),
         pytest.param(
-            changed(GIANT, after=memory(8, 39.5), asked=Allocation(20 * MIB, "500,10000"), like_weight=False),
+            changed(GIANT, after=memory(8, 39.5), allocation=Allocation(20 * MIB, "500,10000"), like_weight=False),
             "fragmentation",
             id="a step like the others",
         ),
         pytest.param(
-            changed(GIANT, after=memory(12, 39.5), room=41.0 * MIB, asked=Allocation(8 * MIB, "500,10000")),
+            changed(GIANT, after=memory(12, 39.5), room=41.0 * MIB, allocation=Allocation(8 * MIB, "500,10000")),
             "batch_too_large",
             id="steps that had only just fitted",
         ),
         pytest.param(
-            changed(GIANT, stay_steps=0, like_weight=False), "batch_too_large", id="the first step of another fit"
+            changed(GIANT, fit_steps=0, like_weight=False), "batch_too_large", id="the first step of another fit"
         ),
         pytest.param(
             changed(
@@ -343,9 +349,11 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
         ),
         pytest.param(changed(WEIGHTS, stage=None, phase="idle"), "too_big", id="before any training"),
         pytest.param(changed(WEIGHTS, after=memory(50, 50)), "fragmentation", id="weights for which there was room"),
-        pytest.param(changed(NEIGHBOUR, taken=()), "unknown", id="nobody took any"),
+        pytest.param(changed(NEIGHBOUR, grown_co_tenants=()), "unknown", id="nobody took any"),
         pytest.param(
-            changed(NEIGHBOUR, taken=(replace(NEIGHBOUR.taken[0], taken=10 * MIB),)), "unknown", id="took too little"
+            changed(NEIGHBOUR, grown_co_tenants=(replace(NEIGHBOUR.grown_co_tenants[0], grown=10 * MIB),)),
+            "unknown",
+            id="took too little",
         ),
         pytest.param(
             changed(NEIGHBOUR, after=DeviceMemory(12 * MIB, 39 * MIB, 25 * MIB)),
@@ -353,14 +361,16 @@ HALF_WAY = tuple(window(20 * each, 12 if each < 9 else 100, 250) for each in ran
             id="its own limit was first",
         ),
         pytest.param(changed(PIPELINE, text="std::bad_alloc"), "unknown", id="the host, and nothing of the input"),
-        pytest.param(changed(PIPELINE, text="std::bad_alloc", host_growth=GROWTH), "leak", id="growth on the host"),
+        pytest.param(changed(PIPELINE, text="std::bad_alloc", host_leak=GROWING), "leak", id="growth on the host"),
         pytest.param(changed(PIPELINE, text="std::bad_alloc", stage="input"), "host_input", id="raised in a loader"),
-        pytest.param(changed(case(None, None, after=(1, 2), room=None), asked=None), "unknown", id="nothing is known"),
+        pytest.param(
+            changed(case(None, None, after=(1, 2), room=None), allocation=None), "unknown", id="nothing is known"
+        ),
     ],
 )
 def test_just_not(known: FailureContext, name: str) -> None:
     """A fact more or less changes the verdict where it should."""
-    assert judge(known).name == name, judge(known)
+    assert diagnose(known).cause == name, diagnose(known)
 
 
 @pytest.mark.parametrize(
@@ -399,19 +409,19 @@ def test_just_not(known: FailureContext, name: str) -> None:
 )
 def test_torch_and_jax(known: FailureContext, name: str) -> None:
     """What tells a batch from a model where no shape is told: the traceback, and what was in use before the step."""
-    verdict = judge(known)
-    assert verdict.name == name, verdict
+    verdict = diagnose(known)
+    assert verdict.cause == name, verdict
     if name == "fragmentation":
         setting = "expandable_segments:True" if known.framework.startswith("torch") else "ALLOCATOR=cuda_async"
         assert setting in verdict.next_step
 
 
-HOLDER = Taken(4711, "python process 4711 of bob", 190 * MIB, 190 * MIB, 4000.0)
-FIRST_STEP = replace(case("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), holders=(HOLDER,))
+HOLDER = CoTenantMemory(4711, "python process 4711 of bob", 190 * MIB, 190 * MIB, 4000.0)
+FIRST_STEP = replace(case("2048,4096", 32, after=(4, 5), room=34, error={"like_weight": False}), co_tenants=(HOLDER,))
 FIRST_STEP = replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB))  # no limit of its own
 ATTENTION = case("2,1,10000,10000", 763, after=(0.6, 4.6), room=240, error={"like_weight": False})
 NOTHING = DeviceMemory(0, 0)
-UNSAID = replace(FIRST_STEP, asked=None, room=4.05 * MIB, size=240.0 * MIB)  # as of a library below the framework
+UNSAID = replace(FIRST_STEP, allocation=None, room=4.05 * MIB, size=240.0 * MIB)  # as of a library below the framework
 EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
 
 
@@ -419,16 +429,16 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
     ("known", "name"),
     [
         pytest.param(FIRST_STEP, "neighbour", id="held since before the run"),
-        pytest.param(replace(FIRST_STEP, holders=()), "batch_too_large", id="nobody else is there"),
+        pytest.param(replace(FIRST_STEP, co_tenants=()), "batch_too_large", id="nobody else is there"),
         pytest.param(UNSAID, "neighbour", id="no size, others have most of the device"),
         pytest.param(replace(UNSAID, after=NOTHING, before=NOTHING), "neighbour", id="no size, and nothing in use"),
         pytest.param(replace(UNSAID, room=100.0 * MIB), "unknown", id="no size, and room was left"),
-        pytest.param(replace(UNSAID, holders=()), "too_big", id="no size, nobody else is there"),
+        pytest.param(replace(UNSAID, co_tenants=()), "too_big", id="no size, nobody else is there"),
         pytest.param(
-            replace(UNSAID, holders=(replace(HOLDER, holds=2 * MIB),)), "too_big", id="no size, a small neighbour"
+            replace(UNSAID, co_tenants=(replace(HOLDER, held=2 * MIB),)), "too_big", id="no size, a small neighbour"
         ),
         pytest.param(
-            replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, holders=(HOLDER,)),
+            replace(GIANT, after=DeviceMemory(8 * MIB, 110 * MIB), room=120.0 * MIB, co_tenants=(HOLDER,)),
             "neighbour",
             id="a larger step where others have most of the device",
         ),
@@ -437,7 +447,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
                 GIANT,
                 after=DeviceMemory(8 * MIB, 110 * MIB),
                 room=120.0 * MIB,
-                holders=(replace(HOLDER, holds=60 * MIB),),
+                co_tenants=(replace(HOLDER, held=60 * MIB),),
             ),
             "phase_peak",
             id="a larger step where others have less than the run",
@@ -447,7 +457,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
                 FIRST_STEP,
                 room=60.0 * MIB,
                 after=DeviceMemory(24 * MIB, 25 * MIB),
-                holders=(replace(HOLDER, holds=20 * MIB),),
+                co_tenants=(replace(HOLDER, held=20 * MIB),),
             ),
             "batch_too_large",
             id="a small neighbour",
@@ -456,7 +466,7 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
             replace(FIRST_STEP, after=DeviceMemory(4 * MIB, 5 * MIB, 34 * MIB)), "batch_too_large", id="its own limit"
         ),
         pytest.param(
-            replace(FIRST_STEP, asked=Allocation(900 * MIB, "2048,4096", "float", "x", "CPU:0")),
+            replace(FIRST_STEP, allocation=Allocation(900 * MIB, "2048,4096", "float", "x", "CPU:0")),
             "batch_too_large",
             id="more than there is without the neighbour",
         ),
@@ -473,12 +483,12 @@ EMPTY = case("7864320", 30, after=(0, 0), before=(0, 0), room=240, text=EAGER)
 )
 def test_room_by_device(known: FailureContext, name: str) -> None:
     """Who else is there, how large one example is and what is free decide what a failure on an empty pool means."""
-    assert judge(known).name == name, judge(known)
+    assert diagnose(known).cause == name, diagnose(known)
 
 
 def test_a_size_that_is_advised_is_the_next_step() -> None:
     """The advice on batch sizes and the verdict name the same size."""
-    step = judge(replace(LARGE_BATCH, fitting=6144)).next_step
+    step = diagnose(replace(LARGE_BATCH, advised_batch_size=6144)).next_step
     assert step == "Try a batch of 6144 or less; gradient accumulation keeps the effective one."
 
 
@@ -486,14 +496,14 @@ def test_what_many_steps_have_left_is_no_giant_step() -> None:
     """Between two reports of a loop of operations by themselves memory may have grown step by step."""
     quick = replace(LEAK, windows=(), before=DeviceMemory(20 * MIB, 20 * MIB))
     quick = replace(quick, error=replace(quick.error, text=EAGER))
-    assert not replace(quick, unseen_steps=40).giant
+    assert not replace(quick, unreported_steps=40).is_outsized
 
 
 def test_growth_that_was_not_what_was_missing_is_told_beside() -> None:
     """A leak cuts memory into pieces too: who only sees to those dies of it a little later."""
-    found = judge(changed(PIECES, growth=GROWTH))
-    assert found.name == "fragmentation"
-    assert found.evidence == f"{judge(PIECES).evidence[:-1]}; memory in use grows too, at 120 MiB a minute."
-    leak = judge(changed(LEAK, growth=GROWTH))
-    assert leak.name == "leak"
+    found = diagnose(changed(PIECES, leak=GROWING))
+    assert found.cause == "fragmentation"
+    assert found.evidence == f"{diagnose(PIECES).evidence[:-1]}; memory in use grows too, at 120 MiB a minute."
+    leak = diagnose(changed(LEAK, leak=GROWING))
+    assert leak.cause == "leak"
     assert "grows too" not in leak.evidence

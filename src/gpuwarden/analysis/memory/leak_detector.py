@@ -28,7 +28,7 @@ PATIENCE = 1.6  # times the longest pause, or cycle, there was: what has not com
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class Leak:
     """Growth of what a run holds: its rate, the bytes so far, and how long it is to the limit where that is known."""
 
     bytes_per_second: float
@@ -53,7 +53,7 @@ class _Stretch:
         return self.points[-1].lowest - self.floor[0]
 
 
-def find(points: Sequence[Window], now: float, *, known: bool = False) -> Growth | None:
+def find(points: Sequence[Window], now: float, *, known: bool = False) -> Leak | None:
     """Return the growth that there is now, of the longest stretch up to now in which it was even.
 
     `known`: it is reported already, and less is enough for it to hold on. Takes some 200 µs.
@@ -101,7 +101,7 @@ def _last_certain(points: Sequence[Window], floor: Sequence[int], least: float, 
     return (last if higher or longer else trough), cycles[len(cycles) // 2]
 
 
-def _growth(stretch: _Stretch, now: float, cycle: float, hold: float) -> tuple[bool, Growth | None]:
+def _growth(stretch: _Stretch, now: float, cycle: float, hold: float) -> tuple[bool, Leak | None]:
     """Return whether a stretch has grown evenly and still does, and that growth if it has gone far enough."""
     bins = _bins(stretch, cycle)
     even = _evenness(bins)
@@ -122,7 +122,7 @@ def _growth(stretch: _Stretch, now: float, cycle: float, hold: float) -> tuple[b
     steady = rises >= STEADY_RISES or stairs is not None
     lasting = steady and stretch.seconds >= LASTING_SECONDS
     if limit is None:
-        return True, Growth(found.slope, stretch.grown) if lasting or hold < 1 else None
+        return True, Leak(found.slope, stretch.grown) if lasting or hold < 1 else None
     limit_slope = _limit_slope(stretch)
     likely, most = _step_bytes(stretch)
     room = max(limit - stretch.points[-1].lowest - likely, 0)
@@ -134,7 +134,7 @@ def _growth(stretch: _Stretch, now: float, cycle: float, hold: float) -> tuple[b
     left = time_left(
         found, stairs, level=level, step_bytes=(likely, most), limit=limit, limit_slope=limit_slope, now=now
     )
-    return True, Growth(found.slope, stretch.grown, left)
+    return True, Leak(found.slope, stretch.grown, left)
 
 
 def _bins(stretch: _Stretch, cycle: float) -> list[tuple[float, float]]:
@@ -206,11 +206,11 @@ def _step_bytes(stretch: _Stretch) -> tuple[float, float]:
 class LeakDetector:
     """Evaluates one series whenever it has a new window. `growth` is what there is now."""
 
-    growth: Growth | None = None
+    growth: Leak | None = None
     _closed: int = -1
     _at: float = 0.0  # when `growth` was
 
-    def look(self, series: Downsampled[Window], now: float, since: float = 0.0) -> Growth | None:
+    def look(self, series: Downsampled[Window], now: float, since: float = 0.0) -> Leak | None:
         """Return the growth there is `now`, by the series' own clock, in what came `since` a time."""
         if series.closed != self._closed:
             self._closed = series.closed

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.memory.downsampling import Downsampled
-from gpuwarden.analysis.memory.leak_detector import Growth, LeakDetector
+from gpuwarden.analysis.memory.leak_detector import Leak, LeakDetector
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window, sample
 from gpuwarden.formatting import amount, foreseen, rate
 from gpuwarden.host.process_tree import Present, Usage
@@ -26,7 +26,7 @@ class _Place:
     """One GPU, or the host: the watch over it, and the leak that is reported there."""
 
     watch: LeakDetector = field(default_factory=LeakDetector)
-    reported: Growth | None = None
+    reported: Leak | None = None
     logged: bool = False  # a line in the log reports it
 
 
@@ -46,12 +46,12 @@ class LeakWatch:
 
     def on_gpus(
         self, histories: Mapping[str, MemoryHistory], current: Collection[str], who: tuple[str, str], now: float
-    ) -> dict[str, Growth]:
+    ) -> dict[str, Leak]:
         """Return by UUID what grows, of those that are current; `who` is the run's id and name."""
         for uuid in self._places.keys() - {HOST}:
             if uuid not in current:  # the run has ended, or is silent: that its memory stopped growing is no news
                 self._places[uuid].reported = None
-        found: dict[str, Growth] = {}
+        found: dict[str, Leak] = {}
         for uuid in current:
             history = histories.get(uuid)
             if history is None or history.training_began is None:
@@ -62,7 +62,7 @@ class LeakWatch:
                 found[uuid] = growth
         return found
 
-    def on_host(self, usage: Usage | None, available: float | None, who: tuple[str, str], now: float) -> Growth | None:
+    def on_host(self, usage: Usage | None, available: float | None, who: tuple[str, str], now: float) -> Leak | None:
         """Return how the processes' memory grows; `available` is what the host has left, in bytes.
 
         It ends at the cgroup's limit where that has less left.
@@ -79,9 +79,10 @@ class LeakWatch:
         self._report(HOST, growth, who)
         return growth
 
-    def known(self, where: str) -> Growth | None:
-        """Return the growth that the last poll found, on a GPU by UUID or on HOST."""
-        return self._places[where].reported if where in self._places else None
+    @property
+    def leaks(self) -> dict[str, Leak]:
+        """Leaks that the last poll found, by the GPU's UUID or HOST."""
+        return {where: place.reported for where, place in self._places.items() if place.reported is not None}
 
     def fail(self) -> None:
         """Record an out-of-memory of the run: that its memory stops growing after that is not logged."""
@@ -94,7 +95,7 @@ class LeakWatch:
         since = now if before is None else before.ended
         self._host_memory.append(sample(now, DeviceMemory(memory, memory), since=since, limit=limit))
 
-    def _report(self, where: str, growth: Growth | None, who: tuple[str, str]) -> None:
+    def _report(self, where: str, growth: Leak | None, who: tuple[str, str]) -> None:
         place = self._places[where]
         before, place.reported = place.reported, growth
         if growth is not None and before is None:
@@ -115,7 +116,7 @@ def _host_limit(present: Present, available: float | None) -> float | None:
     return present.memory + min(rooms) if rooms else None
 
 
-def _line(growth: Growth) -> str:
+def _line(growth: Leak) -> str:
     """Say it in words: `12.3 MiB a minute, out of memory in about 14m10s (11m20s to 20m05s)`."""
     left = growth.left
     end = "" if left is None else f", out of memory {foreseen(left.seconds, left.lower, left.upper)}"

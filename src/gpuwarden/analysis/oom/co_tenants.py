@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuwarden.analysis.oom.context import Taken
+from gpuwarden.analysis.oom.context import CoTenantMemory
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.owners.resolver import UNKNOWN, Owners
 
@@ -115,18 +115,18 @@ class CoTenants:
         there = self._devices.get(device, {}).items()
         return sorted(((pid, each) for pid, each in there if pid and each.grown), key=lambda each: -each[1].grown)
 
-    def taken(self, device: str, own: Collection[int], then: float | None, now: float) -> tuple[Taken, ...]:
+    def taken(self, device: str, own: Collection[int], then: float | None, now: float) -> tuple[CoTenantMemory, ...]:
         """Return what processes other than a run's `own` took of a device since `then`, those that took most first.
 
         Since None is all that they hold, for as long as that has been seen.
         """
-        return tuple(sorted(self._taken(device, own, then, now), key=lambda each: -each.taken))
+        return tuple(sorted(self._taken(device, own, then, now), key=lambda each: -each.grown))
 
-    def _taken(self, device: str, own: Collection[int], then: float | None, now: float) -> Iterator[Taken]:
+    def _taken(self, device: str, own: Collection[int], then: float | None, now: float) -> Iterator[CoTenantMemory]:
         for pid, each in self._devices.get(device, {}).items():
             grown = each.held - each.held_at(then)
             if pid not in own and grown > 0:
-                yield Taken(pid, _who(pid, self._owners), grown, each.held, now - each.grew_at(then))
+                yield CoTenantMemory(pid, _who(pid, self._owners), grown, each.held, now - each.grew_at(then))
 
 
 def _who(pid: int, owners: Owners) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from gpuwarden.analysis.memory.leak_detector import Growth
+from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.health.problems import GRAVITIES, Judged, Trouble, gravest
 from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -147,7 +147,7 @@ def _run(
         evidence=ending.evidence if ending else None,
         steps_per_second=pace(peer.run_id) if run.up else None,
         stall=StallDocument(run.stall.seconds, run.stall.cause) if run.stall else None,
-        verdict=VerdictDocument(verdict.name, verdict.evidence, verdict.next_step) if verdict else None,
+        verdict=VerdictDocument(verdict.cause, verdict.evidence, verdict.next_step) if verdict else None,
         batch_size_advice=run.batch_size_advice.text if run.batch_size_advice else None,
         host_memory_bytes=present.memory if present else None,
         unresolved_devices=run.unresolved or None,
@@ -172,7 +172,7 @@ def _progress(report: Report, *, current: bool) -> dict[str, Any]:
     return found
 
 
-def _growth(growth: Growth | None, memory: str, seconds: str) -> dict[str, Any]:
+def _growth(growth: Leak | None, memory: str, seconds: str) -> dict[str, Any]:
     """Return growth of memory and the time it leaves, by keys that begin with `memory` and `seconds`."""
     if growth is None:
         return {}

@@ -1,0 +1,93 @@
+"""Origin of a failed allocation: signs that it belongs to the model, or that it grows with the batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpuwarden.analysis.oom.context import FailureContext
+from gpuwarden.formatting import amount
+
+MAX_KERNEL_SIDE = 11  # of a convolution's weights
+MAX_WEIGHTS_TIMES = 2  # beyond which a request for a whole program holds more than gradients
+
+_ACTIVATION = re.compile(
+    r"(?:^|[/_])(?:Relu|Elu|Gelu|Selu|Softmax|Sigmoid|Tanh|BiasAdd|MaxPool|AvgPool|Dropout|FusedBatchNorm)\w*$"
+)
+# As Keras names an optimizer's operations in a graph.
+_OPTIMIZER = re.compile(
+    r"(?:ada\w*|sgd|rmsprop|nadam|ftrl|lion|lamb|muon|loss_scale_optimizer)(?:_\d+)?/", re.IGNORECASE
+)
+
+
+def weights_sign(failure: FailureContext) -> str | None:
+    """Return how it is known that the allocation belongs to the model and not to a batch; None where it is not."""
+    error, shape = failure.error, failure.shape
+    if error.stage == "weights":
+        return "for the model's weights"
+    if error.stage == "optimizer" or (failure.allocation and _OPTIMIZER.match(failure.allocation.op or "")):
+        return "for the optimizer's work"
+    if error.like_weight:
+        return "with the shape of one of its weights"
+    if error.phase == "idle" and not error.steps and error.stage is None:
+        return "before any training"
+    is_unknown = shape_batch(failure) is None and error.like_weight is None
+    if not error.steps and shape and is_unknown and _is_like_kernel(shape):
+        return "with the shape of a convolution's weights"
+    return None
+
+
+def is_for_batch(failure: FailureContext) -> bool:
+    """Return False where the stage or the phase says that the allocation was for something else than a batch."""
+    error = failure.error
+    return error.stage not in ("weights", "optimizer", "input") and (error.phase != "idle" or error.stage is not None)
+
+
+def batch_sign(failure: FailureContext) -> str | None:
+    """Return the surest sign that the allocation grows with the batch; None where there is none."""
+    return next(_batch_signs(failure), None)
+
+
+def _batch_signs(failure: FailureContext) -> Iterator[str]:
+    error, shape, requested, base = failure.error, failure.shape, failure.requested, failure.base
+    peak = failure.training_peak
+    if failure.fit_steps and not failure.is_outsized and peak is not None:
+        yield f"came in a step like {failure.fit_steps} before it, which had only just fitted with {amount(peak)}"
+    if batch := shape_batch(failure):
+        yield f"grows with the batch of {batch}"
+    if error.like_weight:  # a gradient was the last straw, of a step whose activations took the room
+        yield "came on top of what the batch had taken"
+    if error.like_weight is False and len(shape) > 1:
+        yield "has a shape that no weight has, so that it grows with the batch"
+    if len(shape) > 3 and not _is_like_kernel(shape):  # noqa: PLR2004 - examples, two sides, channels
+        yield "has the shape of a batch of images"
+    if error.stage in ("forward", "backward"):
+        yield f"was asked for in the {error.stage} pass"
+    if failure.allocation and _ACTIVATION.search(failure.allocation.op or ""):
+        yield "is a layer's output, which grows with the batch"
+    if requested is not None and error.weights and requested > MAX_WEIGHTS_TIMES * error.weights:
+        yield (
+            f"is more than {MAX_WEIGHTS_TIMES} times all weights ({amount(error.weights)}), so that it grows with the "
+            "batch"
+        )
+    # Of XLA's programs with nothing in use before, the first may be the one that makes the weights.
+    if requested is not None and base is not None and requested > base and (base or shape) and not failure.is_eager:
+        yield f"is more than all that was in use between steps ({amount(base)}), so that it grows with the batch"
+
+
+def shape_batch(failure: FailureContext) -> int | None:
+    """Return the batch size that is, or divides, the first dimension of the tensor; None where it has none."""
+    shape, batch, like_weight = failure.shape, failure.batch_size, failure.error.like_weight
+    if not shape or like_weight or failure.error.stage in ("weights", "optimizer"):
+        return None
+    if batch and shape[0] == batch:
+        return batch
+    if like_weight is False and shape[0] == 1 and len(shape) > 1:
+        return 1
+    is_multiple = batch is not None and batch > 1 and shape[0] % batch == 0
+    return batch if like_weight is False and is_multiple else None
+
+
+def _is_like_kernel(shape: tuple[int, ...]) -> bool:
+    """Return True where a shape looks like that of a convolution's weights: small sides first."""
+    return len(shape) >= 3 and max(shape[:-2]) <= MAX_KERNEL_SIDE  # noqa: PLR2004 - sides, and channels in and out

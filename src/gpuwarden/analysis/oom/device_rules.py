@@ -1,0 +1,118 @@
+"""Rules for failures by the run's memory over time: leaks, fragmentation, and steps or phases beyond the others."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from gpuwarden.analysis.oom.context import SLACK_RATIO, TIGHT_RATIO, FailureContext
+from gpuwarden.analysis.oom.diagnosis import Finding
+from gpuwarden.analysis.oom.diagnosis_wording import (
+    avoid_fragmentation,
+    capitalized,
+    out_of_room,
+    requested_memory,
+)
+from gpuwarden.formatting import amount, rate
+from gpuwarden.protocol.messages import Phase
+
+# Free memory in sum from which on fragmentation is the cause of a failed step as large as none before: it may have
+# needed more than the allocation that failed.
+NEW_STEP_SLACK_RATIO = 0.2
+_PHASES: dict[Phase, str] = {"train": "training", "test": "validation", "predict": "prediction", "idle": "no phase"}
+
+
+def find_leak(failure: FailureContext) -> Finding | None:
+    """Find memory that kept growing between steps, without which the step would have fitted."""
+    base, room = failure.base, failure.room_or_size
+    if base is None or room is None or failure.is_larger_batch:
+        return None
+    in_use, grown = base + (failure.needed or 0), failure.leaked
+    if in_use < TIGHT_RATIO * room or grown < in_use - room or grown < SLACK_RATIO * room:
+        return None
+    leak = failure.leak
+    how = f"at {rate(leak.bytes_per_second)}" if leak else f"over {failure.steady_rise.steps} steps"
+    return Finding(
+        f"Memory in use between steps had grown by {amount(grown)} {how} to {amount(base)} of {amount(room)} that the "
+        f"run can have: without that {requested_memory(failure)} would have fitted.",
+        "Look for what the program keeps from step to step: tensors in lists, losses not turned into numbers, models "
+        "made again and again.",
+    )
+
+
+def find_fragmentation(failure: FailureContext) -> Finding | None:
+    """Find as much free memory in sum as was asked for, in use by enough to cut it up."""
+    requested, room, after = failure.requested, failure.room, failure.after
+    if requested is None or after is None:
+        return None
+    if failure.framework.startswith("torch") and after.reserved is not None:
+        return _torch_fragmentation(failure, requested, after.reserved - after.current, room or after.reserved)
+    in_use = failure.in_use
+    if in_use is None or room is None:
+        return None
+    is_usual_step = failure.error.phase == "train" and failure.fit_steps > 0 and not failure.is_outsized
+    usual = failure.usual_step if is_usual_step else None
+    if usual is not None and not failure.is_eager and not failure.peak_rose:
+        whole = after.current + usual  # what such a step had in use at its peak, the failed allocation with it
+        in_use = min(in_use, max(whole - requested, after.current) if whole < (1 - SLACK_RATIO) * room else whole)
+    # With next to nothing in use nothing is cut up, unless the pool itself has grown in pieces.
+    if in_use < SLACK_RATIO * room and (failure.free is None or failure.free >= requested):
+        return None
+    left = room - in_use
+    is_known = usual is not None or failure.is_eager or failure.peak_was_held
+    enough = max(requested, SLACK_RATIO * room) if is_known else max(2 * requested, NEW_STEP_SLACK_RATIO * room)
+    if left < enough:
+        return None
+    certainty = "was in use" if failure.is_eager else "was in use at most, or about so"
+    return Finding(
+        f"{capitalized(requested_memory(failure))} did not fit in one piece though {amount(left)} of {amount(room)} "
+        f"were free in sum: {amount(in_use)} {certainty}.",
+        avoid_fragmentation(failure),
+    )
+
+
+def _torch_fragmentation(failure: FailureContext, requested: int, idle: int, room: float) -> Finding | None:
+    if idle < requested or idle < SLACK_RATIO * room:
+        return None
+    how = f"torch held {amount(idle)} that were in no tensor, in pieces that were all smaller"
+    return Finding(
+        f"{capitalized(requested_memory(failure))} did not fit in one piece: {how}.", avoid_fragmentation(failure)
+    )
+
+
+def find_phase_peak(failure: FailureContext) -> Finding | None:
+    """Find validation, prediction or one step that needed more than the training steps that succeeded."""
+    if failure.error.phase in ("test", "predict") and failure.error.steps:
+        return _larger_phase(failure)
+    is_outsized = failure.error.phase == "train" and failure.is_outsized
+    if not is_outsized or failure.had_room or _is_trying_batch_sizes(failure):
+        return None
+    before = f"where the {failure.fit_steps} steps before had"
+    if failure.is_larger_batch:
+        what = f"for a batch of {failure.error.batch_size}, {before} {failure.largest_batch_before} at most"
+    elif failure.usual_step is None:
+        what = f"{before} batches of {failure.batch_size}"
+    else:
+        what = f"{amount(failure.reached or 0)} in all, {before} {amount(failure.usual_step)}"
+    return Finding(
+        f"One step was far larger than the others: it asked for {requested_memory(failure)}{out_of_room(failure)}, "
+        f"{what}.",
+        "Bound what one batch may hold: drop or cut outliers, pad to bounded lengths, or use buckets.",
+    )
+
+
+def _larger_phase(failure: FailureContext) -> Finding:
+    phase, peak = failure.error.phase, failure.training_peak
+    peaked = f"peaked at {amount(peak)}" if peak is not None else "went well"
+    setting = ": validation_batch_size, or the batch size of its data set" if phase == "test" else ""
+    return Finding(
+        f"{_PHASES[phase].capitalize()} asked for {requested_memory(failure)}{out_of_room(failure)}, while training, "
+        f"{failure.error.steps} steps, {peaked}.",
+        f"Give {_PHASES[phase]} a smaller batch of its own{setting}.",
+    )
+
+
+def _is_trying_batch_sizes(failure: FailureContext) -> bool:
+    """Return True where batch sizes rose and rose: somebody, or `find_batch_size`, tries which one fits."""
+    sizes = [each.batch_size for each in failure.windows if each.batch_size]
+    changes = [after > before for before, after in pairwise(sizes) if after != before]
+    return len(changes) > 1 and all(changes)

@@ -1,0 +1,80 @@
+"""Phrases of diagnoses: parts of the evidence, and next steps that several rules share."""
+
+from __future__ import annotations
+
+from gpuwarden.analysis.memory.leak_detector import Leak
+from gpuwarden.analysis.oom.context import FULL_RATIO, FailureContext
+from gpuwarden.formatting import amount, rate
+
+ALLOCATOR_SETTINGS = {
+    "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async",
+    "torch": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "jax": "XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
+}
+
+
+def capitalized(text: str) -> str:
+    """Return the text with its first letter in upper case."""
+    return text[0].upper() + text[1:]
+
+
+def requested_memory(failure: FailureContext) -> str:
+    """Return the allocation that failed: `61.0 MiB for shape [16000,1000]`."""
+    if failure.requested is None:
+        return "an allocation"
+    shape = f" for shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
+    return f"{amount(failure.requested)}{shape}"
+
+
+def requested_size(failure: FailureContext) -> str:
+    """Return the bytes of the allocation that failed: `61.0 MiB`."""
+    return "memory" if failure.requested is None else amount(failure.requested)
+
+
+def out_of_room(failure: FailureContext) -> str:
+    """Return a clause with what the run can have: `, of 256 MiB that the run can have`; empty where unknown."""
+    return "" if failure.room is None else f", of {amount(failure.room)} that the run can have"
+
+
+def and_more(count: int) -> str:
+    """Return a phrase that counts what stands behind the first one: `, and 2 more`; empty for one."""
+    return f", and {count - 1} more" if count > 1 else ""
+
+
+def host_memory_growth(leak: Leak) -> str:
+    """Return a clause about the growth of the host memory of a run's processes."""
+    how = f"{amount(leak.grown)}, at {rate(leak.bytes_per_second)}"
+    return f"the host memory of the run's processes had grown by {how}"
+
+
+def use_smaller_batch(failure: FailureContext) -> str:
+    """Return the step to a batch size that should fit."""
+    keeps = "gradient accumulation keeps the effective one"
+    batch = failure.batch_size
+    if not batch or batch < 2:  # noqa: PLR2004 - one example is the least
+        return f"Halve the batch size; {keeps}."
+    return f"Try a batch of {failure.advised_batch_size or _likely_batch_size(failure, batch)} or less; {keeps}."
+
+
+def _likely_batch_size(failure: FailureContext, batch: int) -> int:
+    """Guess a batch size that fits by the memory that the failed one had reached."""
+    most = batch // 2
+    if (
+        failure.room is not None
+        and failure.base is not None
+        and failure.after is not None
+        and failure.requested is not None
+    ):
+        reached = (failure.after.peak if failure.peak_rose else failure.base) - failure.base + failure.requested
+        if reached > 0:
+            most = min(most, int(batch * (FULL_RATIO * failure.room - failure.base) / reached))
+    return max(most, 1)
+
+
+def avoid_fragmentation(failure: FailureContext) -> str:
+    """Return the step against fragmentation: an allocator that needs no single piece, where the framework has one."""
+    setting = next((each for name, each in ALLOCATOR_SETTINGS.items() if failure.framework.startswith(name)), None)
+    allocator = failure.allocation.allocator if failure.allocation else None
+    if setting is None or "async" in (allocator or ""):
+        return "Allocate the large tensors first, and free what is not needed any more before them."
+    return f"Start it with {setting}, which does not need one piece."

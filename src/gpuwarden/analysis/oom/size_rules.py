@@ -1,0 +1,115 @@
+"""Rules for failures by what the memory was for: a model or an example too big, and a batch too large."""
+
+from __future__ import annotations
+
+from gpuwarden.analysis.oom.allocation_origin import batch_sign, is_for_batch, shape_batch, weights_sign
+from gpuwarden.analysis.oom.context import FULL_RATIO, TIGHT_RATIO, FailureContext
+from gpuwarden.analysis.oom.diagnosis import Finding
+from gpuwarden.analysis.oom.diagnosis_wording import capitalized, out_of_room, requested_memory, use_smaller_batch
+from gpuwarden.formatting import amount
+
+MAX_BASE_GROWTH_RATIO = 0.1  # of what the run can have: more than that since the first steps, and it is not the batch
+
+_SMALLER_MODEL = "Use a smaller model, lower precision, an optimizer with less state or a GPU with more memory."
+_SMALLER_EXAMPLE = "Make the example smaller (resolution, length), use lower precision or a GPU with more memory."
+
+
+def find_too_big(failure: FailureContext) -> Finding | None:
+    """Find a model, a tensor or one example that does not fit, whatever the batch."""
+    room = failure.room_or_size
+    if room is None:
+        return None
+    evidence = _model_evidence(failure, room)
+    if evidence is not None:
+        return Finding(evidence, _SMALLER_MODEL)
+    evidence = _example_evidence(failure, room)
+    return None if evidence is None else Finding(evidence, _SMALLER_EXAMPLE)
+
+
+def _model_evidence(failure: FailureContext, room: float) -> str | None:
+    base, requested, weights, least = failure.base, failure.requested, weights_sign(failure), failure.training_minimum
+    wanted = requested_memory(failure)
+    if least is not None and least > (TIGHT_RATIO if weights else 1) * room and not failure.fit_steps:
+        return (
+            f"Weights, optimizer state and gradients take {amount(least)} of {amount(room)} that the run can have, "
+            f"whatever the batch: {wanted} failed."
+        )
+    beside = failure.after.current if failure.is_eager and failure.after else base
+    if weights and beside is not None and requested is not None and beside + requested > FULL_RATIO * room:
+        return (
+            f"{capitalized(wanted)} {weights} did not fit beside {amount(beside)} in use of {amount(room)} that the "
+            "run can have."
+        )
+    whole = failure.size or room
+    is_first = failure.is_eager and not failure.error.steps
+    if requested is not None and requested > whole and is_first and not shape_batch(failure):
+        shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
+        return f"One tensor{shape} takes {amount(requested)}, more than all {amount(whole)} of the device."
+    has_grown = failure.fit_steps and failure.base_growth > MAX_BASE_GROWTH_RATIO * room
+    if base is not None and base > FULL_RATIO * room and not has_grown:
+        return (
+            f"{amount(base)} of {amount(room)} were in use before the step made anything, so that not even a small "
+            f"batch fits: {wanted} failed."
+        )
+    return None
+
+
+def _example_evidence(failure: FailureContext, room: float) -> str | None:
+    base, requested, batch = failure.base or 0, failure.requested, shape_batch(failure)
+    wanted = capitalized(requested_memory(failure))
+    if 1 in (batch, failure.batch_size) and not failure.fit_steps and not weights_sign(failure):
+        return f"{wanted}{out_of_room(failure)}, did not fit, though the batch has one example."
+    shape = failure.shape
+    if batch is None and failure.error.like_weight is False and len(shape) > 1:
+        batch = shape[0]  # the batch, or a multiple of it: so one example takes at least that part
+    if batch and requested is not None and requested / batch > room - base:
+        return (
+            f"{wanted} did not fit, and no smaller batch would: one of {batch} takes {amount(requested / batch)} of "
+            f"it, where {amount(room - base)} of {amount(room)} are left beside weights."
+        )
+    return None
+
+
+def find_batch_too_large(failure: FailureContext) -> Finding | None:
+    """Find signs that what did not fit grows with the batch."""
+    base, room = failure.base, failure.room_or_size
+    sign = batch_sign(failure) if is_for_batch(failure) else None
+    if sign is None or (base is not None and room is not None and base > FULL_RATIO * room):
+        return None
+    if 1 in (shape_batch(failure), failure.batch_size) or not _is_new_or_tight(failure) or failure.had_room:
+        return None
+    beside = ""
+    if base is not None and room is not None:
+        beside = f", while {amount(base)} of {amount(room)} were in use between steps"
+    return Finding(
+        f"{capitalized(requested_memory(failure))} {sign}, and did not fit{beside}.", use_smaller_batch(failure)
+    )
+
+
+def _is_new_or_tight(failure: FailureContext) -> bool:
+    """Return True where no step like the failed one succeeded before, or one only just did."""
+    if not failure.fit_steps or failure.is_outsized:
+        return True
+    room, peak = failure.room, failure.training_peak
+    if failure.usual_step is None or room is None or peak is None:
+        return False
+    return TIGHT_RATIO * room <= peak <= room and failure.base_growth <= MAX_BASE_GROWTH_RATIO * room
+
+
+def unknown_device_cause(failure: FailureContext) -> Finding:
+    """Return what was looked for, and what is known."""
+    known = []
+    if failure.room is not None:
+        known.append(f"{amount(failure.room)} is what the run could have")
+    if failure.base is not None:
+        growth = failure.base_growth
+        more = f", {amount(growth)} more than after the first steps" if growth else ""
+        known.append(f"{amount(failure.base)} of it was in use between steps{more}")
+    facts = {"how much was asked for": failure.requested, "what the run can have": failure.room}
+    missing = [name for name, value in facts.items() if value is None]
+    lacking = f", not knowing {' and '.join(missing)}" if missing else ""
+    return Finding(
+        f"{capitalized(requested_memory(failure))} failed{': ' if known else ''}{', '.join(known)}. Looked for: "
+        f"growth, other processes, free memory in pieces, a phase or batch beyond the others, weights{lacking}.",
+        "Lower the batch size; if that does not help compare weights and optimizer state with the device's memory.",
+    )
