@@ -32,7 +32,7 @@ import tensorflow as tf  # noqa: E402 - likewise
 from gpuwarden.keras import GpuWarden  # noqa: E402 - likewise
 
 
-class Leak(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+class LeakingCallback(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
     """Keeps memory epoch by epoch, as a list that somebody forgot to empty would."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def main(uuid: str) -> None:
     layers = [keras.layers.Dense(256, activation="relu") for _ in range(3)]
     model = keras.Sequential([*layers, keras.layers.Dense(1)])
     model.compile("adam", "mse")
-    callbacks = [GpuWarden(name="demo-training", devices={"CPU:0": uuid}), Leak()]
+    callbacks = [GpuWarden(name="demo-training", devices={"CPU:0": uuid}), LeakingCallback()]
     model.fit(batches(), steps_per_epoch=150, epochs=10**6, verbose=0, callbacks=callbacks)
 
 
