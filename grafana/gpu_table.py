@@ -23,7 +23,7 @@ from series import (
 from ways import BOX as ONE_BOX
 from ways import IN_CLUSTER, ONE_RUN, link
 
-from gpuwarden.alerts.rules.fleet_rules import AVOIDABLE_SLOWDOWNS
+from gpuwarden.alerts.recording_rules import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
 from gpuwarden.daemon.metrics import GpuHealth, OwnerReadings, PressureReadings
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings

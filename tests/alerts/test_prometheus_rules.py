@@ -14,11 +14,13 @@ from promql import SAMPLES, SITE, grouping, numbers, selectors, unknown
 from gpuwarden.alerts import prometheus_rules
 from gpuwarden.alerts.alert_docs import page
 from gpuwarden.alerts.prometheus_rules import Choices, prometheus_rule, rule_file
-from gpuwarden.alerts.rule import AlertRule, RecordingRule, filled
-from gpuwarden.alerts.rule_settings import SETTINGS, TIME
+from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.cli import rules_command
 from gpuwarden.cli.main import main
 from gpuwarden.config.value_types import DURATION
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Condition, filled
+from gpuwarden.health.rule_settings import SETTINGS, TIME
 from gpuwarden.xid.codes import Severity, codes, explain
 
 REPOSITORY = Path(__file__).parents[2]
@@ -35,7 +37,7 @@ def _alerts(text: str) -> dict[str, dict[str, Any]]:
 
 
 ALERTS = _alerts(RULES.read_text())
-ALL: dict[str, AlertRule | RecordingRule] = {**prometheus_rules.RECORDED, **prometheus_rules.ALERTS}
+ALL: dict[str, Condition | RecordingRule] = {**prometheus_rules.RECORDED, **CONDITIONS}
 SHIPPED = Choices().values()
 
 
@@ -63,8 +65,8 @@ def test_names_exist() -> None:
     assert (wrong, wrong_texts) == ({}, {})
 
 
-def _query(rule: AlertRule | RecordingRule) -> str:
-    return rule.query if isinstance(rule, AlertRule) else rule.expr
+def _query(rule: Condition | RecordingRule) -> str:
+    return rule.query if isinstance(rule, Condition) else rule.expr
 
 
 def test_tested_series_exist() -> None:
@@ -88,7 +90,7 @@ def test_thresholds_are_settings() -> None:
 
 def test_each_setting_is_set() -> None:
     """Each setting stands in the expression or the hold of a rule, not only in texts."""
-    places = " ".join(rule.expr + (rule.hold if isinstance(rule, AlertRule) else "") for rule in ALL.values())
+    places = " ".join(rule.expr + (rule.hold if isinstance(rule, Condition) else "") for rule in ALL.values())
     assert [each.name for each in SETTINGS if not re.search(rf"%{{{each.name}(\.seconds)?}}", places)] == []
 
 
@@ -106,11 +108,7 @@ def test_template_labels_are_in_the_result() -> None:
 def test_critical_alert_outlives_the_daemon() -> None:
     """Nobody is told that a fault is over as the daemon is down or restarted: it fires on until GpuwardenDown does."""
     least = DURATION.read(ALERTS["GpuwardenDown"]["for"]) + 15  # and its scrape and its evaluation
-    critical = [
-        name
-        for name, rule in prometheus_rules.ALERTS.items()
-        if rule.severity == "critical" and name != "GpuwardenDown"
-    ]
+    critical = [name for name, rule in CONDITIONS.items() if rule.severity == "critical" and name != "GpuwardenDown"]
     assert [name for name in critical if DURATION.read(ALERTS[name]["keep_firing_for"]) < least] == []
 
 

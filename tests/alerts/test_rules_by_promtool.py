@@ -13,6 +13,7 @@ import yaml
 
 from gpuwarden.alerts import prometheus_rules
 from gpuwarden.cli import rules_command
+from gpuwarden.health.conditions import CONDITIONS
 from system_parts import needs
 
 pytestmark = pytest.mark.system
@@ -32,7 +33,7 @@ def promtool(*arguments: str | Path) -> str:
 
 def test_configuration_is_accepted() -> None:
     """Prometheus takes the shipped configuration, which finds the rules by its relative path."""
-    number = len(prometheus_rules.ALERTS) + len(prometheus_rules.RECORDED)
+    number = len(CONDITIONS) + len(prometheus_rules.RECORDED)
     assert f"{number} rules found" in promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 

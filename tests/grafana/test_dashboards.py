@@ -28,11 +28,12 @@ from committed_dashboards import (
 from offenders import for_all
 from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
-from gpuwarden.alerts.prometheus_rules import ALERTS, Choices, annotated
-from gpuwarden.alerts.rule import AlertRule
+from gpuwarden.alerts.prometheus_rules import Choices, annotated
 from gpuwarden.config import thresholds
 from gpuwarden.daemon.metrics import PressureReadings, ProcessReadings
 from gpuwarden.gpu.metrics import MigReadings
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Condition
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.runs.metrics import RunReadings
 
@@ -147,7 +148,7 @@ def _follows(expression: str) -> None:
             chosen["uuid"] = "$gpu|$mig"  # an instance has a UUID of its own
         if name in OF_PROCESSES and "run_id" in chosen:
             chosen["run_id"] = "($run)|"  # and a process may be of no run
-        if name == "ALERTS":
+        if name == "CONDITIONS":
             chosen = {label: f"({value})|" for label, value in {**chosen, "uuid": "$gpu|$mig"}.items()}
         patterns = {label: value for label, (how, value) in matched.items() if how == "MatchOp.Re"}
         assert chosen.items() <= patterns.items(), name
@@ -323,8 +324,8 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
     assert linked >= 3
 
 
-@for_all(ALERTS)
-def test_alerts_lead_to_what_they_are_about(alert: AlertRule) -> None:
+@for_all(CONDITIONS)
+def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
     """An alert of a run leads to the runs' dashboard, another one to its box's, with variables that are there."""
     url = annotated(alert, Choices())["dashboard_url"]
     uid, _, query = url.removeprefix("http://localhost:3000/d/").partition("?")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from services import ROOT, Alertmanager, Daemon, Process, Prometheus, ending, fetch, free_port, until
 
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import CHECKED
 from mock_nvml import MockNvml
 
 pytestmark = pytest.mark.system
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.system
 GIB = 2**30
 SIZE_MIB = 81559  # of the mock's H100
 XID_CRITICAL, XID_WARNING = 79, 94
+NAMES = {condition.name for condition in CHECKED}
 OF_BOXES = {"GpuMissing", "GpuwardenDriverFault", "GpuwardenNoGpus"}  # that hide the others, or each other
 
 
@@ -54,9 +55,7 @@ class Run(Process):
 
 def labels(alerts: list[dict[str, Any]]) -> Counter[tuple[tuple[str, str], ...]]:
     """Count the alerts of the table by all their labels."""
-    return Counter(
-        tuple(sorted(alert["labels"].items())) for alert in alerts if alert["labels"]["alertname"] in CONDITIONS
-    )
+    return Counter(tuple(sorted(alert["labels"].items())) for alert in alerts if alert["labels"]["alertname"] in NAMES)
 
 
 def leave(mock: MockNvml, gpu: int, mib: float, held: dict[int, float]) -> None:
@@ -158,7 +157,7 @@ def test_each_alert_is_the_rules_own(tmp_path: Path, mock_nvml: MockNvml) -> Non
             def names() -> set[str]:
                 return {dict(each)["alertname"] for each in labels(told.alerts())}
 
-            wanted = CONDITIONS.keys() - OF_BOXES
+            wanted = NAMES - OF_BOXES
             until(lambda: names() == wanted and len(near(told)) == 2, "all from the daemon", 150)
             until(lambda: rules_alerts(prometheus) == labels(told.alerts()), "the same from Prometheus", 150)
             firing = labels(told.alerts())

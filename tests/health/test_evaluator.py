@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
-from gpuwarden.health.alert import Alert
-from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.evaluator import MOST_FIRING, STEADY_SECONDS, Firing
+from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
+from gpuwarden.health.evaluator import MAX_ALERTS, STEADY_SECONDS, AlertEvaluator
+from gpuwarden.health.model import Alert, Occurrence
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.resolver import Holder, Owners
 from gpuwarden.pressure.levels import PressureWatch
@@ -49,20 +48,20 @@ def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> Stat
     return replace(state, **more)  # type: ignore[arg-type] # fields by name
 
 
-def holding(state: State) -> list[Alert]:
-    """Return all that holds."""
-    return [alert for condition in CONDITIONS.values() for alert in condition(state, LIMITS)]
+def holding(state: State) -> list[tuple[str, Occurrence]]:
+    """Return all that holds, with the names of the conditions."""
+    return [(condition.name, occurrence) for condition, occurrence in ConditionChecks().occurrences(state)]
 
 
 def only(state: State) -> tuple[str, Mapping[str, str], str, str]:
     """Return the one that holds: name, labels, text, owner."""
-    (alert,) = holding(state)
-    return alert.name, alert.labels, alert.description, alert.owner
+    ((name, occurrence),) = holding(state)
+    return name, occurrence.labels, occurrence.description, occurrence.owner
 
 
 OF_RUN = {"run_id": run().peer.run_id, "run_name": "unet"}
 OF_GPU = {"uuid": "GPU-0", "gpu": "0", "name": "H100"}
-RUN = f"RunSnapshot unet ({run().peer.run_id})"
+RUN = f"Run unet ({run().peer.run_id})"
 
 
 def test_run_near_out_of_memory() -> None:
@@ -157,13 +156,8 @@ def test_xids_by_their_severity(code: int, name: str) -> None:
     found, labels, text, _owner = only(poll(met))
     assert (found, labels) == (name, {**OF_GPU, "xid": str(code)})
     assert text.startswith(f"GPU 0 (H100) (GPU-0) had XID {code} 1m00s ago: ")
-    assert [each.last for each in holding(poll(met))] == [NOW - 60]
+    assert [occurrence.last for _name, occurrence in holding(poll(met))] == [NOW - 60]
     assert holding(poll(replace(gpu(0), xids={code: XidCount(2, NOW - XID_SECONDS)}))) == []
-
-
-def test_every_row_has_a_rule() -> None:
-    """An alert of the daemon's own is one of the rules'."""
-    assert CONDITIONS.keys() <= ALERTS.keys()
 
 
 class Stage:
@@ -172,19 +166,21 @@ class Stage:
     def __init__(self, name: str = "RunOutOfMemory") -> None:
         self.name = name
         self.count = 0
-        self.besides: list[Alert] = []
+        self.besides: list[Occurrence] = []
         self.state = poll(gpu(0))
-        self.firing = Firing(LIMITS, {name: self._holds, "RunNearOutOfMemory": lambda *_: iter(self.besides)})
+        near = replace(CONDITIONS["RunNearOutOfMemory"], check=lambda _state: self.besides)
+        self.evaluator = AlertEvaluator((replace(CONDITIONS[name], check=self._check), near))
 
-    def _holds(self, state: State, _limits: Limits) -> Iterator[Alert]:
+    def _check(self, state: State) -> Iterator[Occurrence]:
         if self.count < 0:
             raise RuntimeError
+        at = state.snapshot.time
         for number in range(self.count):
-            yield Alert(self.name, {"run_id": str(number)}, f"at {state.snapshot.time:g}", state.snapshot.time)
+            yield Occurrence(labels={"run_id": str(number)}, description=f"at {at:g}", since=at)
 
     def see(self, at: float) -> tuple[list[Alert], list[Alert]]:
         """Let a poll be, seconds after the first."""
-        return self.firing.see(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
+        return self.evaluator.update(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
 
 
 def test_alert_fires_at_once_and_ends_late() -> None:
@@ -219,7 +215,7 @@ def test_death_is_told_of_when_the_run_is_forgotten() -> None:
 
 def test_alert_waits_as_its_rule_does() -> None:
     """A rule's hold counts from when the condition began, and begins anew after a gap."""
-    assert ALERTS["GpuDown"].hold == "30s"
+    assert CONDITIONS["GpuDown"].hold == "30s"
     stage = Stage("GpuDown")
     stage.count = 1
     assert stage.see(0) == stage.see(29) == ([], [])
@@ -233,20 +229,20 @@ def test_alert_waits_as_its_rule_does() -> None:
 def test_alerts_are_bounded() -> None:
     """More than can be kept are counted once each, and those that fire go on."""
     stage = Stage()
-    stage.count = MOST_FIRING + 3
-    assert len(stage.see(0)[0]) == len(stage.see(1)[0]) == MOST_FIRING
-    assert stage.firing.dropped == 3
+    stage.count = MAX_ALERTS + 3
+    assert len(stage.see(0)[0]) == len(stage.see(1)[0]) == MAX_ALERTS
+    assert stage.evaluator.dropped == 3
 
 
 def test_many_of_one_severity_keep_out_no_graver_one(caplog: pytest.LogCaptureFixture) -> None:
     """A flood of warnings is dropped, counted and said once; what is critical is told."""
     stage = Stage()
-    stage.count = MOST_FIRING + 1
+    stage.count = MAX_ALERTS + 1
     stage.see(0)
-    stage.besides = [Alert("RunNearOutOfMemory", {"run_id": "last"}, "", NOW)]
+    stage.besides = [Occurrence(labels={"run_id": "last"}, description="last", since=NOW)]
     fires, _ended = stage.see(1)
-    assert stage.besides[0] in fires
-    assert (len(fires), stage.firing.dropped) == (MOST_FIRING + 1, 1)
+    assert "last" in [each.description for each in fires]
+    assert (len(fires), stage.evaluator.dropped) == (MAX_ALERTS + 1, 1)
     assert caplog.text.count("alerts of a severity at once") == 1
 
 

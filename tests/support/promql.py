@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
-from gpuwarden.alerts.rule import filled
+from gpuwarden.health.model import filled
 from gpuwarden.metrics.exposition import TABLES
 
 TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape

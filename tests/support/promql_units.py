@@ -9,7 +9,7 @@ from typing import Any
 import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
-from gpuwarden.alerts.rule import filled
+from gpuwarden.health.model import filled
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.metrics.model import Metric, Unit
 

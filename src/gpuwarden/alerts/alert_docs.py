@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.alerts import inhibition, rule_settings
-from gpuwarden.alerts.prometheus_rules import GROUPS, Choices
-from gpuwarden.alerts.rule import SUBJECT_LABELS, AlertRule, filled
+from gpuwarden.alerts import inhibition
+from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.config.value_types import DURATION
+from gpuwarden.health import rule_settings
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import SUBJECT_LABELS, Condition, filled
 
 _INTRODUCTION = """\
 # Alerts
 
-<!-- Written by `gpuwarden reference alerts` from src/gpuwarden/alerts/. -->
+<!-- Written by `gpuwarden reference alerts` from src/gpuwarden/health/. -->
 
 Rules for Prometheus: [deploy/prometheus/rules/gpuwarden.yml](../deploy/prometheus/rules/gpuwarden.yml). Their
 thresholds are those the [dashboards](../grafana/dashboards) color by.
@@ -45,11 +47,10 @@ def page() -> str:
     rows = "".join(
         f"| `{each.flag}` | {values[f'{each.name}.words']} | {each.meaning} |\n" for each in rule_settings.SETTINGS
     )
-    alerts = (rule for group in GROUPS for rule in group.alerts)
-    return f"{_INTRODUCTION}{rows}{''.join(_section(rule, values) for rule in alerts)}"
+    return f"{_INTRODUCTION}{rows}{''.join(_section(rule, values) for rule in CONDITIONS.values())}"
 
 
-def _section(rule: AlertRule, values: Mapping[str, str]) -> str:
+def _section(rule: Condition, values: Mapping[str, str]) -> str:
     text = (
         f"\n## {rule.name}\n\n*{_when(rule, values)}* {rule.means}\n\n- **Look at** {rule.look}\n- **Do:** {rule.do}\n"
         f"- **Silence:** {_silence(rule)}\n- **Wrong when** {rule.wrong}\n{_hidden(rule)}"
@@ -57,7 +58,7 @@ def _section(rule: AlertRule, values: Mapping[str, str]) -> str:
     return filled(text, values)
 
 
-def _when(rule: AlertRule, values: Mapping[str, str]) -> str:
+def _when(rule: Condition, values: Mapping[str, str]) -> str:
     hold, keep = filled(rule.hold, values), filled(rule.keep, values)
     parts = [rule.severity.capitalize(), f"after {_words(hold)}" if hold else "at once"]
     if keep:
@@ -65,12 +66,12 @@ def _when(rule: AlertRule, values: Mapping[str, str]) -> str:
     return "; ".join([", ".join(parts), *([rule.told] if rule.told else [])]) + "."
 
 
-def _silence(rule: AlertRule) -> str:
+def _silence(rule: Condition) -> str:
     label = SUBJECT_LABELS[rule.subject]
     return f"`amtool silence add alertname={rule.name} {label}=… --duration=8h --comment=…`"
 
 
-def _hidden(rule: AlertRule) -> str:
+def _hidden(rule: Condition) -> str:
     hiding = [f"[{name}](#{name.lower()})" for name in inhibition.hiding(rule.name)]
     return f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](receivers.md).\n" if hiding else ""
 

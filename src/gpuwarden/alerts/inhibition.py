@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from gpuwarden.health.alert import Alert, Key
+    from gpuwarden.health.model import Alert, Key
 
 _HEADER = """\
 # Written by `gpuwarden rules --inhibition`: what is not told while an alert fires that says more.

@@ -9,38 +9,52 @@ from typing import Any
 
 import yaml
 
-from gpuwarden.alerts import (
-    joins,
-    rule_settings,
-)
-from gpuwarden.alerts.rule import JOINS, SUBJECT_LABELS, AlertRule, Group, RecordingRule, Subject, filled
-from gpuwarden.alerts.rules import (
-    daemon_rules,
-    device_memory_rules,
-    ecc_rules,
-    fleet_rules,
-    gpu_rules,
-    nvlink_rules,
-    run_memory_rules,
-    run_rules,
-    thermal_rules,
-    xid_rules,
-)
-from gpuwarden.alerts.templates import TEXTS
+from gpuwarden.alerts import recording_rules
+from gpuwarden.alerts.recording_rules import RecordingRule
+from gpuwarden.alerts.templates import JOINS, TEXTS, xid_values
+from gpuwarden.health import rule_settings
+from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
+from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
+from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
+from gpuwarden.health.memory_conditions import DEVICE_MEMORY_CONDITIONS, RUN_MEMORY_CONDITIONS
+from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject, filled
+from gpuwarden.health.nvlink_conditions import NVLINK_CONDITIONS
+from gpuwarden.health.run_conditions import RUN_CONDITIONS
+from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that Prometheus evaluates one after the other, and no more often than every `min_interval` seconds."""
+
+    name: str
+    rules: tuple[RecordingRule | Condition, ...]
+    min_interval: float = 0.0
+
 
 # Groups are evaluated each by itself: what is recorded in one may be an evaluation old in the others. Those on links
 # look at each link of each GPU, up to hours ago: they cost most, and tell of nothing that half a minute matters to.
 # What is recorded of the fleet is read in steps of minutes and hours.
 GROUPS = (
-    Group("gpuwarden-joins", joins.RULES),
-    Group("gpuwarden-runs", (*run_memory_rules.RULES, *run_rules.RULES)),
-    Group("gpuwarden-gpus", (*device_memory_rules.RULES, *gpu_rules.RULES, *thermal_rules.RULES, *ecc_rules.RULES)),
-    Group("gpuwarden-links", nvlink_rules.RULES, least_interval=30.0),
-    Group("gpuwarden-daemon", daemon_rules.RULES),
-    Group("gpuwarden-fleet", fleet_rules.RULES, least_interval=60.0),
+    Group("gpuwarden-joins", recording_rules.JOIN_RULES),
+    Group("gpuwarden-runs", (*recording_rules.RUN_MEMORY_RULES, *RUN_MEMORY_CONDITIONS, *RUN_CONDITIONS)),
+    Group(
+        "gpuwarden-gpus",
+        (
+            *recording_rules.DEVICE_MEMORY_RULES,
+            *DEVICE_MEMORY_CONDITIONS,
+            *GPU_CONDITIONS,
+            *THERMAL_CONDITIONS,
+            *ECC_CONDITIONS,
+        ),
+    ),
+    Group("gpuwarden-links", NVLINK_CONDITIONS, min_interval=30.0),
+    Group("gpuwarden-daemon", DAEMON_CONDITIONS),
+    Group("gpuwarden-fleet", recording_rules.FLEET_RULES, min_interval=60.0),
 )
-RECORDED: Mapping[str, RecordingRule] = {rule.name: rule for group in GROUPS for rule in group.recorded}
-ALERTS: Mapping[str, AlertRule] = {rule.name: rule for group in GROUPS for rule in group.alerts}
+RECORDED: Mapping[str, RecordingRule] = {
+    rule.name: rule for group in GROUPS for rule in group.rules if isinstance(rule, RecordingRule)
+}
 
 # Where an alert leads: to the dashboard of what it is about, and the variables there, by label.
 _DASHBOARDS: Mapping[Subject, str] = {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}
@@ -52,7 +66,7 @@ _GPU_OF_INSTANCE = (
     "{{ else }}{{ $labels.uuid | urlquery }}{{ end }}"
 )
 _HEADER = """\
-# Written by `gpuwarden rules`, which takes other thresholds too; the rules are in src/gpuwarden/alerts/.
+# Written by `gpuwarden rules`, which takes other thresholds too; the rules are in src/gpuwarden/health/.
 # What each alert means, what to do about it, and when it is wrong: docs/alerts.md.
 """
 _KUBERNETES_HEADER = """\
@@ -75,7 +89,7 @@ class Choices:
 
     def values(self) -> dict[str, str]:
         """Return what fills the places of rules."""
-        return {**rule_settings.values(self.numbers), **dict(xid_rules.values()), **JOINS, **TEXTS, "job": self.job}
+        return {**rule_settings.values(self.numbers), **dict(xid_values()), **JOINS, **TEXTS, "job": self.job}
 
 
 def rule_file(choices: Choices | None = None) -> str:
@@ -94,7 +108,7 @@ def prometheus_rule(choices: Choices | None = None, name: str = "gpuwarden") -> 
     return _KUBERNETES_HEADER + _yaml(resource)
 
 
-def annotated(rule: AlertRule, choices: Choices) -> dict[str, str]:
+def annotated(rule: Condition, choices: Choices) -> dict[str, str]:
     """Return an alert's annotations: texts for people, and links to what helps."""
     told = {
         "summary": rule.summary,
@@ -106,7 +120,7 @@ def annotated(rule: AlertRule, choices: Choices) -> dict[str, str]:
     return told
 
 
-def _chosen(rule: AlertRule) -> str:
+def _chosen(rule: Condition) -> str:
     """Write a URL's query that chooses on a dashboard what an alert is about, as far as its labels tell."""
     # An empty choice would be one of nothing. A cluster is a label that few sites have.
     parts: list[str] = []
@@ -128,7 +142,7 @@ def _groups(choices: Choices) -> Iterator[dict[str, Any]]:
         ]
         yield {
             "name": group.name,
-            "interval": rule_settings.duration(max(choices.interval, group.least_interval)),
+            "interval": rule_settings.duration(max(choices.interval, group.min_interval)),
             "rules": rules,
         }
 
@@ -137,7 +151,7 @@ def _record(rule: RecordingRule, values: Mapping[str, str]) -> dict[str, Any]:
     return {"record": rule.name, "expr": filled(cleandoc(rule.expr), values)}
 
 
-def _alert(rule: AlertRule, values: Mapping[str, str], choices: Choices) -> dict[str, Any]:
+def _alert(rule: Condition, values: Mapping[str, str], choices: Choices) -> dict[str, Any]:
     timing = {"for": rule.hold, "keep_firing_for": rule.keep}
     return {
         "alert": rule.name,

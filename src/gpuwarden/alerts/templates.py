@@ -1,10 +1,21 @@
-"""Sentences that descriptions of alerts share: templates of Prometheus', which ask for what the labels do not tell.
+"""Templates in rules: joins of expressions, sentences that descriptions share, and what to do about each XID.
 
-They stand in descriptions as `%{name}`. Each gives a sentence with a blank before it, or a part of one, and nothing
-where no series tells. `gpu` alone is no question: it names the GPU by the alert's labels.
+They stand in rules as `%{name}`. A sentence asks Prometheus for what the labels lack: each gives a sentence with a
+blank before it, or a part of one, and nothing where no series has it. `gpu` alone is no question: it names the GPU by
+the alert's labels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuwarden.xid.codes import Action, Severity, codes, explain
+
+# Joins that give a sample the names of its run or device, by which people know them.
+JOINS = {
+    "of_run": "* on (cluster, job, instance, run_id) group_left (run_name) gpuwarden_run_info",
+    "of_gpu": "* on (cluster, job, instance, uuid) group_left (gpu, name) gpuwarden:device:info",
+}
 
 # An owner by its kind, as people say it: slurm job 4711.
 _OWNER = '{{ reReplaceAll "_" " " .Labels.owner_kind }} {{ .Labels.owner }}'
@@ -98,3 +109,27 @@ TEXTS = {
         " by {{ . | first | value | humanize1024 }}B a minute",
     ),
 }
+
+
+def xid_values() -> Iterator[tuple[str, str]]:
+    """Yield what fills the places for XIDs by severity, and for what to do about each."""
+    severity: Severity
+    for severity in ("page", "warn", "info"):
+        yield f"xids.{severity}", "|".join(map(str, codes(severity)))
+    for severity in ("page", "warn"):
+        yield f"xids.{severity}.actions", _actions(severity)
+
+
+def _actions(severity: Severity) -> str:
+    """Return a template of what to do about the XID of an alert; what most of them need is its last branch."""
+    by_action: dict[Action, list[int]] = {}
+    for code in codes(severity):
+        by_action.setdefault(explain(code).action, []).append(code)
+    unknown = explain(0)
+    usual = unknown.action if unknown.severity == severity else max(by_action, key=lambda each: len(by_action[each]))
+    by_action.pop(usual, None)
+    cases = [
+        f'if match "^({"|".join(map(str, those))})$" $labels.xid }}}}{action.value}{{{{'
+        for action, those in by_action.items()
+    ]
+    return "{{ " + "- else ".join(cases) + f"- else }}}}{usual.value}{{{{ end }}}}"

@@ -13,9 +13,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuwarden.alerts.prometheus_rules import ALERTS
 from gpuwarden.config.schema import AlertmanagerConfig, Config, NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError
+from gpuwarden.health.conditions import CONDITIONS
 
 _TLS = ("ca_file", "cert_file", "key_file")
 
@@ -49,8 +49,8 @@ def _notify_problems(chosen: NotifyConfig) -> Iterator[tuple[str, str]]:
     if chosen.webhook_token and not chosen.webhook:
         yield "notify.webhook_token", "there is no notify.webhook that it would be sent to"
     for name in chosen.mute:
-        if name not in ALERTS:
-            near = get_close_matches(name, ALERTS, n=1)
+        if name not in CONDITIONS:
+            near = get_close_matches(name, CONDITIONS, n=1)
             yield "notify.mute", f"there is no alert {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -90,10 +90,14 @@ class RunPressure:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """The pressure of one poll: `levels` by UUID of a GPU or MIG instance and resource, `of_runs` by run and UUID."""
+    """The pressure of one poll: `levels` by UUID of a GPU or MIG instance and resource, `of_runs` by run and UUID.
+
+    `limits` are the thresholds that they were judged by.
+    """
 
     levels: Mapping[Labels, Level] = field(default_factory=dict)
     of_runs: Mapping[tuple[str, str], RunPressure] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
 
 
 class PressureWatch:
@@ -118,7 +122,7 @@ class PressureWatch:
                 self._judge_heat(gpu, levels, now)
         known = {gpu.identity.uuid for gpu in snapshot.gpus}
         self._thermal = {uuid: standing for uuid, standing in self._thermal.items() if uuid in known}
-        return Pressure(levels, of_runs)
+        return Pressure(levels, of_runs, self._limits)
 
     def _runs(self, runs: Iterable[RunSnapshot], now: float) -> Iterator[tuple[tuple[str, str], RunPressure]]:
         for run in runs:

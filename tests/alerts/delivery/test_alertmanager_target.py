@@ -19,19 +19,20 @@ from gpuwarden.alerts.delivery.dispatcher import Dispatcher
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.validation import missing, warnings
 from gpuwarden.config.schema import Config, ConfigError, parse
-from gpuwarden.health.alert import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert
 from gpuwarden.state import State
 from snapshots import snapshot
 from tests.alerts.delivery.test_sender import Fires
 
 NEAR = Alert(
-    "RunNearOutOfMemory",
+    CONDITIONS["RunNearOutOfMemory"],
     {"run_id": "7-1", "run_name": "u & net", "uuid": "GPU-0", "gpu": "0", "name": "H100"},
     "Run unet can allocate only 1 GiB more.",
     1.0e9,
     "user alice",
 )
-STALLED = Alert("RunStalled", {"run_id": "7-1", "run_name": ""}, "It hangs.", 1.0e9)
+STALLED = Alert(CONDITIONS["RunStalled"], {"run_id": "7-1", "run_name": ""}, "It hangs.", 1.0e9)
 
 
 NOTHING = State("nvml", 1.0, snapshot(), ())
@@ -43,7 +44,7 @@ def telling(*urls: str, options: str = "") -> Iterator[Dispatcher]:
     listed = json.dumps(urls)
     config = parse(f"web: {{listen: '127.0.0.1:9846'}}\nalertmanager: {{url: {listed}, resend: 1s, {options}}}", "test")
     sink = Dispatcher(config, None)
-    sink._firing = Fires()  # type: ignore[assignment]
+    sink._evaluator = Fires()  # type: ignore[assignment]
     sink.start()
     try:
         yield sink
@@ -53,8 +54,8 @@ def telling(*urls: str, options: str = "") -> Iterator[Dispatcher]:
 
 def see(sink: Dispatcher, firing: list[Alert]) -> None:
     """Let a poll be."""
-    assert isinstance(sink._firing, Fires)
-    sink._firing.alerts = firing
+    assert isinstance(sink._evaluator, Fires)
+    sink._evaluator.alerts = firing
     sink.update(NOTHING, time.monotonic())
 
 

@@ -18,8 +18,8 @@ from gpuwarden.alerts.delivery.message import (
     texts,
     what_to_do,
 )
-from gpuwarden.alerts.prometheus_rules import ALERTS
-from gpuwarden.health.alert import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert
 
 DOCS = "https://ops.example.com/docs"
 HOSTILE = (
@@ -154,7 +154,7 @@ def test_every_rule_can_be_told() -> None:
     """What to do and what it means have no marks of Markdown left, no open place, and no pointer at another alert."""
     offenders = [
         (name, said)
-        for name, rule in ALERTS.items()
+        for name, rule in CONDITIONS.items()
         for text in (what_to_do(rule), texts(rule.means))
         for said in [plain(text, "docs")]
         if re.search(r"[`*\[\]]|%\{|\]\(|^As for", said) or not (said[0].isupper() or text.startswith("`"))

@@ -14,7 +14,8 @@ from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.queue import RESTORED_SECONDS, Queue
 from gpuwarden.alerts.delivery.target import LATE_SECONDS, Policy
 from gpuwarden.config.schema import Config, NotifyConfig
-from gpuwarden.health.alert import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert
 
 SETTINGS = NotifyConfig(group_wait=3, repeat=1000, resolve_after=100)
 WALL = 1_790_000_000.0
@@ -213,7 +214,7 @@ def test_resolution_has_its_ending() -> None:
 def test_late_restore() -> None:
     """Alerts sent by an earlier daemon may be restored after the first polls; they are not sent again."""
     queue = Queue(Policy.from_notify(SETTINGS, "info"))
-    died = Alert("RunDied", {"outcome": "killed"}, "", 0.0)
+    died = Alert(CONDITIONS["RunDied"], {"outcome": "killed"}, "", 0.0)
     queue.update([died, gpu_down()], 0)
     queue.restore([(died, 50.0), (gpu_hot(), 50.0)], 1)
     assert send_due(queue, 3) == [Notification(gpu_down())]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from services import Alertmanager, ending, free_port, until
 
-from gpuwarden.health.alert import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert
 from tests.alerts.delivery.test_alertmanager_target import NEAR, STALLED, see, telling
 
 pytestmark = pytest.mark.system
@@ -24,8 +25,8 @@ def test_alertmanager_takes_and_ends_it(tmp_path: Path) -> None:
         see(sink, [NEAR, STALLED])
         until(lambda: len(receiver.alerts()) == 2, "both")
         assert {each["annotations"]["summary"] for each in receiver.alerts()} == {
-            NEAR.rule.summary,
-            STALLED.rule.summary,
+            NEAR.condition.summary,
+            STALLED.condition.summary,
         }
         until(lambda: sink.posted[url].sent >= 4, "both again")
         see(sink, [STALLED])
@@ -83,7 +84,7 @@ def test_alertmanager_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_alertmanager_that_refuses_one_has_the_others(tmp_path: Path) -> None:
     """A real one refuses a label that is none, and the others of its message are taken; it is not tried in haste."""
-    wrong = Alert("RunStalled", {"no label": "x"}, "", 1.0e9)
+    wrong = Alert(CONDITIONS["RunStalled"], {"no label": "x"}, "", 1.0e9)
     receiver = Alertmanager(tmp_path)
     url = f"http://{receiver.address}"
     with ending(receiver), telling(url) as sink:
@@ -94,7 +95,7 @@ def test_alertmanager_that_refuses_one_has_the_others(tmp_path: Path) -> None:
 
 def test_huge_numbers(tmp_path: Path) -> None:
     """A thousand alerts come, in messages that are bounded, and their ends."""
-    many = [Alert("RunStalled", {"run_id": str(number)}, "x" * 500, 1.0e9) for number in range(1000)]
+    many = [Alert(CONDITIONS["RunStalled"], {"run_id": str(number)}, "x" * 500, 1.0e9) for number in range(1000)]
     receiver = Alertmanager(tmp_path)
     with ending(receiver), telling(f"http://{receiver.address}") as sink:
         see(sink, many)

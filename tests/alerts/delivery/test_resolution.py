@@ -10,13 +10,14 @@ import pytest
 
 from gpuwarden.alerts.delivery.resolution import RESTORED_SECONDS, Resolution
 from gpuwarden.config.thresholds import DIED_SECONDS, XID_SECONDS
-from gpuwarden.health.alert import Alert, Key
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert, Key
 from gpuwarden.host import procfs
 from gpuwarden.state import State
 from snapshots import gpu
 from tests.health.test_evaluator import LOST, NOW, OF_GPU, poll, run
 
-DOWN = Alert("GpuDown", OF_GPU, "GPU 0 does not answer.", NOW - 50)
+DOWN = Alert(CONDITIONS["GpuDown"], OF_GPU, "GPU 0 does not answer.", NOW - 50)
 WELL = poll(gpu(0))
 
 
@@ -69,9 +70,9 @@ def test_gpu_that_the_driver_lists_no_more() -> None:
 
 def test_what_an_earlier_daemon_told() -> None:
     """It lingers until it can fire again: some minutes, or what is left of the time that an event is told for."""
-    often = Alert("GpuXidCritical", {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
-    died = Alert("RunDied", {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
-    past = Alert("RunDied", {"run_id": "8-1"}, "", NOW - 86400)
+    often = Alert(CONDITIONS["GpuXidCritical"], {**OF_GPU, "xid": "79"}, "", NOW - 7200, last=NOW - 600)
+    died = Alert(CONDITIONS["RunDied"], {"run_id": "7-1"}, "", NOW - 290, last=NOW - 290)
+    past = Alert(CONDITIONS["RunDied"], {"run_id": "8-1"}, "", NOW - 86400)
     resolution = Resolution()
     resolution.restore([DOWN, often, died, past], 0, NOW)
     assert seen(resolution, [], [], WELL, 0) == ({DOWN.key, often.key, died.key}, [past])
@@ -83,7 +84,7 @@ def test_what_an_earlier_daemon_told() -> None:
 
 def test_clock_that_went_back_keeps_no_event_for_longer() -> None:
     """One that is yet to come, by a clock that was set back, lingers for as long as any."""
-    died = Alert("RunDied", {"run_id": "7-1"}, "", NOW + 86400)
+    died = Alert(CONDITIONS["RunDied"], {"run_id": "7-1"}, "", NOW + 86400)
     resolution = Resolution()
     resolution.restore([died], 0, NOW)
     assert seen(resolution, [], [], WELL, DIED_SECONDS) == (set(), [died])
@@ -92,7 +93,9 @@ def test_clock_that_went_back_keeps_no_event_for_longer() -> None:
 def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
     """It hangs until it reports or its process is gone."""
     start = int((procfs.stat(os.getpid()) or [])[19])
-    stalled = Alert("RunStalled", {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW)
+    stalled = Alert(
+        CONDITIONS["RunStalled"], {"run_id": f"{os.getpid()}-{start}", "run_name": "unet"}, "It hangs.", NOW
+    )
     gone = replace(stalled, labels={"run_id": f"{os.getpid()}-{start + 1}", "run_name": "unet"})
     known = replace(stalled, labels={"run_id": run().peer.run_id, "run_name": "unet"})
     resolution = Resolution()
@@ -106,6 +109,6 @@ def test_run_that_hangs_says_nothing_to_a_new_daemon() -> None:
 def test_alert_that_was_kept_and_changed_by_hand(name: str, labels: dict[str, str]) -> None:
     """Of one whose labels name nothing no poll fails: it is over."""
     resolution = Resolution()
-    resolution.restore([Alert(name, labels, "", NOW)], 0, NOW)
+    resolution.restore([Alert(CONDITIONS[name], labels, "", NOW)], 0, NOW)
     lingers, over = seen(resolution, [], [], WELL, RESTORED_SECONDS)
     assert (lingers, [each.labels for each in over]) == (set(), [labels])

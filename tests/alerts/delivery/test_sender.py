@@ -25,7 +25,8 @@ from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Policy
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import Secret
-from gpuwarden.health.alert import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert
 from gpuwarden.state import DeliveryCounts, State
 from snapshots import snapshot
 
@@ -48,7 +49,7 @@ class Fires:
     def __init__(self) -> None:
         self.alerts: list[Alert] = []
 
-    def see(self, _state: State, _now: float) -> tuple[list[Alert], list[Alert]]:
+    def update(self, _state: State, _now: float) -> tuple[list[Alert], list[Alert]]:
         """Return what fires."""
         return self.alerts, []
 
@@ -58,7 +59,7 @@ def dispatcher(
 ) -> Dispatcher:
     """Start one whose alerts the test gives."""
     made = Dispatcher(Config(notify=settings), folder, targets)
-    made._firing = Fires()  # type: ignore[assignment]
+    made._evaluator = Fires()  # type: ignore[assignment]
     made.start()
     return made
 
@@ -75,8 +76,8 @@ def notifier(settings: NotifyConfig, folder: Path | None = None) -> Iterator[Dis
 
 def see(sink: Dispatcher, *firing: Alert) -> None:
     """Hand over a poll."""
-    assert isinstance(sink._firing, Fires)
-    sink._firing.alerts = list(firing)
+    assert isinstance(sink._evaluator, Fires)
+    sink._evaluator.alerts = list(firing)
     sink.update(NOTHING, time.monotonic())
 
 
@@ -279,7 +280,7 @@ def test_memory_is_of_one_address(tmp_path: Path) -> None:
 
 def test_memory_of_a_target(tmp_path: Path) -> None:
     """What was told is read as it was written, with how long ago that was; a clock that went back makes it now."""
-    died = Alert("RunDied", {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice", last=6.0)
+    died = Alert(CONDITIONS["RunDied"], {"outcome": "killed"}, "Run “a”\nended.", 5.0, "alice", last=6.0)
     SentAlerts(tmp_path, "mail").write([(died, 60.0), (gpu_down(), 0.0)], wall=1000.0)
     expected = replace(died, description="Run “a” ended.")
     assert SentAlerts(tmp_path, "mail").read(wall=1030.0) == [(expected, 90.0), (gpu_down(), 30.0)]

@@ -22,7 +22,7 @@ from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Pol
 from gpuwarden.alerts.prometheus_rules import Choices, annotated
 from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
-from gpuwarden.health.alert import Alert
+from gpuwarden.health.model import Alert
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class AlertmanagerTarget:
             **self._own,
             **alert.labels,
             "alertname": alert.name,
-            "severity": alert.rule.severity,
+            "severity": alert.condition.severity,
         }
         labels = {name: value for name, value in labels.items() if value}  # an empty label is none
         ends = notification.resolved_at
@@ -140,11 +140,11 @@ class AlertmanagerTarget:
             return f"{found[2]}{quote_plus(text)}" if text else ""
 
         if alert.name not in self._links:
-            texts = annotated(alert.rule, self._choices)
+            texts = annotated(alert.condition, self._choices)
             self._links[alert.name] = {name: text for name, text in texts.items() if name.endswith("_url")}
         owner = f" Owner: {alert.owner}." if alert.owner else ""
         links = {name: _LABEL.sub(where_known, text) for name, text in self._links[alert.name].items()}
-        return {"summary": alert.rule.summary, "description": alert.description + owner, **links}
+        return {"summary": alert.condition.summary, "description": alert.description + owner, **links}
 
 
 def _rfc3339(at: float) -> str:

@@ -19,7 +19,7 @@ from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.alerts.validation import warnings
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.state_folder import state_folder
-from gpuwarden.health.evaluator import Firing
+from gpuwarden.health.evaluator import AlertEvaluator
 from gpuwarden.state import DeliveryCounts, State
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Dispatcher:
     """
 
     def __init__(self, config: Config, folder: Path | None, targets: Iterable[MessageTarget] | None = None) -> None:
-        self._firing = Firing(config.pressure)
+        self._evaluator = AlertEvaluator()
         self._resolution = Resolution()
         self._alertmanagers = [
             Sender(AlertmanagerTarget(url, config)) for url in dict.fromkeys(config.alertmanager.url)
@@ -54,7 +54,7 @@ class Dispatcher:
 
     def update(self, state: State, now: float) -> None:
         """Take one poll; `now` is monotonic."""
-        firing, ended = self._firing.see(state, now)
+        firing, ended = self._evaluator.update(state, now)
         for sender in self._notifiers:
             self._resolution.restore(sender.pop_restored(), now, time.time())
         unconfirmed, resolved = self._resolution.update(firing, ended, state, now)
@@ -74,7 +74,7 @@ class Dispatcher:
     @property
     def dropped(self) -> int:
         """Alerts that no target is notified of, as too many fire."""
-        return self._firing.dropped
+        return self._evaluator.dropped
 
     @property
     def posted(self) -> Mapping[str, DeliveryCounts]:

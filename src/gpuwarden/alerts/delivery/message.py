@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from gpuwarden.alerts.prometheus_rules import ALERTS, Choices
-from gpuwarden.alerts.rule import AlertRule, filled
-from gpuwarden.health.alert import Alert
+from gpuwarden.alerts.prometheus_rules import Choices
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert, Condition, filled
 
 MAX_LISTED = 12  # alerts that one message describes each; of the rest it names the subjects
 MAX_TITLE_CHARS = 160  # characters, as are the others
@@ -64,7 +64,7 @@ class Message:
     @property
     def severity(self) -> str:
         """Severity of the gravest alert; empty where none fires."""
-        return min((each.alert.rule.severity for each in self.firing), key=RANK.__getitem__, default="")
+        return min((each.alert.condition.severity for each in self.firing), key=RANK.__getitem__, default="")
 
     @property
     def title(self) -> str:
@@ -166,12 +166,12 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
-def what_to_do(rule: AlertRule) -> str:
+def what_to_do(rule: Condition) -> str:
     """Return what to do about an alert, in Markdown."""
     other = _AS_FOR.match(rule.do)
     if other is None:
         return texts(rule.do)
-    return what_to_do(ALERTS[other[1]]).rstrip(".") + rule.do[other.end() :]
+    return what_to_do(CONDITIONS[other[1]]).rstrip(".") + rule.do[other.end() :]
 
 
 def texts(markdown: str) -> str:
@@ -185,18 +185,18 @@ def _values() -> Mapping[str, str]:
     return Choices().values()
 
 
-def page(rule: AlertRule) -> str:
+def page(rule: Condition) -> str:
     """Return the path of the rule's section below docs/."""
     return f"alerts.md#{rule.name.lower()}"
 
 
-def grouped_by_rule(notifications: Iterable[Notification]) -> Iterator[tuple[AlertRule, list[Notification]]]:
+def grouped_by_rule(notifications: Iterable[Notification]) -> Iterator[tuple[Condition, list[Notification]]]:
     """Group notifications by rule, in the order of each rule's first one."""
     found: dict[str, list[Notification]] = {}
     for each in notifications:
         found.setdefault(each.alert.name, []).append(each)
     for name, group in found.items():
-        yield ALERTS[name], group
+        yield CONDITIONS[name], group
 
 
 def summed_up(notifications: Iterable[Notification]) -> str:
@@ -226,6 +226,6 @@ def _fairly(notifications: Iterable[Notification]) -> list[Notification]:
     ranked = []
     for each in ordered:
         name = each.alert.name
-        ranked.append(((RANK[each.alert.rule.severity], seen[name]), each))
+        ranked.append(((RANK[each.alert.condition.severity], seen[name]), each))
         seen[name] += 1
     return [each for _rank, each in sorted(ranked, key=lambda pair: pair[0])]

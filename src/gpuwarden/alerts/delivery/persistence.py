@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.alerts.delivery.message import clean
-from gpuwarden.alerts.prometheus_rules import ALERTS
-from gpuwarden.health.alert import Alert
+from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.model import Alert
 from gpuwarden.records.record import MAX_TIME
 
 log = logging.getLogger(__name__)
@@ -93,10 +93,11 @@ def _alerts(content: Any, wall: float) -> Iterator[tuple[Alert, float]]:
     if content["version"] != VERSION:
         raise ValueError("it is of another version")
     for row in content["alerts"]:
-        if row["name"] not in ALERTS:
+        if row["name"] not in CONDITIONS:
             continue  # an alert of another version
         labels = {str(name): str(value) for name, value in row["labels"].items()}
         since, last, told = float(row["since"]), float(row.get("last", 0.0)), float(row["told"])
         if not all(0.0 <= each < MAX_TIME for each in (since, last, told)):  # a message could not have its date
             raise ValueError("a time is out of range")
-        yield Alert(row["name"], labels, str(row["description"]), since, str(row["owner"]), last), max(wall - told, 0.0)
+        condition = CONDITIONS[row["name"]]
+        yield Alert(condition, labels, str(row["description"]), since, str(row["owner"]), last), max(wall - told, 0.0)

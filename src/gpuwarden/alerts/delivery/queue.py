@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gpuwarden.alerts.delivery.message import RANK, Notification
 from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.alerts.inhibition import hidden
-from gpuwarden.health.alert import Alert, Key
+from gpuwarden.health.model import Alert, Key
 
 MAX_ALERTS = 2000  # of each severity; further ones are dropped and counted
 RESTORED_SECONDS = 15.0  # until an alert of an earlier daemon that does not fire counts as gone
@@ -58,7 +58,7 @@ class Queue:
         inhibited = hidden(current.values()) if self._policy.inhibits else set()
         self._note_gone(current, unconfirmed, resolved, now)
         left_out: set[Key] = set()
-        count = Counter(entry.alert.rule.severity for entry in self._entries.values())
+        count = Counter(entry.alert.condition.severity for entry in self._entries.values())
         for key, alert in current.items():
             known = self._entries.get(key)
             if known is not None:
@@ -67,9 +67,9 @@ class Queue:
                     del self._entries[key]
             elif key in inhibited:
                 continue
-            elif count[alert.rule.severity] < MAX_ALERTS:
+            elif count[alert.condition.severity] < MAX_ALERTS:
                 self._entries[key] = _Entry(alert, now)
-                count[alert.rule.severity] += 1
+                count[alert.condition.severity] += 1
             else:
                 left_out.add(key)
         self.dropped += len(left_out - self._left_out)
@@ -93,7 +93,7 @@ class Queue:
                 self._entries[alert.key].alert = alert
 
     def _concerns(self, alert: Alert) -> bool:
-        return RANK[alert.rule.severity] <= RANK[self._policy.min_severity] and alert.name not in self._policy.mute
+        return RANK[alert.condition.severity] <= RANK[self._policy.min_severity] and alert.name not in self._policy.mute
 
     def expire(self, now: float) -> None:
         """Drop what has been gone for too long to be worth a message; called after a failed delivery."""
@@ -109,7 +109,7 @@ class Queue:
         for entry in self._entries.values():
             at = self._due(entry)
             soonest = min(soonest, at)
-            if entry.sent is None and entry.alert.rule.severity == "critical":
+            if entry.sent is None and entry.alert.condition.severity == "critical":
                 urgent = min(urgent, at)
         return soonest, urgent
 

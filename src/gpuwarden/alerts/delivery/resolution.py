@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gpuwarden.health.alert import Alert, Key
-from gpuwarden.health.conditions import OF_EVENTS, end_is_known, ending_of
+from gpuwarden.health.model import Alert, Key
 from gpuwarden.state import State
 
 # Longer than any condition has to hold before it fires: until then an alert of an earlier daemon cannot be resolved.
@@ -35,7 +34,7 @@ class Resolution:
         An event, which this daemon may not know of, stays unresolved for as long as its alert would have fired.
         """
         for alert in alerts:
-            event = OF_EVENTS.get(alert.name)
+            event = alert.condition.event_seconds
             age = wall - (alert.last or alert.since)
             lasts = RESTORED_SECONDS if event is None else min(event - age, event)
             self._alerts[alert.key] = _Unconfirmed(alert, now + lasts)
@@ -50,7 +49,9 @@ class Resolution:
             self._alerts[alert.key] = _Unconfirmed(alert, now)
         resolved = []
         for key, each in list(self._alerts.items()):
-            if now >= each.least and end_is_known(each.alert, state):
-                resolved.append(replace(each.alert, ending=ending_of(each.alert, state)))
+            check_ending = each.alert.condition.ending
+            ending = check_ending(each.alert.labels, state) if check_ending else ""
+            if now >= each.least and ending is not None:
+                resolved.append(replace(each.alert, ending=ending))
                 del self._alerts[key]
         return frozenset(self._alerts), resolved

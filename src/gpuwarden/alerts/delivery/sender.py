@@ -16,7 +16,7 @@ from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, traced
-from gpuwarden.health.alert import Alert, Key
+from gpuwarden.health.model import Alert, Key
 from gpuwarden.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Sender:
         self._failures = 0
         now = time.monotonic()
         urgent = any(
-            not each.repeated and each.resolved_at is None and each.alert.rule.severity == "critical"
+            not each.repeated and each.resolved_at is None and each.alert.condition.severity == "critical"
             for each in notifications
         )
         with self._turn:

@@ -64,13 +64,13 @@ def _alert(notification: Notification, docs: str) -> dict[str, Any]:
     alert = notification.alert
     return {
         "alert": alert.name,
-        "severity": alert.rule.severity,
+        "severity": alert.condition.severity,
         "labels": {name: clean(value, MAX_NAME_CHARS) for name, value in alert.labels.items()},
-        "summary": alert.rule.summary,
+        "summary": alert.condition.summary,
         "description": clean(alert.description),
         "owner": clean(alert.owner, MAX_OWNER_CHARS),
-        "do": plain(what_to_do(alert.rule), docs),
-        "more": f"{docs}/{page(alert.rule)}",
+        "do": plain(what_to_do(alert.condition), docs),
+        "more": f"{docs}/{page(alert.condition)}",
         "since": _utc(alert.since),
         "over": None if notification.resolved_at is None else _utc(notification.resolved_at),
         "ending": alert.ending,

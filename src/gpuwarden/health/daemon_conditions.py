@@ -1,12 +1,32 @@
-"""Alerts about gpuwarden itself, and about what it can see of a box."""
+"""Conditions of the daemon itself, and of what it can read of a box."""
 
 from __future__ import annotations
 
-from gpuwarden.alerts.rule import OUTLIVES_RESTART, AlertRule
-from gpuwarden.records.recorder import MAX_WAITING
+from collections.abc import Iterator
 
-RULES = (
-    AlertRule(
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence
+from gpuwarden.records.recorder import MAX_WAITING
+from gpuwarden.state import State
+
+_NVML = {"collector": "nvml"}
+
+
+def _driver_fault(state: State) -> Iterator[Occurrence]:
+    snapshot = state.snapshot
+    if snapshot.fault is not None:
+        text = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the box can be read."
+        yield Occurrence(labels=_NVML, description=text, since=snapshot.time)
+
+
+def _no_gpus(state: State) -> Iterator[Occurrence]:
+    snapshot = state.snapshot
+    if snapshot.asked and snapshot.fault is None and not snapshot.enumerated and not snapshot.asleep_count:
+        text = "The NVIDIA driver answers, and knows of no GPU in the box."
+        yield Occurrence(labels=_NVML, description=text, since=snapshot.time)
+
+
+DAEMON_CONDITIONS = (
+    Condition(
         name="GpuwardenDown",
         subject="box",
         severity="critical",
@@ -33,7 +53,7 @@ RULES = (
             "any more, while others are: what your service discovery forgets, nobody misses."
         ),
     ),
-    AlertRule(
+    Condition(
         name="GpuwardenStale",
         subject="box",
         severity="warning",
@@ -54,7 +74,7 @@ RULES = (
         do="restart it, and please report it: a poll is bounded to three poll intervals and 30 seconds.",
         wrong="the clocks of the box and of Prometheus differ by %{stale.words} (repair the time service).",
     ),
-    AlertRule(
+    Condition(
         name="GpuwardenDriverFault",
         subject="box",
         severity="critical",
@@ -63,6 +83,7 @@ RULES = (
         """,
         hold="1m",
         keep=OUTLIVES_RESTART,
+        check=_driver_fault,
         summary="The NVIDIA driver does not answer.",
         description=(
             "gpuwarden at {{ $labels.instance }} gets no answer from the NVIDIA driver; no GPU of the box can be read."
@@ -78,7 +99,7 @@ RULES = (
         ),
         wrong="the machine has no NVIDIA GPU: do not run gpuwarden there.",
     ),
-    AlertRule(
+    Condition(
         name="GpuwardenPaused",
         subject="box",
         severity="warning",
@@ -100,7 +121,7 @@ RULES = (
         wrong="the work on the box takes that long.",
     ),
     # The driver answers, and has none; GpuMissing is for some that it has and cannot read.
-    AlertRule(
+    Condition(
         name="GpuwardenNoGpus",
         subject="box",
         severity="critical",
@@ -112,6 +133,7 @@ RULES = (
         """,
         hold="1m",
         keep=OUTLIVES_RESTART,
+        check=_no_gpus,
         summary="The NVIDIA driver answers and has no GPU.",
         description="gpuwarden at {{ $labels.instance }} works, and the NVIDIA driver there knows of no GPU.",
         means="The driver is loaded, answers, and enumerates no GPU at all: the box trains nothing.",
@@ -123,7 +145,7 @@ RULES = (
         wrong="the GPUs were given to virtual machines, or the machine never had one: do not run gpuwarden there.",
     ),
     # What the page lacks is not seen on it.
-    AlertRule(
+    Condition(
         name="GpuwardenSeriesDropped",
         subject="box",
         severity="warning",
@@ -146,7 +168,7 @@ RULES = (
     ),
     # What anybody can send to the socket and no client of ours does (not_json, too_long, no_hello) is not told of:
     # nothing is lost by it.
-    AlertRule(
+    Condition(
         name="GpuwardenReportsRefused",
         subject="box",
         severity="warning",
@@ -182,7 +204,7 @@ RULES = (
         ),
         wrong="somebody who may write to the socket plays with it: the log has the process and its user.",
     ),
-    AlertRule(
+    Condition(
         name="GpuwardenReceiptsFail",
         subject="box",
         severity="warning",

@@ -1,8 +1,15 @@
-"""Alerts about training runs."""
+"""Conditions of training runs, other than of their memory."""
 
 from __future__ import annotations
 
-from gpuwarden.alerts.rule import AlertRule
+from collections.abc import Iterator
+
+from gpuwarden.config import thresholds
+from gpuwarden.formatting import lasting
+from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_text
+from gpuwarden.host import procfs
+from gpuwarden.runs.outcome import Outcome
+from gpuwarden.state import State
 
 # By the run's own series, each run an alert, which fires on when they are forgotten; by the daemon's counter for deaths
 # whose run was never scraped.
@@ -22,13 +29,53 @@ _ENDED_SAID = (
 )
 _ENDED_TOLD = "a run is forgotten `runs.expiry` after its end"
 
-RULES = (
+_DEATHS: tuple[Outcome, ...] = ("failed", "oom_killed", "aborted", "crashed")
+_KILLS: tuple[Outcome, ...] = ("killed",)
+
+
+def _stalled(state: State) -> Iterator[Occurrence]:
+    for run in state.runs:
+        if run.up and run.report and run.stall:
+            yield Occurrence.of_run(
+                state,
+                run,
+                f"{run_text(run)} has made no step for {lasting(run.stall.seconds)}, much longer than its steps take; "
+                f"what it does instead: {run.stall.cause}.",
+                since=state.snapshot.time - run.stall.seconds,
+            )
+
+
+def _stall_ending(labels: Labels, state: State) -> str | None:
+    """Return None for a run that lives and has not reported since the daemon restarted."""
+    run_id = labels.get("run_id", "")
+    pid, _, start = run_id.partition("-")
+    if not pid.isdecimal():
+        return ""  # no run's: what was saved of it has been changed by hand
+    if any(run.peer.run_id == run_id for run in state.runs) or not procfs.lives(int(pid), start):
+        return ""
+    return None
+
+
+def _ended(outcomes: tuple[Outcome, ...]) -> Check:
+    def check(state: State) -> Iterator[Occurrence]:
+        for run in state.runs:
+            end = run.ending
+            if end is not None and end.settled and end.outcome in outcomes:
+                description = f"{run_text(run)} ended as {end.outcome} {ago_text(state, end.at)}: {end.evidence}."
+                yield Occurrence.of_run(state, run, description, {"outcome": end.outcome}, happened=end.at)
+
+    return check
+
+
+RUN_CONDITIONS = (
     # How long a step may take is the daemon's to say (runs.stall_factor, runs.stall_after).
-    AlertRule(
+    Condition(
         name="RunStalled",
         subject="run",
         severity="warning",
         expr="gpuwarden_run_stalled == 1",
+        check=_stalled,
+        ending=_stall_ending,
         summary="A training run hangs in a step.",
         description=(
             "Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} has made no step for much "
@@ -52,13 +99,15 @@ RULES = (
             "`runs.stall_after`."
         ),
     ),
-    AlertRule(
+    Condition(
         name="RunDied",
         subject="run",
         severity="warning",
         expr=_ENDED.replace("OUTCOMES", "failed|oom_killed|aborted|crashed"),
         names=(),
         keep="%{died_told}",
+        check=_ended(_DEATHS),
+        event_seconds=thresholds.DIED_SECONDS,
         summary="A training run ended before it was finished.",
         description=_ENDED_SAID,
         told=_ENDED_TOLD,
@@ -78,13 +127,15 @@ RULES = (
         ),
     ),
     # Whoever stops a run sends a signal: a person, a batch system at the end of its time. Mostly that is as meant.
-    AlertRule(
+    Condition(
         name="RunKilled",
         subject="run",
         severity="info",
         expr=_ENDED.replace("OUTCOMES", "killed"),
         names=(),
         keep="%{died_told}",
+        check=_ended(_KILLS),
+        event_seconds=thresholds.DIED_SECONDS,
         summary="A training run was ended by a signal.",
         description=_ENDED_SAID,
         told=_ENDED_TOLD,
@@ -100,7 +151,7 @@ RULES = (
         ),
     ),
     # The quotient of two rates: both count only the seconds in which the wait was observed.
-    AlertRule(
+    Condition(
         name="RunInputBound",
         subject="run",
         severity="info",

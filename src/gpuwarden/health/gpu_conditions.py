@@ -1,12 +1,67 @@
-"""Alerts about GPUs that are gone, have met a fault, or want something done before they can be used again."""
+"""Conditions of GPUs that are gone, have met a fault, or have to be recovered before they can be used again."""
 
 from __future__ import annotations
 
-from gpuwarden.alerts.rule import OUTLIVES_RESTART, AlertRule
+from collections.abc import Iterator
 
-RULES = (
+from gpuwarden.config import thresholds
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Labels, Occurrence, ago_text, gpu_text
+from gpuwarden.state import State
+from gpuwarden.xid.codes import Severity, explain
+
+
+def _down(state: State) -> Iterator[Occurrence]:
+    if state.snapshot.fault is not None:
+        return  # GpuwardenDriverFault says so once
+    for gpu in state.snapshot.gpus:
+        if gpu.asked and not gpu.up:
+            text = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
+            yield Occurrence.of_gpu(state, gpu, text)
+
+
+def _down_ending(labels: Labels, state: State) -> str | None:
+    """Return None while the driver as a whole is silent or released, or has GPUs that are not identified yet."""
+    snapshot = state.snapshot
+    gpu = snapshot.gpu(labels.get("uuid", ""))
+    if gpu is not None:
+        return "" if gpu.up else None
+    if snapshot.asked and snapshot.fault is None and _unidentified_count(snapshot) <= 0:
+        return "not seen to be well: the driver lists it no more"
+    return None
+
+
+def _missing(state: State) -> Iterator[Occurrence]:
+    snapshot = state.snapshot
+    count = _unidentified_count(snapshot)
+    if snapshot.enumerated is not None and count > 0 and not snapshot.asleep_count:
+        text = f"{count} of the {snapshot.enumerated} GPUs that the driver enumerates could not be read at all so far."
+        yield Occurrence(labels={}, description=text, since=snapshot.time)
+
+
+def _unidentified_count(snapshot: Snapshot) -> int:
+    """Count the GPUs that the driver has and that could not be read since the daemon started; below 0 if some went."""
+    return (snapshot.enumerated or 0) - len(snapshot.gpus)
+
+
+def _xids(severity: Severity) -> Check:
+    def check(state: State) -> Iterator[Occurrence]:
+        for gpu in state.snapshot.gpus:
+            for code, seen in gpu.xids.items():
+                xid = explain(code)
+                if xid.severity == severity and state.snapshot.time - seen.last < thresholds.XID_SECONDS:
+                    text = (
+                        f"{gpu_text(gpu)} ({gpu.identity.uuid}) had XID {code} {ago_text(state, seen.last)}: "
+                        f"{xid.meaning} {xid.action.value}"
+                    )
+                    yield Occurrence.of_gpu(state, gpu, text, {"xid": str(code)}, happened=seen.last)
+
+    return check
+
+
+GPU_CONDITIONS = (
     # With the whole driver gone every GPU is down: GpuwardenDriverFault says so once.
-    AlertRule(
+    Condition(
         name="GpuDown",
         subject="gpu",
         severity="critical",
@@ -18,6 +73,8 @@ RULES = (
         names=(),
         hold="30s",
         keep=OUTLIVES_RESTART,
+        check=_down,
+        ending=_down_ending,
         summary="A GPU does not answer.",
         description="%{gpu} does not answer the driver.%{late_users}",
         means=(
@@ -37,7 +94,7 @@ RULES = (
         ),
     ),
     # Without any known GPU the count has no sample, not 0. A GPU that sleeps need not have said who it is.
-    AlertRule(
+    Condition(
         name="GpuMissing",
         subject="box",
         severity="critical",
@@ -51,6 +108,7 @@ RULES = (
         """,
         hold="30s",
         keep=OUTLIVES_RESTART,
+        check=_missing,
         summary="The driver enumerates GPUs that cannot be read at all.",
         description=(
             "On {{ $labels.instance }} {{ $value | humanize }} of the GPUs that the driver enumerates could not be "
@@ -68,7 +126,7 @@ RULES = (
         ),
     ),
     # By its time, as a counter's first value is no increase.
-    AlertRule(
+    Condition(
         name="GpuXidCritical",
         subject="gpu",
         severity="critical",
@@ -77,6 +135,8 @@ RULES = (
               < %{xid_told.seconds}
         """,
         keep=OUTLIVES_RESTART,
+        check=_xids("page"),
+        event_seconds=thresholds.XID_SECONDS,
         summary="A GPU met a fault that takes it out of service.",
         description=(
             "%{gpu} had XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users} %{xids.page.actions}"
@@ -102,7 +162,7 @@ RULES = (
         ),
     ),
     # All codes but those of GpuXidCritical and those of severity info: one that is new deserves a look.
-    AlertRule(
+    Condition(
         name="GpuXidWarning",
         subject="gpu",
         severity="warning",
@@ -110,6 +170,8 @@ RULES = (
             time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid!~"%{xids.page}", xid!~"%{xids.info}"}
               < %{xid_told.seconds}
         """,
+        check=_xids("warn"),
+        event_seconds=thresholds.XID_SECONDS,
         summary="A GPU met a fault that is worth a look.",
         description=(
             "%{gpu} had XID {{ $labels.xid }} {{ $value | humanizeDuration }} ago.%{late_users} %{xids.warn.actions}"
@@ -128,7 +190,7 @@ RULES = (
         ),
     ),
     # What cannot wait; all other actions are those of GpuDrainNeeded, new ones too.
-    AlertRule(
+    Condition(
         name="GpuRecoveryNeeded",
         subject="gpu",
         severity="critical",
@@ -157,7 +219,7 @@ RULES = (
         ),
         wrong="somebody is at it. Drivers before R570 tell no action: GpuResetRequired is there for them.",
     ),
-    AlertRule(
+    Condition(
         name="GpuDrainNeeded",
         subject="gpu",
         severity="warning",
@@ -185,7 +247,7 @@ RULES = (
         ),
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuResetRequired",
         subject="gpu",
         severity="critical",

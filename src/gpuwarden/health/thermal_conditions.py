@@ -1,16 +1,30 @@
-"""Alerts about the heat, the fans and the power of GPUs."""
+"""Conditions of the heat, the fans and the power of GPUs."""
 
 from __future__ import annotations
 
-from gpuwarden.alerts.rule import OUTLIVES_RESTART, AlertRule
+from collections.abc import Iterator
 
-RULES = (
-    AlertRule(
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence, gpu_text
+from gpuwarden.state import State
+
+
+def _near_slowdown(state: State) -> Iterator[Occurrence]:
+    for gpu in state.snapshot.gpus:
+        margin = gpu.value(GpuReadings.temperature_margin_celsius)
+        if margin is not None and margin <= state.pressure.limits.thermal_some:
+            text = f"{gpu_text(gpu)} is {margin:.0f} °C below the temperature at which it slows itself down."
+            yield Occurrence.of_gpu(state, gpu, text)
+
+
+THERMAL_CONDITIONS = (
+    Condition(
         name="GpuNearThermalSlowdown",
         subject="gpu",
         severity="warning",
         expr="gpuwarden_gpu_temperature_margin_celsius <= %{near_slowdown}",
         hold="1m",
+        check=_near_slowdown,
         summary="A GPU is about to slow itself down because it is hot.",
         description=(
             "%{gpu} is {{ $value | humanize }} °C below the temperature at which it slows itself down.%{users}"
@@ -33,7 +47,7 @@ RULES = (
             "boards do too, and no threshold."
         ),
     ),
-    AlertRule(
+    Condition(
         name="GpuMemoryNearThermalSlowdown",
         subject="gpu",
         severity="warning",
@@ -63,7 +77,7 @@ RULES = (
             "sensor in its memory or tells no threshold for it, as most consumer boards do."
         ),
     ),
-    AlertRule(
+    Condition(
         name="GpuHardwareThermalSlowdown",
         subject="gpu",
         severity="critical",
@@ -92,7 +106,7 @@ RULES = (
         ),
         wrong="somebody tests the cooling. Silent where the driver does not tell this reason.",
     ),
-    AlertRule(
+    Condition(
         name="GpuSoftwareThermalSlowdown",
         subject="gpu",
         severity="warning",
@@ -124,7 +138,7 @@ RULES = (
             "one (`gpu_idle`) and one with application clocks are not slowed down by heat and do not fire it."
         ),
     ),
-    AlertRule(
+    Condition(
         name="GpuPowerBrake",
         subject="gpu",
         severity="warning",
@@ -153,7 +167,7 @@ RULES = (
         wrong="the data center caps the box's power by it on purpose: silence it.",
     ),
     # The driver tells the speed that it asks for, which a fan that is blocked does not reach.
-    AlertRule(
+    Condition(
         name="GpuFanStopped",
         subject="gpu",
         severity="warning",

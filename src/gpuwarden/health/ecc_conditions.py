@@ -1,12 +1,12 @@
-"""Alerts about errors of GPUs' memory, and about what a device puts out of use for them."""
+"""Conditions of errors of GPUs' memory, and of what a device puts out of use for them."""
 
 from __future__ import annotations
 
-from gpuwarden.alerts.rule import OUTLIVES_RESTART, AlertRule
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition
 
-RULES = (
+ECC_CONDITIONS = (
     # Those since the driver loaded, as they grow: what the board has had in its life is no news.
-    AlertRule(
+    Condition(
         name="GpuUncorrectedMemoryErrors",
         subject="gpu",
         severity="critical",
@@ -46,7 +46,7 @@ RULES = (
             "(*aggregate*) and corrected ones never fire it; nor does a GPU without ECC or with ECC off."
         ),
     ),
-    AlertRule(
+    Condition(
         name="GpuSramErrorsExceeded",
         subject="gpu",
         severity="warning",
@@ -64,7 +64,7 @@ RULES = (
         do="plan its replacement; run NVIDIA's field diagnostics where the vendor wants their report.",
         wrong="the replacement is on its way: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuRowRemapPending",
         subject="gpu",
         severity="warning",
@@ -82,7 +82,7 @@ RULES = (
         do="[reset the GPU](operations.md#reset-a-gpu) when its work has ended.",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuRowRemapFailed",
         subject="gpu",
         severity="critical",
@@ -103,7 +103,7 @@ RULES = (
         ),
         wrong="it is out of service and waits for its replacement: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuSpareRowsUsedUp",
         subject="gpu",
         severity="warning",
@@ -118,7 +118,7 @@ RULES = (
         do="plan its replacement, and ask the vendor whether the board is taken back already.",
         wrong="the replacement is on its way: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuMemoryUnrepairable",
         subject="gpu",
         severity="critical",
@@ -131,7 +131,7 @@ RULES = (
         do="as for GpuRowRemapFailed.",
         wrong="it is out of service and waits for its replacement: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuRepairPending",
         subject="gpu",
         severity="warning",
@@ -146,7 +146,7 @@ RULES = (
         do="[reset the GPU](operations.md#reset-a-gpu) when its work has ended.",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuRetiredPagesPending",
         subject="gpu",
         severity="warning",
@@ -161,7 +161,7 @@ RULES = (
         do="[reset the GPU](operations.md#reset-a-gpu) when its work has ended.",
         wrong="the reset waits for the next maintenance: silence it until then.",
     ),
-    AlertRule(
+    Condition(
         name="GpuManyRetiredPages",
         subject="gpu",
         severity="warning",

@@ -1,16 +1,65 @@
-"""Alerts about the memory of training runs: that it is about to end, has ended, or goes to others."""
+"""Conditions of memory: of training runs, and of devices on which processes hold it that report nothing."""
 
 from __future__ import annotations
 
-from gpuwarden.alerts.rule import AlertRule, RecordingRule
+from collections.abc import Iterator, Mapping
 
-RULES = (
-    # All that a run can have. Its own growth leaves that as it is, what others take does not.
-    RecordingRule(
-        name="gpuwarden:run:memory_within_reach_bytes",
-        expr="gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes",
-    ),
-    AlertRule(
+from gpuwarden.config import thresholds
+from gpuwarden.formatting import amount, ratio
+from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.health.model import Condition, Occurrence, ago_text, device_labels, gpu_text, run_text
+from gpuwarden.protocol.messages import ErrorKind
+from gpuwarden.state import State
+
+_SIZE = "(gpuwarden:device:memory_free_bytes + gpuwarden:device:memory_used_bytes)"
+
+_MEMORY: Mapping[ErrorKind, str] = {"device_oom": "device", "host_oom": "host"}
+
+
+def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
+    devices = dict(_devices(state.snapshot))
+    for run in state.runs:
+        for uuid in run.headroom:
+            memory = state.pressure.of_runs.get((run.peer.run_id, uuid))
+            if memory is None or memory.share > state.pressure.limits.memory_critical or uuid not in devices:
+                continue
+            gpu = devices[uuid]
+            instance = None if uuid == gpu.identity.uuid else uuid  # what others hold of that one
+            others = sum(
+                each.memory or 0 for each in gpu.processes if each.pid != run.peer.pid and each.instance == instance
+            )
+            beside = f", where other processes hold {amount(others)}" if others else ""
+            yield Occurrence.of_run(
+                state,
+                run,
+                f"{run_text(run)} can allocate only {amount(memory.headroom)} more on {gpu_text(gpu)}, "
+                f"{ratio(memory.share)} of what it uses and could get{beside}.",
+                device_labels(uuid, gpu),
+            )
+
+
+def _devices(snapshot: Snapshot) -> Iterator[tuple[str, Gpu]]:
+    """Yield GPUs by their UUIDs, and by those of their MIG instances."""
+    for gpu in snapshot.gpus:
+        yield gpu.identity.uuid, gpu
+        for instance in gpu.mig:
+            yield instance.identity.uuid, gpu
+
+
+def _out_of_memory(state: State) -> Iterator[Occurrence]:
+    for run in state.runs:
+        for kind, memory in _MEMORY.items():
+            at = run.last_errors.get(kind)
+            if at is None or state.snapshot.time - at >= thresholds.ERROR_SECONDS:
+                continue
+            error = next((each for each in reversed(run.errors) if each.error.kind == kind), None)
+            why = f" {error.verdict.evidence} {error.verdict.next_step}" if error and error.verdict else ""
+            description = f"{run_text(run)} ran out of {memory} memory {ago_text(state, at)}.{why}"
+            yield Occurrence.of_run(state, run, description, {"kind": kind}, happened=at)
+
+
+RUN_MEMORY_CONDITIONS = (
+    Condition(
         name="RunNearOutOfMemory",
         subject="run",
         severity="critical",
@@ -21,6 +70,7 @@ RULES = (
         names=("run", "gpu"),
         # At once: at the next evaluation the run may be gone. As headroom swings with the steps, it fires on a while.
         keep="1m",
+        check=_near_out_of_memory,
         summary="A training run is about to run out of device memory.",
         description=(
             "Run {{ $labels.run_name }} ({{ $labels.run_id }}) can allocate only {{ $value | humanize1024 }}B more on "
@@ -46,7 +96,7 @@ RULES = (
     # Reports come between steps, where less is in use than within them: the peak is what meets the limit. One jump is a
     # larger batch or validation, so it has to have risen in two windows; the hold is for a start of several jumps,
     # whose first and last are in both for as long as they are apart.
-    AlertRule(
+    Condition(
         name="RunPeakNearOutOfMemory",
         subject="run",
         severity="warning",
@@ -87,7 +137,7 @@ RULES = (
         ),
     ),
     # By its time: a run that fails at once is gone before its counter was ever scraped at 0.
-    AlertRule(
+    Condition(
         name="RunOutOfMemory",
         subject="run",
         severity="warning",
@@ -95,6 +145,8 @@ RULES = (
             time() - gpuwarden_run_last_error_timestamp_seconds{kind=~"device_oom|host_oom"}
               < %{oom_told.seconds}
         """,
+        check=_out_of_memory,
+        event_seconds=thresholds.ERROR_SECONDS,
         summary="A training run ran out of memory.",
         description=(
             "Run {{ $labels.run_name }} ({{ $labels.run_id }}) of {{ $labels.instance }} ran out of {{ if eq "
@@ -125,7 +177,7 @@ RULES = (
     ),
     # The daemon foresees by the floor of what is in use, which a single jump does not raise for long enough
     # (docs/foresight.md); the hold is for a forecast that comes and goes.
-    AlertRule(
+    Condition(
         name="RunOutOfMemoryExpected",
         subject="run",
         severity="warning",
@@ -156,7 +208,7 @@ RULES = (
             "that run. It resolves when the growth ends."
         ),
     ),
-    AlertRule(
+    Condition(
         name="RunHostOutOfMemoryExpected",
         subject="run",
         severity="warning",
@@ -185,7 +237,7 @@ RULES = (
     ),
     # By what the run can have, which its own growth does not change: so a limit of its own, or a neighbour that takes
     # what it could not have had anyway, fires nothing. The average leaves out what was there for one poll only.
-    AlertRule(
+    Condition(
         name="RunMemoryTakenByNeighbour",
         subject="run",
         severity="warning",
@@ -225,6 +277,154 @@ RULES = (
         wrong=(
             "both are meant to share the GPU and the run has all it needs: silence it for that run. On a MIG instance "
             "the description names all owners of its GPU, as the driver does not tell them apart."
+        ),
+    ),
+)
+
+DEVICE_MEMORY_CONDITIONS = (
+    # A process that reserves what it can get jumps and stays there. So the least in use of a window counts: a jump
+    # raises it one window later, when memory in use rises no more. What climbs has been high up for two windows.
+    Condition(
+        name="GpuNearOutOfMemory",
+        subject="gpu",
+        of_instances=True,
+        severity="critical",
+        expr=f"""
+            gpuwarden:device:memory_free_bytes <= %{{near_oom_ratio}} * {_SIZE}
+            and
+            gpuwarden:device:memory_used_bytes
+              - min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}])
+              >= %{{climb_ratio}} * {_SIZE}
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}])
+              - min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}] offset %{{climb_window}})
+              >= %{{climb_ratio}} * {_SIZE}
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{climb_window}}] offset %{{climb_window}})
+              >= (1 - %{{little_ratio}}) * {_SIZE}
+            unless on (cluster, job, instance, uuid)
+            gpuwarden_run_memory_headroom_bytes
+        """,
+        keep="1m",
+        summary="The device memory of a GPU is about to be used up.",
+        description=(
+            "Only {{ $value | humanize1024 }}B are free on GPU {{ $labels.gpu }} ({{ $labels.name }}) of "
+            "{{ $labels.instance }}, and processes that do not report take more and more.%{holders}"
+        ),
+        means=(
+            "At most %{near_oom_ratio.words} of the device's memory are free, and what is in use climbs: by "
+            "%{climb_ratio.words} of the memory in each of two windows of %{climb_window.words}, from less than "
+            "%{little_ratio.words} free on. No run reports from there, so nobody knows what its processes need: a "
+            "framework that reserves nearly all at start, in one step or several, does not fire it, and one that holds "
+            "a full device for ever neither."
+        ),
+        look=(
+            "the status page, or `gpuwarden_owner_gpu_memory_used_bytes` for that GPU, which say who holds it; and at "
+            "the dashboard's panel *Memory used* for how it grows."
+        ),
+        do=(
+            "have its owner save what there is to save, and restart it smaller. With the callback in "
+            "([keras.md](keras.md), [custom-loops.md](custom-loops.md)) you are told earlier and for certain, by "
+            "RunNearOutOfMemory."
+        ),
+        wrong=(
+            "a program grows slowly into a nearly full device and then stops, by design: silence it for that GPU. "
+            "Silent for growth that takes less than %{climb_window.words} or two from there to the end, or is slower "
+            "than %{climb_ratio.words} in %{climb_window.words}: GpuOutOfMemoryExpected tells of that. Silent, too, "
+            "where scrapes are further apart than %{climb_window.words}: give `--climb-window` twice the time between "
+            "them."
+        ),
+    ),
+    # A trend over one window is wrong for frameworks: one jump looks like growth for as long as it is within. So memory
+    # has to grow over a long window and over its last part, and the least of each part to be more than that before.
+    Condition(
+        name="GpuOutOfMemoryExpected",
+        subject="gpu",
+        of_instances=True,
+        severity="warning",
+        expr=f"""
+            gpuwarden:device:memory_free_bytes / (deriv(gpuwarden:device:memory_used_bytes[%{{leak_window}}]) > 0)
+              < %{{oom_expected.seconds}}
+            and
+            gpuwarden:device:memory_free_bytes / (deriv(gpuwarden:device:memory_used_bytes[%{{leak_still}}]) > 0)
+              < %{{oom_expected.seconds}}
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}])
+              > min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}] offset %{{leak_still}})
+            and
+            min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_still}}] offset %{{leak_still}})
+              > min_over_time(gpuwarden:device:memory_used_bytes[%{{leak_window}}])
+            and
+            gpuwarden:device:memory_used_bytes >= %{{leak_ratio}} * {_SIZE}
+            unless on (cluster, job, instance, uuid)
+            gpuwarden_run_memory_headroom_bytes
+        """,
+        hold="%{leak_still}",
+        summary="The device memory of a GPU grows steadily and will be used up.",
+        description=(
+            "GPU {{ $labels.gpu }} ({{ $labels.name }}) of {{ $labels.instance }} will be out of memory in about "
+            "{{ $value | humanizeDuration }}, as its processes, which do not report, grow.%{holders}"
+        ),
+        means=(
+            "What is in use on the device has grown for %{leak_window.words} and grows still, is "
+            "%{leak_ratio.words} of it or more, and at either rate takes the rest within %{oom_expected.words}. No "
+            "run reports from there. One jump of an allocator does not fire it, nor does a sawtooth."
+        ),
+        look="the dashboard's panel *Memory used*, and at who holds it: `gpuwarden_owner_gpu_memory_used_bytes`.",
+        do=(
+            "have its owner look for a leak, or save what there is to save. A run that reports is foreseen sooner and "
+            "with its own room counted: RunOutOfMemoryExpected."
+        ),
+        wrong=(
+            "a cache fills up and is bounded: silence it for that GPU. Silent for growth in steps that are further "
+            "apart than %{leak_still.words}, and for what is over sooner than %{leak_window.words}."
+        ),
+    ),
+    # By the user, whom each process has; the description has the other owners. Both have to have been there for all of
+    # the time: a counter that has just begun says nothing of before. The least of a user's series says nothing of a gap
+    # in it, between a run that ended and the next: so it has to be on as many pages as the counter, but for a few.
+    Condition(
+        name="GpuHeldIdle",
+        subject="gpu",
+        severity="info",
+        expr=f"""
+            min_over_time(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}[%{{idle}}])
+              >= on (cluster, job, instance, uuid) group_left () (%{{idle_held_ratio}} * {_SIZE})
+            and
+            gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}
+            and
+            gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}} offset %{{idle}}
+            and
+            count_over_time(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="user"}}[%{{idle}}])
+              >= on (cluster, job, instance, uuid) group_left ()
+              (%{{idle_seen_ratio}} * count_over_time(gpuwarden_gpu_busy_seconds_total[%{{idle}}]))
+            and on (cluster, job, instance, uuid)
+            rate(gpuwarden_gpu_busy_seconds_total[%{{idle}}]) < %{{idle_ratio}}
+            and on (cluster, job, instance, uuid)
+            gpuwarden_gpu_busy_seconds_total offset %{{idle}}
+        """,
+        summary="Memory of a GPU is held for nothing.",
+        description=(
+            "User {{ $labels.owner }} has held {{ $value | humanize1024 }}B of GPU {{ $labels.gpu }} ({{ $labels.name "
+            "}}) of {{ $labels.instance }} for %{idle.words} and longer, in which hardly anything ran there.%{holders}"
+        ),
+        means=(
+            "The user's processes have held %{idle_held_ratio.words} or more of the GPU's memory for %{idle.words}, "
+            "and a kernel, of whomever, ran there for less than %{idle_ratio.words} of that time. Mostly it is a "
+            "notebook that somebody forgot."
+        ),
+        look=(
+            "the status page for the process, and at the other owners in the description: the unit, container, pod or "
+            "Slurm job says whom to ask. A run that reports and hangs has RunStalled as well."
+        ),
+        do=(
+            "ask the owner to shut the kernel of the notebook down: closing its tab does not. `sudo kill PID` where "
+            "nobody answers."
+        ),
+        wrong=(
+            "a server waits for requests, by design: silence it for that `owner` and GPU. Compiling or preparing data "
+            "for longer than %{idle.words} looks the same. Silent on MIG instances, whose time the driver does not "
+            "tell, and where it does not tell what processes hold."
         ),
     ),
 )

@@ -1,8 +1,8 @@
-"""Alerts about a GPU's links: PCIe to the machine, NVLink and its fabric to other GPUs."""
+"""Conditions of a GPU's links: PCIe to the machine, NVLink and its fabric to other GPUs."""
 
 from __future__ import annotations
 
-from gpuwarden.alerts.rule import OUTLIVES_RESTART, AlertRule
+from gpuwarden.health.model import OUTLIVES_RESTART, Condition
 
 
 def _told(expression: str) -> str:
@@ -20,10 +20,10 @@ _MAX_GENERATION = _told("gpuwarden_gpu_pcie_link_max_generation{$gpu,of='link'}"
 _WIDTH = _told("max_over_time(gpuwarden_gpu_pcie_link_width{$gpu}[%{link_window}])")
 _MAX_WIDTH = _told("gpuwarden_gpu_pcie_link_max_width{$gpu}")
 
-RULES = (
+NVLINK_CONDITIONS = (
     # The best that was seen in the window, as links of idle GPUs are slow by design, and bandwidth doubles with each
     # generation. Against the link's generation, not the GPU's, which the slot may not have.
-    AlertRule(
+    Condition(
         name="GpuPcieLinkDegraded",
         subject="gpu",
         severity="warning",
@@ -60,7 +60,7 @@ RULES = (
             "GPU. Laptops slow their links to save power. Silent for GPUs that tell no utilization, as with MIG."
         ),
     ),
-    AlertRule(
+    Condition(
         name="GpuPcieReplays",
         subject="gpu",
         severity="warning",
@@ -84,7 +84,7 @@ RULES = (
     ),
     # A link without a partner never is up. One that was, or that most GPUs of the box have up, has lost it. Looked at
     # in three moments of the past: to look through a whole day of hundreds of links costs Prometheus too much.
-    AlertRule(
+    Condition(
         name="GpuNvlinkDown",
         subject="gpu",
         severity="warning",
@@ -135,7 +135,7 @@ RULES = (
     ),
     # Replays and recoveries come from errors of checksums (crc), which come alone too; symbol and effective are of
     # the wire before its own correction. Those are no faults by themselves.
-    AlertRule(
+    Condition(
         name="GpuNvlinkErrors",
         subject="gpu",
         severity="warning",
@@ -166,7 +166,7 @@ RULES = (
         do="as for GpuNvlinkDown, before it goes down.",
         wrong="other GPUs of the fabric are being reset, which makes links recover.",
     ),
-    AlertRule(
+    Condition(
         name="GpuFabricNotJoined",
         subject="gpu",
         severity="critical",
@@ -190,7 +190,7 @@ RULES = (
         ),
         wrong="the box is used without its fabric on purpose, as some virtual machines are: silence it there.",
     ),
-    AlertRule(
+    Condition(
         name="GpuFabricFault",
         subject="gpu",
         severity="warning",

@@ -1,0 +1,172 @@
+"""Recording rules: series that alerts and dashboards join with, and what dashboards read of days and weeks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.owners.kinds import OWNER_KINDS
+from gpuwarden.usage.gpu_meter import SLOWDOWNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRule:
+    """A series made from others, `name` by Prometheus' custom level:metric:operation."""
+
+    name: str
+    expr: str
+
+
+_RECORDED = "|".join(kind.name for kind in OWNER_KINDS if kind.recorded)
+
+JOIN_RULES = (
+    # A run may be on a MIG instance, which has a UUID of its own and no name.
+    RecordingRule(
+        name="gpuwarden:device:info",
+        expr="""
+            max by (cluster, job, instance, uuid, gpu, name) (
+              gpuwarden_gpu_info
+              or
+              gpuwarden_mig_info * on (cluster, job, instance, gpu_uuid) group_left (gpu, name)
+                label_replace(gpuwarden_gpu_info, "gpu_uuid", "$1", "uuid", "(.+)")
+            )
+        """,
+    ),
+    # Whoever holds all memory of a device on which there is one run is that run's owner. Where several runs or owners
+    # share a device, nobody can tell by these series whose is whose.
+    RecordingRule(
+        name="gpuwarden:run:owner_info",
+        expr="""
+            group by (cluster, job, instance, run_id, owner_kind, owner) (
+              (
+                gpuwarden_owner_gpu_memory_used_bytes{owner_kind!="run"}
+                  == on (cluster, job, instance, uuid) group_left ()
+                  sum by (cluster, job, instance, uuid) (gpuwarden_owner_gpu_memory_used_bytes{owner_kind="user"})
+              )
+                * on (cluster, job, instance, uuid) group_left (run_id)
+                (
+                  label_replace(
+                    gpuwarden_owner_gpu_memory_used_bytes{owner_kind="run"}, "run_id", "$1", "owner", "(.+)"
+                  )
+                    and on (cluster, job, instance, uuid)
+                    count by (cluster, job, instance, uuid) (gpuwarden_owner_gpu_memory_used_bytes{owner_kind="run"})
+                      == 1
+                )
+            )
+        """,
+    ),
+    # Who uses a GPU, its MIG instances included, with the names of runs.
+    RecordingRule(
+        name="gpuwarden:gpu:owner",
+        expr=f"""
+            sum by (cluster, job, instance, uuid, owner_kind, owner, run_name) (
+              gpuwarden_owner_gpu_memory_used_bytes{{owner_kind=~"{_RECORDED}"}}
+              or
+              label_replace(gpuwarden_owner_gpu_memory_used_bytes{{owner_kind="run"}}, "run_id", "$1", "owner", "(.+)")
+                * on (cluster, job, instance, run_id) group_left (run_name) gpuwarden_run_info
+            )
+        """,
+    ),
+)
+
+RUN_MEMORY_RULES = (
+    # All that a run can have. Its own growth leaves that as it is, what others take does not.
+    RecordingRule(
+        name="gpuwarden:run:memory_within_reach_bytes",
+        expr="gpuwarden_run_memory_headroom_bytes + gpuwarden_run_allocator_memory_bytes",
+    ),
+)
+
+
+def _of_devices(reading: str) -> str:
+    """Return a reading of GPUs and MIG instances, without that of a divided GPU: the sum of its instances'."""
+    return f"""
+        max by (cluster, job, instance, uuid) (
+          gpuwarden_gpu_{reading}
+            unless on (cluster, job, instance, uuid)
+            label_replace(
+              group by (cluster, job, instance, gpu_uuid) (gpuwarden_mig_info), "uuid", "$1", "gpu_uuid", "(.+)"
+            )
+          or
+          gpuwarden_mig_{reading}
+        )
+    """
+
+
+DEVICE_MEMORY_RULES = (
+    # In the group of those that look back at them, as rules of one group follow each other in each evaluation.
+    RecordingRule(name="gpuwarden:device:memory_used_bytes", expr=_of_devices("memory_used_bytes")),
+    RecordingRule(name="gpuwarden:device:memory_free_bytes", expr=_of_devices("memory_free_bytes")),
+)
+
+# What slows a GPU down and should not: the power limit holds every GPU that works hard.
+AVOIDABLE_SLOWDOWNS = "|".join(reason for reason in SLOWDOWNS if reason != "sw_power_cap")
+
+_HELD = 'gpuwarden_owner_gpu_memory_used_bytes{owner_kind="user"} > bool 0'
+
+
+def _of_held(what: str) -> str:
+    """Sum up a number of each GPU by the owners of memory on it; one that two share counts for both."""
+    return f"""
+        sum by (cluster, job, instance, owner) (
+          ({_HELD})
+            * on (cluster, job, instance, uuid) group_left () {what}
+        )
+    """
+
+
+FLEET_RULES = (
+    RecordingRule(
+        name="gpuwarden:box:headroom_ratio:min",
+        expr="""
+            min by (cluster, job, instance) (
+              1 / (1 + gpuwarden_run_allocator_memory_bytes / gpuwarden_run_memory_headroom_bytes)
+            )
+        """,
+    ),
+    RecordingRule(
+        name="gpuwarden:box:temperature_margin_celsius:min",
+        expr="min by (cluster, job, instance) (gpuwarden_gpu_temperature_margin_celsius)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:utilization_ratio:avg",
+        expr="avg by (cluster, job, instance) (gpuwarden_gpu_utilization_ratio)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:power_usage_watts:sum",
+        expr="sum by (cluster, job, instance) (gpuwarden_gpu_power_usage_watts)",
+    ),
+    RecordingRule(
+        name="gpuwarden:box:gpus_lost:sum",
+        expr="sum by (cluster, job, instance) (1 - gpuwarden_gpu_up)",
+    ),
+    RecordingRule(
+        name="gpuwarden:owner:gpus_held:sum",
+        expr=f"sum by (cluster, job, instance, owner) ({_HELD})",
+    ),
+    RecordingRule(
+        name="gpuwarden:owner:gpus_idle:sum",
+        expr=_of_held("(1 - gpuwarden_gpu_utilization_ratio)"),
+    ),
+    RecordingRule(
+        name="gpuwarden:owner:power_usage_watts:sum",
+        expr=_of_held("gpuwarden_gpu_power_usage_watts"),
+    ),
+    # Of the reasons the one that holds most; the part of the time, over as long as alerts take it.
+    RecordingRule(
+        name="gpuwarden:gpu:slowed_ratio:max",
+        expr=f"""
+            max by (cluster, job, instance, uuid) (
+              rate(
+                gpuwarden_gpu_clock_event_seconds_total{{
+                  reason=~"{AVOIDABLE_SLOWDOWNS}"
+                }}[%{{slowed_window}}]
+              )
+            )
+        """,
+    ),
+    # The last, and of a box without GPUs too: where dashboards find it, there is what the box told of all the others.
+    RecordingRule(
+        name="gpuwarden:box:build_info:group",
+        expr="group by (cluster, job, instance) (gpuwarden_build_info)",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Alert rules by subject, a row each."""
