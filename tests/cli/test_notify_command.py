@@ -15,7 +15,7 @@ import pytest
 from message_receivers import http_receiver, mail_receiver
 from services import free_port
 
-from gpuwarden.alerts import validation
+from gpuwarden.alerts.delivery import validation
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.cli import notify_command

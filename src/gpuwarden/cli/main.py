@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -60,9 +60,15 @@ def _load(parsed: argparse.Namespace) -> Config:
         value = getattr(parsed, flag.removeprefix("--"), None)
         if value is not None:
             overrides[key], origin[key] = value, flag
-    config = load(parsed.config, overrides, origin)
+    config = load(parsed.config, overrides, origin, _alert_names())
     log_setup.configure(config.log.level)
     return config
+
+
+def _alert_names() -> Collection[str]:
+    from gpuwarden.health.conditions import CONDITIONS
+
+    return CONDITIONS.keys()
 
 
 def _open(config: Config) -> Source:
@@ -236,9 +242,9 @@ def _notify(parsed: argparse.Namespace) -> int:
 
 
 def _check_config(parsed: argparse.Namespace) -> int:
-    from gpuwarden.alerts.validation import warnings
+    from gpuwarden.alerts.delivery.validation import warnings
 
-    for warning in warnings(load(parsed.file)):
+    for warning in warnings(load(parsed.file, alert_names=_alert_names())):
         print(f"{parsed.file}: warning: {warning}", file=sys.stderr)  # noqa: T201 - as above
     print(f"{parsed.file}: OK")  # noqa: T201 - the command's answer
     return 0

@@ -17,7 +17,7 @@ from message_receivers import http_receiver
 from gpuwarden.alerts.delivery.alertmanager import AlertmanagerTarget
 from gpuwarden.alerts.delivery.dispatcher import Dispatcher
 from gpuwarden.alerts.delivery.message import Notification
-from gpuwarden.alerts.validation import missing, warnings
+from gpuwarden.alerts.delivery.validation import missing, warnings
 from gpuwarden.config.schema import Config, ConfigError, parse
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Alert

@@ -14,8 +14,8 @@ from message_receivers import http_receiver, mail_receiver, silent_receiver
 from services import free_port
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
+from gpuwarden.alerts.delivery.http_client import secrets_of
 from gpuwarden.alerts.delivery.message import Message, Notification
-from gpuwarden.alerts.delivery.redaction import secrets_of
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
 from gpuwarden.config.schema import NotifyConfig, parse
 from gpuwarden.config.secrets import HIDDEN, NOT_ASCII, Secret, hidden

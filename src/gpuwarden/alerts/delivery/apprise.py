@@ -10,8 +10,8 @@ import re
 import sys
 from typing import Any
 
+from gpuwarden.alerts.delivery.http_client import secrets_of, shown
 from gpuwarden.alerts.delivery.message import Message
-from gpuwarden.alerts.delivery.redaction import secrets_of, shown
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, PartlySentError
 from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import Secret, SecretError

@@ -15,8 +15,8 @@ from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.resolution import Resolution
 from gpuwarden.alerts.delivery.sender import Sender
 from gpuwarden.alerts.delivery.target import MessageTarget
+from gpuwarden.alerts.delivery.validation import warnings
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
-from gpuwarden.alerts.validation import warnings
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.state_folder import state_folder
 from gpuwarden.health.evaluator import AlertEvaluator

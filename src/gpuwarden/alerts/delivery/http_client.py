@@ -13,14 +13,15 @@ import ssl
 import urllib.error
 import urllib.request
 from base64 import b64encode
+from collections.abc import Iterable
 from dataclasses import dataclass
 from email.message import Message as Headers
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from gpuwarden._version import __version__
-from gpuwarden.alerts.delivery.redaction import basic, secrets_of, shown
+from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.alerts.delivery.target import DeliveryError
 from gpuwarden.config.secrets import Secret, SecretError, hidden
 from gpuwarden.config.value_types import check_url
@@ -132,6 +133,31 @@ def host_of(url: Secret) -> str:
     if url.text is None:
         return str(url)
     return urlsplit(url.text).hostname or ""
+
+
+def secrets_of(address: str) -> tuple[str, ...]:
+    """Return the secret parts of an address, as written and as servers decode them."""
+    try:
+        user = urlsplit(address).netloc.rpartition("@")[0]
+    except ValueError:  # what no library takes for an address
+        user = ""
+    plain = unquote(user)
+    return (address, unquote(address), *_of_user(user), *_of_user(plain), basic(user))
+
+
+def basic(user: str) -> str:
+    """Return `user:password` of an address in the form of HTTP's basic authentication."""
+    return b64encode(unquote(user).encode()).decode()
+
+
+def shown(text: str, longest: int, secrets: Iterable[str]) -> str:
+    """Return a text in one line without the secrets; it is cut last, as a cut secret would not be recognized."""
+    return clean(hidden(text, *secrets), longest)
+
+
+def _of_user(pair: str) -> tuple[str, str]:
+    """Return both and the password alone; a user without one may be a token."""
+    return pair, pair.partition(":")[2]
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -1,57 +1,21 @@
-"""Validation of the sections `alertmanager` and `notify`: options that contradict each other, and what is missing yet.
+"""Validation of the sections `alertmanager` and `notify` on this machine: what cannot be read or used now.
 
-What is missing, such as a file that only the service may read, costs its target its alerts until it is there, and
-neither the other targets nor the daemon anything: it is a warning.
+That, such as a file that only the service may read, costs its target its alerts until it is there. It costs neither the
+other targets nor the daemon anything: it is a warning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpuwarden.config.schema import AlertmanagerConfig, Config, NotifyConfig
+from gpuwarden.alerts.delivery.apprise import MISSING
+from gpuwarden.alerts.delivery.http_client import tls_context
+from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret, SecretError
-from gpuwarden.health.conditions import CONDITIONS
-
-_TLS = ("ca_file", "cert_file", "key_file")
-
-
-def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the key of each option that contradicts another, and why."""
-    if config.alertmanager.url:
-        yield from _alertmanager_problems(config.alertmanager)
-    yield from _notify_problems(config.notify)
-
-
-def _alertmanager_problems(chosen: AlertmanagerConfig) -> Iterator[tuple[str, str]]:
-    secure = [url for url in chosen.url if url.startswith("https:")]
-    given = [name for name in _TLS if getattr(chosen, name) is not None]
-    if given and not secure:
-        yield f"alertmanager.{given[0]}", "there is no https:// URL in alertmanager.url that it would serve"
-    if chosen.key_file is not None and chosen.cert_file is None:
-        yield "alertmanager.key_file", "is the key to a certificate: name that as alertmanager.cert_file"
-    if chosen.bearer_token and chosen.user:
-        yield "alertmanager.bearer_token", "a server takes either this or alertmanager.user"
-    if chosen.user and not chosen.password:
-        yield "alertmanager.user", "needs a password too: say where it is kept as alertmanager.password"
-    if chosen.password and not chosen.user:
-        yield "alertmanager.password", "needs a user too: name them as alertmanager.user"
-    names = [name for name, _value in chosen.labels]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield "alertmanager.labels", f"{', '.join(twice)} is there twice: an alert has each label once"
-
-
-def _notify_problems(chosen: NotifyConfig) -> Iterator[tuple[str, str]]:
-    if chosen.webhook_token and not chosen.webhook:
-        yield "notify.webhook_token", "there is no notify.webhook that it would be sent to"
-    for name in chosen.mute:
-        if name not in CONDITIONS:
-            near = get_close_matches(name, CONDITIONS, n=1)
-            yield "notify.mute", f"there is no alert {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def missing(config: Config) -> Iterator[tuple[str, str]]:
@@ -64,8 +28,6 @@ def missing(config: Config) -> Iterator[tuple[str, str]]:
         yield from _unreadable("alertmanager.password", chosen.password, is_ascii=True)
         yield from _unreadable("alertmanager.bearer_token", chosen.bearer_token, is_ascii=True)
     if notify.apprise and find_spec("apprise") is None:
-        from gpuwarden.alerts.delivery.apprise import MISSING  # noqa: PLC0415 - with TLS, 4 MiB
-
         yield "notify.apprise", MISSING
     if notify.anyone:
         yield from _unreadable("notify.webhook", *notify.webhook)
@@ -100,8 +62,6 @@ def _unreadable(key: str, *secrets: Secret, is_ascii: bool = False) -> Iterator[
 def _unusable(key: str, *files: Path | None) -> Iterator[tuple[str, str]]:
     if not any(files):
         return
-    from gpuwarden.alerts.delivery.http_client import tls_context  # noqa: PLC0415 - TLS takes 4 MiB
-
     try:
         tls_context(*files)
     except OSError as error:
