@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from gpuwarden.records.store import RecordStore, row_of
+from gpuwarden.records.store import RecordStore, row_from_record
 from mocked import mock
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
@@ -31,7 +31,7 @@ BAR_SECONDS = 0.05
 
 def fill(folder: Path, records: int) -> None:
     """Write records of runs that ended one after another, of several users."""
-    made = row_of(receipt())
+    made = row_from_record(receipt())
     rows = (
         replace(made, run_id=f"{pid}-99", uid=1000 + pid % USERS, began=BEGAN + pid, updated=BEGAN + pid + 60)
         for pid in range(1, records + 1)

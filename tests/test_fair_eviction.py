@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.fair_eviction import excess, user_with_most
+from gpuwarden.fair_eviction import select_evicted, user_with_most
 
 
 def test_user_with_most() -> None:
@@ -21,17 +21,17 @@ def test_user_with_most() -> None:
 def test_the_user_with_most_loses_their_oldest() -> None:
     """By size, not by number; one with less keeps even the oldest of all."""
     held = [("a", 1, 5), ("b", 2, 1), ("c", 2, 1), ("d", 2, 1), ("e", 1, 5)]
-    assert excess(held, 13) == []
-    assert excess(held, 12) == ["a"]
-    assert excess(held, 7) == ["a", "e"]
-    assert excess(held, 2) == ["a", "e", "b"]
-    assert excess(held, 0) == ["a", "e", "b", "c", "d"]
+    assert select_evicted(held, 13) == []
+    assert select_evicted(held, 12) == ["a"]
+    assert select_evicted(held, 7) == ["a", "e"]
+    assert select_evicted(held, 2) == ["a", "e", "b"]
+    assert select_evicted(held, 0) == ["a", "e", "b", "c", "d"]
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(0, 20))
 def test_nobody_with_an_equal_share_loses_anything(users: list[int], most: int) -> None:
     """What stays is as much as may, each user's newest, and those who lost are left with as much as anybody has."""
-    gone = excess(((number, uid, 1) for number, uid in enumerate(users)), most)
+    gone = select_evicted(((number, uid, 1) for number, uid in enumerate(users)), most)
     left = Counter(uid for number, uid in enumerate(users) if number not in gone)
     assert left.total() == min(len(users), most)
     for uid in set(users):

@@ -19,7 +19,7 @@ def user_with_most(held: Iterable[int], newcomer: int) -> int:
     return max(counts, key=lambda uid: (counts[uid], uid == newcomer))
 
 
-def excess(held: Iterable[tuple[K, int, int]], most: int) -> list[K]:
+def select_evicted(held: Iterable[tuple[K, int, int]], most: int) -> list[K]:
     """Return the keys of `held`, oldest first, that have to go so that its size is at most `most`.
 
     Each entry is a key, a user's id and a size. It is always the user with the most who loses their oldest, so that no

@@ -9,7 +9,7 @@ from receipt_cases import receipt
 
 from gpuwarden.cli.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, alphabet, chart
 from gpuwarden.cli.run_report import Page, story_lines
-from gpuwarden.records.record import DeviceShare, MemoryStory, RunRecord, ToldMark, ToldVerdict
+from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedDiagnosis, RecordedEvent, RunRecord
 from snapshots import GIB
 
 MIB = 1 << 20
@@ -20,10 +20,10 @@ def story(
     highs: list[int] | None = None,
     peaks: list[int] | None = None,
     left: list[float | None] | None = None,
-) -> MemoryStory:
+) -> MemoryTimeline:
     """Make a story of points of ten seconds, in GiB."""
     points = len(lows)
-    return MemoryStory(
+    return MemoryTimeline(
         began_seconds=tuple(10.0 * each for each in range(points)),
         ended_seconds=tuple(10.0 * each + 10 for each in range(points)),
         lowest_bytes=tuple(each * GIB for each in lows),
@@ -34,18 +34,18 @@ def story(
     )
 
 
-def drawn(told: MemoryStory, width: int = 20) -> list[str]:
+def drawn(told: MemoryTimeline, width: int = 20) -> list[str]:
     """Draw it in ASCII, without the labels."""
     return [line[LABEL_WIDTH + 1 :] for line in chart(told, told.ended_seconds[-1], width, ASCII)]
 
 
 def told(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
     """Make a receipt with a story on each device."""
-    share = DeviceShare(uuid="GPU-0", name="H100", story=story([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
+    share = RecordedDevice(uuid="GPU-0", name="H100", story=story([2] * 20, peaks=[3] * 20, left=[5.0] * 20))
     shares = tuple(
         replace(share, uuid=f"GPU-{each}", lowest_headroom_bytes=float(GIB * (9 - each))) for each in range(devices)
     )
-    made = tuple(ToldMark(float(each), "phase" if each else "oom", f"mark {each}") for each in range(marks))
+    made = tuple(RecordedEvent(float(each), "phase" if each else "oom", f"mark {each}") for each in range(marks))
     bare = replace(receipt(), devices=shares, marks=made, errors_told=(), host_memory_growth_bytes_per_second=None)
     return replace(bare, **changes)  # type: ignore[arg-type] # its fields
 
@@ -132,7 +132,7 @@ def test_receipt_without_a_story_tells_none() -> None:
 def test_verdict_stands_last() -> None:
     """What a terminal still shows is why memory was out, and what to do; the last of several counts."""
     error = receipt().errors_told[0]
-    verdicts = [ToldVerdict(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
+    verdicts = [RecordedDiagnosis(name, f"evidence of {name}.", f"fix {name}.") for name in ("leak", "too_big")]
     made = replace(told(), errors_told=tuple(replace(error, verdict=each) for each in (*verdicts, None)))
     assert lines(made)[-2:] == ["verdict too big: evidence of too_big.", "next step fix too_big."]
     assert not [line for line in lines(made) if "steady" in line]

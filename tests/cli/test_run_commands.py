@@ -23,8 +23,8 @@ from services import Daemon, ending, free_port
 from gpuwarden.cli import run_commands
 from gpuwarden.cli.api_client import StatusError
 from gpuwarden.config.schema import Address, Config
-from gpuwarden.records.record import RunRecord, to_plain
-from gpuwarden.records.store import RecordStore, row_of
+from gpuwarden.records.record import RunRecord, json_from_record
+from gpuwarden.records.store import RecordStore, row_from_record
 from mock_nvml import MockNvml
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\r\n\u202egpj.exe\x9b31m"
@@ -52,7 +52,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, mock_nvml_library: Path) ->
     """Give a daemon that has receipts of the past."""
     folder = tmp_path_factory.mktemp("runs")
     store = RecordStore(folder / "state/receipts", 1000)
-    store.write(map(row_of, kept()))
+    store.write(map(row_from_record, kept()))
     store.close()
     daemon = Daemon(folder, env=MockNvml(mock_nvml_library, folder).env(gpus=1))
     with ending(daemon):
@@ -286,7 +286,10 @@ def test_stranger_on_the_port(tmp_path: Path) -> None:
 
 def test_one_that_cannot_be_read(tmp_path: Path) -> None:
     """A receipt of another version's costs no other run its line."""
-    good, odd = to_plain(receipt(pid=4000, name="resnet")), {**to_plain(receipt(pid=4001)), "steps": "many"}
+    good, odd = (
+        json_from_record(receipt(pid=4000, name="resnet")),
+        {**json_from_record(receipt(pid=4001)), "steps": "many"},
+    )
     answer = tmp_path / "api/v1/runs"
     answer.parent.mkdir(parents=True)
     with serving(tmp_path) as port:
@@ -303,9 +306,9 @@ def test_one_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon is asked for it; of the begin of an id it knows no more than the list."""
-    known = {"": {"live": [], "past": []}, "/4711-99": to_plain(receipt())}
+    known = {"": {"live": [], "past": []}, "/4711-99": json_from_record(receipt())}
     monkeypatch.setattr(run_commands, "_ask", lambda _config, path: known.get(path))
-    assert json.loads(run_commands.one(Config(), "4711-99", as_json=True)) == to_plain(receipt())
+    assert json.loads(run_commands.one(Config(), "4711-99", as_json=True)) == json_from_record(receipt())
     with pytest.raises(OSError, match="no run 4711 is known"):
         run_commands.one(Config(), "4711", as_json=True)
 

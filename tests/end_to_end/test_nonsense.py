@@ -36,7 +36,7 @@ from gpuwarden.protocol.messages import (
     Report,
 )
 from gpuwarden.protocol.validators import MAX_COUNT
-from gpuwarden.records.record import from_plain
+from gpuwarden.records.record import record_from_json
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_state import RunState
@@ -175,11 +175,11 @@ def _read(receipts: Recorder, peers: list[ProcessKey]) -> None:
     """Read all receipts as `gpuwarden runs` does."""
     listed: dict[str, Any] = json.loads(asyncio.run(receipts.listing()))
     for plain in (*listed["live"], *listed["past"]):
-        from_plain(plain)
+        record_from_json(plain)
     for peer in peers:
         plain = asyncio.run(receipts.one(peer.run_id))
         assert plain is not None
-        for _label, text in story_lines(from_plain(json.loads(plain)), Page(40, ASCII)):
+        for _label, text in story_lines(record_from_json(json.loads(plain)), Page(40, ASCII)):
             assert shown(text).isprintable()
 
 

@@ -21,12 +21,12 @@ from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.records import record as module
-from gpuwarden.records.builder import account_of, concluded, continued, receipt_of
-from gpuwarden.records.record import RunRecordError, from_plain, to_plain
+from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
+from gpuwarden.records.record import RunRecordError, json_from_record, record_from_json
 from gpuwarden.records.recorder import Recorder
-from gpuwarden.records.store import RecordStore, row_of
+from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.records.summary import log_line
-from gpuwarden.records.timeline import with_story
+from gpuwarden.records.timeline import with_timeline
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB
@@ -36,7 +36,7 @@ GOLDEN = ROOT / "tests/records/record.json"
 
 def test_golden(request: pytest.FixtureRequest) -> None:
     """A receipt with all there can be is the committed one."""
-    content = json.dumps(to_plain(receipt()), indent=1) + "\n"
+    content = json.dumps(json_from_record(receipt()), indent=1) + "\n"
     if request.config.getoption("--write-goldens"):
         GOLDEN.write_text(content)
     assert content == GOLDEN.read_text(), "if that is right: make goldens"
@@ -44,7 +44,7 @@ def test_golden(request: pytest.FixtureRequest) -> None:
 
 def test_golden_has_every_key() -> None:
     """The committed receipt leaves out only what excludes the rest, so that a key that gets lost is seen."""
-    plain = to_plain(receipt())
+    plain = json_from_record(receipt())
     missing = {each.name for each in fields(type(receipt()))} - plain.keys()
     assert missing == set()
     missing = {each.name for each in fields(type(receipt().devices[0]))} - plain["devices"][0].keys()
@@ -57,14 +57,14 @@ def test_golden_has_every_key() -> None:
 def test_clock_set(clock: float, duration: float) -> None:
     """A run has lasted no less than it has, and no more, whatever the clock was set to meanwhile."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = receipt_of(seen, BEGAN + clock, boot_id=None, user=None, account=RunUsage())
+    whole = build_record(seen, BEGAN + clock, boot_id=None, user=None, account=RunUsage())
     assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
 
 
 def test_machine_that_slept() -> None:
     """That is a part of the run's time, which the monotonic clock leaves out."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = receipt_of(seen, BEGAN + 9700, boot_id=None, user=None, account=RunUsage(), slept=700.0)
+    whole = build_record(seen, BEGAN + 9700, boot_id=None, user=None, account=RunUsage(), slept=700.0)
     assert whole.duration_seconds == 9700
 
 
@@ -89,7 +89,7 @@ def test_clock_set_before_another_daemon(uptime: float | None, clock: float, dur
         updated_timestamp_seconds=BEGAN + clock + 100,
         duration_seconds=100.0,
     )
-    both = continued(before, since)
+    both = continue_record(before, since)
     assert both.duration_seconds == duration
     assert (both.began_timestamp_seconds, both.began_uptime_seconds) == (BEGAN, BEGAN_UPTIME)
 
@@ -99,7 +99,7 @@ def test_what_is_not_known_has_no_key() -> None:
     bare = RunSnapshot(
         ProcessKey(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0
     )
-    plain = to_plain(receipt_of(bare, BEGAN + 5, boot_id=None, user=None, account=RunUsage()))
+    plain = json_from_record(build_record(bare, BEGAN + 5, boot_id=None, user=None, account=RunUsage()))
     assert plain == {
         "version": 1,
         "run_id": "7-1",
@@ -111,7 +111,7 @@ def test_what_is_not_known_has_no_key() -> None:
         "updated_timestamp_seconds": BEGAN + 5,
         "duration_seconds": 5.0,
     }
-    assert account_of(from_plain(plain)) == RunUsage()
+    assert usage_from_record(record_from_json(plain)) == RunUsage()
 
 
 def test_totals_are_those_of_the_devices() -> None:
@@ -124,17 +124,19 @@ def test_totals_are_those_of_the_devices() -> None:
 def test_receipt_comes_back_from_json() -> None:
     """What was written is read as it was, and its account can be gone on with."""
     made = receipt()
-    back = from_plain(json.loads(json.dumps(to_plain(made))))
-    assert to_plain(back) == to_plain(made)
-    account, uptime = account_of(back), back.began_uptime_seconds
-    again = receipt_of(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account, began_uptime=uptime)
-    assert to_plain(with_story(again, run())) == to_plain(made)
+    back = record_from_json(json.loads(json.dumps(json_from_record(made))))
+    assert json_from_record(back) == json_from_record(made)
+    account, uptime = usage_from_record(back), back.began_uptime_seconds
+    again = build_record(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account, began_uptime=uptime)
+    assert json_from_record(with_timeline(again, run())) == json_from_record(made)
 
 
 def test_keys_of_a_later_version_are_left_alone() -> None:
     """A receipt with more in it than is known here is still one."""
-    plain = to_plain(receipt())
-    assert from_plain({**plain, "carbon_grams": 3, "devices": [{**plain["devices"][0], "fan": []}]}).name == "resnet"
+    plain = json_from_record(receipt())
+    assert (
+        record_from_json({**plain, "carbon_grams": 3, "devices": [{**plain["devices"][0], "fan": []}]}).name == "resnet"
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,20 +167,20 @@ def test_keys_of_a_later_version_are_left_alone() -> None:
 def test_what_is_no_receipt_is_refused(change: dict[str, Any]) -> None:
     """A changed file is no receipt, whatever has become of it."""
     with pytest.raises(RunRecordError):
-        from_plain({**to_plain(receipt()), **change})
+        record_from_json({**json_from_record(receipt()), **change})
 
 
 def test_continued_receipt() -> None:
     """What an earlier daemon was told counts beside what this one was: the begin, errors, what is not said again."""
     before = receipt(ended=False)
-    since = receipt_of(
+    since = build_record(
         replace(run(), began=BEGAN + 9000, lasted=100.0, report=None),
         BEGAN + 9100,
         boot_id="b0",
         user=None,
         account=RunUsage(),
     )
-    both = continued(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
+    both = continue_record(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
     assert (both.steps, both.user, both.outcome) == (1000, "alice", "failed")
     assert len(both.errors_told) == 2
@@ -189,11 +191,15 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
     before = receipt(ended=False)
     assert before.seconds_to_host_oom == 9000
     assert before.devices[0].seconds_to_oom == 900
-    bare = receipt_of(
-        replace(run(), host_growth=None, growth={}), BEGAN + 9100, boot_id="b0", user=None, account=account_of(before)
+    bare = build_record(
+        replace(run(), host_growth=None, growth={}),
+        BEGAN + 9100,
+        boot_id="b0",
+        user=None,
+        account=usage_from_record(before),
     )
-    for later in (continued(before, bare), concluded(before, "the machine was booted anew")):
-        plain = to_plain(later)
+    for later in (continue_record(before, bare), conclude_record(before, "the machine was booted anew")):
+        plain = json_from_record(later)
         assert not [key for each in (plain, *plain["devices"]) for key in each if "growth" in key or "to_oom" in key]
         assert "seconds_to_host_oom" not in plain
         assert [title for title, _ in conclusion(later, later.devices)].count("forecast") == 0
@@ -212,7 +218,7 @@ def test_log_line() -> None:
 def test_log_line_of_nothing_known() -> None:
     """It does not end in the middle of a sentence."""
     bare = replace(run(), report=None)
-    said = receipt_of(bare, BEGAN, boot_id=None, user=None, account=RunUsage())
+    said = build_record(bare, BEGAN, boot_id=None, user=None, account=RunUsage())
     assert log_line(said).endswith("after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it")
 
 
@@ -321,14 +327,14 @@ def test_what_one_poll_saw() -> None:
         {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
     )
     bare = replace(run(), growth={}, batch_sizes=None)
-    made = receipt_of(bare, BEGAN, boot_id=None, user=None, account=account)
-    plain = to_plain(made)
+    made = build_record(bare, BEGAN, boot_id=None, user=None, account=account)
+    plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
     assert "gpu_seconds" not in log_line(made)
     assert "energy" not in log_line(made)
-    again = receipt_of(bare, BEGAN, boot_id=None, user=None, account=account_of(from_plain(plain)))
-    assert to_plain(again) == plain
+    again = build_record(bare, BEGAN, boot_id=None, user=None, account=usage_from_record(record_from_json(plain)))
+    assert json_from_record(again) == plain
 
 
 def test_reference_has_every_part() -> None:
@@ -342,7 +348,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     before = replace(receipt(os.getpid(), ended=False), boot_id=booted, began_timestamp_seconds=BEGAN - 500)
     store = RecordStore(tmp_path, 10)
-    store.write([row_of(before)])
+    store.write([row_from_record(before)])
     store.close()
     monkeypatch.setattr(procfs, "stat", lambda _pid: None)
 

@@ -17,9 +17,9 @@ from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import recorder as module
-from gpuwarden.records.record import RunRecord, from_plain, to_plain
+from gpuwarden.records.record import RunRecord, json_from_record, record_from_json
 from gpuwarden.records.recorder import RETRY_SECONDS, WRITE_SECONDS, Recorder
-from gpuwarden.records.store import RecordStore, row_of
+from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.usage.run_usage import RunUsage
@@ -88,7 +88,7 @@ def test_disk_is_tried_again(tmp_path: Path) -> None:
 
     async def scenario(folder: Path, *runs: RunSnapshot) -> None:
         store = RecordStore(folder, 10)
-        store.write([row_of(receipt(8))])
+        store.write([row_from_record(receipt(8))])
         store.close()
         folder.rename(folder.with_name("away"))
         folder.write_text("in its place")
@@ -306,7 +306,7 @@ def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
         begun = await restart(run(ended=False, account=RunUsage()))
         whole = receipt(ended=False)
         store = RecordStore(tmp_path, 10)
-        store.write([row_of(replace(begun, devices=whole.devices, gpu_seconds=whole.gpu_seconds))])
+        store.write([row_from_record(replace(begun, devices=whole.devices, gpu_seconds=whole.gpu_seconds))])
         store.close()
         for days in (1, 2):
             later = replace(run(ended=False, account=RunUsage()), began=BEGAN - days * 86400)
@@ -325,8 +325,8 @@ def test_run_that_is_older_than_the_machine_seems(tmp_path: Path) -> None:
         keeper.poll(SO_FAR)
         (live,) = (await keeper.listed())["live"]
         assert "began_uptime_seconds" in live
-        assert from_plain(live).began_uptime_seconds == 0
-        assert from_plain(live).run_id == to_plain(receipt())["run_id"]
+        assert record_from_json(live).began_uptime_seconds == 0
+        assert record_from_json(live).run_id == json_from_record(receipt())["run_id"]
 
     play(scenario())
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from services import ROOT, Daemon, Process, Samples, ending, fetch, until
 
-from gpuwarden.records.record import to_plain
-from gpuwarden.records.store import Found, RecordStore, row_of
+from gpuwarden.records.record import json_from_record
+from gpuwarden.records.store import RecordStore, StoredRecords, row_from_record
 from mock_nvml import MockNvml
 
 GIB = 2**30
@@ -108,7 +108,7 @@ def train(run: Reporter, mock: MockNvml) -> None:
     run.tell(input=[1.0, 4.0], compile_seconds=3.5, loss=0.5)
 
 
-def kept(folder: Path) -> Found:
+def kept(folder: Path) -> StoredRecords:
     """Return what a database has; no daemon may use it."""
     store = RecordStore(folder, 1000)
     found = store.open(1000)
@@ -150,7 +150,7 @@ def test_life_of_a_run(tmp_path: Path, config: Path, mock_nvml: MockNvml) -> Non
         assert line.endswith("input_wait=0.25 errors=device_oom:1 xids=31:1")
         daemon.kill(signal.SIGTERM)
         (written,) = kept(folder_of(daemon)).ended
-        assert (written.run_id, to_plain(written)["energy_joules"]) == (run_id, receipt["energy_joules"])
+        assert (written.run_id, json_from_record(written)["energy_joules"]) == (run_id, receipt["energy_joules"])
 
 
 def see_the_page(page: Samples, held: Mapping[str, str]) -> None:
@@ -226,7 +226,7 @@ def test_restart_in_mid_run(tmp_path: Path, config: Path, mock_nvml: MockNvml, h
             until(lambda: of_pid(runs(daemon)["live"], run.pid)["gpu_seconds"] > before["gpu_seconds"] + 1, "a record")
             daemon.kill(how)
             (unfinished,) = kept(folder_of(daemon)).unfinished
-            so_far = to_plain(unfinished)
+            so_far = json_from_record(unfinished)
         mock_nvml.set(0, "energy", 10_000)  # the driver was loaded anew: its counter is low
         again = start(tmp_path, config, mock_nvml)
         with ending(again):
@@ -313,7 +313,7 @@ def see_the_unseen_end(tmp_path: Path, config: Path, mock_nvml: MockNvml, daemon
     """Start another daemon, and compare what it says of a run that has ended, and of one of an earlier boot."""
     store = RecordStore(folder_of(daemon), 1000)
     (unfinished,) = store.open(9).unfinished
-    store.write([row_of(replace(unfinished, run_id=f"{os.getpid()}-7", pid=os.getpid(), boot_id="another"))])
+    store.write([row_from_record(replace(unfinished, run_id=f"{os.getpid()}-7", pid=os.getpid(), boot_id="another"))])
     store.close()
     again = start(tmp_path, config, mock_nvml)
     with ending(again):

@@ -18,9 +18,9 @@ import pytest
 from receipt_cases import BEGAN, receipt
 
 from gpuwarden.config.schema import Config
-from gpuwarden.records.paths import place
-from gpuwarden.records.record import RunRecord, to_plain
-from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_of
+from gpuwarden.records.paths import database_folder
+from gpuwarden.records.record import RunRecord, json_from_record
+from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_from_record
 
 FULL = "database or disk is full"
 WHOLE, SO_FAR = receipt(), receipt(ended=False)
@@ -43,7 +43,7 @@ def opened(folder: Path, limit: int = 1000) -> RecordStore:
 
 def write(store: RecordStore, *records: RunRecord) -> None:
     """Write records."""
-    store.write(map(row_of, records))
+    store.write(map(row_from_record, records))
 
 
 def pids(store: RecordStore, limit: int = 100_000) -> list[int]:
@@ -64,7 +64,7 @@ def test_record_is_written_and_found_again(tmp_path: Path) -> None:
         os.umask(umask)
     assert modes == {FILE_NAME: 0o640, f"{FILE_NAME}-wal": 0o640}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o750
-    assert json.loads(store.find("4711-99") or b"") == to_plain(WHOLE)
+    assert json.loads(store.find("4711-99") or b"") == json_from_record(WHOLE)
     assert store.find("4711-98") is None
     (row,) = store.recent(9)
     listed = json.loads(row.outline)
@@ -83,7 +83,7 @@ def test_record_so_far_gives_way_to_the_whole_one(tmp_path: Path) -> None:
     assert pids(store) == []
     assert store.find("4711-99") is None
     (found,) = store.open(9).unfinished
-    assert to_plain(found) == to_plain(SO_FAR)
+    assert json_from_record(found) == json_from_record(SO_FAR)
     write(store, WHOLE, WHOLE)
     assert store.open(9).unfinished == ()
     assert pids(store) == [4711]
@@ -350,16 +350,18 @@ def test_files_of_an_earlier_version_are_imported_once(tmp_path: Path, caplog: p
     good = {"1-99": ended(1), "2-99": ended(2), "3-99": receipt(3, ended=False)}
     for name, each in good.items():
         part = "" if each.outcome else ".part"
-        (tmp_path / f"20270115T080000Z-{name}{part}.json").write_text(json.dumps(to_plain(each), indent=1))
-    (tmp_path / "20270115T080000Z-2-99.part.json").write_text(json.dumps(to_plain(replace(ended(2), outcome=None))))
-    plain = to_plain(ended(4))
+        (tmp_path / f"20270115T080000Z-{name}{part}.json").write_text(json.dumps(json_from_record(each), indent=1))
+    (tmp_path / "20270115T080000Z-2-99.part.json").write_text(
+        json.dumps(json_from_record(replace(ended(2), outcome=None)))
+    )
+    plain = json_from_record(ended(4))
     others = [{**plain, "version": 9}, {**plain, "run_id": "\ud800-99"}, {**plain, "run_id": "15-99", "uid": 2**64}]
     contents = ["", "{", "[]", *map(json.dumps, others), " " * 300_000, "[" * 100_000]
     for number, content in enumerate(contents, 10):
         (tmp_path / f"20270115T080000Z-{number}-99.json").write_text(content)
     (tmp_path / "20270115T080000Z-20-99.json").symlink_to(tmp_path / "20270115T080000Z-1-99.json")
     os.mkfifo(tmp_path / "20270115T080000Z-21-99.json")
-    (tmp_path / "notes.json").write_text(json.dumps(to_plain(ended(5))))
+    (tmp_path / "notes.json").write_text(json.dumps(json_from_record(ended(5))))
     before = {path.name for path in tmp_path.iterdir()}
     with caplog.at_level("INFO"):
         for _ in range(2):
@@ -379,14 +381,14 @@ def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert place(default) is None
+    assert database_folder(default) is None
     monkeypatch.setenv("HOME", "/home/alice")
-    assert place(default) == Path("/home/alice/.local/state/gpuwarden/receipts")
+    assert database_folder(default) == Path("/home/alice/.local/state/gpuwarden/receipts")
     monkeypatch.setenv("XDG_STATE_HOME", "/data/state")
-    assert place(default) == Path("/data/state/gpuwarden/receipts")
+    assert database_folder(default) == Path("/data/state/gpuwarden/receipts")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert place(default) == Path("/var/lib/gpuwarden/receipts")
+    assert database_folder(default) == Path("/var/lib/gpuwarden/receipts")
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/warden:/var/lib/other")
-    assert place(default) == Path("/var/lib/warden/receipts")
-    assert place(replace(default, path=Path("/srv/receipts"))) == Path("/srv/receipts")
-    assert place(replace(default, path=None)) is None
+    assert database_folder(default) == Path("/var/lib/warden/receipts")
+    assert database_folder(replace(default, path=Path("/srv/receipts"))) == Path("/srv/receipts")
+    assert database_folder(replace(default, path=None)) is None

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from receipt_cases import ACCOUNT, BEGAN, receipt, run
 
-from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window
+from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
-from gpuwarden.records.builder import continued, receipt_of
+from gpuwarden.records.builder import build_record, continue_record
 from gpuwarden.records.memory_points import MOST_POINTS, points_each, thinned
-from gpuwarden.records.record import MemoryStory, RunRecord, RunRecordError, from_plain, to_plain
-from gpuwarden.records.store import as_json, row_of
-from gpuwarden.records.timeline import continued_story, with_story, without_story
+from gpuwarden.records.record import MemoryTimeline, RunRecord, RunRecordError, json_from_record, record_from_json
+from gpuwarden.records.store import as_json, row_from_record
+from gpuwarden.records.timeline import continue_timeline, with_timeline, without_timeline
 from gpuwarden.runs.run_events import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage
@@ -45,8 +45,8 @@ def run_on(devices: int, history: MemoryHistory) -> RunSnapshot:
 
 def told(made: RunSnapshot) -> RunRecord:
     """Make its receipt."""
-    bare = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account.now())
-    return with_story(bare, made)
+    bare = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account.now())
+    return with_timeline(bare, made)
 
 
 def test_a_long_run_is_told_in_few_points() -> None:
@@ -76,15 +76,15 @@ def test_receipt_of_many_devices_stays_small() -> None:
     assert story is not None
     assert len(story.peak_bytes) > 40
     assert len(as_json(made)) < 50_000
-    assert len(as_json(without_story(made))) < 8_000
-    assert len(row_of(made).whole) < 15_000
+    assert len(as_json(without_timeline(made))) < 8_000
+    assert len(row_from_record(made).whole) < 15_000
 
 
 def test_story_comes_back_from_json() -> None:
     """What was written is read as it was; a column of nothing known has no key."""
     made = told(run_on(1, busy_history(100)))
-    assert from_plain(json.loads(as_json(made))) == made
-    plain = to_plain(told(run_on(1, busy_history(100, polls=False))))["devices"][0]["story"]
+    assert record_from_json(json.loads(as_json(made))) == made
+    plain = json_from_record(told(run_on(1, busy_history(100, polls=False))))["devices"][0]["story"]
     assert "headroom_bytes" not in plain
     assert {len(column) for column in plain.values()} == {len(plain["peak_bytes"])}
 
@@ -99,15 +99,15 @@ def test_story_comes_back_from_json() -> None:
         {"phase": "train"},
         {"batch_size": [1] * 513},
         {"ended_seconds": []},
-        {name: [] for name in to_plain(receipt())["devices"][0]["story"]},
+        {name: [] for name in json_from_record(receipt())["devices"][0]["story"]},
     ],
 )
 def test_a_changed_story_is_refused(change: dict[str, object]) -> None:
     """Columns have one length, and entries of their kind."""
-    plain = to_plain(receipt())
+    plain = json_from_record(receipt())
     story = {**plain["devices"][0]["story"], **change}
     with pytest.raises(RunRecordError):
-        from_plain({**plain, "devices": [{**plain["devices"][0], "story": story}]})
+        record_from_json({**plain, "devices": [{**plain["devices"][0], "story": story}]})
 
 
 def test_story_goes_on_after_a_restart() -> None:
@@ -116,11 +116,11 @@ def test_story_goes_on_after_a_restart() -> None:
     later = replace(
         run_on(1, busy_history(50)), began=BEGAN + 160, marks=merged([Mark(7.0, "pressure", "memory: critical")], [])
     )
-    since = with_story(receipt_of(later, BEGAN + 300, boot_id="b0", user=None, account=later.account.now()), later)
+    since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, account=later.account.now()), later)
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
     since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
-    both = continued(before, continued_story(before, since))
+    both = continue_record(before, continue_timeline(before, since))
     story = both.devices[0].story
     assert story is not None
     assert len(story.began_seconds) <= MOST_POINTS
@@ -131,15 +131,17 @@ def test_story_goes_on_after_a_restart() -> None:
         (167.0, "memory: critical")
     ]
     assert [mark.text for mark in both.marks].count("training begins") == 1
-    assert from_plain(json.loads(as_json(both))) == both
+    assert record_from_json(json.loads(as_json(both))) == both
 
 
 def test_story_of_a_run_that_reports_no_more() -> None:
     """A daemon that has heard no memory of it tells what the one before knew."""
     before = told(run_on(1, busy_history(100)))
     silent = replace(run_on(1, MemoryHistory()), histories={}, began=BEGAN + 160)
-    since = with_story(receipt_of(silent, BEGAN + 300, boot_id="b0", user=None, account=silent.account.now()), silent)
-    assert continued(before, continued_story(before, since)).devices[0].story == before.devices[0].story
+    since = with_timeline(
+        build_record(silent, BEGAN + 300, boot_id="b0", user=None, account=silent.account.now()), silent
+    )
+    assert continue_record(before, continue_timeline(before, since)).devices[0].story == before.devices[0].story
 
 
 def test_marks_tell_begin_and_end() -> None:
@@ -192,7 +194,7 @@ def test_share_without_history_has_no_story() -> None:
     account = replace(ACCOUNT, shares={"GPU-9": DeviceUsage(name="H100", seconds=1.0)})
     made = replace(run(), account=account, histories={"GPU-9": MemoryHistory()})
     assert told(made).devices[0].story is None
-    assert isinstance(receipt().devices[0].story, MemoryStory)
+    assert isinstance(receipt().devices[0].story, MemoryTimeline)
     assert thinned([]) == []
-    window = Window(0.0, 0.0, 0, "train", None, 1, 1, 1)
+    window = MemoryWindow(0.0, 0.0, 0, "train", None, 1, 1, 1)
     assert thinned([window] * 100) != []

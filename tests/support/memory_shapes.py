@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.analysis.memory.leak_detector import Leak, LeakDetector
-from gpuwarden.analysis.memory.memory_history import Window, sample
+from gpuwarden.analysis.memory.memory_history import MemoryWindow, window_from_sample
 from gpuwarden.protocol.messages import DeviceMemory
 
 MIB = 1 << 20
@@ -55,14 +55,14 @@ class Seen:
         return [(at, growth) for at, growth in self.polls if growth is not None]
 
 
-class Memory(Downsampled[Window]):
+class Memory(Downsampled[MemoryWindow]):
     """Series of what a run has in use."""
 
     def report(self, at: float, current: float, peak: float | None = None, limit: float | None = None) -> None:
         """Add one report, in bytes."""
         memory = DeviceMemory(int(current), int(current if peak is None else peak))
         since = at if self.newest is None else self.newest.ended
-        self.append(sample(at, memory, since=since, limit=limit))
+        self.append(window_from_sample(at, memory, since=since, limit=limit))
 
 
 class OutOfMemoryError(Exception):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.analysis.batch_size.cost_model import Cost, advise
+from gpuwarden.analysis.batch_size.cost_model import BatchCost, advise
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
-from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
+from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -15,9 +15,9 @@ from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
-from gpuwarden.records.builder import receipt_of
+from gpuwarden.records.builder import build_record
 from gpuwarden.records.record import RunRecord
-from gpuwarden.records.timeline import with_story
+from gpuwarden.records.timeline import with_timeline
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import Mark, merged
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
@@ -79,9 +79,9 @@ def history() -> MemoryHistory:
     return history
 
 
-def batch_sizes() -> BatchSizeWatch:
+def batch_sizes() -> BatchSizeTracker:
     """Make what it showed of batch sizes."""
-    watch = BatchSizeWatch(PriorRuns(), 1000)
+    watch = BatchSizeTracker(PriorRuns(), 1000)
     report = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(GIB, GIB)})
     watch.hear(report, {"GPU:0": UUID}, 0.0)
     told = replace(report, steps=9, memory={"GPU:0": DeviceMemory(10 * GIB, 11 * GIB)})
@@ -125,7 +125,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: R
         account=account.now(),
         histories={UUID: history()},
         batch_sizes=batch_sizes(),
-        batch_size_advice=advise(Cost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
+        batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
         growth={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
         host_growth=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
         marks=merged(
@@ -138,5 +138,7 @@ def receipt(pid: int = 4711, **settings: Any) -> RunRecord:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
     account = made.account.now()
-    told = receipt_of(made, BEGAN + 7980, boot_id="b0", user="alice", account=account.now(), began_uptime=BEGAN_UPTIME)
-    return with_story(told, made)
+    told = build_record(
+        made, BEGAN + 7980, boot_id="b0", user="alice", account=account.now(), began_uptime=BEGAN_UPTIME
+    )
+    return with_timeline(told, made)

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from gpuwarden.advice.delivery_state import DeliveryState
-from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost
+from gpuwarden.analysis.batch_size.cost_model import BatchCost, BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.gpu.metrics import GpuReadings
@@ -199,7 +199,7 @@ def _with_report(run: RunSnapshot, now: float) -> RunSnapshot:
     if batch and memory and run.account.shares:
         spare = min(run.headroom_at_peak.values(), default=0.0) / max(memory.peak, 1)
         advised = max(1, int(batch * (1 + 0.5 * min(spare, 1.0))) // 8 * 8)
-        cost = Cost(memory.peak / 4, memory.peak / batch, 0.0, 2, batch, "high")
+        cost = BatchCost(memory.peak / 4, memory.peak / batch, 0.0, 2, batch, "high")
         text = f"{advised} examples should fit"
         advice = BatchSizeAdvice(batch, advised, advised < batch, memory.peak, 2.0 * memory.peak, cost, text)
     growth = _host_growth(now - run.began) if run.up and run.hello.name == _LEAKING_HOST else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 
 from gpuwarden.formatting import amount, lasting
-from gpuwarden.records.record import MemoryStory
+from gpuwarden.records.record import MemoryTimeline
 
 HEIGHT = 8  # lines
 LABEL_WIDTH = 9  # of the axis
@@ -31,7 +31,7 @@ def alphabet(encoding: str | None, environment: Mapping[str, str] = os.environ) 
     return BLOCKS
 
 
-def chart(story: MemoryStory, seconds: float, width: int, letters: str) -> Iterator[str]:
+def chart(story: MemoryTimeline, seconds: float, width: int, letters: str) -> Iterator[str]:
     """Draw so many seconds in so many columns; where no report came from, a column is blank."""
     in_use, peaks = [0] * width, [0] * width
     per_column = seconds / width or 1.0

@@ -9,17 +9,17 @@ from typing import Any
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
 from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.records.record import (
-    BatchMemorySeen,
-    DeviceMemoryThen,
-    DeviceShare,
-    FailedAllocation,
-    MemoryStory,
+    MemoryTimeline,
+    RecordedAllocation,
+    RecordedBatchMemory,
+    RecordedBatchSizeAdvice,
+    RecordedDevice,
+    RecordedDeviceMemory,
+    RecordedDiagnosis,
+    RecordedError,
+    RecordedEvent,
     RunRecord,
-    ToldBatchSizeAdvice,
-    ToldError,
-    ToldMark,
-    ToldVerdict,
-    meanings,
+    field_meanings,
 )
 from gpuwarden.xid.codes import XIDS, Action, Xid, explain
 
@@ -106,7 +106,7 @@ def _receipt_lines() -> Iterator[str]:
         yield ""
         yield "| key | always | meaning |"
         yield "| --- | --- | --- |"
-        for name, (meaning, always) in meanings(part).items():
+        for name, (meaning, always) in field_meanings(part).items():
             yield f"| `{name}` | {'yes' if always else ''} | {meaning} |"
 
 
@@ -136,15 +136,15 @@ def _verdict_lines() -> Iterator[str]:
 
 RECEIPT_PARTS: dict[type[Any], str] = {
     RunRecord: "The receipt",
-    DeviceShare: "Each of `devices`",
-    MemoryStory: "`story` of a device",
-    BatchMemorySeen: "Each of `batch_memory`",
-    ToldBatchSizeAdvice: "`batch_size_advice`",
-    ToldMark: "Each of `marks`",
-    ToldError: "Each of `errors_told`",
-    FailedAllocation: "Each of `allocations`",
-    DeviceMemoryThen: "Each of `memory`",
-    ToldVerdict: "`verdict`",
+    RecordedDevice: "Each of `devices`",
+    MemoryTimeline: "`story` of a device",
+    RecordedBatchMemory: "Each of `batch_memory`",
+    RecordedBatchSizeAdvice: "`batch_size_advice`",
+    RecordedEvent: "Each of `marks`",
+    RecordedError: "Each of `errors_told`",
+    RecordedAllocation: "Each of `allocations`",
+    RecordedDeviceMemory: "Each of `memory`",
+    RecordedDiagnosis: "`verdict`",
 }
 _ABOUT_RECEIPTS = """
 The receipt of a training run, or run record, says what the run was, how it ended, what it did, and what it cost. When a

@@ -24,17 +24,17 @@ from gpuwarden.cli.memory_chart import alphabet
 from gpuwarden.cli.run_report import Page, story_lines
 from gpuwarden.config.schema import Config
 from gpuwarden.formatting import amount, duration, energy, lasting, ratio, short
-from gpuwarden.records.paths import of_user, place
+from gpuwarden.records.paths import database_folder, user_database_folder
 from gpuwarden.records.record import (
     MAX_LISTED,
-    DeviceShare,
-    FailedAllocation,
+    RecordedAllocation,
+    RecordedDevice,
+    RecordedError,
     RunRecord,
     RunRecordError,
-    ToldError,
-    from_plain,
+    record_from_json,
 )
-from gpuwarden.records.summary import counts
+from gpuwarden.records.summary import format_counts
 
 NAME_WIDTH = 16  # least width of a run's name
 LABEL_WIDTH = 14
@@ -55,7 +55,7 @@ def listing(config: Config, which: Sequence[str], limit: int | None, *, as_json:
     unread: list[str] = []
     for each in found:
         try:
-            receipts.append(from_plain(each))
+            receipts.append(record_from_json(each))
         except RunRecordError as error:  # of another version, or damaged: the others are as good as ever
             unread.append(f"{_name_of(each)} can't be read: {shown(str(error))}")
     if not receipts:
@@ -80,7 +80,7 @@ def one(config: Config, prefix: str, *, as_json: bool) -> str:
     if as_json:
         return json.dumps(whole, indent=2) + "\n"
     try:
-        receipt = from_plain(whole)
+        receipt = record_from_json(whole)
     except RunRecordError as error:
         raise OSError(None, f"the daemon's answer is not of this version: {error}") from None
     return "\n".join(_whole(receipt, _width())) + "\n"
@@ -120,8 +120,8 @@ def _where(config: Config, answer: Mapping[str, Any]) -> str:
         return f"Receipts lie in {shown(str(answer['folder']))}"
     if answer:
         return "This daemon keeps receipts in memory alone, those of its own time"
-    own = of_user()
-    folders = [config.receipts.path, place(config.receipts), own if own and own.is_dir() else None]
+    own = user_database_folder()
+    folders = [config.receipts.path, database_folder(config.receipts), own if own and own.is_dir() else None]
     names = dict.fromkeys(shown(str(folder)) for folder in folders if folder)
     return f"Receipts of past runs lie in {' or '.join(names)}" if names else "Receipts are not kept"
 
@@ -249,7 +249,7 @@ def _training_lines(receipt: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _maybe("stalls", receipt.stalls or None)
     yield from _maybe("loss", receipt.loss, "{:.6g}".format)
     yield from _maybe("input wait", receipt.input_wait_ratio, lambda share: f"{ratio(share)} of step time")
-    yield from _maybe("errors", counts(receipt.errors or {}).replace(",", ", ").replace(":", " "))
+    yield from _maybe("errors", format_counts(receipt.errors or {}).replace(",", ", ").replace(":", " "))
 
 
 def _cost_lines(receipt: RunRecord) -> Iterator[tuple[str, str]]:
@@ -258,7 +258,7 @@ def _cost_lines(receipt: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _maybe("energy", receipt.energy_joules, energy)
     yield from _maybe("throttled", _reasons(receipt.throttled_seconds))
     yield from _maybe("in steps", _reasons(receipt.throttled_step_seconds))
-    yield from _maybe("XIDs", counts(receipt.xids or {}).replace(",", ", ").replace(":", " x "))
+    yield from _maybe("XIDs", format_counts(receipt.xids or {}).replace(",", ", ").replace(":", " x "))
     for uuid, reason in (receipt.headroom_unknown or {}).items():
         yield "headroom", f"unknown on {uuid or 'a device'}: {reason.replace('_', ' ')}"
     yield from _maybe("host memory", receipt.host_memory_peak_bytes, lambda count: f"{amount(count)} at most")
@@ -268,7 +268,7 @@ def _cost_lines(receipt: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _maybe("lost reports", receipt.reports_dropped or None, str)
 
 
-def _device_lines(device: DeviceShare) -> Iterator[tuple[str, str]]:
+def _device_lines(device: RecordedDevice) -> Iterator[tuple[str, str]]:
     yield from _maybe("held", device.gpu_seconds, lasting)
     yield from _maybe("idle", device.idle_seconds, lasting)
     yield from _maybe("energy", device.energy_joules, energy)
@@ -277,10 +277,10 @@ def _device_lines(device: DeviceShare) -> Iterator[tuple[str, str]]:
     yield from _maybe("limit", device.memory_limit_bytes, amount)
     yield from _maybe("headroom", device.headroom_at_peak_bytes, lambda count: f"{amount(count)} at that peak")
     yield from _maybe("least", device.lowest_headroom_bytes, lambda count: f"{amount(count)} of headroom")
-    yield from _maybe("XIDs", counts(device.xids or {}).replace(",", ", ").replace(":", " x "))
+    yield from _maybe("XIDs", format_counts(device.xids or {}).replace(",", ", ").replace(":", " x "))
 
 
-def _error_lines(error: ToldError) -> Iterator[tuple[str, str]]:
+def _error_lines(error: RecordedError) -> Iterator[tuple[str, str]]:
     where = [error.phase or "", "" if error.steps is None else f"after {error.steps} steps"]
     yield from _maybe("in", " ".join(filter(None, where)))
     for allocation in error.allocations:
@@ -297,7 +297,7 @@ def _error_lines(error: ToldError) -> Iterator[tuple[str, str]]:
     yield "said", error.text if len(error.text) <= SAID else f"… {error.text[-SAID:]}"
 
 
-def _allocation(each: FailedAllocation) -> str:
+def _allocation(each: RecordedAllocation) -> str:
     shape = None if each.shape is None else f"[{each.shape}] {each.dtype or ''}".strip()
     words = [
         None if each.requested_bytes is None else amount(each.requested_bytes),

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gpuwarden.cli.memory_chart import LABEL_WIDTH, MIN_WIDTH, chart
 from gpuwarden.formatting import amount, foreseen, lasting, rate
-from gpuwarden.records.record import DeviceShare, MemoryStory, RunRecord, ToldMark
+from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedEvent, RunRecord
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # devices beyond which only the tightest has one
@@ -43,7 +43,7 @@ def story_lines(receipt: RunRecord, page: Page) -> Iterator[Line]:
         yield from lines
 
 
-def _pictures(receipt: RunRecord, told: Sequence[DeviceShare], page: Page) -> Iterator[Line]:
+def _pictures(receipt: RunRecord, told: Sequence[RecordedDevice], page: Page) -> Iterator[Line]:
     seconds = max(story.ended_seconds[-1] for each in told if (story := each.story))
     width = max(min(page.width, MAX_WIDTH) - LABEL_WIDTH - 1, MIN_WIDTH)
     for number, device in enumerate(told):
@@ -61,12 +61,12 @@ def _pictures(receipt: RunRecord, told: Sequence[DeviceShare], page: Page) -> It
         yield "", f"and {len(receipt.marks) - len(marks)} of less importance (--json)"
 
 
-def _room(device: DeviceShare) -> float:
+def _room(device: RecordedDevice) -> float:
     """Return the least headroom, to have the tightest device first."""
     return float("inf") if device.lowest_headroom_bytes is None else device.lowest_headroom_bytes
 
 
-def _titled(device: DeviceShare) -> Iterator[Line]:
+def _titled(device: RecordedDevice) -> Iterator[Line]:
     story = device.story
     assert story is not None
     low, high = min(story.lowest_bytes[_settled(story) :]), max(story.highest_bytes)
@@ -77,18 +77,18 @@ def _titled(device: DeviceShare) -> Iterator[Line]:
     yield "", ", ".join(words)
 
 
-def _settled(story: MemoryStory) -> int:
+def _settled(story: MemoryTimeline) -> int:
     """Return from which point on the model has been there: the first reports come before it is built."""
     return min(len(story.lowest_bytes) - 1, 1)
 
 
-def _chosen(marks: Sequence[ToldMark]) -> list[ToldMark]:
+def _chosen(marks: Sequence[RecordedEvent]) -> list[RecordedEvent]:
     """Choose the marks that matter most, in the order of time; the newest of those that matter alike."""
     worth = sorted(marks, key=lambda mark: (_WEIGHT.get(mark.kind, len(_WEIGHT)), -mark.at_seconds))
     return sorted(worth[:MAX_MARKS], key=lambda mark: mark.at_seconds)
 
 
-def conclusion(receipt: RunRecord, told: Sequence[DeviceShare]) -> Iterator[Line]:
+def conclusion(receipt: RunRecord, told: Sequence[RecordedDevice]) -> Iterator[Line]:
     """Say what follows: why memory was out and what to do, when it will be, or that it is steady; and batch sizes."""
     verdict = next((each.verdict for each in reversed(receipt.errors_told) if each.verdict), None)
     growing = [device for device in told if device.memory_growth_bytes_per_second is not None]
@@ -106,7 +106,7 @@ def conclusion(receipt: RunRecord, told: Sequence[DeviceShare]) -> Iterator[Line
         yield "next step", verdict.next_step
 
 
-def _forecast(device: DeviceShare, *, several: bool) -> str:
+def _forecast(device: RecordedDevice, *, several: bool) -> str:
     where = f" on {device.uuid}" if several else ""
     grows = f"grows{where} by {rate(device.memory_growth_bytes_per_second or 0.0)}"
     if device.seconds_to_oom is None:
@@ -120,7 +120,7 @@ def _host_forecast(growth: float, seconds: float | None) -> str:
     return f"host memory grows by {rate(growth)}{left}"
 
 
-def _course(receipt: RunRecord, device: DeviceShare) -> str:
+def _course(receipt: RunRecord, device: RecordedDevice) -> str:
     """Say in a sentence whether memory is steady, by the story alone."""
     story = device.story
     assert story is not None

@@ -27,7 +27,7 @@ from gpuwarden.owners.resolver import OwnerResolver
 from gpuwarden.owners.slurm import JobMaps
 from gpuwarden.owners.users import UserNames
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.records.paths import place
+from gpuwarden.records.paths import database_folder
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_server import RunServer
@@ -242,5 +242,5 @@ def _registry(config: Config, prior_runs: PriorRuns, request_poll: Callable[[], 
 
 def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
     # What runs report next to GPUs that are not this machine's is for looking at, and not to be kept.
-    folder = place(config.receipts) if _is_this_machine(source) else None
+    folder = database_folder(config.receipts) if _is_this_machine(source) else None
     return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, predecessors=prior_runs)

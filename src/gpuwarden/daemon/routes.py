@@ -13,7 +13,7 @@ from gpuwarden.history.series import HistorySeries
 from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, MetricsPage, negotiate
 from gpuwarden.metrics.model import Table
 from gpuwarden.records.record import MAX_LISTED
-from gpuwarden.records.recorder import LISTED, Recorder
+from gpuwarden.records.recorder import DEFAULT_LISTED, Recorder
 from gpuwarden.state import State
 from gpuwarden.web import static_files
 from gpuwarden.web.api.history_document import write_history
@@ -106,7 +106,7 @@ class Routes:
 
     async def serve_runs(self, request: Request) -> Response:
         """Answer with all runs; `limit` in the query says how many that ended."""
-        wanted = parse_qs(request.query).get("limit", [str(LISTED)])[-1]
+        wanted = parse_qs(request.query).get("limit", [str(DEFAULT_LISTED)])[-1]
         if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED):
             return Response(400, f"limit: want a whole number, 1 to {MAX_LISTED}\n".encode())
         return _json(await self._recorder.listing(int(wanted)))

@@ -12,14 +12,14 @@ from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.messages import Report
 from gpuwarden.records.record import (
     VERSION,
-    BatchMemorySeen,
-    DeviceMemoryThen,
-    DeviceShare,
-    FailedAllocation,
+    RecordedAllocation,
+    RecordedBatchMemory,
+    RecordedBatchSizeAdvice,
+    RecordedDevice,
+    RecordedDeviceMemory,
+    RecordedDiagnosis,
+    RecordedError,
     RunRecord,
-    ToldBatchSizeAdvice,
-    ToldError,
-    ToldVerdict,
 )
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
@@ -47,7 +47,7 @@ _FIELDS_OF_SHARE = _FIELDS_OF_MEMORY | {
 }
 
 
-def receipt_of(
+def build_record(
     run: RunSnapshot,
     now: float,
     *,
@@ -139,7 +139,7 @@ def _gpus(account: RunUsage, run: RunSnapshot) -> dict[str, Any]:
     }
 
 
-def _growing(device: DeviceShare, growth: Leak | None) -> DeviceShare:
+def _growing(device: RecordedDevice, growth: Leak | None) -> RecordedDevice:
     if growth is None:
         return device
     left = growth.left
@@ -152,13 +152,13 @@ def _growing(device: DeviceShare, growth: Leak | None) -> DeviceShare:
     )
 
 
-def _batch_memory(run: RunSnapshot, uuid: str) -> tuple[BatchMemorySeen, ...]:
+def _batch_memory(run: RunSnapshot, uuid: str) -> tuple[RecordedBatchMemory, ...]:
     seen = run.batch_sizes.seen(uuid, run.histories) if run.batch_sizes else ()
-    return tuple(BatchMemorySeen(each.batch_size, each.floor, each.peak) for each in seen)
+    return tuple(RecordedBatchMemory(each.batch_size, each.floor, each.peak) for each in seen)
 
 
-def _advice(advice: BatchSizeAdvice) -> ToldBatchSizeAdvice:
-    return ToldBatchSizeAdvice(
+def _advice(advice: BatchSizeAdvice) -> RecordedBatchSizeAdvice:
+    return RecordedBatchSizeAdvice(
         batch_size=advice.present,
         advised=advice.advised,
         too_large=advice.too_large,
@@ -180,13 +180,13 @@ def _host(usage: Usage) -> dict[str, Any]:
     }
 
 
-def account_of(receipt: RunRecord) -> RunUsage:
+def usage_from_record(receipt: RunRecord) -> RunUsage:
     """Return what the run had had of GPUs, to go on with."""
     shares = {each.uuid: _share(each) for each in receipt.devices}
     return RunUsage(shares, dict(receipt.phase_seconds or {}), receipt.host_memory_peak_bytes)
 
 
-def continued(before: RunRecord, since: RunRecord) -> RunRecord:
+def continue_record(before: RunRecord, since: RunRecord) -> RunRecord:
     """Return a run's receipt where an earlier daemon has written one of it; its account has been taken up already."""
     said = ((each.name, getattr(before, each.name)) for each in fields(RunRecord))
     missed = {
@@ -214,14 +214,14 @@ def seconds_between(before: RunRecord, since: RunRecord) -> float:
     return max(since.began_timestamp_seconds - before.began_timestamp_seconds, before.duration_seconds)
 
 
-def _with_sizes_of(device: DeviceShare, before: Iterable[DeviceShare]) -> DeviceShare:
+def _with_sizes_of(device: RecordedDevice, before: Iterable[RecordedDevice]) -> RecordedDevice:
     """Add the batch sizes that an earlier daemon has seen: a peak shows itself only as it rises."""
     earlier = [seen for each in before if each.uuid == device.uuid for seen in each.batch_memory]
     by_size = {seen.batch_size: seen for seen in (*earlier, *device.batch_memory)}
     return replace(device, batch_memory=tuple(by_size[size] for size in sorted(by_size)))
 
 
-def concluded(receipt: RunRecord, evidence: str) -> RunRecord:
+def conclude_record(receipt: RunRecord, evidence: str) -> RunRecord:
     """Return the receipt of a run whose end nobody saw: it lasted until it was last seen, at least."""
     of_host: dict[str, Any] = dict.fromkeys(_OF_HOST_GROWTH)
     of_device: dict[str, Any] = dict.fromkeys(_OF_GROWTH)
@@ -229,14 +229,14 @@ def concluded(receipt: RunRecord, evidence: str) -> RunRecord:
     return replace(receipt, outcome="unknown", evidence=evidence, devices=devices, **of_host)
 
 
-def _device(uuid: str, share: DeviceUsage) -> DeviceShare:
+def _device(uuid: str, share: DeviceUsage) -> RecordedDevice:
     # Where no time passed between polls, that it was idle and used no energy is not known.
     known = _FIELDS_OF_SHARE if share.seconds else _FIELDS_OF_MEMORY
     values: dict[str, Any] = {name: getattr(share, source) for name, source in known.items()}
-    return DeviceShare(uuid, share.name, xids={str(code): count for code, count in share.xids.items()}, **values)
+    return RecordedDevice(uuid, share.name, xids={str(code): count for code, count in share.xids.items()}, **values)
 
 
-def _share(device: DeviceShare) -> DeviceUsage:
+def _share(device: RecordedDevice) -> DeviceUsage:
     """Return what `_device` was made of."""
     values = {source: getattr(device, name) for name, source in _FIELDS_OF_SHARE.items()}
     known: dict[str, Any] = {source: value for source, value in values.items() if value is not None}
@@ -245,9 +245,9 @@ def _share(device: DeviceShare) -> DeviceUsage:
     ).copy()
 
 
-def _told(seen: SeenError) -> ToldError:
+def _told(seen: SeenError) -> RecordedError:
     error = seen.error
-    return ToldError(
+    return RecordedError(
         timestamp_seconds=seen.at,
         kind=error.kind,
         exception=error.exception,
@@ -257,14 +257,14 @@ def _told(seen: SeenError) -> ToldError:
         headroom_bytes=seen.headroom,
         least_headroom_bytes=seen.least_headroom,
         allocations=tuple(
-            FailedAllocation(each.requested, each.shape, each.dtype, each.op, each.device, each.allocator)
+            RecordedAllocation(each.requested, each.shape, each.dtype, each.op, each.device, each.allocator)
             for each in error.allocations
         ),
         memory={
-            device: DeviceMemoryThen(each.current, each.peak, each.limit, each.reserved)
+            device: RecordedDeviceMemory(each.current, each.peak, each.limit, each.reserved)
             for device, each in error.memory.items()
         },
-        verdict=ToldVerdict(seen.verdict.cause, seen.verdict.evidence, seen.verdict.next_step)
+        verdict=RecordedDiagnosis(seen.verdict.cause, seen.verdict.evidence, seen.verdict.next_step)
         if seen.verdict
         else None,
     )

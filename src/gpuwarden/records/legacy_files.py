@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from gpuwarden.records.record import RunRecord, RunRecordError, from_plain
+from gpuwarden.records.record import RunRecord, RunRecordError, record_from_json
 
 MAX_FILE_BYTES = 1 << 18
 MAX_FILES = 200_000
@@ -20,13 +20,13 @@ MAX_UID = (1 << 32) - 1
 _NAME = re.compile(r"\d{8}T\d{6}Z-\d+-\d+(\.part)?\.json")
 
 
-def read_files(folder: Path) -> Iterator[RunRecord]:
+def read_record_files(folder: Path) -> Iterator[RunRecord]:
     """Return the records in a folder's files, those of runs that had not ended first; other files are left out."""
     with os.scandir(folder) as entries:
         names = [entry.name for entry in islice(entries, MAX_FILES) if _NAME.fullmatch(entry.name)]
     for name in sorted(names, key=lambda name: not name.endswith(".part.json")):
         with suppress(OSError, RunRecordError, ValueError, RecursionError):
-            receipt = from_plain(json.loads(_content(folder / name)))
+            receipt = record_from_json(json.loads(_content(folder / name)))
             if f"-{receipt.run_id}." in name and receipt.uid <= MAX_UID:  # else the database would refuse all of them
                 yield receipt
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuwarden.analysis.memory.memory_history import Window
+from gpuwarden.analysis.memory.memory_history import MemoryWindow
 
 MOST_POINTS = 60  # of a device
 MOST_TOGETHER = 480  # of all devices of a run
@@ -19,13 +19,13 @@ def points_each(devices: int) -> int:
     return max(min(MOST_POINTS, MOST_TOGETHER // max(devices, 1)), 2)
 
 
-def thinned(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
+def thinned(windows: Sequence[MemoryWindow], most: int = MOST_POINTS) -> list[MemoryWindow]:
     """Join neighbours until there are at most `most` windows: those that end in the same part of the whole time."""
     if len(windows) <= most:
         return list(windows)
     began = windows[0].began
     part = (windows[-1].ended - began) / most or 1.0
-    found: list[Window] = []
+    found: list[MemoryWindow] = []
     last = -1
     for window in windows:
         # The end of all would be a part of its own.
@@ -38,6 +38,6 @@ def thinned(windows: Sequence[Window], most: int = MOST_POINTS) -> list[Window]:
     return found
 
 
-def shifted(windows: Sequence[Window], seconds: float) -> list[Window]:
+def shifted(windows: Sequence[MemoryWindow], seconds: float) -> list[MemoryWindow]:
     """Return windows as seen from a begin that lies so many seconds earlier."""
     return [replace(window, began=window.began + seconds, ended=window.ended + seconds) for window in windows]

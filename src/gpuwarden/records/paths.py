@@ -9,7 +9,7 @@ from gpuwarden.config.schema import Config
 from gpuwarden.config.schema import RecordsConfig as Settings
 
 
-def place(settings: Settings) -> Path | None:
+def database_folder(settings: Settings) -> Path | None:
     """Return the folder; None for none. One that nobody chose is where this user may write."""
     chosen = settings.path
     if chosen is None or chosen != Config().receipts.path:
@@ -17,7 +17,7 @@ def place(settings: Settings) -> Path | None:
     return _in(state_folder.state_folder())
 
 
-def of_user() -> Path | None:
+def user_database_folder() -> Path | None:
     """Return the folder in this user's home; None without a home."""
     return _in(state_folder.of_user())
 

@@ -77,7 +77,7 @@ _CHECKS: dict[Any, _Check] = {str: _text, int: _whole, float: _number, bool: _tr
 
 
 @dataclass(frozen=True, slots=True)
-class FailedAllocation:
+class RecordedAllocation:
     """An allocation that failed, as far as the framework's message tells."""
 
     requested_bytes: Annotated[int | None, "How much was asked for."] = None
@@ -89,8 +89,8 @@ class FailedAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemoryThen:
-    """What an allocator said of one device."""
+class RecordedDeviceMemory:
+    """Figures of an allocator for one device."""
 
     in_use_bytes: Annotated[int, "Handed out."]
     peak_bytes: Annotated[int, "Most ever handed out."]
@@ -99,8 +99,8 @@ class DeviceMemoryThen:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldVerdict:
-    """Why the memory was out, as far as evidence supports it."""
+class RecordedDiagnosis:
+    """Cause of the out-of-memory, as far as evidence supports one."""
 
     name: Annotated[str, "One of the verdicts (verdicts.md)."]
     evidence: Annotated[str, "What it rests on, with numbers."]
@@ -108,8 +108,8 @@ class ToldVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldError:
-    """One error that the run told."""
+class RecordedError:
+    """Error that the run reported."""
 
     timestamp_seconds: Annotated[UnixTime, "When it came, in Unix time."]
     kind: Annotated[str, "What kind of error it is, as in `errors`."]
@@ -121,16 +121,16 @@ class ToldError:
     least_headroom_bytes: Annotated[
         Mapping[str, float] | None, "The least it can have been within a step, by UUID."
     ] = None
-    allocations: Annotated[tuple[FailedAllocation, ...], "Allocations that failed, of an out-of-memory."] = ()
+    allocations: Annotated[tuple[RecordedAllocation, ...], "Allocations that failed, of an out-of-memory."] = ()
     memory: Annotated[
-        Mapping[str, DeviceMemoryThen] | None, "State of the allocators after it, by the framework's device."
+        Mapping[str, RecordedDeviceMemory] | None, "State of the allocators after it, by the framework's device."
     ] = None
-    verdict: Annotated[ToldVerdict | None, "Why, of an out-of-memory, as far as evidence supports it."] = None
+    verdict: Annotated[RecordedDiagnosis | None, "Why, of an out-of-memory, as far as evidence supports it."] = None
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryStory:
-    """What the run's memory on the device did over its whole life, at most 60 stretches of time in their order.
+class MemoryTimeline:
+    """Memory of the run on the device over its whole life: at most 60 stretches of time, in their order.
 
     Each key has a list with an entry a stretch, null where that is not known. Times are seconds since the run began.
     """
@@ -155,8 +155,8 @@ class MemoryStory:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMemorySeen:
-    """What batches of a size took on the device, of those sizes under which the run's peak rose."""
+class RecordedBatchMemory:
+    """Memory that batches of a size took on the device, of those sizes under which the run's peak rose."""
 
     batch_size: Annotated[int, "Examples of a step."]
     floor_bytes: Annotated[int, "In use between steps."]
@@ -164,8 +164,8 @@ class BatchMemorySeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldBatchSizeAdvice:
-    """Which batch size fits, by what the run and its predecessors showed (batch-size.md)."""
+class RecordedBatchSizeAdvice:
+    """Batch size that fits, by what the run and earlier ones showed (batch-size.md)."""
 
     batch_size: Annotated[int, "The size that the run has now, or had last."]
     advised: Annotated[int, "The largest usual size that should fit with a margin."]
@@ -180,8 +180,8 @@ class ToldBatchSizeAdvice:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldMark:
-    """Something that happened to the run's memory."""
+class RecordedEvent:
+    """Event in the life of the run's memory."""
 
     at_seconds: Annotated[float, "When, in seconds since the run began."]
     kind: Annotated[str, "phase, batch_size, retry, oom, neighbour, pressure or event."]
@@ -190,8 +190,8 @@ class ToldMark:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceShare:
-    """What the run had of one GPU or MIG instance."""
+class RecordedDevice:
+    """Usage of one GPU or MIG instance by the run."""
 
     uuid: Annotated[str, "UUID of the GPU or MIG instance."]
     name: Annotated[str, "What kind of GPU it is."]
@@ -213,8 +213,8 @@ class DeviceShare:
     seconds_to_oom: Annotated[float | None, "How long it is to the limit at that rate."] = None
     seconds_to_oom_lower: Annotated[float | None, "At least so long."] = None
     seconds_to_oom_upper: Annotated[float | None, "At most so long; not there where it may never come."] = None
-    batch_memory: Annotated[tuple[BatchMemorySeen, ...], "Memory of batches by their size, as far as known."] = ()
-    story: Annotated[MemoryStory | None, "Memory over time; only in the answer for one run."] = None
+    batch_memory: Annotated[tuple[RecordedBatchMemory, ...], "Memory of batches by their size, as far as known."] = ()
+    story: Annotated[MemoryTimeline | None, "Memory over time; only in the answer for one run."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,14 +267,16 @@ class RunRecord:
         Mapping[str, float] | None, "Time slowed down, by clock event reason, over its GPUs."
     ] = None
     throttled_step_seconds: Annotated[Mapping[str, float] | None, "Of that, time with training steps under way."] = None
-    devices: Annotated[tuple[DeviceShare, ...], "Each GPU or MIG instance that it held, shared or not."] = ()
+    devices: Annotated[tuple[RecordedDevice, ...], "Each GPU or MIG instance that it held, shared or not."] = ()
     errors: Annotated[Mapping[str, int] | None, "Errors that steps raised, by kind."] = None
-    errors_told: Annotated[tuple[ToldError, ...], "The last of them, oldest first."] = ()
+    errors_told: Annotated[tuple[RecordedError, ...], "The last of them, oldest first."] = ()
     headroom_unknown: Annotated[Mapping[str, str] | None, 'Why headroom is unknown, by UUID; "" is no certain GPU.'] = (
         None
     )
-    batch_size_advice: Annotated[ToldBatchSizeAdvice | None, "Which batch size fits, where there is evidence."] = None
-    marks: Annotated[tuple[ToldMark, ...], "What happened to its memory, in order; where `story` is."] = ()
+    batch_size_advice: Annotated[RecordedBatchSizeAdvice | None, "Which batch size fits, where there is evidence."] = (
+        None
+    )
+    marks: Annotated[tuple[RecordedEvent, ...], "What happened to its memory, in order; where `story` is."] = ()
     xids: Annotated[Mapping[XidCode, int] | None, "XIDs of its GPUs while it lived, by code."] = None
     host_memory_growth_bytes_per_second: Annotated[float | None, "Rate of a leak on the host, while it lives."] = None
     seconds_to_host_oom: Annotated[float | None, "Time until the host has no memory left, at that rate."] = None
@@ -294,7 +296,7 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
 
 
-def meanings(part: type[Any]) -> dict[str, tuple[str, bool]]:
+def field_meanings(part: type[Any]) -> dict[str, tuple[str, bool]]:
     """Return what each key of a part means, and whether every record has it."""
     hints = get_type_hints(part, include_extras=True)
     return {each.name: (hints[each.name].__metadata__[-1], each.default is MISSING) for each in fields(part)}
@@ -329,7 +331,7 @@ def _checks(cls: type[Any]) -> dict[str, _Check]:
     return {name: _check(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
 
 
-def to_plain(value: Any) -> Any:
+def json_from_record(value: Any) -> Any:
     """Return a receipt as JSON has it, without what is not known."""
     kind = type(value)
     if kind is float:
@@ -338,15 +340,15 @@ def to_plain(value: Any) -> Any:
         return value
     if names := _names(kind):  # type: ignore[arg-type] # a class can be hashed
         found = ((name, getattr(value, name)) for name in names)
-        return {name: to_plain(said) for name, said in found if said is not None and said != () and said != {}}  # noqa: PLR1714 - a tuple would ask for a hash
+        return {name: json_from_record(said) for name, said in found if said is not None and said != () and said != {}}  # noqa: PLR1714 - a tuple would ask for a hash
     if isinstance(value, Mapping):
-        return {str(key): to_plain(entry) for key, entry in value.items()}
+        return {str(key): json_from_record(entry) for key, entry in value.items()}
     if set(map(type, value)) <= _PLAIN:  # a column of a story, as most lists are
         return list(value)
-    return [to_plain(entry) for entry in value]
+    return [json_from_record(entry) for entry in value]
 
 
-def from_plain(value: Any) -> RunRecord:
+def record_from_json(value: Any) -> RunRecord:
     """Read a receipt; keys that this version does not know are left alone. Raises ReceiptError."""
     if isinstance(value, dict) and value.get("version") != VERSION:
         raise RunRecordError(f"its version is {value.get('version')!s:.20}; this gpuwarden knows {VERSION}")

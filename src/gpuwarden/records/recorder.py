@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from gpuwarden.analysis.batch_size.cost_model import Seen
+from gpuwarden.analysis.batch_size.cost_model import SizePeak
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
-from gpuwarden.fair_eviction import excess
+from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.host import procfs
-from gpuwarden.records.builder import account_of, concluded, continued, receipt_of
+from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
 from gpuwarden.records.record import RunRecord
-from gpuwarden.records.store import Found, RecordStore, Row, StoreThread, as_json, row_of
+from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, StoreThread, as_json, row_from_record
 from gpuwarden.records.summary import log_line
-from gpuwarden.records.timeline import continued_story, with_story, without_story
+from gpuwarden.records.timeline import continue_timeline, with_timeline, without_timeline
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.run_usage import RunUsage
@@ -32,7 +32,7 @@ from gpuwarden.usage.run_usage import RunUsage
 log = logging.getLogger(__name__)
 
 API_VERSION = 1
-LISTED = 256  # ended runs in a listing, unless more are asked for
+DEFAULT_LISTED = 256  # ended runs in a listing, unless more are asked for
 FLUSH_SECONDS = 1.0  # between two writes
 WRITE_SECONDS = 60.0  # between two records of a run that goes on
 MAX_WRITES_PER_SECOND = 4.0  # of records of runs that go on: with more than 240 runs each is written less often
@@ -112,8 +112,8 @@ class Recorder:
         self._boot_id = _boot_id()
         self._live: dict[str, _Live] = {}
         self._absent: dict[str, _Absent] = {}
-        self._waiting: dict[_Key, Row] = {}
-        self._batch: dict[_Key, Row] = {}  # that the thread writes now
+        self._waiting: dict[_Key, RecordRow] = {}
+        self._batch: dict[_Key, RecordRow] = {}  # that the thread writes now
         self._flushing: asyncio.Task[None] | None = None
         self._flush_began = 0.0  # monotonic, as the others
         self._flush_due = 0.0
@@ -171,7 +171,7 @@ class Recorder:
             if absent is not None:
                 self._live[run.peer.run_id] = self._new(run, absent.receipt)
                 if absent.account is not run.account:  # else it was in no poll, but not forgotten
-                    run.account.resume(account_of(absent.receipt))
+                    run.account.resume(usage_from_record(absent.receipt))
 
     def _new(self, run: RunSnapshot, before: RunRecord | None = None) -> _Live:
         # Never negative: where the clocks disagree (a time namespace, a replay) the reader would refuse the record.
@@ -231,19 +231,19 @@ class Recorder:
 
     def _receipt(self, live: _Live) -> RunRecord:
         """Make a run's record with its story; some 100 µs a device."""
-        receipt = with_story(self._since(live), live.run)
-        return continued(live.before, continued_story(live.before, receipt)) if live.before else receipt
+        receipt = with_timeline(self._since(live), live.run)
+        return continue_record(live.before, continue_timeline(live.before, receipt)) if live.before else receipt
 
     def _outline(self, live: _Live) -> RunRecord:
         """Make the record as it is listed: without its story."""
         receipt = self._since(live)
-        return continued(live.before, receipt) if live.before else receipt
+        return continue_record(live.before, receipt) if live.before else receipt
 
     def _since(self, live: _Live) -> RunRecord:
         """Make the record of what this daemon has seen."""
         run = live.run
         user = self._user_name(run.peer.uid)
-        return receipt_of(
+        return build_record(
             run,
             self._wall(),
             boot_id=self._boot_id,
@@ -261,7 +261,7 @@ class Recorder:
         limit = 2 * self._most_runs - len(self._live)
         if len(self._absent) > limit:
             absent = ((run_id, absent.receipt.uid, 1) for run_id, absent in self._absent.items())
-            for run_id in excess(absent, limit):
+            for run_id in select_evicted(absent, limit):
                 self._conclude(run_id, _TOO_MANY)
 
     def _look_for_absent(self) -> None:
@@ -272,7 +272,7 @@ class Recorder:
                 self._conclude(run_id, evidence)
 
     def _conclude(self, run_id: str, evidence: str) -> None:
-        self._keep(concluded(self._absent.pop(run_id).receipt, evidence))
+        self._keep(conclude_record(self._absent.pop(run_id).receipt, evidence))
 
     def _evidence_of_end(self, absent: _Absent) -> str:
         """Return how it is known that a run is gone; empty where it lives."""
@@ -302,17 +302,17 @@ class Recorder:
 
     def _learn(self, receipt: RunRecord) -> None:
         batches = [each for device in receipt.devices for each in device.batch_memory]
-        seen = [Seen(each.batch_size, each.floor_bytes, each.peak_bytes) for each in batches]
+        seen = [SizePeak(each.batch_size, each.floor_bytes, each.peak_bytes) for each in batches]
         self._predecessors.learn(receipt.uid, receipt.name, receipt.framework, seen)
 
     def _write(self, receipt: RunRecord) -> None:
         """Have a record written with the next flush."""
-        row = row_of(receipt)
+        row = row_from_record(receipt)
         self._waiting.pop(row.key, None)
         if row.ended or self._store:
             self._waiting[row.key] = row
         if len(self._waiting) > MAX_WAITING:
-            for key in excess(((key, row.uid, 1) for key, row in self._waiting.items()), MAX_WAITING):
+            for key in select_evicted(((key, row.uid, 1) for key, row in self._waiting.items()), MAX_WAITING):
                 del self._waiting[key]
                 self.errors += self._store is not None
 
@@ -327,7 +327,7 @@ class Recorder:
         assert self._store
         try:
             if not self._is_open:
-                self._take_found(await self._thread.call(self._store.open, LISTED))
+                self._take_found(await self._thread.call(self._store.open, DEFAULT_LISTED))
             self._batch, self._waiting = self._waiting, {}
             await self._thread.call(self._store.write, self._batch.values())
         except Exception as error:
@@ -349,7 +349,7 @@ class Recorder:
             log.warning("run records stay in memory error=%s file=%s", why, self._store.path)
         self._trouble = why
 
-    def _take_found(self, found: Found) -> None:
+    def _take_found(self, found: StoredRecords) -> None:
         self._is_open = True
         for receipt in (*found.ended, *found.unfinished):  # of the latter, some may go on
             self._learn(receipt)
@@ -358,26 +358,26 @@ class Recorder:
             if live is None or receipt.boot_id != self._boot_id:
                 self._absent[receipt.run_id] = _Absent(receipt, _STOPPED)
                 continue
-            own = row_of(self._receipt(live)).key  # the disk was slower than the run
+            own = row_from_record(self._receipt(live)).key  # the disk was slower than the run
             live.before = receipt
-            live.run.account.resume(account_of(receipt))
+            live.run.account.resume(usage_from_record(receipt))
             if self._waiting.pop(own, None):
                 self._write(self._receipt(live))
         self._look_for_absent()
 
-    async def listing(self, limit: int = LISTED) -> bytes:
+    async def listing(self, limit: int = DEFAULT_LISTED) -> bytes:
         """Return the records of all runs that go on, and of the newest that ended, as JSON."""
         if self._going_on is None:
             going_on = [
                 *(self._outline(live) for live in self._live.values() if live.recorded is None),
-                *(without_story(absent.receipt) for absent in self._absent.values()),
+                *(without_timeline(absent.receipt) for absent in self._absent.values()),
             ]
             going_on.sort(key=lambda receipt: receipt.began_timestamp_seconds, reverse=True)
             self._going_on = b",".join(map(as_json, going_on))
         going_on_json, in_memory = self._going_on, {**self._batch, **self._waiting}
         rows = {row.key: row for row in await self._recent(limit)} | in_memory
         ended = sorted((row for row in rows.values() if row.ended), key=lambda row: row.age)
-        left_out = set(excess(((row.key, row.uid, 1) for row in ended), limit))
+        left_out = set(select_evicted(((row.key, row.uid, 1) for row in ended), limit))
         parts = [
             *([b'"folder":' + json.dumps(str(self.folder)).encode()] if self.folder else []),
             b'"live":[' + going_on_json + b"]",
@@ -385,7 +385,7 @@ class Recorder:
         ]
         return b'{"version":%d,' % API_VERSION + b",".join(parts) + b"}\n"
 
-    async def _recent(self, limit: int) -> list[Row]:
+    async def _recent(self, limit: int) -> list[RecordRow]:
         """Return what the database has; nothing while it does not answer, which has been logged."""
         if self._thread and self._store and self._is_open:
             with suppress(OSError, asyncio.TimeoutError):

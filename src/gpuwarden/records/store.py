@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuwarden.nvml.call_pool import outcome_of
-from gpuwarden.records.legacy_files import read_files
-from gpuwarden.records.record import RunRecord, RunRecordError, from_plain, to_plain
+from gpuwarden.records.legacy_files import read_record_files
+from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ _RETAIN = f"DELETE FROM runs WHERE ended = 1 AND rowid NOT IN ({_BY_RANK})"  # n
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RecordRow:
     """A run record as it is kept: `outline` is its JSON without the story, `whole` all of it, compressed."""
 
     run_id: str
@@ -96,14 +96,14 @@ class Row:
         return zlib.decompress(self.whole)
 
 
-def row_of(receipt: RunRecord) -> Row:
+def row_from_record(receipt: RunRecord) -> RecordRow:
     """Encode a record; about a millisecond."""
-    plain = to_plain(receipt)
+    plain = json_from_record(receipt)
     whole = zlib.compress(_compact(plain), 1)
     plain.pop("marks", None)
     for device in plain.get("devices", ()):
         device.pop("story", None)
-    return Row(
+    return RecordRow(
         receipt.run_id,
         plain["began_timestamp_seconds"],
         receipt.uid,
@@ -120,11 +120,11 @@ def _compact(plain: Any) -> bytes:
 
 def as_json(receipt: RunRecord) -> bytes:
     """Return a record as JSON in one line."""
-    return _compact(to_plain(receipt))
+    return _compact(json_from_record(receipt))
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredRecords:
     """Records in a database as it is opened: of runs that had not ended, and of the newest that had, oldest first."""
 
     unfinished: tuple[RunRecord, ...] = ()
@@ -144,17 +144,17 @@ class RecordStore:
         self._connection: sqlite3.Connection | None = None
         self._inodes: list[tuple[int, int] | None] = []  # of the file and its write-ahead log
 
-    def open(self, newest: int) -> Found:
+    def open(self, newest: int) -> StoredRecords:
         """Open the database, made if need be, and read what a daemon begins with: unfinished and newest records."""
         with self._connected() as connection:
             unfinished = connection.execute("SELECT whole FROM runs WHERE ended = 0 ORDER BY updated")
             ended = connection.execute(f"{_RECENT} ORDER BY updated", (newest,))
-            return Found(
+            return StoredRecords(
                 _readable(zlib.decompress(whole) for (whole,) in unfinished),
                 _readable(outline for *_, outline in ended),
             )
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[RecordRow]) -> None:
         """Write rows in one transaction that is on the disk when this returns, and delete what is over the limit."""
         with self._connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -163,11 +163,11 @@ class RecordStore:
             if ended > self._limit:
                 connection.execute(_RETAIN, (self._limit,))
 
-    def recent(self, limit: int) -> list[Row]:
+    def recent(self, limit: int) -> list[RecordRow]:
         """Return the newest records of ended runs, without their stories; over the limit, fair by user."""
         with self._connected() as connection:
             return [
-                Row(run_id.decode(), began, uid, updated, bool(ended), outline)
+                RecordRow(run_id.decode(), began, uid, updated, bool(ended), outline)
                 for run_id, began, uid, updated, ended, outline in connection.execute(_RECENT, (limit,))
             ]
 
@@ -252,7 +252,7 @@ class RecordStore:
 
     def _import_files(self, connection: sqlite3.Connection) -> None:
         """Take over the records of an earlier version, which kept a file for each run; the files stay."""
-        count = _insert(connection, map(row_of, read_files(self.path.parent)))
+        count = _insert(connection, map(row_from_record, read_record_files(self.path.parent)))
         if count:
             log.info("run records imported, their files may be removed records=%d folder=%s", count, self.path.parent)
 
@@ -302,7 +302,7 @@ def _verify_records(connection: sqlite3.Connection) -> None:
             raise sqlite3.DatabaseError("a record does not have its checksum")
 
 
-def _insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> int:
+def _insert(connection: sqlite3.Connection, rows: Iterable[RecordRow]) -> int:
     """Put rows in the place of earlier ones of the same runs, and return their number."""
     values = (
         (
@@ -320,7 +320,7 @@ def _insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> int:
     return connection.executemany(_INSERT, values).rowcount
 
 
-def _checksum(row: Row) -> int:
+def _checksum(row: RecordRow) -> int:
     return zlib.crc32(row.whole, zlib.crc32(row.outline))
 
 
@@ -329,7 +329,7 @@ def _readable(records: Iterable[bytes]) -> tuple[RunRecord, ...]:
     found = []
     for record in records:
         with suppress(RunRecordError, ValueError):
-            found.append(from_plain(json.loads(record)))
+            found.append(record_from_json(json.loads(record)))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from gpuwarden.records.record import RunRecord
 _SHORT = 10.0  # seconds below which tenths matter
 
 
-def worst(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
+def longest_reason(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
     """Return the reason that held for longest; reasons may hold at once, so they do not add up."""
     return max(seconds.items(), key=lambda entry: entry[1]) if seconds else None
 
@@ -27,7 +27,7 @@ def _figures(receipt: RunRecord) -> dict[str, str]:
     """Return what is known and worth a word, by its name."""
     peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
     left = [each.headroom_at_peak_bytes for each in receipt.devices if each.headroom_at_peak_bytes is not None]
-    throttled = worst(receipt.throttled_seconds)
+    throttled = longest_reason(receipt.throttled_seconds)
     return {
         "steps": _known(str, receipt.steps),
         "p50": _known(duration, receipt.step_median_seconds),
@@ -39,12 +39,12 @@ def _figures(receipt: RunRecord) -> dict[str, str]:
         "energy": _known(energy, receipt.energy_joules).replace(" ", ""),
         "throttled": f"{lasting(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
         "input_wait": _known("{:.2f}".format, receipt.input_wait_ratio),
-        "errors": counts(receipt.errors or {}),
-        "xids": counts(receipt.xids or {}),
+        "errors": format_counts(receipt.errors or {}),
+        "xids": format_counts(receipt.xids or {}),
     }
 
 
-def counts(by_name: Mapping[str, int]) -> str:
+def format_counts(by_name: Mapping[str, int]) -> str:
     """Write counts behind their names."""
     return ",".join(f"{name}:{count}" for name, count in by_name.items())
 

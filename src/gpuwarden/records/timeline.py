@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from gpuwarden.analysis.memory.memory_history import Window
+from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import amount
 from gpuwarden.records.builder import seconds_between
 from gpuwarden.records.memory_points import points_each, shifted, thinned
-from gpuwarden.records.record import DeviceShare, MemoryStory, RunRecord, ToldError, ToldMark
+from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
 from gpuwarden.runs.run_events import Mark, MarkKind, followed, merged
 from gpuwarden.runs.run_snapshot import RunSnapshot
 
@@ -29,7 +29,7 @@ _COLUMNS = {  # of a MemoryStory, by the fields of a Window
 }
 
 
-def with_story(receipt: RunRecord, run: RunSnapshot) -> RunRecord:
+def with_timeline(receipt: RunRecord, run: RunSnapshot) -> RunRecord:
     """Return a run's receipt with what its memory did since this daemon heard of it."""
     most = points_each(len(run.histories))
     devices = (
@@ -42,13 +42,13 @@ def with_story(receipt: RunRecord, run: RunSnapshot) -> RunRecord:
     return replace(receipt, devices=tuple(devices), marks=_told(merged(run.marks, failed)))
 
 
-def without_story(receipt: RunRecord) -> RunRecord:
+def without_timeline(receipt: RunRecord) -> RunRecord:
     """Return a receipt as it is among others: what its memory did over time makes most of its length."""
     devices = tuple(each if each.story is None else replace(each, story=None) for each in receipt.devices)
     return replace(receipt, devices=devices, marks=())
 
 
-def continued_story(before: RunRecord, since: RunRecord) -> RunRecord:
+def continue_timeline(before: RunRecord, since: RunRecord) -> RunRecord:
     """Return the later receipt with the story that the earlier one begins."""
     later = seconds_between(before, since)
     told = {each.uuid: each.story for each in before.devices if each.story is not None}
@@ -58,20 +58,20 @@ def continued_story(before: RunRecord, since: RunRecord) -> RunRecord:
     return replace(since, devices=tuple(devices), marks=_told(marks))
 
 
-def _continued(device: DeviceShare, before: MemoryStory | None, later: float, most: int) -> DeviceShare:
+def _continued(device: RecordedDevice, before: MemoryTimeline | None, later: float, most: int) -> RecordedDevice:
     if before is None and not later:
         return device
     windows = [*(_windows(before) if before else ()), *shifted(_windows(device.story) if device.story else (), later)]
     return replace(device, story=_story(thinned(windows, most)))
 
 
-def _story(windows: Sequence[Window]) -> MemoryStory | None:
+def _story(windows: Sequence[MemoryWindow]) -> MemoryTimeline | None:
     if not windows:
         return None
     columns: dict[str, Any] = {
         name: tuple(_plain(name, getattr(each, source)) for each in windows) for name, source in _COLUMNS.items()
     }
-    return MemoryStory(**{name: column for name, column in columns.items() if set(column) != {None}})
+    return MemoryTimeline(**{name: column for name, column in columns.items() if set(column) != {None}})
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -80,22 +80,22 @@ def _plain(name: str, value: Any) -> Any:
     return int(value) if name.endswith("_bytes") else round(value, 1)
 
 
-def _windows(story: MemoryStory) -> list[Window]:
+def _windows(story: MemoryTimeline) -> list[MemoryWindow]:
     """Return what `_story` was made of, as far as it is kept."""
     unknown = (None,) * len(story.began_seconds)
     rows = zip(*(getattr(story, name) or unknown for name in _COLUMNS), strict=True)
-    return [Window(steps=0, **dict(zip(_COLUMNS.values(), row, strict=True))) for row in rows]
+    return [MemoryWindow(steps=0, **dict(zip(_COLUMNS.values(), row, strict=True))) for row in rows]
 
 
-def _told(marks: Iterable[Mark]) -> tuple[ToldMark, ...]:
-    return tuple(ToldMark(round(mark.at, 1), mark.kind, mark.text, mark.uuid) for mark in marks)
+def _told(marks: Iterable[Mark]) -> tuple[RecordedEvent, ...]:
+    return tuple(RecordedEvent(round(mark.at, 1), mark.kind, mark.text, mark.uuid) for mark in marks)
 
 
-def _marks(told: Iterable[ToldMark]) -> list[Mark]:
+def _marks(told: Iterable[RecordedEvent]) -> list[Mark]:
     return [Mark(each.at_seconds, cast("MarkKind", each.kind), each.text, each.uuid) for each in told]
 
 
-def _failed(error: ToldError, receipt: RunRecord) -> Mark:
+def _failed(error: RecordedError, receipt: RunRecord) -> Mark:
     """Mark an out-of-memory, with the largest allocation that failed and why."""
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"

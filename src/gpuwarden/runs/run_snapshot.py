@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
-from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
-from gpuwarden.analysis.memory.device_memory import Unknown
+from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
+from gpuwarden.analysis.memory.device_memory import HeadroomUnknown
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
@@ -66,7 +66,7 @@ class RunSnapshot:
     memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
     headroom: Mapping[str, float] = field(default_factory=dict)
     headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
-    headroom_unknown: Mapping[str, Unknown] = field(default_factory=dict)
+    headroom_unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)
     unresolved: int = 0
     usage: Usage | None = None
     began: float = 0.0
@@ -85,5 +85,5 @@ class RunSnapshot:
     devices: tuple[str, ...] = ()
     ear: DeliveryState = field(default_factory=DeliveryState, compare=False)
     marks: Marks = field(default_factory=Marks, compare=False)
-    batch_sizes: BatchSizeWatch | None = field(default=None, compare=False)
+    batch_sizes: BatchSizeTracker | None = field(default=None, compare=False)
     batch_size_advice: BatchSizeAdvice | None = None

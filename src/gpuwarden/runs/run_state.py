@@ -12,8 +12,15 @@ from typing import Any, cast
 
 from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
-from gpuwarden.analysis.batch_size.tracker import BatchSizeWatch
-from gpuwarden.analysis.memory.device_memory import HeadroomWatch, Unknown, by_gpu, held_by_others, is_listed, silent
+from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
+from gpuwarden.analysis.memory.device_memory import (
+    HeadroomTracker,
+    HeadroomUnknown,
+    held_by_others,
+    is_listed,
+    memory_by_gpu,
+    unknown_headroom,
+)
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
@@ -92,12 +99,12 @@ class RunState:
     marks: Marks = field(default_factory=Marks)
     outlook: LeakWatch = field(default_factory=LeakWatch)
     account: RunUsage = field(default_factory=RunUsage)
-    headroom: HeadroomWatch = field(init=False)
-    batch_sizes: BatchSizeWatch = field(init=False)
+    headroom: HeadroomTracker = field(init=False)
+    batch_sizes: BatchSizeTracker = field(init=False)
 
     def __post_init__(self) -> None:
-        self.headroom = HeadroomWatch(self.rules.overhead)
-        self.batch_sizes = BatchSizeWatch(self.rules.predecessors, self.peer.uid)
+        self.headroom = HeadroomTracker(self.rules.overhead)
+        self.batch_sizes = BatchSizeTracker(self.rules.predecessors, self.peer.uid)
 
     def hear(self, message: Message, now: float) -> None:
         """Take a message, of which a hello is the first."""
@@ -140,7 +147,7 @@ class RunState:
         if error.kind in OOM_KINDS:
             verdict = self._judge(error, now)
             self.outlook.fail()
-        left = self.headroom.since(by_gpu(error.memory, self.uuids))
+        left = self.headroom.since(memory_by_gpu(error.memory, self.uuids))
         seen = SeenError(error, self.rules.wall(), left.now, left.at_peak, verdict)
         self.errors.append(seen)
         self.last_errors[error.kind] = seen.at
@@ -198,7 +205,7 @@ class RunState:
         at = now - self.began_at
         self.marks.hear(self.report, report, at)
         self.batch_sizes.hear(report, self.uuids, at)
-        for uuid, memory in by_gpu(report.memory, self.uuids).items():
+        for uuid, memory in memory_by_gpu(report.memory, self.uuids).items():
             history = self.histories.get(uuid)
             if history is None:
                 history = self.histories[uuid] = MemoryHistory()
@@ -273,7 +280,7 @@ class RunState:
             self.present = (usage.present if usage else None) or self.present
         if self.last_oom and not self.ooms:  # it came before the first poll
             self.ooms = self._failed(self.last_oom)
-        memory = by_gpu(self.report.memory, uuids) if self.report and current else {}
+        memory = memory_by_gpu(self.report.memory, uuids) if self.report and current else {}
         if self.report and memory and not self.histories:  # it came before the first poll told its devices
             self._remember(self.report, now)
         headroom = self.headroom.look(self.peer.pid, memory, self.last_report, snapshot)
@@ -319,10 +326,10 @@ class RunState:
         )
 
     def _unknown(
-        self, uuids: Mapping[str, str], found: Mapping[str, Unknown], *, current: bool
-    ) -> Mapping[str, Unknown]:
+        self, uuids: Mapping[str, str], found: Mapping[str, HeadroomUnknown], *, current: bool
+    ) -> Mapping[str, HeadroomUnknown]:
         """Say why devices of it have no headroom, by UUID."""
-        return {**silent(self.hello, self.report, uuids, self.uuids, current=current), **found}
+        return {**unknown_headroom(self.hello, self.report, uuids, self.uuids, current=current), **found}
 
     def _stall(self, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
         watch, before = self.stalling, self.stalling.stall

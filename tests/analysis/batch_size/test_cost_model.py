@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Cost, Seen, advise, cost_of, usual_sizes
-from gpuwarden.analysis.batch_size.prior_runs import MOST_NAMES, PriorRuns
-from gpuwarden.analysis.batch_size.size_peaks import LATE_SECONDS, MOST_SIZES, BatchMemory
-from gpuwarden.analysis.batch_size.tracker import AGAIN_SECONDS, AGAIN_STEPS, LOOK_SECONDS, BatchSizeWatch
+from gpuwarden.analysis.batch_size.cost_model import BatchCost, BatchSizeAdvice, SizePeak, advise, fit_cost, usual_sizes
+from gpuwarden.analysis.batch_size.prior_runs import MAX_NAMES, PriorRuns
+from gpuwarden.analysis.batch_size.size_peaks import LATE_SECONDS, MAX_SIZES, SizePeaks
+from gpuwarden.analysis.batch_size.tracker import (
+    EVALUATION_SECONDS,
+    MIN_RETRAINED_SECONDS,
+    MIN_RETRAINED_STEPS,
+    BatchSizeTracker,
+)
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 
@@ -22,14 +27,14 @@ USER, OTHER = 1000, 1001
 HELLO = Hello("resnet", "tensorflow", {"GPU:0": "GPU-0"})
 
 
-def seen(size: int, *, off: int = 0, floor: int = FLOOR) -> Seen:
+def seen(size: int, *, off: int = 0, floor: int = FLOOR) -> SizePeak:
     """Make what a size took: the base and 10 MiB an example."""
-    return Seen(size, floor, BASE + EXAMPLE * size + off)
+    return SizePeak(size, floor, BASE + EXAMPLE * size + off)
 
 
-def cost(*sizes: int) -> Cost:
+def cost(*sizes: int) -> BatchCost:
     """Return what is known from those sizes."""
-    found = cost_of([seen(size) for size in sizes])
+    found = fit_cost([seen(size) for size in sizes])
     assert found is not None
     return found
 
@@ -66,23 +71,23 @@ def test_one_size_bounds_what_an_example_takes() -> None:
         ([seen(64)], [seen(32), seen(16, off=60 * MIB)], "medium"),  # nearly
     ],
 )
-def test_what_predecessors_are_worth(own: list[Seen], others: list[Seen], confidence: str) -> None:
+def test_what_predecessors_are_worth(own: list[SizePeak], others: list[SizePeak], confidence: str) -> None:
     """They count where they are of the same model and lie on a line with the run's own."""
-    found = cost_of(own, others)
+    found = fit_cost(own, others)
     assert found is not None
     assert found.confidence == confidence
 
 
 def test_a_batch_of_none_shows_nothing() -> None:
     """A report may say that its largest batch had no examples; that is no size to divide by."""
-    memory = BatchMemory(100)
+    memory = SizePeaks(100)
     hear(memory, 0.0, 0, 200)
     assert known(memory) == {}
 
 
 def test_no_batch_needs_less_than_nothing() -> None:
     """A line may begin a little below zero, where an allocator rounds up."""
-    line = cost_of([Seen(each, 10, 100 * each - 90) for each in (10, 20, 40)])
+    line = fit_cost([SizePeak(each, 10, 100 * each - 90) for each in (10, 20, 40)])
     assert line is not None
     assert line.base < 0
     assert line.of(0) == 0
@@ -90,8 +95,8 @@ def test_no_batch_needs_less_than_nothing() -> None:
 
 def test_nothing_seen_is_no_cost() -> None:
     """Without a peak of its own a run gets no advice: whether predecessors are of the same model is not known."""
-    assert cost_of([], [seen(32), seen(64)]) is None
-    assert cost_of([Seen(64, FLOOR, FLOOR)]) is None
+    assert fit_cost([], [seen(32), seen(64)]) is None
+    assert fit_cost([SizePeak(64, FLOOR, FLOOR)]) is None
 
 
 def test_the_largest_usual_size_that_fits() -> None:
@@ -172,8 +177,8 @@ def test_advice_never_exceeds_what_there_is(
     peaks: list[tuple[int, int]], present: int, capacity: float, failed: int | None
 ) -> None:
     """Whatever was seen: another size than the present one fits with its margin, below what failed, and not too far."""
-    shown = [Seen(size, 0, peak) for size, peak in peaks]
-    found = cost_of(shown)
+    shown = [SizePeak(size, 0, peak) for size, peak in peaks]
+    found = fit_cost(shown)
     advice = advise(found, present, capacity, failed=failed) if found else None
     if found and advice and advice.advised != present:
         assert advice.needed <= capacity - found.margin(capacity)
@@ -181,13 +186,13 @@ def test_advice_never_exceeds_what_there_is(
         assert advice.advised <= 4 * found.largest
 
 
-def hear(memory: BatchMemory, at: float, size: int | None, peak: int, current: int = 100) -> None:
+def hear(memory: SizePeaks, at: float, size: int | None, peak: int, current: int = 100) -> None:
     """Have it hear one report."""
     report = replace(REPORT, batch_size=size, largest_batch_size=size)
     memory.hear(DeviceMemory(current * MIB, peak * MIB), report, at)
 
 
-def known(memory: BatchMemory, low: int | None = None) -> dict[int, tuple[int, int]]:
+def known(memory: SizePeaks, low: int | None = None) -> dict[int, tuple[int, int]]:
     """Return floors and peaks in MiB by size."""
     found = memory.seen(None if low is None else low * MIB)
     return {each.batch_size: (each.floor // MIB, each.peak // MIB) for each in found}
@@ -195,7 +200,7 @@ def known(memory: BatchMemory, low: int | None = None) -> dict[int, tuple[int, i
 
 def test_a_rise_belongs_to_the_size_it_came_under() -> None:
     """Growing batches show each their peak; smaller ones afterwards show none."""
-    memory = BatchMemory(100 * MIB)
+    memory = SizePeaks(100 * MIB)
     for at, (size, peak) in enumerate([(32, 200), (64, 300), (128, 500)]):
         hear(memory, 10.0 * at, size, peak, current=110)
         hear(memory, 10.0 * at + 5, size, peak)
@@ -205,7 +210,7 @@ def test_a_rise_belongs_to_the_size_it_came_under() -> None:
 
 def test_a_peak_from_before_shows_nothing() -> None:
     """What a process had done before its first report is not laid to the batches."""
-    memory = BatchMemory(500 * MIB)
+    memory = SizePeaks(500 * MIB)
     hear(memory, 0.0, 32, 500)
     hear(memory, 9.0, 32, 500)
     assert known(memory) == {}
@@ -215,7 +220,7 @@ def test_a_peak_from_before_shows_nothing() -> None:
 
 def test_a_size_that_is_told_late_takes_its_rise_along() -> None:
     """Where sizes are counted they are known a second or two after the steps that needed more."""
-    memory = BatchMemory(100 * MIB)
+    memory = SizePeaks(100 * MIB)
     hear(memory, 0.0, 32, 200)
     hear(memory, 10.0, 32, 300)  # of the next size already
     hear(memory, 10.0 + LATE_SECONDS / 2, 64, 300)
@@ -224,7 +229,7 @@ def test_a_size_that_is_told_late_takes_its_rise_along() -> None:
 
 def test_a_size_known_only_by_its_successor_is_dropped() -> None:
     """Where nothing tells which of two sizes made the peak it is the larger one."""
-    memory = BatchMemory(100 * MIB)
+    memory = SizePeaks(100 * MIB)
     hear(memory, 0.0, 32, 200)
     hear(memory, 1.0, 64, 200)
     assert known(memory) == {64: (100, 200)}
@@ -232,7 +237,7 @@ def test_a_size_known_only_by_its_successor_is_dropped() -> None:
 
 def test_growth_is_no_matter_of_batches() -> None:
     """Where what is in use between steps has grown since, the peak says nothing of batches."""
-    memory = BatchMemory(100 * MIB)
+    memory = SizePeaks(100 * MIB)
     hear(memory, 0.0, 32, 200)
     assert known(memory, low=120) == {32: (100, 200)}
     assert known(memory, low=150) == {}
@@ -240,11 +245,11 @@ def test_growth_is_no_matter_of_batches() -> None:
 
 def test_sizes_are_bounded() -> None:
     """A run of many sizes is known by the first."""
-    memory = BatchMemory(0)
+    memory = SizePeaks(0)
     for each in range(1, 100):
         hear(memory, each * 10.0, each, each)
     hear(memory, 2000.0, None, 10**6)
-    assert len(known(memory)) == MOST_SIZES
+    assert len(known(memory)) == MAX_SIZES
 
 
 def test_predecessors_are_known_by_name_and_framework() -> None:
@@ -255,7 +260,7 @@ def test_predecessors_are_known_by_name_and_framework() -> None:
     predecessors.learn(USER, "resnet", "torch", (seen(8),))
     predecessors.learn(USER, "vgg", "tensorflow", ())
     assert predecessors.of(USER, HELLO) == (seen(32), seen(64, off=MIB), seen(64, floor=2 * FLOOR))
-    for each in range(MOST_NAMES):
+    for each in range(MAX_NAMES):
         predecessors.learn(USER, f"{each}", "tensorflow", (seen(1),))
     assert predecessors.of(USER, HELLO) == ()
 
@@ -266,18 +271,18 @@ def test_nobody_teaches_the_runs_of_others() -> None:
     assert told(look(watch_of(64, own, uid=OTHER), 0.0)) == told(look(watch_of(64, own, taught=False), 0.0))
     predecessors = PriorRuns()
     predecessors.learn(USER, "resnet", "tensorflow", (seen(32),))
-    for each in range(2 * MOST_NAMES):
+    for each in range(2 * MAX_NAMES):
         predecessors.learn(OTHER, f"{each}", "tensorflow", (seen(1),))
     assert predecessors.of(USER, HELLO) == (seen(32),)
-    assert len(predecessors._seen) == MOST_NAMES
+    assert len(predecessors._seen) == MAX_NAMES
 
 
-def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, taught: bool = True) -> BatchSizeWatch:
+def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, taught: bool = True) -> BatchSizeTracker:
     """Make a watch that has heard a run's first report and one of its steps."""
     predecessors = PriorRuns()
     if taught:
         predecessors.learn(USER, "resnet", "tensorflow", (seen(32), seen(16)))
-    watch = BatchSizeWatch(predecessors, uid)
+    watch = BatchSizeTracker(predecessors, uid)
     first = replace(REPORT, steps=first_steps, memory={"GPU:0": DeviceMemory(MIB, MIB)})
     watch.hear(first, {}, 0.0)
     memory = {"GPU:0": DeviceMemory(FLOOR, peak)}
@@ -286,7 +291,7 @@ def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, tau
     return watch
 
 
-def look(watch: BatchSizeWatch, now: float, capacity: float = 5096.0 * MIB) -> BatchSizeAdvice | None:
+def look(watch: BatchSizeTracker, now: float, capacity: float = 5096.0 * MIB) -> BatchSizeAdvice | None:
     """Have it look at a run that can have so many bytes."""
     return watch.look(HELLO, {"GPU-0": MemoryHistory(limit=capacity)}, now)
 
@@ -297,9 +302,9 @@ def test_advice_for_a_run() -> None:
     advice = told(look(watch, 0.0, 4096.0 * MIB))
     assert (advice.present, advice.advised, advice.cost.confidence) == (64, 256, "high")
     assert advice.capacity == 4096 * MIB
-    assert look(watch, LOOK_SECONDS / 2, 0.0) is advice
+    assert look(watch, EVALUATION_SECONDS / 2, 0.0) is advice
     watch.conclude()
-    assert look(watch, LOOK_SECONDS / 2, 1300.0 * MIB) is not advice
+    assert look(watch, EVALUATION_SECONDS / 2, 1300.0 * MIB) is not advice
 
 
 def test_out_of_memory_is_looked_at_at_once() -> None:
@@ -315,10 +320,10 @@ def test_out_of_memory_is_looked_at_at_once() -> None:
 @pytest.mark.parametrize(
     ("size", "steps", "seconds", "too_large"),
     [
-        (64, 100, AGAIN_SECONDS, False),
-        (64, 100, AGAIN_SECONDS / 2, True),
-        (64, AGAIN_STEPS, AGAIN_SECONDS, True),  # the first one may be of before
-        (63, 100, AGAIN_SECONDS, True),
+        (64, 100, MIN_RETRAINED_SECONDS, False),
+        (64, 100, MIN_RETRAINED_SECONDS / 2, True),
+        (64, MIN_RETRAINED_STEPS, MIN_RETRAINED_SECONDS, True),  # the first one may be of before
+        (63, 100, MIN_RETRAINED_SECONDS, True),
     ],
 )
 def test_a_size_that_trains_again(size: int, steps: int, seconds: float, *, too_large: bool) -> None:
@@ -342,7 +347,7 @@ def test_a_daemon_that_comes_later_knows_no_peak() -> None:
 
 def test_a_run_without_batch_sizes_has_no_advice() -> None:
     """Nothing is known, so nothing is said."""
-    watch = BatchSizeWatch(PriorRuns(), USER)
+    watch = BatchSizeTracker(PriorRuns(), USER)
     watch.hear(replace(REPORT, memory={"GPU:0": DeviceMemory(1, 2)}), {"GPU:0": "GPU-0"}, 0.0)
     assert look(watch, 0.0) is None
     assert watch.seen("GPU-0", {}) == ()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
-from gpuwarden.analysis.memory.device_memory import UNKNOWN, held_by_others
-from gpuwarden.analysis.memory.headroom import Overhead, Space, headroom
+from gpuwarden.analysis.memory.device_memory import HEADROOM_UNKNOWN, held_by_others
+from gpuwarden.analysis.memory.headroom import DeviceSpace, Overhead, headroom
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.process_key import ProcessKey
@@ -278,7 +278,7 @@ def test_device_unresolved() -> None:
 def test_reasons_are_documented() -> None:
     """The page says of each reason what to do."""
     page = (ROOT / "docs/headroom.md").read_text()
-    for reason in UNKNOWN:
+    for reason in HEADROOM_UNKNOWN:
         assert f"| `{reason}` |" in page
 
 
@@ -326,9 +326,9 @@ def test_measuring_needs_the_same_before_and_after_a_report() -> None:
 
 def test_nothing_known() -> None:
     """Without a pool and without a limit there is no headroom to state."""
-    assert headroom(Space(5, 10), None, None, 3) is None
-    assert headroom(Space(5, 10), None, 0, 3) is None
-    assert headroom(Space(None, 10), 5, None, 3) is None
+    assert headroom(DeviceSpace(5, 10), None, None, 3) is None
+    assert headroom(DeviceSpace(5, 10), None, 0, 3) is None
+    assert headroom(DeviceSpace(None, 10), 5, None, 3) is None
 
 
 amounts = st.integers(0, 2**40)
@@ -339,7 +339,7 @@ limits = st.none() | amounts
 @given(free=amounts, size=amounts, pool=pools, limit=limits, in_use=amounts)
 def test_bounds(free: int, size: int, pool: int, limit: int | None, in_use: int) -> None:
     """Headroom is never negative, and never above the device's size or the allocator's limit less what is in use."""
-    left = headroom(Space(free, size), pool, limit, in_use)
+    left = headroom(DeviceSpace(free, size), pool, limit, in_use)
     assert left is not None
     assert 0 <= left <= max(0, size - in_use)
     assert not limit or left <= max(0, limit - in_use)
@@ -349,17 +349,17 @@ def test_bounds(free: int, size: int, pool: int, limit: int | None, in_use: int)
 def test_monotone(space: tuple[int, int], pool: int, limit: int, in_use: int, more: int) -> None:
     """More free memory, a larger device, pool or limit never make it less; more in use never more."""
     free, size = space
-    left = headroom(Space(free, size), pool, limit, in_use) or 0
+    left = headroom(DeviceSpace(free, size), pool, limit, in_use) or 0
     for larger in (
-        headroom(Space(free + more, size), pool, limit, in_use),
-        headroom(Space(free, size + more), pool, limit, in_use),
-        headroom(Space(free, size), pool + more, limit, in_use),
-        headroom(Space(free, size), pool, limit + more, in_use),
-        headroom(Space(free, size), pool, None, in_use),
+        headroom(DeviceSpace(free + more, size), pool, limit, in_use),
+        headroom(DeviceSpace(free, size + more), pool, limit, in_use),
+        headroom(DeviceSpace(free, size), pool + more, limit, in_use),
+        headroom(DeviceSpace(free, size), pool, limit + more, in_use),
+        headroom(DeviceSpace(free, size), pool, None, in_use),
     ):
         assert larger is not None
         assert larger >= left
-    assert (headroom(Space(free, size), pool, limit, in_use + more) or 0) <= left
+    assert (headroom(DeviceSpace(free, size), pool, limit, in_use + more) or 0) <= left
 
 
 @given(memory=st.builds(DeviceMemory, amounts, amounts, st.none() | amounts, st.none() | amounts), poll=st.data())
@@ -373,7 +373,7 @@ def test_every_device_has_a_headroom_or_a_reason(memory: DeviceMemory, poll: st.
     run = box.poll(device)
     assert len(run.headroom) + len(run.headroom_unknown) == 1
     assert run.headroom.keys() == run.headroom_at_peak.keys()
-    assert set(run.headroom_unknown.values()) <= set(UNKNOWN)
+    assert set(run.headroom_unknown.values()) <= set(HEADROOM_UNKNOWN)
     assert all(0 <= left <= 80 * GIB for left in run.headroom.values())
 
 

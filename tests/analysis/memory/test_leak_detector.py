@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_shapes import MIB, POLL_SECONDS, Memory, Training, watched
 
-from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Leak, LeakDetector, find
+from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Leak, LeakDetector, find_leak
 
 GIB = 1 << 30
 
@@ -163,13 +163,13 @@ def test_others_that_take_the_device_shorten_the_time() -> None:
     room = 600 - 100 - 200 - 50
     for others, seconds in ((0, room / 5), (5, (room - 200) / 10)):
         memory = leaking(40, lambda at, others=others: (600 - others * at) * MIB)  # type: ignore[misc] # a default
-        assert left(find(list(memory), 40.0)) == pytest.approx(seconds, rel=0.1)
+        assert left(find_leak(list(memory), 40.0)) == pytest.approx(seconds, rel=0.1)
 
 
 def test_a_part_of_what_a_step_takes_finds_no_place() -> None:
     """A sixteenth of it is left out where growth is steady: no allocator hands out its last pieces."""
     memory = leaking(40, lambda _at: 600 * MIB, step=64 * MIB)
-    assert left(find(list(memory), 40.0)) == pytest.approx((600 - 100 - 200 - 64 - 4) / 5, rel=0.005)
+    assert left(find_leak(list(memory), 40.0)) == pytest.approx((600 - 100 - 200 - 64 - 4) / 5, rel=0.005)
 
 
 def test_pages_that_the_kernel_can_drop_are_no_growth() -> None:
@@ -177,14 +177,14 @@ def test_pages_that_the_kernel_can_drop_are_no_growth() -> None:
     memory = Memory()
     for number in range(100):
         memory.report(number * 5.0, (100 + 20 * number) * MIB, limit=(1100 + 20 * number) * MIB)
-    assert find(list(memory), 500.0) is None
+    assert find_leak(list(memory), 500.0) is None
 
 
 @pytest.mark.parametrize(("before", "since"), [(600, 800), (800, 600), (600, 1000)])
 def test_others_that_come_or_leave_once_make_no_trend(before: int, since: int) -> None:
     """What others took or gave back at one moment counts as what there is since, and takes no growth away."""
     memory = leaking(55, lambda at: (before if at < 45 else since) * MIB)
-    assert left(find(list(memory), 55.0, known=True)) == pytest.approx((since - 150) / 5 - 55, rel=0.05)
+    assert left(find_leak(list(memory), 55.0, known=True)) == pytest.approx((since - 150) / 5 - 55, rel=0.05)
 
 
 @pytest.mark.parametrize("begin", [4.9, 5.8, 5.9])
@@ -219,8 +219,8 @@ def test_without_a_limit_growth_has_no_end() -> None:
     """Where nobody knows what it can have, growth has to last for long, and has no time to its end."""
     memory = leaking(1200, lambda _at: None)
     points = list(memory)
-    assert find([each for each in points if each.ended < LASTING_SECONDS], LASTING_SECONDS) is None
-    found = find(points, 1200.0)
+    assert find_leak([each for each in points if each.ended < LASTING_SECONDS], LASTING_SECONDS) is None
+    found = find_leak(points, 1200.0)
     assert found is not None
     assert found.left is None
     assert found.bytes_per_second == pytest.approx(5 * MIB, rel=0.01)
@@ -244,8 +244,8 @@ def test_shift_and_scale(name: str, scale: float, shift: float) -> None:
 
 def test_few_points_are_no_growth() -> None:
     """No points, and few of them, whatever they say."""
-    assert find([], 0.0) is None
-    assert find(list(leaking(1, lambda _at: GIB)), 1.0) is None
+    assert find_leak([], 0.0) is None
+    assert find_leak(list(leaking(1, lambda _at: GIB)), 1.0) is None
 
 
 def test_between_two_points_time_passes() -> None:

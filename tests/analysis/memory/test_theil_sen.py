@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.analysis.memory.theil_sen import MIN_TREND_POINTS, running_minimum, trend
+from gpuwarden.analysis.memory.theil_sen import MIN_TREND_POINTS, fit_trend, running_minimum
 
 VALUES = st.lists(st.integers(-(10**6), 10**6), min_size=MIN_TREND_POINTS, max_size=24)
 
 
 def test_a_line_has_its_slope_for_sure() -> None:
     """Of points on a line the slope is that line's, and so are its bounds."""
-    found = trend([(at, 5 + 3 * at) for at in range(10)])
+    found = fit_trend([(at, 5 + 3 * at) for at in range(10)])
     assert found is not None
     assert (found.slope, found.lower, found.upper) == (3, 3, 3)
 
@@ -24,7 +24,7 @@ def test_a_few_wild_points_do_not_matter() -> None:
     """Two of twelve points far off leave the slope where it was."""
     points = [(float(at), 100.0 * at) for at in range(12)]
     points[3], points[8] = (3.0, 90_000.0), (8.0, -90_000.0)
-    found = trend(points)
+    found = fit_trend(points)
     assert found is not None
     assert found.slope == pytest.approx(100)
     assert found.lower <= 100 <= found.upper
@@ -35,7 +35,7 @@ def test_the_interval_holds_what_it_promises() -> None:
     chance = random.Random(1)  # noqa: S311 - the same each time
     held = 0
     for _ in range(400):
-        found = trend([(float(at), 2.0 * at + chance.gauss(0, 5)) for at in range(12)])
+        found = fit_trend([(float(at), 2.0 * at + chance.gauss(0, 5)) for at in range(12)])
         assert found is not None
         held += found.lower <= 2 <= found.upper
     assert 0.86 <= held / 400 <= 0.97
@@ -43,10 +43,10 @@ def test_the_interval_holds_what_it_promises() -> None:
 
 def test_what_stays_has_no_trend() -> None:
     """Equal values neither rise nor fall, and too few points say nothing."""
-    found = trend([(at, 7) for at in range(5)])
+    found = fit_trend([(at, 7) for at in range(5)])
     assert found is not None
     assert (found.slope, found.lower, found.upper) == (0, 0, 0)
-    assert trend([(0, 1), (1, 2)]) is None
+    assert fit_trend([(0, 1), (1, 2)]) is None
 
 
 def test_the_running_minimum_is_what_was_never_given_back() -> None:
@@ -58,7 +58,7 @@ def test_the_running_minimum_is_what_was_never_given_back() -> None:
 def test_shift_and_scale(values: list[int], shift: int, scale: float) -> None:
     """Where values and times begin does not matter, and the slope is in their units."""
     points = [(float(at), float(value)) for at, value in enumerate(values)]
-    found, moved = trend(points), trend([(at * 2 + 64, (value + shift) * scale) for at, value in points])
+    found, moved = fit_trend(points), fit_trend([(at * 2 + 64, (value + shift) * scale) for at, value in points])
     assert found is not None
     assert moved is not None
     assert moved.slope == found.slope * scale / 2
@@ -70,8 +70,8 @@ def test_backwards(values: list[int]) -> None:
     """What rises, read backwards, falls as much."""
     points = [(float(at), float(value)) for at, value in enumerate(values)]
     found, back = (
-        trend(points),
-        trend([(at, value) for (at, _), (_, value) in zip(points, reversed(points), strict=True)]),
+        fit_trend(points),
+        fit_trend([(at, value) for (at, _), (_, value) in zip(points, reversed(points), strict=True)]),
     )
     assert found is not None
     assert back is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.analysis.memory.memory_history import Window
+from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.analysis.oom.context import CoTenantMemory, FailureContext
 from gpuwarden.analysis.oom.diagnosis_rules import diagnose
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, Phase
@@ -19,13 +19,13 @@ GRAPH = "Graph execution error: [[{{node sequential/dense/Relu}}]] [Op:__inferen
 EAGER = "{{function_node __wrapped__Fill_device_/job:localhost}} OOM when allocating tensor [Op:Fill] name: "
 
 
-def window(steps: int, lowest: float, peak: float, **changes: Any) -> Window:
+def window(steps: int, lowest: float, peak: float, **changes: Any) -> MemoryWindow:
     """Make a stretch of a run's life of half a second; in MiB."""
-    made = Window(0, 0.5, steps, "train", 0, round(lowest * MIB), round(lowest * MIB), round(peak * MIB))
+    made = MemoryWindow(0, 0.5, steps, "train", 0, round(lowest * MIB), round(lowest * MIB), round(peak * MIB))
     return replace(made, **changes)
 
 
-def steps_of(peak: float, base: float = 12.0) -> tuple[Window, ...]:
+def steps_of(peak: float, base: float = 12.0) -> tuple[MemoryWindow, ...]:
     """Make a run of 40 steps that needed as much as that."""
     return tuple(window(10 * each, base, peak) for each in range(1, 5))
 

@@ -16,21 +16,21 @@ from gpuwarden.formatting import amount
 
 Confidence = Literal["high", "medium", "low"]
 
-MARGIN = 0.05  # of what the run can have, which stays free: allocators round up and leave gaps
-MARGIN_OF_ONE = 0.1  # where only one size was seen
-FARTHEST = 4  # times the largest size seen, which no advice exceeds,
-FARTHEST_OF_FEW = 2  # where the line is not sure
-SAME_FLOOR, SAME_FLOOR_BYTES = 0.02, 2 << 20  # by which floors of one model may differ
-FED = 0.25  # of what examples take, which may be their input: that stays between steps
-MOST_RESIDUAL = 0.15  # of the highest peak, by which sizes may miss the line
-FAIR_RESIDUAL = 0.05
-GOOD_RESIDUAL = 0.02
-LEAST_SPREAD = 1.5  # from the least size to the largest, below which the line is a guess
-MANY = 3  # sizes
+MARGIN_RATIO = 0.05  # of what the run can have, which stays free: allocators round up and leave gaps
+UNSURE_MARGIN_RATIO = 0.1  # where only one size was seen
+MAX_TIMES_LARGEST = 4  # times the largest size seen, which no advice exceeds,
+MAX_TIMES_LARGEST_UNSURE = 2  # where the line is not sure
+MAX_FLOOR_DIFFERENCE_RATIO, MAX_FLOOR_DIFFERENCE_BYTES = 0.02, 2 << 20  # by which floors of one model may differ
+INPUT_RATIO = 0.25  # of what examples take, which may be their input: that stays between steps
+MAX_RESIDUAL_RATIO = 0.15  # of the highest peak, by which sizes may miss the line
+MAX_MEDIUM_RESIDUAL_RATIO = 0.05
+MAX_HIGH_RESIDUAL_RATIO = 0.02
+MIN_SPREAD = 1.5  # from the least size to the largest, below which the line is a guess
+MIN_HIGH_SIZES = 3  # sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SizePeak:
     """Memory that batches of a size took on a device, in bytes: `floor` between steps, `peak` within them."""
 
     batch_size: int
@@ -39,7 +39,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class BatchCost:
     """Bytes: `base` whatever the batch, and `per_example`; `residual` is by how much a size seen misses that.
 
     It is known from `sizes` different ones, the largest of which is `largest`.
@@ -58,7 +58,7 @@ class Cost:
 
     def margin(self, capacity: float) -> float:
         """Return what has to stay free of what the run can have."""
-        share = MARGIN if self.confidence != "low" else MARGIN_OF_ONE
+        share = MARGIN_RATIO if self.confidence != "low" else UNSURE_MARGIN_RATIO
         return max(share * capacity, 2 * self.residual)
 
 
@@ -74,60 +74,62 @@ class BatchSizeAdvice:
     too_large: bool
     needed: float
     capacity: float
-    cost: Cost
+    cost: BatchCost
     text: str
 
 
-def alike(seen: Seen, own: Seen) -> bool:
+def is_same_model(seen: SizePeak, own: SizePeak) -> bool:
     """Tell whether what was seen is of the same model: it holds as much between steps, beside the batch itself."""
-    fed = FED * (own.peak - own.floor) * (seen.batch_size / own.batch_size - 1)
-    tolerance = SAME_FLOOR * own.floor + SAME_FLOOR_BYTES
+    fed = INPUT_RATIO * (own.peak - own.floor) * (seen.batch_size / own.batch_size - 1)
+    tolerance = MAX_FLOOR_DIFFERENCE_RATIO * own.floor + MAX_FLOOR_DIFFERENCE_BYTES
     return min(fed, 0) - tolerance <= seen.floor - own.floor <= max(fed, 0) + tolerance
 
 
-def cost_of(own: Sequence[Seen], others: Iterable[Seen] = ()) -> Cost | None:
+def fit_cost(own: Sequence[SizePeak], others: Iterable[SizePeak] = ()) -> BatchCost | None:
     """Return what batches cost by a run's own sizes and those of its predecessors; None where nothing tells."""
     if not own:
         return None
     newest = own[-1]
-    by_size = {each.batch_size: each for each in (*(each for each in others if alike(each, newest)), *own)}
+    by_size = {each.batch_size: each for each in (*(each for each in others if is_same_model(each, newest)), *own)}
     line = _line(list(by_size.values()), newest.floor) if len(by_size) > 1 else None
     return line or _of_one(newest)
 
 
-def _line(seen: Sequence[Seen], floor: int) -> Cost | None:
+def _line(seen: Sequence[SizePeak], floor: int) -> BatchCost | None:
     """Lay Theil's and Sen's line through the peaks; None where they are on none that such memory could follow."""
     slopes = [(b.peak - a.peak) / (b.batch_size - a.batch_size) for a, b in combinations(seen, 2)]
     per_example = median(slopes)
     base = median(each.peak - per_example * each.batch_size for each in seen)
     residual = max(abs(each.peak - base - per_example * each.batch_size) for each in seen)
     highest = max(each.peak for each in seen)
-    off = MOST_RESIDUAL * highest
+    off = MAX_RESIDUAL_RATIO * highest
     if per_example <= 0 or base < floor - off or residual > off:
         return None
     sizes = [each.batch_size for each in seen]
-    if max(sizes) < LEAST_SPREAD * min(sizes):
+    if max(sizes) < MIN_SPREAD * min(sizes):
         return None
     confidence: Confidence = "low"
-    if max(residual, floor - base) <= FAIR_RESIDUAL * highest:
-        confidence = "high" if len(seen) >= MANY and residual <= GOOD_RESIDUAL * highest else "medium"
-    return Cost(base, per_example, residual, len(seen), max(sizes), confidence)
+    if max(residual, floor - base) <= MAX_MEDIUM_RESIDUAL_RATIO * highest:
+        confidence = (
+            "high" if len(seen) >= MIN_HIGH_SIZES and residual <= MAX_HIGH_RESIDUAL_RATIO * highest else "medium"
+        )
+    return BatchCost(base, per_example, residual, len(seen), max(sizes), confidence)
 
 
-def _of_one(seen: Seen) -> Cost | None:
+def _of_one(seen: SizePeak) -> BatchCost | None:
     per_example = (seen.peak - seen.floor) / seen.batch_size
-    return Cost(seen.floor, per_example, 0.0, 1, seen.batch_size, "low") if per_example > 0 else None
+    return BatchCost(seen.floor, per_example, 0.0, 1, seen.batch_size, "low") if per_example > 0 else None
 
 
 def advise(
-    cost: Cost, present: int, capacity: float, *, failed: int | None = None, of: int = 1
+    cost: BatchCost, present: int, capacity: float, *, failed: int | None = None, of: int = 1
 ) -> BatchSizeAdvice | None:
     """Return the largest usual size that fits, and whether the present one does; None where none of them does.
 
     `failed` is the least size that was out of memory. Sizes are multiples of `of`, the run's devices.
     """
     room = capacity - cost.margin(capacity)
-    farthest = cost.largest * (FARTHEST if cost.confidence == "high" else FARTHEST_OF_FEW)
+    farthest = cost.largest * (MAX_TIMES_LARGEST if cost.confidence == "high" else MAX_TIMES_LARGEST_UNSURE)
     below = farthest if failed is None else min(farthest, failed - 1)
     fitting = [size for size in (*usual_sizes(below), present) if size % of == 0 and cost.of(size) <= room]
     works = failed is None or present < failed
@@ -153,7 +155,7 @@ def usual_sizes(most: int) -> list[int]:
     return [size for size in found if size <= most]
 
 
-def _sentence(cost: Cost, present: int, advised: int, capacity: float, *, too_large: bool, bounded: bool) -> str:
+def _sentence(cost: BatchCost, present: int, advised: int, capacity: float, *, too_large: bool, bounded: bool) -> str:
     needs = f"{amount(cost.of(advised))} of the {amount(capacity)} that the run can have"
     if too_large:
         said = f"batches of {present} are too large; {advised} should fit, with {needs}"
@@ -167,7 +169,7 @@ def _sentence(cost: Cost, present: int, advised: int, capacity: float, *, too_la
     return f"{said}; {_grounds(cost)}"
 
 
-def _grounds(cost: Cost) -> str:
+def _grounds(cost: BatchCost) -> str:
     if cost.sizes == 1:
         return f"a guess from one size: an example takes {amount(cost.per_example)} at most"
     off = f", at most {amount(cost.residual)} off" if cost.sizes > 2 else ""  # noqa: PLR2004 - a line meets two points

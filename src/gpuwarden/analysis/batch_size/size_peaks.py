@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuwarden.analysis.batch_size.cost_model import FED, SAME_FLOOR, SAME_FLOOR_BYTES, Seen
+from gpuwarden.analysis.batch_size.cost_model import (
+    INPUT_RATIO,
+    MAX_FLOOR_DIFFERENCE_BYTES,
+    MAX_FLOOR_DIFFERENCE_RATIO,
+    SizePeak,
+)
 from gpuwarden.protocol.messages import DeviceMemory, Report
 
-MOST_SIZES = 16
+MAX_SIZES = 16
 LATE_SECONDS = 2.5  # that a size may be told after its first step: where it is not declared it is counted
 
 
@@ -25,7 +30,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class BatchMemory:
+class SizePeaks:
     """One run on one device. Used by one event loop; times are seconds since the run was first heard of."""
 
     peak: int  # at the last report; what made that of the first is not known
@@ -65,17 +70,17 @@ class BatchMemory:
             if at - entry.at > LATE_SECONDS:
                 entry.before = entry.peak
             entry.peak, entry.at = memory.peak, at
-        elif len(self._sizes) < MOST_SIZES:
+        elif len(self._sizes) < MAX_SIZES:
             self._sizes[size] = _Entry(memory.current, memory.peak, at)
 
-    def seen(self, low: int | None) -> tuple[Seen, ...]:
+    def seen(self, low: int | None) -> tuple[SizePeak, ...]:
         """Return what is known by size, smallest first; nothing where what is in use has grown to `low` since.
 
         Then the peak is that of something else than the batch.
         """
-        found = tuple(Seen(size, entry.floor, entry.peak) for size, entry in sorted(self._sizes.items()))
+        found = tuple(SizePeak(size, entry.floor, entry.peak) for size, entry in sorted(self._sizes.items()))
         if not found or low is None:
             return found
         newest = found[-1]
-        fed = FED * (newest.peak - newest.floor)
-        return () if low > newest.floor * (1 + SAME_FLOOR) + SAME_FLOOR_BYTES + fed else found
+        fed = INPUT_RATIO * (newest.peak - newest.floor)
+        return () if low > newest.floor * (1 + MAX_FLOOR_DIFFERENCE_RATIO) + MAX_FLOOR_DIFFERENCE_BYTES + fed else found

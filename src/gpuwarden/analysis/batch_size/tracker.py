@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, Seen, advise, cost_of
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, SizePeak, advise, fit_cost
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
-from gpuwarden.analysis.batch_size.size_peaks import BatchMemory
-from gpuwarden.analysis.memory.device_memory import by_gpu
+from gpuwarden.analysis.batch_size.size_peaks import SizePeaks
+from gpuwarden.analysis.memory.device_memory import memory_by_gpu
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import Error, Hello, Report
 
-LOOK_SECONDS = 10.0  # between two looks: what fits changes slowly
-AGAIN_SECONDS = 10.0  # and
-AGAIN_STEPS = 20  # in which a size that was out of memory has to train well, to be called too large no more
+EVALUATION_SECONDS = 10.0  # between two looks: what fits changes slowly
+MIN_RETRAINED_SECONDS = 10.0  # and
+MIN_RETRAINED_STEPS = 20  # in which a size that was out of memory has to train well, to be called too large no more
 
 
-class BatchSizeWatch:
+class BatchSizeTracker:
     """Used by one event loop. A look takes some 30 µs a device and size."""
 
     def __init__(self, predecessors: PriorRuns, uid: int) -> None:
         self._predecessors = predecessors
         self._uid = uid
         self._first: Report | None = None
-        self._memory: dict[str, BatchMemory] = {}
+        self._memory: dict[str, SizePeaks] = {}
         self._failed: int | None = None  # the least size that was out of memory and has not trained since
         self._failed_after = 0  # steps
         self._again: tuple[float, int] | None = None  # since when it trains again, and after how many steps
@@ -40,11 +40,11 @@ class BatchSizeWatch:
         self._present = max(self._present, report.batch_size)
         if self._failed is not None:
             self._hear_again(report, report.batch_size, self._failed, at)
-        for uuid, memory in by_gpu(report.memory, uuids).items():
+        for uuid, memory in memory_by_gpu(report.memory, uuids).items():
             known = self._memory.get(uuid)
             if known is None:
-                first = by_gpu(self._first.memory, uuids).get(uuid)
-                known = self._memory[uuid] = BatchMemory(
+                first = memory_by_gpu(self._first.memory, uuids).get(uuid)
+                known = self._memory[uuid] = SizePeaks(
                     memory.peak if first is None or self._first.steps else first.peak
                 )
             known.hear(memory, report, at)
@@ -55,7 +55,7 @@ class BatchSizeWatch:
             self._again = None
         elif report.steps > self._failed_after:
             since, steps = self._again = self._again or (at, report.steps)
-            if at - since >= AGAIN_SECONDS and report.steps - steps >= AGAIN_STEPS:
+            if at - since >= MIN_RETRAINED_SECONDS and report.steps - steps >= MIN_RETRAINED_STEPS:
                 self._failed, self._again, self._due = size + 1, None, 0.0
 
     def fail(self, error: Error) -> None:
@@ -73,7 +73,7 @@ class BatchSizeWatch:
         """Return what would fit, as of the last look; `now` is monotonic."""
         if now < self._due or not self._memory:
             return self._advice
-        self._due = now + LOOK_SECONDS
+        self._due = now + EVALUATION_SECONDS
         present = max(self._present, self._before)
         self._before, self._present = self._present, 0
         if self._failed is not None and present >= self._failed > self._before > 0:
@@ -88,7 +88,7 @@ class BatchSizeWatch:
         found: list[BatchSizeAdvice] = []
         for uuid in self._memory:
             history = histories.get(uuid)
-            cost = cost_of(self.seen(uuid, histories), others)
+            cost = fit_cost(self.seen(uuid, histories), others)
             if history is None or history.limit is None or cost is None:
                 return None
             advice = advise(cost, present, history.limit, failed=self._failed, of=len(self._memory))
@@ -97,7 +97,7 @@ class BatchSizeWatch:
             found.append(advice)
         return min(found, key=lambda each: each.advised)
 
-    def seen(self, uuid: str, histories: Mapping[str, MemoryHistory]) -> tuple[Seen, ...]:
+    def seen(self, uuid: str, histories: Mapping[str, MemoryHistory]) -> tuple[SizePeak, ...]:
         """Return what batches took on a device."""
         known, history = self._memory.get(uuid), histories.get(uuid)
         if known is None:

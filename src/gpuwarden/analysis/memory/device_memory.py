@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from gpuwarden.analysis.memory.headroom import Overhead, Space, headroom
+from gpuwarden.analysis.memory.headroom import DeviceSpace, Overhead, headroom
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
 
 # Why a device of a run has no headroom; docs/headroom.md says what to do about each.
-Unknown: TypeAlias = Literal[
+HeadroomUnknown: TypeAlias = Literal[
     "device_unresolved",
     "free_memory_untold",
     "gpu_down",
@@ -22,7 +22,7 @@ Unknown: TypeAlias = Literal[
     "process_unlisted",
     "report_expired",
 ]
-UNKNOWN: tuple[Unknown, ...] = get_args(Unknown)
+HEADROOM_UNKNOWN: tuple[HeadroomUnknown, ...] = get_args(HeadroomUnknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Headrooms:
 
     now: Mapping[str, float] = field(default_factory=dict)
     at_peak: Mapping[str, float] = field(default_factory=dict)
-    unknown: Mapping[str, Unknown] = field(default_factory=dict)
+    unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)
 
 
-class HeadroomWatch:
+class HeadroomTracker:
     """Works out one run's headroom at each poll, and remembers what was measured. Used by one event loop."""
 
     def __init__(self, overhead: float) -> None:
@@ -47,7 +47,7 @@ class HeadroomWatch:
         """Take a poll and what the run said last of its memory, in the report of the time `heard`."""
         now: dict[str, float] = {}
         at_peak: dict[str, float] = {}
-        unknown: dict[str, Unknown] = {}
+        unknown: dict[str, HeadroomUnknown] = {}
         for uuid, device in memory.items():
             gpu = snapshot.gpu_with(uuid)
             if gpu is None or not gpu.up:
@@ -91,35 +91,35 @@ class HeadroomWatch:
         return Headrooms(now, least)
 
 
-def _space(gpu: Gpu, uuid: str) -> Space:
+def _space(gpu: Gpu, uuid: str) -> DeviceSpace:
     instance = gpu.instance(uuid)
     rows = MigReadings if instance else GpuReadings
     told = instance or gpu
-    return Space(told.value(rows.memory_free_bytes), told.value(rows.memory_size_bytes))
+    return DeviceSpace(told.value(rows.memory_free_bytes), told.value(rows.memory_size_bytes))
 
 
-def _silence(space: Space, process: GpuProcess | None) -> Unknown:
+def _silence(space: DeviceSpace, process: GpuProcess | None) -> HeadroomUnknown:
     if space.free is None:
         return "free_memory_untold"
     return "process_memory_untold" if process else "process_unlisted"
 
 
-def silent(
+def unknown_headroom(
     hello: Hello, report: Report | None, uuids: Mapping[str, str], before: Mapping[str, str], *, current: bool
-) -> dict[str, Unknown]:
+) -> dict[str, HeadroomUnknown]:
     """Say why devices of a run have no figures of its allocators, by UUID; what is no certain GPU goes by "".
 
     `uuids` of its devices are those of now, `before` those known last. Where the run tells of some devices and not of
     others, it does not use the others.
     """
-    reason: Unknown | None = None
+    reason: HeadroomUnknown | None = None
     if report is None:
         reason = "no_report"
     elif not current:
         reason = "report_expired"
     elif not report.memory:
         reason = "no_allocator_figures"
-    found: dict[str, Unknown] = {}
+    found: dict[str, HeadroomUnknown] = {}
     for device in hello.devices:
         uuid = uuids.get(device)
         if uuid is not None:
@@ -161,7 +161,7 @@ def held_by_others(own: Collection[int], uuid: str, snapshot: Snapshot) -> float
     return None if None in held else float(sum(each or 0 for each in held))
 
 
-def by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:
+def memory_by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:
     """Sum a run's logical devices by the GPU they are parts of."""
     found: dict[str, DeviceMemory] = {}
     for device, part in memory.items():

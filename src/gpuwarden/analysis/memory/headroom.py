@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class DeviceSpace:
     """Memory of a GPU or MIG instance in bytes, in total and free; None where unknown."""
 
     free: float | None
     size: float | None
 
 
-def headroom(space: Space, pool: float | None, limit: float | None, in_use: float) -> float | None:
+def headroom(space: DeviceSpace, pool: float | None, limit: float | None, in_use: float) -> float | None:
     """Return bytes, never below 0 nor above the device's size; None where neither a pool nor a limit is known.
 
     `pool` is what the run's allocator holds of the device, `in_use` what it has handed out of that, `limit` what it may

@@ -12,9 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gpuwarden.analysis.memory.downsampling import Downsampled
-from gpuwarden.analysis.memory.memory_history import Window
-from gpuwarden.analysis.memory.oom_forecast import ALIKE_RATIO, Step, TimeLeft, stairs_of, steps_of, time_left
-from gpuwarden.analysis.memory.theil_sen import Trend, median, running_minimum, trend
+from gpuwarden.analysis.memory.memory_history import MemoryWindow
+from gpuwarden.analysis.memory.oom_forecast import (
+    ALIKE_RATIO,
+    Rise,
+    TimeLeft,
+    find_regular_rises,
+    find_rises,
+    forecast_oom,
+)
+from gpuwarden.analysis.memory.theil_sen import Trend, fit_trend, median, running_minimum
 
 MIN_RATIO = 0.01  # of what the run can have: less is noise
 BINS = 12  # equal parts of the time, whose least values make the trend; half of them are needed
@@ -40,7 +47,7 @@ class Leak:
 class _Stretch:
     """Part of a series up to now, and the floor under each of its points."""
 
-    points: Sequence[Window]
+    points: Sequence[MemoryWindow]
     times: Sequence[float]
     floor: Sequence[int]
 
@@ -53,7 +60,7 @@ class _Stretch:
         return self.points[-1].lowest - self.floor[0]
 
 
-def find(points: Sequence[Window], now: float, *, known: bool = False) -> Leak | None:
+def find_leak(points: Sequence[MemoryWindow], now: float, *, known: bool = False) -> Leak | None:
     """Return the growth that there is now, of the longest stretch up to now in which it was even.
 
     `known`: it is reported already, and less is enough for it to hold on. Takes some 200 µs.
@@ -77,7 +84,7 @@ def find(points: Sequence[Window], now: float, *, known: bool = False) -> Leak |
         span /= 2**0.5
 
 
-def _last_certain(points: Sequence[Window], floor: Sequence[int], least: float, now: float) -> tuple[int, float]:
+def _last_certain(points: Sequence[MemoryWindow], floor: Sequence[int], least: float, now: float) -> tuple[int, float]:
     """Return the last point to consider, and the seconds in which memory usually is taken and given back, 0 for none.
 
     What rises since it was last given back may be given back as well, unless it is more, or stays for longer.
@@ -105,15 +112,15 @@ def _growth(stretch: _Stretch, now: float, cycle: float, hold: float) -> tuple[b
     """Return whether a stretch has grown evenly and still does, and that growth if it has gone far enough."""
     bins = _bins(stretch, cycle)
     even = _evenness(bins)
-    found = trend(bins)
+    found = fit_trend(bins)
     if even is None or found is None or found.lower <= 0:
         return False, None
     rises, deviation = even
-    steps = steps_of(stretch.times, stretch.floor, MIN_RATIO * stretch.grown)
+    steps = find_rises(stretch.times, stretch.floor, MIN_RATIO * stretch.grown)
     if deviation > MAX_DEVIATION_RATIO + 1 / rises or not steps or _is_over(steps, stretch, now, cycle):
         return False, None
     noise = median(each.lowest - under for each, under in zip(stretch.points, stretch.floor, strict=True))
-    stairs = stairs_of(steps, stretch.floor[-1], noise, now)
+    stairs = find_regular_rises(steps, stretch.floor[-1], noise, now)
     if rises < STEADY_RISES / 2 and stairs is None:
         return False, None
     if rises > STEADY_RISES:
@@ -131,7 +138,7 @@ def _growth(stretch: _Stretch, now: float, cycle: float, hold: float) -> tuple[b
     if limit_slope > found.slope / 2 or stretch.grown < way * (stretch.grown + room):
         return True, None
     level = median(low - found.slope * at for at, low in bins) + found.slope * now
-    left = time_left(
+    left = forecast_oom(
         found, stairs, level=level, step_bytes=(likely, most), limit=limit, limit_slope=limit_slope, now=now
     )
     return True, Leak(found.slope, stretch.grown, left)
@@ -160,7 +167,7 @@ def _evenness(bins: Sequence[tuple[float, float]]) -> tuple[float, float] | None
     return rises, max(map(abs, off))
 
 
-def _is_over(steps: Sequence[Step], stretch: _Stretch, now: float, cycle: float) -> bool:
+def _is_over(steps: Sequence[Rise], stretch: _Stretch, now: float, cycle: float) -> bool:
     """Return whether the last rise is longer ago than any pause before it."""
     recent = stretch.times[-1] - stretch.times[-BINS // 2]
     longest = max(step.pause for step in steps) + cycle
@@ -169,7 +176,7 @@ def _is_over(steps: Sequence[Step], stretch: _Stretch, now: float, cycle: float)
 
 def _recent(bins: Sequence[tuple[float, float]], whole: Trend) -> Trend:
     """Return the trend of the second half where it is another one: what counts is what it does now."""
-    half = trend(bins[len(bins) // 2 :])
+    half = fit_trend(bins[len(bins) // 2 :])
     return whole if half is None or half.lower <= 0 or whole.lower <= half.slope <= whole.upper else half
 
 
@@ -184,7 +191,7 @@ def _limit_slope(stretch: _Stretch) -> float:
     while changes and (most := max(changes)) > sum(changes) / 2:
         last = changes.index(most) + 1
         some, changes = some[last:], changes[last:]
-    found = trend(some)
+    found = fit_trend(some)
     return found.slope if found is not None and (found.lower > 0 or found.upper < 0) else 0.0
 
 
@@ -210,12 +217,12 @@ class LeakDetector:
     _closed: int = -1
     _at: float = 0.0  # when `growth` was
 
-    def look(self, series: Downsampled[Window], now: float, since: float = 0.0) -> Leak | None:
+    def look(self, series: Downsampled[MemoryWindow], now: float, since: float = 0.0) -> Leak | None:
         """Return the growth there is `now`, by the series' own clock, in what came `since` a time."""
         if series.closed != self._closed:
             self._closed = series.closed
             points = [each for each in series if each.lowest_at >= since]
-            self.growth = find(points, now, known=self.growth is not None)
+            self.growth = find_leak(points, now, known=self.growth is not None)
         elif self.growth is not None and self.growth.left is not None:
             self.growth = replace(self.growth, left=self.growth.left.after(now - self._at))
         self._at = now

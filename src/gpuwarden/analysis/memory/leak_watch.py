@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.analysis.memory.leak_detector import Leak, LeakDetector
-from gpuwarden.analysis.memory.memory_history import MemoryHistory, Window, sample
+from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow, window_from_sample
 from gpuwarden.formatting import amount, foreseen, rate
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import DeviceMemory
@@ -39,7 +39,7 @@ class LeakWatch:
 
     urgent: bool = False
     _places: defaultdict[str, _Place] = field(default_factory=lambda: defaultdict(_Place))  # by UUID, or HOST
-    _host_memory: Downsampled[Window] = field(default_factory=Downsampled)
+    _host_memory: Downsampled[MemoryWindow] = field(default_factory=Downsampled)
     _usage: Usage | None = None  # the last sample of the host
     _failed: bool = False  # since a leak was reported last
     _lines: int = 0
@@ -93,7 +93,7 @@ class LeakWatch:
         if limit is not None and before is not None:
             self.urgent = (limit - memory) * (now - before.ended) < URGENT_SECONDS * (memory - before.highest)
         since = now if before is None else before.ended
-        self._host_memory.append(sample(now, DeviceMemory(memory, memory), since=since, limit=limit))
+        self._host_memory.append(window_from_sample(now, DeviceMemory(memory, memory), since=since, limit=limit))
 
     def _report(self, where: str, growth: Leak | None, who: tuple[str, str]) -> None:
         place = self._places[where]

@@ -13,7 +13,7 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MemoryWindow:
     """Stretch of a run's life, from `began` to `ended` in seconds since its first message.
 
     Bytes: `lowest` and `highest` of what was in use at reports, which come between steps; `peak` is the allocator's own
@@ -38,10 +38,10 @@ class Window:
     peak_at_lowest: int = 0
     limit: float | None = None
 
-    def joined(self, other: Window) -> Window:
+    def joined(self, other: MemoryWindow) -> MemoryWindow:
         """Return this and the window after it as one."""
         low = other if other.lowest <= self.lowest else self
-        return Window(
+        return MemoryWindow(
             self.began,
             other.ended,
             other.steps,
@@ -59,11 +59,11 @@ class Window:
         )
 
 
-def sample(
+def window_from_sample(
     at: float, memory: DeviceMemory, *, since: float, limit: float | None, report: Report | None = None
-) -> Window:
+) -> MemoryWindow:
     """Return the window of one report, or of one sample of memory without a report."""
-    return Window(
+    return MemoryWindow(
         began=since,
         ended=at,
         steps=report.steps if report else 0,
@@ -88,7 +88,7 @@ class MemoryHistory:
     most, by the last poll, if that knew its headroom.
     """
 
-    series: Downsampled[Window] = field(default_factory=Downsampled)
+    series: Downsampled[MemoryWindow] = field(default_factory=Downsampled)
     training_peak: int | None = None
     last: DeviceMemory | None = None
     limit: float | None = None
@@ -96,7 +96,7 @@ class MemoryHistory:
     _phase: Phase | None = None  # of the last report
 
     @property
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[MemoryWindow]:
         """All windows, oldest first; the last one still grows."""
         return list(self.series)
 
@@ -110,7 +110,7 @@ class MemoryHistory:
             self.training_began = at
         newest = self.series.newest
         since = at if newest is None else newest.ended
-        self.series.append(sample(at, memory, since=since, limit=self.limit, report=report))
+        self.series.append(window_from_sample(at, memory, since=since, limit=self.limit, report=report))
 
     def see(self, headroom: float | None, others: float | None) -> None:
         """Take what a poll knows: bytes of headroom, and what other processes hold on the device."""

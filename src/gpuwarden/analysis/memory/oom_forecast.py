@@ -17,7 +17,7 @@ MIN_DOUBT_RATIO = 0.15  # of the seconds left: rates change, and the last alloca
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Rise:
     """Rise of the floor: when it began, by how many bytes, and how many seconds without one came before.
 
     `sharp`: when it was is known much better than how long that pause was.
@@ -30,7 +30,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Stairs:
+class RegularRises:
     """Steps that are alike and come regularly: bytes of one, seconds between two, when the last was and to what."""
 
     size: float
@@ -53,9 +53,9 @@ class TimeLeft:
         return TimeLeft(max(self.seconds - seconds, 0.0), max(self.lower - seconds, 0.0), upper)
 
 
-def steps_of(times: Sequence[float], floor: Sequence[float], smallest: float) -> list[Step]:
+def find_rises(times: Sequence[float], floor: Sequence[float], smallest: float) -> list[Rise]:
     """Return the rises of the floor by `smallest` bytes or more; those of neighbouring points are one sharp step."""
-    steps: list[Step] = []
+    steps: list[Rise] = []
     last, level, before = times[0], floor[0], -1  # when and how far it rose last, and to which point
     for number, held in enumerate(floor):
         size = held - level
@@ -67,12 +67,12 @@ def steps_of(times: Sequence[float], floor: Sequence[float], smallest: float) ->
         if before == number - 1 and steps[-1].sharp and pause < steps[-1].pause * ALIKE_RATIO:
             steps[-1] = replace(steps[-1], at=at, size=steps[-1].size + size)
         else:
-            steps.append(Step(at, size, pause, sharp=pause > spacing and held - floor[number - 1] > size / 2))
+            steps.append(Rise(at, size, pause, sharp=pause > spacing and held - floor[number - 1] > size / 2))
         last, level, before = at, held, number
     return steps
 
 
-def stairs_of(steps: Sequence[Step], level: float, noise: float, now: float) -> Stairs | None:
+def find_regular_rises(steps: Sequence[Rise], level: float, noise: float, now: float) -> RegularRises | None:
     """Return the last steps, up to `level`, if they are alike and regular; the very last may be under way still.
 
     `noise` is how much is usually in use between them on top of the floor: it has to be small compared with a step.
@@ -85,7 +85,7 @@ def stairs_of(steps: Sequence[Step], level: float, noise: float, now: float) -> 
     return found
 
 
-def _regular(steps: Sequence[Step], level: float, noise: float) -> Stairs | None:
+def _regular(steps: Sequence[Rise], level: float, noise: float) -> RegularRises | None:
     blurred = [number for number, step in enumerate(steps) if not step.sharp]
     sharp = steps[blurred[-1] + 1 if blurred else 0 :][-8:]
     if len(sharp) < 3:  # noqa: PLR2004 - two pauses, of which each can confirm the other
@@ -97,12 +97,12 @@ def _regular(steps: Sequence[Step], level: float, noise: float) -> Stairs | None
         return None
     if any(abs(each - pause) > ALIKE_RATIO * pause for each in pauses):
         return None
-    return Stairs(size, pause, sharp[-1].at, level)
+    return RegularRises(size, pause, sharp[-1].at, level)
 
 
-def time_left(
+def forecast_oom(
     trend: Trend,
-    stairs: Stairs | None,
+    stairs: RegularRises | None,
     *,
     level: float,
     step_bytes: tuple[float, float],

@@ -42,7 +42,7 @@ class Trend:
     upper: float
 
 
-def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
+def fit_trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     """Return how the points (seconds, value) rise; None of fewer than three. Their times rise, and differ.
 
     The cost grows with the square of their number: a dozen take some 20 µs.

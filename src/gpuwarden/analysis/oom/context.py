@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.analysis.memory.memory_history import Window
+from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.analysis.memory.theil_sen import running_minimum
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error
 
@@ -68,7 +68,7 @@ class FailureContext:
     others: float | None = None  # held by other processes on the device
     grown_co_tenants: tuple[CoTenantMemory, ...] = ()  # since the run could last allocate as much as it needed
     co_tenants: tuple[CoTenantMemory, ...] = ()
-    windows: tuple[Window, ...] = ()  # the run's memory there up to the error
+    windows: tuple[MemoryWindow, ...] = ()  # the run's memory there up to the error
     training_peak: int | None = None  # the allocator's own peak when it last rose in training
     batch_size: int | None = None  # of the failed step, else the usual one
     largest_batch_before: int | None = None  # in the same fit

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
-from gpuwarden.analysis.memory.device_memory import by_gpu, held_by_others, is_listed
+from gpuwarden.analysis.memory.device_memory import held_by_others, is_listed, memory_by_gpu
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.context import CoTenantMemory, FailureContext
@@ -157,9 +157,9 @@ class Diagnoser:
         report = run.report
         allocation, device = largest_allocation(error, run.hello)
         uuid = run.uuids.get(device, "") if device is not None else ""
-        after = by_gpu(error.memory, run.uuids).get(uuid) or error.memory.get(device or "")
+        after = memory_by_gpu(error.memory, run.uuids).get(uuid) or error.memory.get(device or "")
         history = run.histories.get(uuid)
-        reported = by_gpu(report.memory, run.uuids).get(uuid) if report else None
+        reported = memory_by_gpu(report.memory, run.uuids).get(uuid) if report else None
         before = history.last if history else reported
         after = after or before
         return device, FailureContext(
