@@ -6,8 +6,10 @@ from classic import SOURCE, Json
 from series import BOX
 
 from gpuwarden.alerts.prometheus_rules import RECORDED
-from gpuwarden.daemon.metrics import DaemonReadings, GpuHealth, OwnerReadings
+from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import MigReadings
+from gpuwarden.owners.metrics import OwnerReadings
 from gpuwarden.runs.metrics import RunReadings
 
 _RECORDED = RECORDED["gpuwarden:box:build_info:group"].name

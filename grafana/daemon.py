@@ -6,7 +6,8 @@ from classic import Panel, Query
 from panels import timeseries
 from series import risen, series, with_gpu
 
-from gpuwarden.daemon.metrics import DaemonReadings, GpuHealth
+from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.gpu.health_metrics import GpuHealth
 
 
 def daemon() -> list[Panel]:

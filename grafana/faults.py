@@ -7,7 +7,7 @@ from looks import COLORED
 from panels import table, timeline, timeseries
 from series import DEVICE, risen, series, with_gpu
 
-from gpuwarden.daemon.metrics import GpuHealth
+from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
 
 _STEPS = 480  # a box has hundreds of counters of links: an hour is read by scrapes still, a week not

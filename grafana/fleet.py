@@ -14,7 +14,7 @@ from run_table import run_table
 from series import BOX, UNLESS_RECORDED, firing, least_headroom_ratio, recorded, series
 from ways import FLEET, marks, ways
 
-from gpuwarden.daemon.metrics import GpuHealth
+from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.runs.metrics import RunReadings
 

@@ -25,9 +25,11 @@ from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.alerts.recording_rules import AVOIDABLE_SLOWDOWNS
 from gpuwarden.config import thresholds
-from gpuwarden.daemon.metrics import GpuHealth, OwnerReadings, PressureReadings
+from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.metrics.model import Metric
+from gpuwarden.owners.metrics import OwnerReadings
+from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.xid.codes import Severity, codes
 

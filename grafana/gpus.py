@@ -8,9 +8,9 @@ from panels import timeline, timeseries
 from processes import processes
 from series import BOX, DEVICE, pressure, rate, series, with_device, with_gpu
 
-from gpuwarden.daemon.metrics import OwnerReadings
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.owners.kinds import WORKLOADS
+from gpuwarden.owners.metrics import OwnerReadings
 from gpuwarden.runs.metrics import RunReadings
 
 GPU = "GPU {{gpu}}"

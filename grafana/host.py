@@ -8,7 +8,7 @@ from panels import timeseries
 from series import BOX, rate, series, with_run
 
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.host.host_reader import HostReadings
+from gpuwarden.host.metrics import HostReadings
 from gpuwarden.runs.metrics import RunReadings
 
 RUN = "{{run_name}}"

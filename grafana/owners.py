@@ -7,8 +7,8 @@ from looks import PLAIN_GAUGE
 from panels import table, timeseries
 from series import DEVICE, UNLESS_RECORDED, recorded, series
 
-from gpuwarden.daemon.metrics import OwnerReadings
 from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.owners.metrics import OwnerReadings
 
 # For each step Prometheus looks at all GPUs of a fleet: an hour is read in minutes, a week in hours.
 _STEPS = 120

@@ -8,7 +8,8 @@ from panels import table, timeseries
 from series import BOX, DEVICE, placed, series, with_gpu
 from ways import IN_CLUSTER, ONE_RUN, link
 
-from gpuwarden.daemon.metrics import GpuHealth, ProcessReadings
+from gpuwarden.gpu.health_metrics import GpuHealth
+from gpuwarden.owners.metrics import ProcessReadings
 
 _WHO = tuple(label for label in ProcessReadings.info.labels if label != "pid")
 

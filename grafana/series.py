@@ -7,10 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from gpuwarden.alerts.prometheus_rules import RECORDED
-from gpuwarden.daemon.metrics import GpuHealth, OwnerReadings, PressureReadings, ProcessReadings
+from gpuwarden.daemon.metrics_page import TABLES
+from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import MigReadings
-from gpuwarden.metrics.exposition import TABLES
 from gpuwarden.metrics.model import Metric
+from gpuwarden.owners.metrics import OwnerReadings, ProcessReadings
+from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
 
 # What tells one box, device or run from another. A site may have given its targets a cluster, and further labels, which

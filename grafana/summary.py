@@ -9,7 +9,7 @@ from run_speed import input_wait, throttled
 from series import boxes, firing, headroom_ratio, series, with_device, with_gpu, with_run
 
 from gpuwarden.config import thresholds
-from gpuwarden.daemon.metrics import GpuHealth
+from gpuwarden.gpu.health_metrics import GpuHealth
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.runs.metrics import RunReadings
 

@@ -19,8 +19,8 @@ from services import ROOT
 
 from gpuwarden.collector import GpuWardenCollector, families
 from gpuwarden.config import schema
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.sources import Source
-from gpuwarden.metrics.exposition import entries
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
@@ -62,7 +62,7 @@ def test_goldens_are_what_prometheus_client_writes() -> None:
     for name in (*GOLDENS, *RECORDED):
 
         def kept(state: State, name: str = name) -> Iterator[Any]:
-            tables = _Families(entries(state))
+            tables = _Families(read_tables(state))
             pages[name] = generate_latest(registered(tables))
             return iter(tables.tables)
 

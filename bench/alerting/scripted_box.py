@@ -17,12 +17,13 @@ from jobs import Job, Process
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.metrics_page import TABLES, read_tables
 from gpuwarden.daemon.sources import Source
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.metrics.exposition import TABLES, Entries, Exposition, entries
-from gpuwarden.metrics.model import Metric, Table
+from gpuwarden.metrics.exposition import Exposition
+from gpuwarden.metrics.model import Metric, Table, TableReadings
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.answers import SimulatedGpu, answer_of
@@ -224,7 +225,7 @@ class WatchedBox:
             for peer, status in self.box.statuses:  # the daemon hears of them by the processes' pidfds
                 self._daemon.pipeline.registry.exited(peer, self._clock.now, status)
             self.box.statuses.clear()
-            self._page = self._exposition.render(_named(entries(state), names)).text.decode()
+            self._page = self._exposition.render(_named(read_tables(state), names)).text.decode()
         return self._page
 
 
@@ -254,9 +255,7 @@ def _together(loads: Sequence[Load]) -> Load:
     )
 
 
-def _named(
-    tables: Iterable[tuple[type[Table[Any]], Entries]], names: frozenset[str]
-) -> Iterator[tuple[type[Table[Any]], Entries]]:
+def _named(tables: Iterable[TableReadings], names: frozenset[str]) -> Iterator[TableReadings]:
     """Leave out the readings of which nothing is named, a histogram's by any of its samples."""
     for table, subjects in tables:
         rows = _rows(names)[table]

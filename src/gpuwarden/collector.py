@@ -25,10 +25,11 @@ from prometheus_client.registry import Collector
 from gpuwarden.config.schema import load
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.dcgm.metrics import DcgmReadings
-from gpuwarden.metrics.exposition import TABLES, Entries, family_of, samples
-from gpuwarden.metrics.model import Metric, Readings, Table
+from gpuwarden.metrics.exposition import family_of, samples
+from gpuwarden.metrics.model import Metric, Readings, Table, TableReadings
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +103,11 @@ class GpuWardenCollector(Collector):
             failed: Readings = {DaemonReadings.collector_success: {("nvml",): 0.0}}
             return list(families([(DaemonReadings, [((), failed)])]))
 
-    async def _read(self) -> list[tuple[type[Table[Any]], Entries]]:
-        return list(self._daemon.entries(await self._daemon.poll()))
+    async def _read(self) -> list[TableReadings]:
+        return list(self._daemon.read_tables(await self._daemon.poll()))
 
 
-def families(tables: Iterable[tuple[type[Table[Any]], Entries]]) -> Iterator[Family]:
+def families(tables: Iterable[TableReadings]) -> Iterator[Family]:
     """Yield prometheus-client's families of what is exposed, those with a sample."""
     for table, subjects in tables:
         for row in table.rows:

@@ -19,6 +19,7 @@ from promql import grouping, selectors
 from services import Daemon, Prometheus, ending, until
 from simulated_box import Box
 
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.dcgm.entity import LABELS
 from gpuwarden.dcgm.metrics import DcgmMetric, DcgmReadings
 from gpuwarden.dcgm.page import DcgmPage, host_name
@@ -26,9 +27,10 @@ from gpuwarden.dcgm.rates import Rates
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
-from gpuwarden.gpu.snapshot import Gpu, Identity, MigIdentity, MigInstance, Snapshot, XidCount
-from gpuwarden.metrics.exposition import Exposition, MetricsPage, entries
+from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance, Snapshot, XidCount
+from gpuwarden.metrics.exposition import Exposition, MetricsPage
 from gpuwarden.metrics.model import Metric
+from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.state import State
 from mock_nvml import MockNvml
 from system_parts import needs
@@ -142,8 +144,8 @@ def page_of(snapshot: Snapshot, hostname: str = "box") -> MetricsPage:
     """Write a poll's page under both sets of names."""
     state = State(source="simulated", poll_interval=1.0, snapshot=snapshot)
     again = DcgmPage(hostname)
-    again.see(state)
-    return Exposition().render([*entries(state), *again.entries(state)])
+    again.update(state)
+    return Exposition().render([*read_tables(state), *again.read_tables(state)])
 
 
 def samples(page: MetricsPage, name: str, labels: Mapping[str, str]) -> dict[str, float]:
@@ -207,7 +209,7 @@ class TestValues:
 
 
 Read: TypeAlias = "dict[Metric[Any], Any]"
-DIVIDED = Identity("GPU-0", 0, "NVIDIA H100 80GB HBM3", "00000000:10:00.0", "")
+DIVIDED = GpuIdentity("GPU-0", 0, "NVIDIA H100 80GB HBM3", "00000000:10:00.0", "")
 
 
 def instance(name: str, gpu_instance: int, compute_instance: int, profile: str, used: int) -> MigInstance:
@@ -225,7 +227,7 @@ def instance(name: str, gpu_instance: int, compute_instance: int, profile: str, 
 def told(gpu: Gpu, **access: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return the labels and value of each DCGM sample about a GPU, by the sample's name."""
     state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)), access=access)
-    page = Exposition().render(DcgmPage("box").entries(state))
+    page = Exposition().render(DcgmPage("box").read_tables(state))
     families = parse_text(page.text.decode())
     return {family.name: [(sample.labels, sample.value) for sample in family.samples] for family in families}
 
@@ -309,7 +311,7 @@ class TestRates:
         rates = Rates((self.COUNTER,))
         for number, (slow_taken, value) in enumerate(reads):
             readings: Read = {} if value is None else {self.COUNTER: {("transmit",): value}}
-            rates.see((Gpu(DIVIDED, None, readings, taken=float(number), slow_taken=slow_taken),))
+            rates.update((Gpu(DIVIDED, None, readings, taken=float(number), slow_taken=slow_taken),))
         return rates.rate("GPU-0", self.COUNTER, "transmit")
 
     def test_rate_is_between_two_reads(self) -> None:
@@ -337,7 +339,7 @@ class TestRates:
         assert self.COUNTER.tier == "slow"
         rates = Rates((counter,))
         for taken, busy in ((0.0, 0.0), (2.0, 1.0)):
-            rates.see((Gpu(DIVIDED, None, {counter: {(): busy}}, taken=taken, slow_taken=0.0),))
+            rates.update((Gpu(DIVIDED, None, {counter: {(): busy}}, taken=taken, slow_taken=0.0),))
         assert rates.rate("GPU-0", counter) == 0.5
 
     def test_reload_of_the_driver_gives_no_rate(self) -> None:
@@ -357,8 +359,8 @@ class TestRates:
             }
             gpu = Gpu(DIVIDED, None, readings, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
-            page.see(state)
-        rendered = Exposition().render(page.entries(state))
+            page.update(state)
+        rendered = Exposition().render(page.read_tables(state))
         assert samples(rendered, "DCGM_FI_PROF_PCIE_TX_BYTES", {}) == {"GPU-0": 1e9}
 
     def test_megabytes_of_nvlink_are_both_ways(self) -> None:
@@ -368,8 +370,8 @@ class TestRates:
             both: Any = {("transmit",): total * 10**9, ("receive",): total * 10**9}
             gpu = Gpu(DIVIDED, None, {GpuReadings.nvlink_bytes_total: both}, slow_taken=float(total))
             state = State(source="nvml", poll_interval=1.0, snapshot=Snapshot(1.0, 0.0, None, gpus=(gpu,)))
-            page.see(state)
-        rendered = Exposition().render(page.entries(state))
+            page.update(state)
+        rendered = Exposition().render(page.read_tables(state))
         assert samples(rendered, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", {}) == {"GPU-0": 2000}
         assert samples(rendered, "DCGM_FI_PROF_NVLINK_TX_BYTES", {}) == {"GPU-0": 1e9}
 

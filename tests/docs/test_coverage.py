@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from peer_fields import DCGM_COUNTERS, DCGM_FIELDS, GPUD_COMPONENTS, NVML_METRICS, QUERY_FIELDS
 
+from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.metrics.exposition import TABLES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`([^`]+)`", DOCUMENT)

@@ -16,9 +16,10 @@ from gpuwarden.cli.api_client import shown
 from gpuwarden.cli.memory_chart import ASCII
 from gpuwarden.cli.run_report import Page, story_lines
 from gpuwarden.config.schema import Config
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.codec import ProtocolError, decode, encode
 from gpuwarden.protocol.messages import (
@@ -162,7 +163,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         receipts.see(runs, now)
         found = pressure.see(box, runs, now)
         adviser.see(box, runs, found, {}, now)
-        assert exposition.render(entries(State("nvml", 1.0, box, runs, pressure=found))).text
+        assert exposition.render(read_tables(State("nvml", 1.0, box, runs, pressure=found))).text
         _read(receipts, peers)
     assert sent
 

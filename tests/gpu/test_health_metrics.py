@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 
@@ -15,7 +16,7 @@ from gpuwarden.state import State
 def page(snapshot: Snapshot) -> str:
     """Write a poll's page in text format."""
     state = State(source="simulated", poll_interval=1.0, snapshot=snapshot)
-    return Exposition().render(entries(state)).text.decode()
+    return Exposition().render(read_tables(state)).text.decode()
 
 
 def series(page: str, uuid: str) -> dict[str, str]:

@@ -30,11 +30,12 @@ from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
 from gpuwarden.alerts.prometheus_rules import Choices, annotated
 from gpuwarden.config import thresholds
-from gpuwarden.daemon.metrics import PressureReadings, ProcessReadings
+from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.gpu.metrics import MigReadings
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Condition
-from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.owners.metrics import ProcessReadings
+from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
 
 COUNTERS = {row.name for table in TABLES for row in table.rows if row.kind == "counter"}

@@ -15,8 +15,8 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml.driver import binding, why_unusable
-from gpuwarden.nvml.events import XidEvents
 from gpuwarden.nvml.gpm import LEAST_SECONDS
+from gpuwarden.xid.collector import XidCollector
 
 pytestmark = pytest.mark.gpu
 HELD_MEBIBYTES = 256
@@ -80,8 +80,9 @@ def test_activity_is_of_those_that_support_it(snapshot: Snapshot) -> None:
 
 def test_xid_events_are_listened_to(snapshot: Snapshot) -> None:
     """The real driver takes an event set of all GPUs, ends a wait without an event in time, and lets go of it."""
-    events = XidEvents(binding())
-    events.follow(snapshot)
+    xids = XidCollector(binding())
+    xids.follow(snapshot)
+    events = xids.events
     until(lambda: events.listening, "a wait that came back")
     assert events.take() == []
     events.stop()

@@ -13,7 +13,8 @@ import pytest
 from services import until
 
 from gpuwarden.host import host_reader
-from gpuwarden.host.host_reader import Host, HostReader, HostReadings
+from gpuwarden.host.host_reader import Host, HostReader
+from gpuwarden.host.metrics import HostReadings
 from gpuwarden.metrics.model import Labels
 
 MIB = 2**20

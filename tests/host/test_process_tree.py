@@ -262,14 +262,14 @@ def test_io_is_counted_once(program: Program, tmp_path: Path) -> None:
 
 FOREIGN = """
 import os, sys
-from gpuwarden.host.process_key import Peer
+from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import ProcessTrees
 if not os.getuid():
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    other = Peer(int(sys.argv[1]), 0, int(sys.argv[2]))
+    other = ProcessKey(int(sys.argv[1]), 0, int(sys.argv[2]))
 else:
     from gpuwarden.host.procfs import stat
-    other = Peer(1, 0, int(stat(1)[19]))
+    other = ProcessKey(1, 0, int(stat(1)[19]))
 trees = ProcessTrees()
 usage = trees.read([other])[other]
 now = usage.present

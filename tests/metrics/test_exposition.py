@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.utils import floatToGoString
 
 from gpuwarden.collector import families
-from gpuwarden.metrics.exposition import OPENMETRICS, TEXT, Entries, Exposition, negotiate, number
-from gpuwarden.metrics.model import Histogram, Metric, Table
+from gpuwarden.metrics.exposition import OPENMETRICS, TEXT, Exposition, negotiate, number
+from gpuwarden.metrics.model import Histogram, Metric, SubjectReadings, Table
 
 
 class Sample(Table[object], prefix="gpuwarden_sample_", key=("uuid",)):
@@ -36,7 +36,7 @@ class Sample(Table[object], prefix="gpuwarden_sample_", key=("uuid",)):
 class Peer:
     """prometheus-client's side of the comparison."""
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: SubjectReadings) -> None:
         self._entries = entries
 
     def collect(self) -> Iterator[Family]:
@@ -44,7 +44,7 @@ class Peer:
         return families([(Sample, self._entries)])
 
 
-def compare(entries: Entries, page: Exposition | None = None) -> None:
+def compare(entries: SubjectReadings, page: Exposition | None = None) -> None:
     """Assert byte equality in both formats."""
     registry = CollectorRegistry()
     registry.register(Peer(entries))

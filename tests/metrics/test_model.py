@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.metrics.model import Metric, Table
 
 ROWS = [row for table in TABLES for row in table.rows]

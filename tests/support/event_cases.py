@@ -24,6 +24,7 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml import events
 from gpuwarden.nvml.driver import binding
+from gpuwarden.xid.collector import XidCollector
 from mock_nvml import MockNvml
 
 LIMIT_SECONDS = 30.0
@@ -37,13 +38,14 @@ class Box:
         library, control = os.environ["LD_LIBRARY_PATH"].partition(":")[0], os.environ["MOCK_NVML_CONTROL"]
         self.mock = MockNvml(Path(library), Path(control).parent)
         self.poller = Poller(binding(), 0.2)
-        self.events = events.XidEvents(binding())
+        self.xids = XidCollector(binding())
+        self.events = self.xids.events
         self.snapshot: Snapshot | None = None
         self.heard: list[list[object]] = []
 
     async def poll(self) -> None:
         self.snapshot = await self.poller.poll()
-        self.events.follow(self.snapshot)
+        self.xids.follow(self.snapshot)
         index = {gpu.identity.uuid: gpu.identity.index for gpu in self.snapshot.gpus}
         self.heard += [[index[each.uuid], each.code] for each in self.events.take()]
 
@@ -224,7 +226,7 @@ async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
         await asyncio.sleep(0.02)
     assert box.snapshot
     lost = [replace(gpu, fault="gpu_is_lost") for gpu in box.snapshot.gpus]
-    box.events.follow(replace(box.snapshot, gpus=tuple(lost)))  # and the next poll finds it again
+    box.xids.follow(replace(box.snapshot, gpus=tuple(lost)))  # and the next poll finds it again
     await box.until(lambda: box.calls()["EventSetCreate"] == 2)
     await box.hears((0, 79))
     return box.heard

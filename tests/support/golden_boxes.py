@@ -21,6 +21,7 @@ from gpuwarden.capture.capture_file import FIELD_VALUES, FIELDS, LISTS, MIG_HAND
 from gpuwarden.capture.recording import SAMPLE_SECONDS, record
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.dcgm.page import DcgmPage
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
@@ -28,7 +29,7 @@ from gpuwarden.gpu.reader import Plan
 from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_memory import HostMemory
-from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.driver import binding
 from gpuwarden.pressure.levels import PressureWatch
@@ -147,7 +148,7 @@ class _Time:
             self.begin_frame(self.frame)
 
 
-def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterator[Any]] = entries) -> bytes:
+def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterator[Any]] = read_tables) -> bytes:
     """Poll once a frame, and write the last poll's page in text format, as the daemon does; `nvml` follows `time`."""
 
     async def polls() -> bytes:
@@ -182,13 +183,13 @@ def dcgm() -> Callable[[State], Iterator[Any]]:
     names = DcgmPage("box")
 
     def tables(state: State) -> Iterator[Any]:
-        names.see(state)
-        return names.entries(state)
+        names.update(state)
+        return names.read_tables(state)
 
     return tables
 
 
-def replayed(capture: Path, tables: Callable[[State], Iterator[Any]] = entries) -> bytes:
+def replayed(capture: Path, tables: Callable[[State], Iterator[Any]] = read_tables) -> bytes:
     """Write the page of a capture's last frame, after a poll of each."""
     loaded = load(capture)
     time = _Time()
@@ -201,7 +202,7 @@ def state_document(capture: Path) -> bytes:
 
     def tables(state: State) -> Iterator[Any]:
         states.append(state)
-        return entries(state)
+        return read_tables(state)
 
     replayed(capture, tables)
     seen = Seen(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH)

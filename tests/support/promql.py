@@ -8,7 +8,7 @@ import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
 from gpuwarden.health.model import filled
-from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.daemon.metrics_page import TABLES
 
 TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape
 SITE = frozenset({"cluster"})  # and one that a site may have it add

@@ -10,7 +10,7 @@ import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
 from gpuwarden.health.model import filled
-from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.metrics.model import Metric, Unit
 
 Dimensions = Mapping[

@@ -20,8 +20,9 @@ from gpuwarden.capture.capture_file import load
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.sources import Source
-from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
 from system_parts import needs
@@ -140,7 +141,7 @@ def polled(
         while clock.now <= seconds:
             act(clock.now)
             state = change(await daemon.poll(), clock.now)
-            scrapes.take(exposition.render(entries(state)).text.decode())
+            scrapes.take(exposition.render(read_tables(state)).text.decode())
             clock.now += STEP
 
     with clock.running():

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.snapshot import Driver, Gpu, GpuProcess, Identity, MigIdentity, MigInstance, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MigIdentity, MigInstance, Snapshot
+from gpuwarden.nvml.identity import GpuIdentity
+from gpuwarden.nvml.session import DriverVersions
 
 GIB = 2**30
 
@@ -13,7 +15,7 @@ def gpu(index: int, *, free: int = 10 * GIB, held: Mapping[int, int | None] | No
     """Make a GPU of 80 GiB with UUID GPU-<index>; `held` maps pids to bytes."""
     readings = {GpuReadings.memory_size_bytes: 80 * GIB, GpuReadings.memory_free_bytes: free}
     processes = tuple(GpuProcess(pid, "compute", memory) for pid, memory in (held or {}).items())
-    return Gpu(Identity(f"GPU-{index}", index, name, f"0000:{index:02x}:00.0", ""), None, readings, processes, 1.0)
+    return Gpu(GpuIdentity(f"GPU-{index}", index, name, f"0000:{index:02x}:00.0", ""), None, readings, processes, 1.0)
 
 
 def divided(index: int, *, free: Sequence[int], held: Mapping[int, int] | None = None) -> Gpu:
@@ -29,4 +31,4 @@ def divided(index: int, *, free: Sequence[int], held: Mapping[int, int] | None =
 
 def snapshot(*gpus: Gpu) -> Snapshot:
     """Make a snapshot of the GPUs."""
-    return Snapshot(1.0, 0.001, None, Driver("590.48.01", "13.1"), len(gpus), gpus, 1.0)
+    return Snapshot(1.0, 0.001, None, DriverVersions("590.48.01", "13.1"), len(gpus), gpus, 1.0)

@@ -24,9 +24,10 @@ from made_up import MadeUp, fail, off
 from gpuwarden.config import thresholds
 from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
-from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.workloads import USERS
@@ -135,7 +136,7 @@ async def record_box(directory: Path, box: Box, seconds: float, end: float, step
                 fail(simulation, clock.now, seconds)
             state = made_up.add(await daemon.poll(), clock.now, seconds, faulty=box.faulty)
             state = divided(state) if box.divided else state
-            text = page.render(entries(state)).text.decode().replace(_UUIDS, box.uuids)
+            text = page.render(read_tables(state)).text.decode().replace(_UUIDS, box.uuids)
             lines += samples(None if box.divided and off(clock.now, seconds) else text, clock.time(), box.target)
             if len(lines) > _LINES:
                 add(directory, lines)

@@ -20,7 +20,8 @@ from page_pictures import Picture as PagePicture
 from page_pictures import shrink, take
 from situations import LOST_SECONDS, SITUATIONS, WITHOUT_LEAKS, SimulatedBox, Situation, with_xid
 
-from gpuwarden.metrics.exposition import Exposition, entries
+from gpuwarden.daemon.metrics_page import read_tables
+from gpuwarden.metrics.exposition import Exposition
 
 SHOWN = 900.0  # seconds, the last ones
 HEIGHT = 900  # pixels
@@ -41,7 +42,7 @@ async def _record(directory: Path, situation: Situation) -> float:
                 lost = clock.time()
             seen = with_xid(state, lost or clock.time() - LOST_SECONDS)
             seen = made_up.add(seen, clock.now, clock.now, faulty=False)
-            lines += samples(page.render(entries(seen)).text.decode(), clock.time(), BOX.target)
+            lines += samples(page.render(read_tables(seen)).text.decode(), clock.time(), BOX.target)
     add(directory, lines)
     return clock.now
 

@@ -7,7 +7,7 @@ from inspect import cleandoc
 from typing import Any
 
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
-from gpuwarden.metrics.exposition import TABLES
+from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.records.record import (
     MemoryTimeline,
     RecordedAllocation,

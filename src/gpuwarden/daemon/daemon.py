@@ -23,8 +23,8 @@ from gpuwarden.daemon.routes import Routes
 from gpuwarden.daemon.sources import Source
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.gpu.poller import StillUsedError
-from gpuwarden.metrics.exposition import Entries, entries
-from gpuwarden.metrics.model import Table
+from gpuwarden.daemon.metrics_page import read_tables
+from gpuwarden.metrics.model import TableReadings
 from gpuwarden.state import Counts, State
 from gpuwarden.web.http_server import WebServer
 
@@ -44,7 +44,7 @@ class Daemon:
         self._dispatcher: Dispatcher | None = None  # while it serves, not where it prints one page
         self._dcgm = DcgmPage(host_name()) if config.compat == "dcgm" else None
         self._watchdog = systemd.Watchdog()
-        self.routes = Routes(self.entries, self.pipeline.recorder, self.pipeline.users.name, config.runs.socket)
+        self.routes = Routes(self.read_tables, self.pipeline.recorder, self.pipeline.users.name, config.runs.socket)
         self.pause_commands = PauseCommands(self.pipeline.poller, self.loop.turn, self.poll, lambda: self.status)
         self._control = ControlServer(self.pause_commands.commands)
         self.web = WebServer(
@@ -92,9 +92,9 @@ class Daemon:
                 await self._dispatcher.stop()
             await self.web.stop()
 
-    def entries(self, state: State) -> Iterable[tuple[type[Table[Any]], Entries]]:
+    def read_tables(self, state: State) -> Iterable[TableReadings]:
         """Return what is exposed of the state last polled, table by table."""
-        return chain(entries(state), self._dcgm.entries(state) if self._dcgm else ())
+        return chain(read_tables(state), self._dcgm.read_tables(state) if self._dcgm else ())
 
     def follow_events(self) -> None:
         """Wait, on a thread, for XIDs of the GPUs that the last poll found."""
@@ -114,7 +114,7 @@ class Daemon:
         if self._dispatcher:
             self._dispatcher.update(state, now)
         if self._dcgm:
-            self._dcgm.see(state)
+            self._dcgm.update(state)
         self.routes.update(state, now)
         if self.loop.serves:  # else the service is another program's
             self._watchdog.update(state, uninterruptible=self.pipeline.poller.uninterruptible)

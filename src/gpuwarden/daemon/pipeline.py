@@ -106,7 +106,7 @@ class Pipeline:
 
     def follow_events(self, snapshot: Snapshot) -> None:
         """Wait, on a thread, for XIDs of the GPUs that a poll found."""
-        self.xids.events.follow(snapshot)
+        self.xids.follow(snapshot)
 
     async def update(self, counts: Counts) -> State:
         """Poll once; `counts` has what is counted outside of the pipeline."""

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs
 
 from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
-from gpuwarden.metrics.exposition import OPENMETRICS, Entries, Exposition, MetricsPage, negotiate
-from gpuwarden.metrics.model import Table
+from gpuwarden.metrics.exposition import OPENMETRICS, Exposition, MetricsPage, negotiate
+from gpuwarden.metrics.model import TableReadings
 from gpuwarden.records.record import MAX_LISTED
 from gpuwarden.records.recorder import DEFAULT_LISTED, Recorder
 from gpuwarden.state import State
@@ -28,7 +28,7 @@ HISTORY = "/api/v1/history"
 _NO_PAGE = b"no poll has succeeded yet, or the last one failed; if this stays, the log of the daemon says why\n"
 
 # Returns what is exposed of the state last polled, table by table.
-Exposed: TypeAlias = "Callable[[State], Iterable[tuple[type[Table[Any]], Entries]]]"
+Exposed: TypeAlias = "Callable[[State], Iterable[TableReadings]]"
 
 
 class Routes:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from gpuwarden.dcgm.entity import entities, labels
 from gpuwarden.dcgm.metrics import COUNTERS, DcgmReadings
 from gpuwarden.dcgm.rates import Rates
-from gpuwarden.metrics.exposition import Entries
-from gpuwarden.metrics.model import Table
+from gpuwarden.metrics.model import TableReadings
 from gpuwarden.state import State
 
 
@@ -26,11 +24,11 @@ class DcgmPage:
         self._hostname = hostname
         self._rates = Rates(COUNTERS)
 
-    def see(self, state: State) -> None:
+    def update(self, state: State) -> None:
         """Take in a poll, whether it is scraped or not."""
-        self._rates.see(state.snapshot.gpus)
+        self._rates.update(state.snapshot.gpus)
 
-    def entries(self, state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
-        """Return what is exposed of the state last seen, as `exposition.entries` does."""
+    def read_tables(self, state: State) -> Iterator[TableReadings]:
+        """Read what is exposed of the state last taken in, as `metrics_page.read_tables` does."""
         found = entities(state, self._rates)
         yield DcgmReadings, [(labels(each, self._hostname), DcgmReadings.read(each)) for each in found]

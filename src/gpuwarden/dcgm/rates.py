@@ -33,7 +33,7 @@ class Rates:
         self._counters = counters
         self._points: dict[tuple[str, Metric[Any], Labels], _Point] = {}
 
-    def see(self, gpus: tuple[Gpu, ...]) -> None:
+    def update(self, gpus: tuple[Gpu, ...]) -> None:
         """Take in a poll; a counter that it does not show is forgotten."""
         old, self._points = self._points, {}
         for gpu in gpus:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from gpuwarden.gpu.memory_sampler import Look
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
-from gpuwarden.gpu.snapshot import HUNG, Gpu, Identity
+from gpuwarden.gpu.snapshot import HUNG, Gpu
 from gpuwarden.log_limiter import Changes
 from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
 from gpuwarden.nvml.call_pool import CallPool, Line
-from gpuwarden.nvml.identity import identify
+from gpuwarden.nvml.identity import GpuIdentity, identify
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ class PolledGpu:
         self.reading = Line(threads, self._read)
         self._was_up = True
         self._changes = Changes()
-        self._identity: Identity | None = None
+        self._identity: GpuIdentity | None = None
         self._last_success: float | None = None
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> GpuIdentity:
         """Who this is; known once `identify` has come back."""
         assert self._identity is not None
         return self._identity
@@ -92,7 +92,7 @@ class PolledGpu:
         """Ask who this is. Raises NVMLError or TimeoutError."""
         self._handle, self._identity = await self._identifying.run(timeout)
 
-    def _look_up(self) -> tuple[Handle, Identity]:
+    def _look_up(self) -> tuple[Handle, GpuIdentity]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
         return handle, identify(self._nvml, handle, self._index)
 

@@ -7,29 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwarden.metrics.model import Metric, Readings
+from gpuwarden.nvml.identity import GpuIdentity
+from gpuwarden.nvml.session import DriverVersions
 
 HUNG = "timeout"  # the fault of a call that did not come back in time
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Identity of a GPU; read once, empty where it does not say.
-
-    `index` is NVML's at that time and names nothing: the UUID does.
-    """
-
-    uuid: str
-    index: int
-    name: str
-    pci_bus_id: str
-    vbios_version: str
-    brand: str = ""
-    architecture: str = ""
-    compute_capability: str = ""
-    serial: str = ""
-    board_part_number: str = ""
-    minor_number: str = ""  # of /dev/nvidiaN
-    gsp_firmware_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +67,7 @@ class Gpu:
     zero means nothing.
     """
 
-    identity: Identity
+    identity: GpuIdentity
     fault: str | None
     readings: Readings = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] = ()
@@ -134,14 +115,6 @@ def _value(readings: Readings, row: Metric[Any], labels: tuple[str, ...]) -> flo
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
-    """The versions the driver states of itself."""
-
-    version: str
-    cuda_version: str
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One poll. `fault` names why the driver as a whole did not answer; each GPU carries its own health beside that.
 
@@ -155,7 +128,7 @@ class Snapshot:
     time: float
     duration: float
     fault: str | None
-    driver: Driver | None = None
+    driver: DriverVersions | None = None
     enumerated: int | None = None
     gpus: tuple[Gpu, ...] = ()
     last_success: float | None = None

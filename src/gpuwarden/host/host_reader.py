@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from gpuwarden.metrics.model import Labels, Metric, Table
+from gpuwarden.metrics.model import Labels
 
 T = TypeVar("T")
 _PAGE = os.sysconf("SC_PAGE_SIZE")  # psutil takes 4 KiB for granted in swap traffic; Grace has pages of 64 KiB
@@ -125,62 +125,3 @@ def _stalled() -> Iterator[tuple[Labels, float]]:
             total = rest.rpartition("total=")[2]
             if total.isdecimal() and (resource, share) != ("cpu", "full"):
                 yield (resource, share), int(total) / 1e6
-
-
-# fmt: off
-
-class HostReadings(Table[Host], prefix="gpuwarden_host_"):
-    """The machine around the GPUs; [host.md](host.md) says how to read it.
-
-    In a container these are the whole machine's figures, but for /dev/shm, which is the daemon's own.
-    """
-
-    memory_size_bytes = Metric[Host](
-        "gpuwarden_host_memory_size_bytes", "gauge", "bytes",
-        "Memory of the host.",
-        lambda host: host.memory_size, source="psutil.virtual_memory: /proc/meminfo", tier="slow")
-    memory_available_bytes = Metric[Host](
-        "gpuwarden_host_memory_available_bytes", "gauge", "bytes",
-        "Memory that processes can still get without swapping, as the kernel estimates it.",
-        lambda host: host.memory_available, source="psutil.virtual_memory: /proc/meminfo", tier="slow")
-    swap_size_bytes = Metric[Host](
-        "gpuwarden_host_swap_size_bytes", "gauge", "bytes",
-        "Swap space of the host; 0 is a host without.",
-        lambda host: host.swap.size if host.swap else None, source="psutil.swap_memory: /proc/meminfo", tier="slow")
-    swap_used_bytes = Metric[Host](
-        "gpuwarden_host_swap_used_bytes", "gauge", "bytes",
-        "Swap space in use.",
-        lambda host: host.swap.used if host.swap else None, source="psutil.swap_memory: /proc/meminfo", tier="slow")
-    swapped_in_bytes_total = Metric[Host](
-        "gpuwarden_host_swapped_in_bytes_total", "counter", "bytes",
-        "Memory read back from swap since boot.",
-        lambda host: host.swapped_in, source="/proc/vmstat: pswpin", tier="slow")
-    swapped_out_bytes_total = Metric[Host](
-        "gpuwarden_host_swapped_out_bytes_total", "counter", "bytes",
-        "Memory written to swap since boot.",
-        lambda host: host.swapped_out, source="/proc/vmstat: pswpout", tier="slow")
-    shm_size_bytes = Metric[Host](
-        "gpuwarden_host_shm_size_bytes", "gauge", "bytes",
-        "Size of /dev/shm, through which data loaders hand over batches; a container may have one of its own.",
-        lambda host: host.shm.size if host.shm else None, source="statvfs of /dev/shm", tier="slow")
-    shm_used_bytes = Metric[Host](
-        "gpuwarden_host_shm_used_bytes", "gauge", "bytes",
-        "Bytes in use of /dev/shm; a data loader that finds it full dies of a bus error.",
-        lambda host: host.shm.used if host.shm else None, source="statvfs of /dev/shm", tier="slow")
-    cpus = Metric[Host](
-        "gpuwarden_host_cpus", "gauge", "",
-        "CPUs of the host that are online.",
-        lambda host: host.cpus, source="psutil.cpu_count", tier="slow")
-    cpu_seconds_total = Metric[Host](
-        "gpuwarden_host_cpu_seconds_total", "counter", "seconds",
-        "Time of all CPUs since boot: busy, iowait is idle while a read or write is under way, steal went to other "
-        "virtual machines; the modes sum up to all time.",
-        lambda host: host.cpu_seconds, labels=("mode",), source="psutil.cpu_times: /proc/stat", tier="slow")
-    oom_kills_total = Metric[Host](
-        "gpuwarden_host_oom_kills_total", "counter", "",
-        "Processes the kernel killed since boot because the host or a cgroup was out of memory.",
-        lambda host: host.oom_kills, source="/proc/vmstat: oom_kill", tier="slow")
-    stalled_seconds_total = Metric[Host](
-        "gpuwarden_host_stalled_seconds_total", "counter", "seconds",
-        "Time in which some processes, or all that had work (full), waited for a resource: cpu, memory or io.",
-        lambda host: host.stalled_seconds, labels=("resource", "share"), source="/proc/pressure (PSI)", tier="slow")

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from math import inf, isinf, isnan
 from typing import Any, TypeAlias
 
-from gpuwarden.daemon.metrics import (
-    DaemonReadings,
-    GpuHealth,
-    GpuInPoll,
-    OwnerReadings,
-    PressureReadings,
-    ProcessReadings,
-)
-from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.host.host_reader import HostReadings
-from gpuwarden.metrics.model import Histogram, Labels, Metric, Reading, Readings, Table, Value
-from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.state import State
-
-TABLES: tuple[type[Table[Any]], ...] = (
-    DaemonReadings,
-    HostReadings,
-    GpuHealth,
-    GpuReadings,
-    MigReadings,
-    PressureReadings,
-    OwnerReadings,
-    ProcessReadings,
-    RunReadings,
-)
+from gpuwarden.metrics.model import Histogram, Labels, Metric, Reading, SubjectReadings, TableReadings, Value
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -43,8 +19,6 @@ _GO_PLAIN = 10**_GO_DIGITS  # what is less has no more
 
 _Series: TypeAlias = tuple[str, Labels, Labels]  # suffix of the name, the row's labels, the bucket of a histogram
 _PLAIN: tuple[_Series, ...] = (("", (), ()),)  # of one value: most readings share it
-# Readings of one table: for each subject, the values of the table's key labels and what was read.
-Entries: TypeAlias = "Sequence[tuple[Labels, Readings]]"
 
 
 class MetricsPage:
@@ -77,20 +51,6 @@ class _Lines:
 _NO_LINES = _Lines(None, "")
 
 
-def entries(state: State) -> Iterator[tuple[type[Table[Any]], Entries]]:
-    """Return what is exposed of a state, table by table."""
-    gpus = state.snapshot.gpus
-    yield DaemonReadings, [((), DaemonReadings.read(state))]
-    yield HostReadings, [((), HostReadings.read(state.host))]
-    yield GpuHealth, [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in gpus]
-    yield GpuReadings, [((gpu.identity.uuid,), gpu.readings) for gpu in gpus]
-    yield MigReadings, [((mig.identity.uuid,), mig.readings) for gpu in gpus for mig in gpu.mig]
-    yield PressureReadings, [((), PressureReadings.read(state))]
-    yield OwnerReadings, [((), OwnerReadings.read(state))]
-    yield ProcessReadings, [((), ProcessReadings.read(state))]
-    yield RunReadings, [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs]
-
-
 class Exposition:
     """Writes pages; keeps the lines of present series from page to page, and of no others.
 
@@ -100,7 +60,7 @@ class Exposition:
     def __init__(self) -> None:
         self._lines: dict[Metric[Any], dict[Labels, _Lines]] = {}
 
-    def render(self, tables: Iterable[tuple[type[Table[Any]], Entries]]) -> MetricsPage:
+    def render(self, tables: Iterable[TableReadings]) -> MetricsPage:
         """Write one page. Families without samples are left out."""
         old, self._lines = self._lines, {}
         families: list[tuple[Metric[Any], Sequence[str]]] = []
@@ -113,7 +73,9 @@ class Exposition:
         return MetricsPage(families)
 
 
-def _row(names: Labels, row: Metric[Any], subjects: Entries, old: Mapping[Labels, _Lines]) -> dict[Labels, _Lines]:
+def _row(
+    names: Labels, row: Metric[Any], subjects: SubjectReadings, old: Mapping[Labels, _Lines]
+) -> dict[Labels, _Lines]:
     """Return the lines of each subject that has a sample."""
     found: dict[Labels, _Lines] = {}
     for key, readings in subjects:

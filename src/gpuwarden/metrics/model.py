@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -83,3 +83,8 @@ class Table(Generic[Subject]):
     def read(cls, subject: Subject) -> Readings:
         """Take every row's reading of `subject`; for subjects whose readers cannot fail."""
         return {row: row.read(subject) for row in cls.rows}
+
+
+# For each subject of a table, the values of the table's key labels, and the subject's readings.
+SubjectReadings: TypeAlias = "Sequence[tuple[Labels, Readings]]"
+TableReadings: TypeAlias = "tuple[type[Table[Any]], SubjectReadings]"

@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpuwarden.gpu.snapshot import Driver, Snapshot
 from gpuwarden.nvml.binding import (
     DRIVER_GONE,
     NO_EVENT,
@@ -29,6 +28,7 @@ from gpuwarden.nvml.binding import (
     error_name,
     handle_key,
 )
+from gpuwarden.nvml.session import DriverVersions
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class XidEvents:
         self._nvml = nvml
         self._up: AbstractSet[str] = frozenset()  # by UUID
         self._gpus: AbstractSet[str] = frozenset()  # all that were ever up
-        self._driver: Driver | None = None
+        self._driver: DriverVersions | None = None
         self._round = 0  # counts registrations: a reset GPU and a new driver have lost theirs
         self._without_events = 0  # the round in which no GPU had events
         self._thread: threading.Thread | None = None
@@ -79,19 +79,13 @@ class XidEvents:
         heard = self._heard
         return heard is not None and time.monotonic() - heard < SILENT_SECONDS
 
-    def follow(self, snapshot: Snapshot) -> None:
-        """Listen to the GPUs that a poll found, and anew to those that came back; does not block.
-
-        A poll that left the driver alone leaves it alone here too.
-        """
-        if not snapshot.asked:
-            return
-        up = {gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}
+    def follow(self, up: AbstractSet[str], driver: DriverVersions | None) -> None:
+        """Listen to the GPUs that answered a poll, by UUID, and again to those that came back; does not block."""
         came, self._up, self._gpus = up - self._up, up, self._gpus | up
-        if snapshot.driver is None or not self._gpus:
+        if driver is None or not self._gpus:
             return
-        if came or self._driver is not snapshot.driver:
-            self._driver = snapshot.driver
+        if came or self._driver is not driver:
+            self._driver = driver
             self._round += 1
         if self._round == self._without_events or not self.idle:
             return

@@ -1,24 +1,45 @@
-"""Ask a GPU who it is: what its identity series says, and keeps saying when it does not answer any more."""
+"""Identity of a GPU, which its metrics keep when it no longer answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuwarden.gpu.snapshot import Identity
 from gpuwarden.nvml.binding import ARCHITECTURES, BRANDS, GPU_GONE, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.session import if_supported
 
 T = TypeVar("T")
 
 
-def identify(nvml: Nvml, handle: Handle, index: int) -> Identity:
-    """Ask who this is, which takes its UUID and name; the rest may be missing. Blocks; raises NVMLError."""
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """Identity of a GPU; read once, empty where it does not say.
+
+    `index` is NVML's at that time and names nothing: the UUID does.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str
+    vbios_version: str
+    brand: str = ""
+    architecture: str = ""
+    compute_capability: str = ""
+    serial: str = ""
+    board_part_number: str = ""
+    minor_number: str = ""  # of /dev/nvidiaN
+    gsp_firmware_version: str = ""
+
+
+def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
+    """Read the identity of a GPU: its UUID and name, and what it has of the rest. Blocks; raises NVMLError."""
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     pci = if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
     capability = _told(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
     minor = _told(lambda: nvml.nvmlDeviceGetMinorNumber(handle))
-    return Identity(
+    return GpuIdentity(
         uuid=uuid,
         index=index,
         name=name,

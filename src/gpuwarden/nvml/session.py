@@ -5,15 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuwarden.gpu.snapshot import Driver
 from gpuwarden.nvml.binding import DRIVER_GONE, LIBRARY_MISMATCH, UNSUPPORTED, Nvml, NVMLError, code_of
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 
 T = TypeVar("T")
 
 RETRY_SECONDS = 5.0  # between attempts to initialise a driver that is not there
+
+
+@dataclass(frozen=True, slots=True)
+class DriverVersions:
+    """Versions of the driver, and of CUDA that it has; `cuda_version` is empty where it does not say."""
+
+    version: str
+    cuda_version: str
 
 
 class HiddenGpusError(Exception):
@@ -32,7 +40,7 @@ class Session:
         self._initialised = 0
         self._refused: Exception | None = None
         self._retry_at = 0.0
-        self.driver: Driver | None = None
+        self.driver: DriverVersions | None = None
         self.open = False
         self._matched = False  # whether the driver ever answered otherwise than that its library is another version's
         self.outdated = False  # whether the driver was updated since, so that only a new process can load its library
@@ -90,7 +98,7 @@ class Session:
             self.outdated = mismatch and self._matched
             raise
         self._matched = True
-        self.driver = Driver(version, "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
+        self.driver = DriverVersions(version, "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
         self.number += 1
         self.open = True
 

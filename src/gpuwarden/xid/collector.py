@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuwarden.gpu.snapshot import Gpu, Identity, Snapshot
+from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.host.kernel_log import Record
 from gpuwarden.nvml.binding import Nvml
 from gpuwarden.nvml.events import XidEvents
+from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.xid.codes import Severity, explain
 from gpuwarden.xid.deduplicator import XidDeduplicator, XidReport
 from gpuwarden.xid.kernel_messages import KernelXid, PciAddress, pci_address, xids
@@ -52,7 +53,7 @@ class XidCollector:
             XidDeduplicator()
         )  # of what was told while homeless, by address: the kernel tells of a loss twice
         self._strangers_dropped = 0
-        self._gpus: list[tuple[Identity, bool]] = []  # when homes were last looked for
+        self._gpus: list[tuple[GpuIdentity, bool]] = []  # when homes were last looked for
         self._told: dict[tuple[str, int], float] = {}  # when each was logged last
 
     @property
@@ -62,6 +63,11 @@ class XidCollector:
             "unknown_gpu": self._strangers_dropped + self.events.unknown,
             "codes": self._ledger.dropped + self._strangers.dropped,
         }
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Listen for events of the GPUs that a poll found, unless it left the driver alone; does not block."""
+        if snapshot.asked:
+            self.events.follow({gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}, snapshot.driver)
 
     def attach(self, snapshot: Snapshot, records: Sequence[Record] = ()) -> Snapshot:
         """Take what the events and the kernel log's new records tell; add to each GPU its XIDs. Does not block."""

@@ -1,0 +1,47 @@
+"""Tables of the metrics page, in their order, each with what it reads of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gpuwarden.daemon.metrics import DaemonReadings
+from gpuwarden.gpu.health_metrics import GpuHealth, GpuInPoll
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
+from gpuwarden.host.metrics import HostReadings
+from gpuwarden.metrics.model import SubjectReadings, Table, TableReadings
+from gpuwarden.owners.metrics import OwnerReadings, ProcessesInPoll, ProcessReadings
+from gpuwarden.pressure.metrics import PressureReadings
+from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.state import State
+
+
+def _read_gpu_health(state: State) -> SubjectReadings:
+    return [((gpu.identity.uuid,), GpuHealth.read(GpuInPoll(gpu, state.snapshot))) for gpu in state.snapshot.gpus]
+
+
+def _read_mig_instances(state: State) -> SubjectReadings:
+    return [((mig.identity.uuid,), mig.readings) for gpu in state.snapshot.gpus for mig in gpu.mig]
+
+
+def _read_processes(state: State) -> SubjectReadings:
+    return [((), ProcessReadings.read(ProcessesInPoll(state.processes, state.owners)))]
+
+
+_READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
+    DaemonReadings: lambda state: [((), DaemonReadings.read(state))],
+    HostReadings: lambda state: [((), HostReadings.read(state.host))],
+    GpuHealth: _read_gpu_health,
+    GpuReadings: lambda state: [((gpu.identity.uuid,), gpu.readings) for gpu in state.snapshot.gpus],
+    MigReadings: _read_mig_instances,
+    PressureReadings: lambda state: [((), PressureReadings.read(state.pressure))],
+    OwnerReadings: lambda state: [((), OwnerReadings.read(state.owners))],
+    ProcessReadings: _read_processes,
+    RunReadings: lambda state: [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs],
+}
+TABLES = tuple(_READERS)
+
+
+def read_tables(state: State) -> Iterator[TableReadings]:
+    """Read all that the page exposes of a state, table by table."""
+    return ((table, read(state)) for table, read in _READERS.items())

@@ -1,0 +1,83 @@
+"""Metrics of a GPU that hold whether it answers or not: its identity, health, errors and XIDs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
+from gpuwarden.metrics.model import Metric, Reading, Table
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInPoll:
+    """One GPU and the poll it belongs to."""
+
+    gpu: Gpu
+    snapshot: Snapshot
+
+
+def _gpu_info(subject: GpuInPoll) -> Reading:
+    who, driver = subject.gpu.identity, subject.snapshot.driver
+    versions = (driver.version, driver.cuda_version) if driver else ("", "")
+    return {(str(who.index), who.name, who.pci_bus_id, *versions, who.vbios_version): 1}
+
+
+def _hardware_info(subject: GpuInPoll) -> Reading:
+    who = subject.gpu.identity
+    kind = (who.brand, who.architecture, who.compute_capability)
+    board = (who.serial, who.board_part_number, who.minor_number)
+    return {(*kind, *board, who.gsp_firmware_version): 1}
+
+
+def _process_counts(subject: GpuInPoll) -> Reading:
+    types = [process.type for process in subject.gpu.processes]
+    return {(name,): types.count(name) for name in subject.gpu.process_lists}
+
+
+def _gpu_errors(subject: GpuInPoll) -> Reading:
+    # The gravest are there from the start: increase() does not see a counter's first value.
+    return {(name,): count for name, count in ({HUNG: 0, "gpu_is_lost": 0} | dict(subject.gpu.errors)).items()}
+
+
+def _xid_counts(subject: GpuInPoll) -> Reading:
+    return {(str(code),): xid.count for code, xid in subject.gpu.xids.items()}
+
+
+def _xid_times(subject: GpuInPoll) -> Reading:
+    return {(str(code),): xid.last for code, xid in subject.gpu.xids.items()}
+
+
+class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
+    """What is known of a GPU whether it answers or not."""
+
+    # fmt: off
+    info = Metric[GpuInPoll](
+        "gpuwarden_gpu_info", "info", "", "Identity of a GPU; join on uuid.", _gpu_info,
+        labels=("gpu", "name", "pci_bus_id", "driver_version", "cuda_version", "vbios_version"),
+        source="nvmlDeviceGetName, …PciInfo, …VbiosVersion, nvmlSystemGetDriverVersion, …CudaDriverVersion_v2")
+    hardware_info = Metric[GpuInPoll](
+        "gpuwarden_gpu_hardware_info", "info", "", "What kind of GPU it is, which piece of it, and the firmware of its own processor; the minor number is that of /dev/nvidiaN.", _hardware_info,
+        labels=("brand", "architecture", "compute_capability", "serial", "board_part_number", "minor_number", "gsp_firmware_version"),
+        source="nvmlDeviceGetBrand, …Architecture, …CudaComputeCapability, …Serial, …BoardPartNumber, …MinorNumber, …GspFirmwareVersion")
+    up = Metric[GpuInPoll](
+        "gpuwarden_gpu_up", "gauge", "", "Whether the GPU answered in the last poll; nothing where it was not asked.",
+        lambda subject: float(subject.gpu.up) if subject.gpu.asked else None, source="the poll")
+    asleep = Metric[GpuInPoll](
+        "gpuwarden_gpu_asleep", "gauge", "", "Whether the GPU sleeps (runtime D3) and is left alone for that.",
+        lambda subject: subject.snapshot.asleep.get(subject.gpu.identity.uuid), source="/sys/bus/pci/devices/ADDRESS/power/runtime_status", opt_in="gpus.let_sleep")
+    last_success_timestamp_seconds = Metric[GpuInPoll](
+        "gpuwarden_gpu_last_success_timestamp_seconds", "gauge", "seconds", "When the GPU last answered, in Unix time.",
+        lambda subject: subject.gpu.last_success, source="the poll")
+    errors_total = Metric[GpuInPoll](
+        "gpuwarden_gpu_errors_total", "counter", "", "Failed reads of the GPU by NVML's error; timeout is a call that hung, mig_reconfigured the end of a MIG instance.",
+        _gpu_errors, labels=("error",), source="the poll")
+    processes = Metric[GpuInPoll](
+        "gpuwarden_gpu_processes", "gauge", "", "Processes with a context on the GPU; those with both types count as compute.",
+        _process_counts, labels=("type",), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
+    xid_events_total = Metric[GpuInPoll](
+        "gpuwarden_gpu_xid_events_total", "counter", "", "XIDs of the GPU since the daemon started, and before as far as the kernel log goes back; docs/xid.md has the codes.",
+        _xid_counts, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg, each XID once")
+    xid_last_event_timestamp_seconds = Metric[GpuInPoll](
+        "gpuwarden_gpu_xid_last_event_timestamp_seconds", "gauge", "seconds", "When the GPU last had that XID, in Unix time.",
+        _xid_times, labels=("xid",), source="nvmlEventSetWait_v2 and /dev/kmsg")
+    # fmt: on

@@ -1,0 +1,67 @@
+"""Metrics of the owners of device memory, and of processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess
+from gpuwarden.metrics.model import Labels, Metric, Reading, Table
+from gpuwarden.owners.kinds import OWNER_KINDS
+from gpuwarden.owners.resolver import Owners
+
+
+class OwnerReadings(Table[Owners], prefix="gpuwarden_"):
+    """Who holds the GPUs; owners.md says where each owner comes from."""
+
+    # fmt: off
+    owner_gpu_memory_used_bytes = Metric[Owners](
+        "gpuwarden_owner_gpu_memory_used_bytes", "gauge", "bytes",
+        "Device memory by owner; a process counts once in each kind it has an owner of, so sum within one kind only.",
+        lambda owners: owners.memory, labels=("uuid", "owner_kind", "owner"),
+        source="the process lists; /proc/PID, container runtimes, Slurm's maps, runs")
+    gpu_slurm_job_info = Metric[Owners](
+        "gpuwarden_gpu_slurm_job_info", "info", "", "Slurm job that the GPU is given to, whether it uses it or not.",
+        lambda owners: owners.jobs, labels=("uuid", "slurm_job_id"), source="Slurm's maps, /proc/PID/cgroup")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessesInPoll:
+    """Processes of one poll that get series, and their owners."""
+
+    processes: tuple[tuple[Gpu, GpuProcess], ...]
+    owners: Owners
+
+
+def _process_memory(subject: ProcessesInPoll) -> Reading:
+    return {
+        (gpu.identity.uuid, str(process.pid)): process.memory
+        for gpu, process in subject.processes
+        if process.memory is not None
+    }
+
+
+_BESIDE_USER = tuple(kind for kind in OWNER_KINDS if kind.name != "user")
+
+
+def _process_info(subject: ProcessesInPoll) -> Reading:
+    found: dict[Labels, float] = {}
+    for pid in dict.fromkeys(process.pid for _gpu, process in subject.processes):
+        if (who := subject.owners.identities.get(pid)) and (holder := subject.owners.holders.get(pid)):
+            labels = (str(pid), holder.user, who.comm, *(getattr(holder, kind.name) for kind in _BESIDE_USER))
+            found[labels] = 1
+    return found
+
+
+class ProcessReadings(Table[ProcessesInPoll], prefix="gpuwarden_process_"):
+    """The processes on the GPUs one by one, where processes.series is true: as many as processes.max_series allows."""
+
+    # fmt: off
+    gpu_memory_used_bytes = Metric[ProcessesInPoll](
+        "gpuwarden_process_gpu_memory_used_bytes", "gauge", "bytes", "Device memory a process holds, its frameworks' pools included.",
+        _process_memory, labels=("uuid", "pid"), source="nvmlDeviceGetComputeRunningProcesses, …GraphicsRunningProcesses")
+    info = Metric[ProcessesInPoll](
+        "gpuwarden_process_info", "info", "", "Identity of a process on a GPU; join on pid.",
+        _process_info, labels=("pid", "user", "comm", *(kind.label for kind in _BESIDE_USER)),
+        source="/proc/PID, as gpuwarden_owner_gpu_memory_used_bytes")
+    # fmt: on
