@@ -1,4 +1,4 @@
-"""How often something may be done out of its turn."""
+"""Token bucket for what may be done out of its turn now and then."""
 
 from __future__ import annotations
 

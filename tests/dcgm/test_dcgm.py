@@ -27,10 +27,10 @@ from gpuwarden.dcgm.rates import Rates
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
-from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance, Snapshot, XidCount
+from gpuwarden.gpu.snapshot import Gpu, MigInstance, Snapshot, XidCount
 from gpuwarden.metrics.exposition import Exposition, MetricsPage
 from gpuwarden.metrics.model import Metric
-from gpuwarden.nvml.identity import GpuIdentity
+from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.state import State
 from mock_nvml import MockNvml
 from system_parts import needs

@@ -16,7 +16,7 @@ from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml.driver import binding, why_unusable
 from gpuwarden.nvml.gpm import LEAST_SECONDS
-from gpuwarden.xid.collector import XidCollector
+from gpuwarden.xid.xid_collector import XidCollector
 
 pytestmark = pytest.mark.gpu
 HELD_MEBIBYTES = 256

@@ -24,7 +24,7 @@ from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.nvml import events
 from gpuwarden.nvml.driver import binding
-from gpuwarden.xid.collector import XidCollector
+from gpuwarden.xid.xid_collector import XidCollector
 from mock_nvml import MockNvml
 
 LIMIT_SECONDS = 30.0

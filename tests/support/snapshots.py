@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MigIdentity, MigInstance, Snapshot
-from gpuwarden.nvml.identity import GpuIdentity
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, MigInstance, Snapshot
+from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
 
 GIB = 2**30

@@ -17,8 +17,8 @@ from services import Daemon, ending, until
 from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.xid.collector import IDENTIFY_SECONDS, MAX_HOMELESS, XidCollector
 from gpuwarden.xid.kernel_messages import BEGINNINGS
+from gpuwarden.xid.xid_collector import IDENTIFY_SECONDS, MAX_HOMELESS, XidCollector
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
 

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.snapshot import Gpu, MigIdentity, MigInstance
+from gpuwarden.gpu.snapshot import Gpu, MigInstance
+from gpuwarden.nvml.identity import MigIdentity
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 

@@ -35,7 +35,7 @@ from gpuwarden.runs.stall import Patience
 from gpuwarden.state import Counts, State
 from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.xid import kernel_messages
-from gpuwarden.xid.collector import XidCollector
+from gpuwarden.xid.xid_collector import XidCollector
 
 
 class Pipeline:

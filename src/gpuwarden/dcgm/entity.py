@@ -1,4 +1,4 @@
-"""What DCGM's samples are about, and the labels that dcgm-exporter gives them."""
+"""Subjects of DCGM's samples, and the labels that dcgm-exporter gives them."""
 
 from __future__ import annotations
 

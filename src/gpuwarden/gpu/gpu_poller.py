@@ -36,23 +36,23 @@ class PolledGpu:
 
     @property
     def identity(self) -> GpuIdentity:
-        """Who this is; known once `identify` has come back."""
+        """Identity of the GPU; known once `identify` has come back."""
         assert self._identity is not None
         return self._identity
 
     @property
     def look(self) -> Look | None:
-        """How its memory is looked at between polls; None where it cannot be, or did not answer."""
+        """Sampling of its memory between polls; None where it cannot be sampled, or did not answer."""
         return self._reader.look if self._reader and self._was_up else None
 
     @property
     def held(self) -> bool:
-        """Whether the driver has been asked for it, and has its device open."""
+        """True if the driver has been asked for it, and has its device open."""
         return self._handle is not None
 
     @property
     def down(self) -> bool:
-        """Whether it did not answer when last asked."""
+        """True if it did not answer when last asked."""
         return not self._was_up
 
     @property

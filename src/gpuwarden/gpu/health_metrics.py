@@ -48,7 +48,7 @@ def _xid_times(subject: GpuInPoll) -> Reading:
 
 
 class GpuHealth(Table[GpuInPoll], prefix="gpuwarden_gpu_", key=("uuid",)):
-    """What is known of a GPU whether it answers or not."""
+    """State of a GPU that is known whether it answers or not."""
 
     # fmt: off
     info = Metric[GpuInPoll](

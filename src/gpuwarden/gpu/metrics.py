@@ -7,8 +7,6 @@ slow; what cannot change while the driver is loaded is static.
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.mig import Instance
 from gpuwarden.gpu.readings import (
     activity,
     clocks,
@@ -22,7 +20,9 @@ from gpuwarden.gpu.readings import (
     thermal,
     utilization,
 )
+from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.metrics.model import Metric, Table
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 
 _MEMORY = "nvmlDeviceGetMemoryInfo_v2, else nvmlDeviceGetMemoryInfo, else /proc/meminfo"
@@ -31,7 +31,7 @@ _MIG_GPM = "nvmlGpmMigSampleGet, nvmlGpmMetricsGet:"
 
 
 class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
-    """What the driver answers for one GPU in one poll."""
+    """Readings of one GPU that the driver answers in one poll."""
 
     # fmt: off
     memory_size_bytes = Metric[Device](
@@ -303,53 +303,53 @@ class GpuReadings(Table[Device], prefix="gpuwarden_gpu_", key=("uuid",)):
     # fmt: on
 
 
-class MigReadings(Table[Instance], prefix="gpuwarden_mig_", key=("uuid",)):
+class MigReadings(Table[MigDevice], prefix="gpuwarden_mig_", key=("uuid",)):
     """A MIG instance, by its own UUID. Activity is of its GPU instance, which compute instances of one share."""
 
     # fmt: off
-    info = Metric[Instance](
+    info = Metric[MigDevice](
         "gpuwarden_mig_info", "info", "", "Identity of a MIG instance, and the GPU it is a part of; join on uuid.",
         instance.info,
         labels=("gpu_uuid", "gpu_instance", "compute_instance", "profile"),
         source="nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID, …GpuInstanceId, …ComputeInstanceId, …Name", tier="slow")
-    multiprocessors = Metric[Instance](
+    multiprocessors = Metric[MigDevice](
         "gpuwarden_mig_multiprocessors", "gauge", "", "SMs of the instance.",
         instance.multiprocessors, source="nvmlDeviceGetAttributes_v2", tier="slow")
-    slices = Metric[Instance](
+    slices = Metric[MigDevice](
         "gpuwarden_mig_slices", "gauge", "", "Slices that the instance has of the GPU, and its compute instance of the SMs.",
         instance.slices, labels=("kind",), source="nvmlDeviceGetAttributes_v2", tier="slow")
-    engines = Metric[Instance](
+    engines = Metric[MigDevice](
         "gpuwarden_mig_engines", "gauge", "", "Engines that the instance can use, which compute instances of one GPU instance share.",
         instance.engines, labels=("engine",), source="nvmlDeviceGetAttributes_v2", tier="slow")
-    memory_size_bytes = Metric[Instance](
+    memory_size_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_size_bytes", "gauge", "bytes", "Device memory of the instance in total.",
         instance.memory_size, source="nvmlDeviceGetMemoryInfo_v2")
-    memory_used_bytes = Metric[Instance](
+    memory_used_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_used_bytes", "gauge", "bytes", "Device memory of the instance in use.",
         instance.memory_used, source="nvmlDeviceGetMemoryInfo_v2")
-    memory_free_bytes = Metric[Instance](
+    memory_free_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_free_bytes", "gauge", "bytes", "Free device memory of the instance.",
         instance.memory_free, source="nvmlDeviceGetMemoryInfo_v2")
-    memory_reserved_bytes = Metric[Instance](
+    memory_reserved_bytes = Metric[MigDevice](
         "gpuwarden_mig_memory_reserved_bytes", "gauge", "bytes", "Device memory of the instance that driver and firmware hold.",
         instance.memory_reserved, source="nvmlDeviceGetMemoryInfo_v2")
-    graphics_engine_active_ratio = Metric[Instance](
+    graphics_engine_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_graphics_engine_active_ratio", "gauge", "ratio", "Share of the time with any compute or graphics work under way, since the reading before.",
         activity.graphics_engine, source=f"{_MIG_GPM} GRAPHICS_UTIL", tier="slow", opt_in=GPM_OPTION)
-    sm_active_ratio = Metric[Instance](
+    sm_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_sm_active_ratio", "gauge", "ratio", "Share of the SMs that were busy, mean since the reading before.",
         activity.sm_active, source=f"{_MIG_GPM} SM_UTIL", tier="slow", opt_in=GPM_OPTION)
-    sm_occupancy_ratio = Metric[Instance](
+    sm_occupancy_ratio = Metric[MigDevice](
         "gpuwarden_mig_sm_occupancy_ratio", "gauge", "ratio", "Active warps over the most that the SMs can hold, mean since the reading before.",
         activity.sm_occupancy, source=f"{_MIG_GPM} SM_OCCUPANCY", tier="slow", opt_in=GPM_OPTION)
-    pipe_active_ratio = Metric[Instance](
+    pipe_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_pipe_active_ratio", "gauge", "ratio", "Share of the time that the SMs' pipes were active, mean since the reading before.",
         activity.pipes, labels=("pipe",),
         source=f"{_MIG_GPM} ANY_TENSOR_UTIL, FP64_UTIL, FP32_UTIL, FP16_UTIL, INTEGER_UTIL", tier="slow", opt_in=GPM_OPTION)
-    dram_active_ratio = Metric[Instance](
+    dram_active_ratio = Metric[MigDevice](
         "gpuwarden_mig_dram_active_ratio", "gauge", "ratio", "Device memory's bandwidth in use over its most, mean since the reading before.",
         activity.dram, source=f"{_MIG_GPM} DRAM_BW_UTIL", tier="slow", opt_in=GPM_OPTION)
-    pcie_throughput_bytes_per_second = Metric[Instance](
+    pcie_throughput_bytes_per_second = Metric[MigDevice](
         "gpuwarden_mig_pcie_throughput_bytes_per_second", "gauge", "bytes_per_second", "Bytes a second over PCIe, mean since the reading before.",
         activity.pcie, labels=("direction",), source=f"{_MIG_GPM} PCIE_TX_PER_SEC, PCIE_RX_PER_SEC", tier="slow", opt_in=GPM_OPTION)
     # fmt: on

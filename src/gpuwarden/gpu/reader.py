@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
-from gpuwarden.gpu.device import Device, NotToldError
-from gpuwarden.gpu.gpu_processes import ProcessLists
-from gpuwarden.gpu.memory_peaks import Peaks
 from gpuwarden.gpu.memory_sampler import Look
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
+from gpuwarden.gpu.process_reader import ProcessReader
 from gpuwarden.gpu.snapshot import GpuProcess, MigInstance
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.metrics.model import Metric, Reading, Tier
+from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.binding import (
     GPU_GONE,
     MEMORY_V2,
@@ -29,6 +28,7 @@ from gpuwarden.nvml.binding import (
     code_of,
     error_name,
 )
+from gpuwarden.nvml.device import Device, NotToldError
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from gpuwarden.nvml.gpm import Gpm
 
@@ -95,13 +95,13 @@ class GpuReader:
     ) -> None:
         self._look = Look()
         self._aimed: tuple[Handle, bool] | None = None  # the handle, and whether its driver is an old one
-        self._device = Device(nvml, handle, host_memory, Peaks(clock), Gpm(nvml, clock))
+        self._device = Device(nvml, handle, host_memory, WindowPeaks(clock), Gpm(nvml, clock))
         self._plan = plan
         self._clock = clock
         self._wall = wall
         self._last: float | None = None  # when the last reading began, unless it failed
         self._slow_taken = 0.0
-        self._lists = ProcessLists()
+        self._lists = ProcessReader()
         self._mig = MigReader(self._device, plan.opted_in)
         self._reported: set[Metric[Device]] = set()  # rows that failed by no error of NVML's
         self.attach(handle)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuwarden.metrics.model import Metric, Readings
-from gpuwarden.nvml.identity import GpuIdentity
+from gpuwarden.nvml.identity import GpuIdentity, MigIdentity
 from gpuwarden.nvml.session import DriverVersions
 
 HUNG = "timeout"  # the fault of a call that did not come back in time
@@ -24,16 +24,6 @@ class GpuProcess:
     type: str  # "compute" or "graphics"; "compute" where the driver lists it as both
     memory: int | None
     instance: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MigIdentity:
-    """Identity of a MIG instance; `profile` is NVIDIA's name of its size (1g.10gb), empty where the driver has none."""
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-    profile: str
 
 
 @dataclass(frozen=True, slots=True)

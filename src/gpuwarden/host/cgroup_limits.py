@@ -1,4 +1,4 @@
-"""What the cgroup of a process allows it: containers and batch jobs end by these limits, not by the host's.
+"""Limits of a process's cgroup: containers and batch jobs end by these, not by the host's.
 
 Both versions of cgroups (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1). A limit anywhere above a
 process holds for it, so all levels are asked. Reads /proc and the cgroup file system; nothing here blocks.

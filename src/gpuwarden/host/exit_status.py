@@ -1,4 +1,4 @@
-"""With what status a process ended that is no child of ours, as wait(2) would tell it to its parent."""
+"""Exit status of a process that is no child of ours, as wait(2) would return it to its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom the kernel's OOM killer killed, from the kernel log (Linux, mm/oom_kill.c)."""
+"""Kills of the kernel's OOM killer, from the kernel log (Linux, mm/oom_kill.c)."""
 
 from __future__ import annotations
 

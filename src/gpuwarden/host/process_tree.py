@@ -1,4 +1,4 @@
-"""What each run's processes use on the host: a run's data loader workers count to their run.
+"""Host resources that each run's processes use: a run's data loader workers count to their run.
 
 Plain /proc (proc(5)), as psutil would read every process of the box anew for each run. Nothing here blocks or raises:
 a process that vanishes in mid-read, or is hidden, is left out.

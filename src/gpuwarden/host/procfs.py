@@ -1,4 +1,4 @@
-"""What /proc says of a process (proc(5)): who its parent is, and what it uses and has used.
+"""Reader of a process in /proc (proc(5)): its parent, state, and the resources it uses and has used.
 
 Nothing here blocks or raises: a process that vanishes in mid-read, or is hidden, is none.
 """

@@ -1,4 +1,4 @@
-"""What a metric is: one table row that owns its name, kind, unit, help, labels and reader."""
+"""Model of a metric: one table row that owns its name, kind, unit, help, labels and reader."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class CallPool:
 
     @property
     def uninterruptible(self) -> bool:
-        """Whether a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
+        """True if a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
         return any(map(_sleeps_uninterruptibly, self._workers))
 
     def give(self, work: Callable[[], T]) -> Job[T]:
@@ -194,7 +194,7 @@ class Line(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether the job is under way."""
+        """True while the job is under way."""
         return self._current is not None and not self._current.done
 
     def forget(self) -> None:

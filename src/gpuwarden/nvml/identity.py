@@ -33,6 +33,16 @@ class GpuIdentity:
     gsp_firmware_version: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MigIdentity:
+    """Identity of a MIG instance; `profile` is NVIDIA's name of its size (1g.10gb), empty where the driver has none."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+
+
 def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
     """Read the identity of a GPU: its UUID and name, and what it has of the rest. Blocks; raises NVMLError."""
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)

@@ -1,4 +1,4 @@
-"""What to do when the driver as a whole, or a GPU, does not answer, in words for people."""
+"""Advice for people when the driver as a whole, or a GPU, does not answer."""
 
 from __future__ import annotations
 

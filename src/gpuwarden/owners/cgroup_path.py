@@ -1,4 +1,4 @@
-"""What a process's control group says of its owner: container, Kubernetes pod, Slurm job and systemd unit.
+"""Owners of a process by the path of its control group: container, Kubernetes pod, Slurm job and systemd unit.
 
 Only names are read, as each manager writes them; no manager is asked. What stands below a user's own systemd manager
 was named by that user, who may write anything there: it puts nobody into a pod or a Slurm job.

@@ -11,7 +11,7 @@ from gpuwarden.owners.resolver import Owners
 
 
 class OwnerReadings(Table[Owners], prefix="gpuwarden_"):
-    """Who holds the GPUs; owners.md says where each owner comes from."""
+    """Owners of device memory; owners.md says where each owner comes from."""
 
     # fmt: off
     owner_gpu_memory_used_bytes = Metric[Owners](

@@ -1,4 +1,4 @@
-"""Who the processes on the GPUs are: user, command and control group, read once a process."""
+"""Identities of the processes on the GPUs: user, command and control group, read once a process."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from gpuwarden.pressure.levels import RANK, Pressure
 
 
 class PressureReadings(Table[Pressure], prefix="gpuwarden_gpu_"):
-    """How close GPUs, or the runs on them, are to their limits: [pressure.md](pressure.md)."""
+    """Pressure on GPUs and on the runs on them: [pressure.md](pressure.md)."""
 
     # fmt: off
     pressure_level = Metric[Pressure](

@@ -1,1 +1,1 @@
-"""How each reading of a GPU is taken, by subject; gpu/metrics.py names them."""
+"""Readers of each metric of a GPU, by subject; gpu/metrics.py names them."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, CLOCKS, PERFORMANCE_STATE_UNKNOWN, Handle
+from gpuwarden.nvml.device import Device
 
 _MEGA = 1e6
 _ALL_REASONS: int = sum(CLOCK_EVENT_REASONS.values())
@@ -60,7 +60,7 @@ def _known(gpu: Device) -> int:
 
 
 def events(gpu: Device) -> Mapping[Labels, float]:
-    """Whether each clock event reason holds the clocks down. Adds up the time that it does, for `event_seconds`."""
+    """Read which clock event reasons hold the clocks down, and add up the time that each does, for `event_seconds`."""
     active = _active(gpu)
     known = gpu.settled(_REASONS, lambda: _known(gpu))
     gpu.settled(_TOLD, lambda: True)

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from gpuwarden.gpu.mig import Instance
 from gpuwarden.metrics.model import Labels
+from gpuwarden.nvml.binding import Attributes, Handle, Memory
+from gpuwarden.nvml.device import Device
+from gpuwarden.nvml.identity import MigIdentity
 
 
-def info(mig: Instance) -> Mapping[Labels, float]:
+@dataclass(eq=False, slots=True)
+class MigDevice:
+    """One MIG instance as the readers of its table see it; `memory` is of this reading, None where it did not tell."""
+
+    gpu: Device
+    gpu_uuid: str
+    handle: Handle
+    identity: MigIdentity
+    attributes: Attributes | None
+    memory: Memory | None = None
+
+    def share(self, metric: int) -> float | None:
+        """Return a GPM metric of its GPU instance, as Gpm.share does. Raises NVMLError."""
+        return self.gpu.gpm.share(self.gpu.handle, metric, self.identity.gpu_instance)
+
+
+def info(mig: MigDevice) -> Mapping[Labels, float]:
     """Return who it is."""
     who = mig.identity
     return {(mig.gpu_uuid, str(who.gpu_instance), str(who.compute_instance), who.profile): 1}
 
 
-def multiprocessors(mig: Instance) -> float | None:
+def multiprocessors(mig: MigDevice) -> float | None:
     """Return its number of SMs."""
     return None if mig.attributes is None else mig.attributes.multiprocessorCount
 
 
-def slices(mig: Instance) -> Mapping[Labels, float] | None:
+def slices(mig: MigDevice) -> Mapping[Labels, float] | None:
     """Return the slices that it has."""
     has = mig.attributes
     if has is None:
@@ -27,7 +46,7 @@ def slices(mig: Instance) -> Mapping[Labels, float] | None:
     return {("gpu",): has.gpuInstanceSliceCount, ("compute",): has.computeInstanceSliceCount}
 
 
-def engines(mig: Instance) -> Mapping[Labels, float] | None:
+def engines(mig: MigDevice) -> Mapping[Labels, float] | None:
     """Return the engines that it can use."""
     has = mig.attributes
     if has is None:
@@ -41,21 +60,21 @@ def engines(mig: Instance) -> Mapping[Labels, float] | None:
     }
 
 
-def memory_size(mig: Instance) -> float | None:
+def memory_size(mig: MigDevice) -> float | None:
     """Return bytes."""
     return None if mig.memory is None else mig.memory.total
 
 
-def memory_used(mig: Instance) -> float | None:
+def memory_used(mig: MigDevice) -> float | None:
     """Return bytes."""
     return None if mig.memory is None else mig.memory.used
 
 
-def memory_free(mig: Instance) -> float | None:
+def memory_free(mig: MigDevice) -> float | None:
     """Return bytes."""
     return None if mig.memory is None else mig.memory.free
 
 
-def memory_reserved(mig: Instance) -> float | None:
+def memory_reserved(mig: MigDevice) -> float | None:
     """Return bytes; None where the driver has only the older memory call."""
     return getattr(mig.memory, "reserved", None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuwarden.gpu.device import Device, told
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml.binding import MEMORY_V2, Bar1Memory, Memory
+from gpuwarden.nvml.device import Device, told
 
 
 def _memory(gpu: Device) -> Memory | None:
@@ -46,7 +46,7 @@ def reserved(gpu: Device) -> float | None:
 
 
 def unified(gpu: Device) -> float:
-    """Whether the device has no memory of its own."""
+    """Return 1 where the device has no memory of its own."""
     return float(_memory(gpu) is None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import answer, one_of, settings, state
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
@@ -15,6 +14,7 @@ from gpuwarden.nvml.binding import (
     VIRTUALIZATION_MODES,
     Nvml,
 )
+from gpuwarden.nvml.device import Device
 
 _RESETS = frozenset({1, 4, 6})  # the recovery actions that reset the GPU
 # Faults of the GPU's place in its NVLink fabric: two bits each of the health mask, 0 not told, 1 yes, 2 no.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from gpuwarden.gpu.device import Device
 from gpuwarden.gpu.readings.shapes import present
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml import fields
+from gpuwarden.nvml.device import Device
 
 _KIBI = 1024
 _MEGA = 1e6
@@ -23,7 +23,7 @@ def _links(gpu: Device, number: int = fields.NVLINK_COUNT) -> range:
 
 
 def states(gpu: Device) -> dict[Labels, float]:
-    """Whether each link is up."""
+    """Read which links are up."""
     links = _links(gpu)
     found = gpu.fields((fields.NVLINK_STATE, link) for link in links)
     return {(str(link),): float(state in _UP) for link, state in zip(links, found, strict=True) if state is not None}
@@ -115,7 +115,7 @@ def _of_chip_links(gpu: Device, number: int) -> list[float | None]:
 
 
 def chip_links(gpu: Device) -> dict[Labels, float]:
-    """Whether each link to the CPU of a superchip is up."""
+    """Read which links to the CPU of a superchip are up."""
     found = enumerate(_of_chip_links(gpu, fields.C2C_STATUS))
     return {(str(link),): float(state == 1) for link, state in found if state is not None}
 

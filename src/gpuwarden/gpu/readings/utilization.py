@@ -1,10 +1,10 @@
-"""How busy the units of a GPU are, as the driver samples it."""
+"""Utilization of the units of a GPU, as the driver samples it."""
 
 from __future__ import annotations
 
-from gpuwarden.gpu.device import Device, told
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml.binding import NOT_AVAILABLE
+from gpuwarden.nvml.device import Device, told
 
 
 def kernels(gpu: Device) -> float:

@@ -13,7 +13,7 @@ _WINDOWS: dict[Labels, int] = {(label,): seconds for label, seconds in WINDOWS.i
 _LONGEST = max(WINDOWS.values())
 
 
-class Peaks:
+class WindowPeaks:
     """Takes looks at one value and knows the highest of each window, to a second. Used by one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,10 +1,10 @@
-"""Peaks of fixed windows."""
+"""WindowPeaks of fixed windows."""
 
 import random
 
 import pytest
 
-from gpuwarden.gpu.memory_peaks import WINDOWS, Peaks
+from gpuwarden.metrics.window_peaks import WINDOWS, WindowPeaks
 
 
 class Clock:
@@ -25,12 +25,12 @@ def clock() -> Clock:
 
 def test_nothing_seen_is_nothing_told(clock: Clock) -> None:
     """Before the first look there is no peak."""
-    assert Peaks(clock).highest() == {}
+    assert WindowPeaks(clock).highest() == {}
 
 
 def test_a_peak_leaves_each_window_in_its_time(clock: Clock) -> None:
     """A peak between polls is seen, for a minute and for five."""
-    peaks = Peaks(clock)
+    peaks = WindowPeaks(clock)
     peaks.look(5)
     peaks.look(9)
     peaks.look(4)
@@ -47,7 +47,7 @@ def test_a_peak_leaves_each_window_in_its_time(clock: Clock) -> None:
 
 def test_an_old_peak_is_not_told_without_new_looks(clock: Clock) -> None:
     """A window without a look has no peak, rather than an old one."""
-    peaks = Peaks(clock)
+    peaks = WindowPeaks(clock)
     peaks.look(7)
     clock.now += 100
     assert peaks.highest() == {("5m",): 7}
@@ -58,7 +58,7 @@ def test_an_old_peak_is_not_told_without_new_looks(clock: Clock) -> None:
 def test_peaks_equal_those_of_all_looks(clock: Clock) -> None:
     """Whatever the course, the peaks are those of the looks in the window; what is kept stays small."""
     rng, looks = random.Random(1), list[tuple[float, float]]()  # noqa: S311 - no secret
-    peaks = Peaks(clock)
+    peaks = WindowPeaks(clock)
     for _ in range(5000):
         clock.now += rng.choice([0.1, 0.1, 0.5, 7.0])
         value = rng.randrange(1000) * (1 + (clock.now % 300 < 150))

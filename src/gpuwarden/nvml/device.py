@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from gpuwarden.gpu.memory_peaks import Peaks
 from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.binding import (
     MIG_ENABLED,
     NOT_AVAILABLE,
@@ -46,7 +46,7 @@ class Device:
     """
 
     def __init__(
-        self, nvml: Nvml, handle: Handle, host_memory: Callable[[], HostMemory], peaks: Peaks, gpm: Gpm
+        self, nvml: Nvml, handle: Handle, host_memory: Callable[[], HostMemory], peaks: WindowPeaks, gpm: Gpm
     ) -> None:
         self.nvml = nvml
         self.handle = handle

@@ -7,10 +7,10 @@ from typing import cast
 import pynvml
 import pytest
 
-from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.memory_peaks import Peaks
 from gpuwarden.host.host_memory import HostMemory
+from gpuwarden.metrics.window_peaks import WindowPeaks
 from gpuwarden.nvml.binding import Field, FieldValue, Handle, Nvml, NVMLError, nvml_error
+from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.gpm import Gpm
 
 
@@ -33,7 +33,7 @@ class Fields:
 def device(nvml: Fields) -> Device:
     """Make the device."""
     seam = cast("Nvml", nvml)
-    return Device(seam, cast("Handle", 1), lambda: HostMemory(0, 0), Peaks(), Gpm(seam, time.monotonic))
+    return Device(seam, cast("Handle", 1), lambda: HostMemory(0, 0), WindowPeaks(), Gpm(seam, time.monotonic))
 
 
 def test_fields_are_fetched_in_one_call() -> None:

@@ -13,7 +13,7 @@ from polled_driver import SLOW, polling
 from services import Daemon, ending, until
 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
-from gpuwarden.gpu.mig import RECONFIGURED
+from gpuwarden.gpu.mig_reader import RECONFIGURED
 from gpuwarden.gpu.reader import GpuReader
 from gpuwarden.gpu.snapshot import MigInstance
 from gpuwarden.nvml.binding import FUNCTIONS, Handle, Nvml, nvml_error

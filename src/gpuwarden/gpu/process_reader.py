@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
-from gpuwarden.gpu.device import Device
-from gpuwarden.gpu.mig import Instance
+from gpuwarden.gpu.readings.instance import MigDevice
 from gpuwarden.gpu.snapshot import GpuProcess
 from gpuwarden.nvml.binding import NVMLError, ProcessInfo
+from gpuwarden.nvml.device import Device
 
 Lists: TypeAlias = tuple[tuple[GpuProcess, ...], tuple[str, ...]]
 Type: TypeAlias = Literal["compute", "graphics"]
 # MIG instances by the ids of their GPU and compute instance
-ByIds: TypeAlias = Mapping[tuple["int | None", "int | None"], Instance]
+ByIds: TypeAlias = Mapping[tuple["int | None", "int | None"], MigDevice]
 
 
-class ProcessLists:
+class ProcessReader:
     """Lists the compute processes whenever the device memory in use has changed, and both types in the slow tier.
 
     A process cannot take or give back device memory without changing the sum; and headroom needs both of one moment.
