@@ -11,11 +11,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon import systemd
 from gpuwarden.daemon.control import ControlServer
+from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.pause import PauseCommands
 from gpuwarden.daemon.pipeline import Pipeline
 from gpuwarden.daemon.poll_loop import PollLoop
@@ -23,7 +24,6 @@ from gpuwarden.daemon.routes import Routes
 from gpuwarden.daemon.sources import Source
 from gpuwarden.dcgm.page import DcgmPage, host_name
 from gpuwarden.gpu.poller import StillUsedError
-from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.metrics.model import TableReadings
 from gpuwarden.state import Counts, State
 from gpuwarden.web.http_server import WebServer
