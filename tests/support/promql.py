@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
-from gpuwarden.health.model import filled
 from gpuwarden.daemon.metrics_page import TABLES
+from gpuwarden.health.model import filled
 
 TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape
 SITE = frozenset({"cluster"})  # and one that a site may have it add

@@ -9,8 +9,8 @@ from typing import Any
 import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
-from gpuwarden.health.model import filled
 from gpuwarden.daemon.metrics_page import TABLES
+from gpuwarden.health.model import filled
 from gpuwarden.metrics.model import Metric, Unit
 
 Dimensions = Mapping[
