@@ -192,6 +192,25 @@ def mail_receiver(passwords: Mapping[str, str] | None = None) -> Iterator[MailRe
 
 
 @contextlib.contextmanager
+def dripping_receiver(answer: bytes, pause: float) -> Iterator[int]:
+    """Answer the first that comes, and go on for ever with a byte every `pause` seconds; gives the port."""
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        with contextlib.suppress(OSError), server.accept()[0] as client:
+            client.sendall(answer)
+            while not ended.wait(pause):
+                client.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        yield int(server.getsockname()[1])
+        ended.set()
+        thread.join()
+
+
+@contextlib.contextmanager
 def silent_receiver() -> Iterator[int]:
     """Listen, and say nothing to those who come; gives the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:

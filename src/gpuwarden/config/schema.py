@@ -308,7 +308,7 @@ class NotifyConfig:
     docs: str = option(DOCS, "docs",
         "Where the folder docs/ is served, for links in messages: a URL, or its name.")
     timeout: float = option(between(DURATION, "100ms", "1m"), "10s",
-        "How long a server may take for each part of its answer.")
+        "How long a server may take to answer.")
     group_wait: float = option(between(DURATION, "0", "10m"), "3s",
         "How long the first alert waits for others that come with it, to go in the same message.")
     max_per_hour: int = option(between(WHOLE, "1", "3600"), "20",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
-from message_receivers import http_receiver, mail_receiver, silent_receiver
+from message_receivers import PATIENCE, dripping_receiver, http_receiver, mail_receiver, silent_receiver
 from services import free_port
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
@@ -126,6 +127,23 @@ def test_nobody_answers() -> None:
     with silent_receiver() as port:
         silent = NotifyConfig(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.2)
         assert str(refusal(silent)) == "no answer within 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTT", "no answer within 0.5 s"),
+        (b"HTTP/1.1 200 OK\r\nA: ", "no answer within 0.5 s"),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "the server answers 403: x"),
+    ],
+)
+def test_server_that_drips(answer: bytes, said: str) -> None:
+    """A server that sends a byte now and then holds its sender for the timeout, and no longer."""
+    with dripping_receiver(answer, 0.1) as port:
+        began = time.monotonic()
+        error = refusal(NotifyConfig(webhook=(Secret(text=f"http://127.0.0.1:{port}/"),), timeout=0.5))
+        assert time.monotonic() - began < PATIENCE / 2
+        assert str(error).startswith(said)
 
 
 def test_answer_that_never_ends() -> None:

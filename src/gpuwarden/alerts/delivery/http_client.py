@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import socket
 import ssl
+import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from email.message import Message as Headers
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -39,7 +42,8 @@ _NO_SECRET = Secret()
 class Server:
     """Web server at one URL, with how it is authenticated and how the daemon authenticates itself to it.
 
-    `timeout` is in seconds, of each step of a connection.
+    `timeout` is in seconds, of a whole request: to connect and to send take at most that long each, and an answer has
+    to come, however slowly, before it has passed since the start.
     """
 
     url: Secret
@@ -93,12 +97,14 @@ class Server:
         return ""
 
     def _opener(self, scheme: str) -> urllib.request.OpenerDirector:
+        deadline = time.monotonic() + self.timeout
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
         if not self.proxies:
             handlers.append(urllib.request.ProxyHandler({}))
         if scheme == "https":
-            context = tls_context(self.ca_file, self.cert_file, self.key_file)
-            handlers.append(urllib.request.HTTPSHandler(context=context))
+            handlers.append(_HttpsHandler(deadline, tls_context(self.ca_file, self.cert_file, self.key_file)))
+        else:
+            handlers.append(_HttpHandler(deadline))
         return urllib.request.build_opener(*handlers)
 
 
@@ -158,6 +164,68 @@ def shown(text: str, longest: int, secrets: Iterable[str]) -> str:
 def _of_user(pair: str) -> tuple[str, str]:
     """Return both and the password alone; a user without one may be a token."""
     return pair, pair.partition(":")[2]
+
+
+class _Response(http.client.HTTPResponse):
+    """Answer that has to be read before a deadline, in monotonic seconds; raises TimeoutError afterwards."""
+
+    def __init__(self, deadline: float, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_BoundedReader(deadline, sock))
+
+
+class _BoundedReader(io.RawIOBase):
+    """Reader of a socket, whose own timeout would begin anew with each byte."""
+
+    def __init__(self, deadline: float, sock: socket.socket) -> None:
+        self._deadline = deadline
+        self._socket = sock
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        """Return True, as io asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read what is there, within the time that is left."""
+        left = self._deadline - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError
+        self._socket.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        """Close it."""
+        self._raw.close()
+        super().close()
+
+
+def _connection(kind: type[http.client.HTTPConnection], deadline: float, *args: Any, **options: Any) -> Any:
+    """Return a connection whose answers have to be read before the deadline."""
+    connection = kind(*args, **options)
+    connection.response_class = partial(_Response, deadline)  # type: ignore[assignment] # called as the class is
+    return connection
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def __init__(self, deadline: float) -> None:
+        super().__init__()
+        self._open = partial(_connection, http.client.HTTPConnection, deadline)
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Open a request."""
+        return self.do_open(self._open, request)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def __init__(self, deadline: float, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._open = partial(_connection, http.client.HTTPSConnection, deadline, context=context)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Open a request."""
+        return self.do_open(self._open, request)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

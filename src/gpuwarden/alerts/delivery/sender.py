@@ -21,7 +21,7 @@ from gpuwarden.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
-STUCK_SECONDS = 300.0  # after which a message in delivery is logged: timeouts are per step, which can be many
+STUCK_SECONDS = 300.0  # after which a message in delivery is logged: timeouts of apprise's services are per step
 LOG_AGAIN_SECONDS = 3600.0  # after which the same error is logged again
 
 

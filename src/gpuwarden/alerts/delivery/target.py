@@ -87,8 +87,8 @@ class Target(Protocol):
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
         """Send one message; raises DeliveryError.
 
-        `standing` counts by name the alerts that fire still and are not in this message. Blocks: each step of the
-        connection for at most the target's timeout.
+        `standing` counts by name the alerts that fire still and are not in this message. Blocks for a few times the
+        target's timeout at most; a service of apprise for as long as its own timeouts allow.
         """
 
 
