@@ -97,7 +97,7 @@ def test_garbage(connection: DaemonConnection, peer: Peer, garbage: bytes) -> No
     peer.socket.send(garbage)
     peer.advise(pressure("some"))
     assert connection.listen() == [pressure("some")]
-    assert (connection.misheard, connection.connected()) == (1, True)
+    assert (connection.undecoded, connection.connected()) == (1, True)
 
 
 def test_flood(connection: DaemonConnection, peer: Peer) -> None:
@@ -110,7 +110,7 @@ def test_flood(connection: DaemonConnection, peer: Peer) -> None:
             sent += 1
     except BlockingIOError:
         pass
-    assert len(connection.listen()) + connection.misheard == MAX_RECEIVED < sent
+    assert len(connection.listen()) + connection.undecoded == MAX_RECEIVED < sent
     heard = MAX_RECEIVED
     while connection.listen():
         heard += MAX_RECEIVED
@@ -205,7 +205,7 @@ def told(*advice: Advice, at: float = 0.0) -> AdviceState:
     """Give what comes of advice."""
     made = AdviceState()
     for each in advice:
-        made.take(each, at)
+        made.update(each, at)
     return made
 
 
@@ -261,10 +261,10 @@ def test_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """A daemon that says more and more writes so many lines an hour, and takes so much memory."""
     made = AdviceState()
     for number in range(3 * MAX_EPISODES):
-        made.take(pressure("some", f"GPU-{number}"), 0.0)
+        made.update(pressure("some", f"GPU-{number}"), 0.0)
     assert len(caplog.messages) == MAX_LINES_PER_HOUR
     assert (made.count, len(made._episodes)) == (3 * MAX_EPISODES, MAX_EPISODES)
-    made.take(pressure("critical", "GPU-0"), HOUR_SECONDS)
+    made.update(pressure("critical", "GPU-0"), HOUR_SECONDS)
     assert len(caplog.messages) == MAX_LINES_PER_HOUR + 1
 
 
@@ -296,29 +296,29 @@ def test_handler_that_raises(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
 def test_unanswered(advice: list[Advice], some: int, critical: int) -> None:
     """An episode is to be acted on once, where it comes to the level that is asked for and is not over."""
     made = told(*advice)
-    assert len(made.unanswered("stop", "some", 0.0)) == some
-    assert len(made.unanswered("call", "critical", 0.0)) == critical
-    assert made.unanswered("stop", "some", 0.0) == made.unanswered("call", "critical", 0.0) == []
+    assert len(made.pop_unanswered("stop", "some", 0.0)) == some
+    assert len(made.pop_unanswered("call", "critical", 0.0)) == critical
+    assert made.pop_unanswered("stop", "some", 0.0) == made.pop_unanswered("call", "critical", 0.0) == []
 
 
 def test_next_episode() -> None:
     """The next episode is to be acted on again."""
     made = told(pressure("critical"))
-    assert made.unanswered("stop", "critical", 0.0) == [pressure("critical")]
+    assert made.pop_unanswered("stop", "critical", 0.0) == [pressure("critical")]
     for each in (pressure("none"), pressure("critical")):
-        made.take(each, 1.0)
-    assert made.unanswered("stop", "critical", 1.0) == [pressure("critical")]
+        made.update(each, 1.0)
+    assert made.pop_unanswered("stop", "critical", 1.0) == [pressure("critical")]
 
 
 def test_device_that_was_relieved_while_no_daemon_was_there() -> None:
     """What the next daemon has nothing to say of holds no episode open: another device's has an end, and a next one."""
     made = told(pressure("critical"))
-    episodes = [len(made.unanswered("stop", "critical", 0.0))]
-    made.lose(1.0)
+    episodes = [len(made.pop_unanswered("stop", "critical", 0.0))]
+    made.disconnect(1.0)
     for at in (2.0, RECONNECT_SECONDS + 2, RECONNECT_SECONDS + 4, 9 * RECONNECT_SECONDS):
-        made.take(pressure("critical", OTHER), at)
-        episodes.append(len(made.unanswered("stop", "critical", at)))
-        made.take(pressure("none", OTHER), at + 1)
+        made.update(pressure("critical", OTHER), at)
+        episodes.append(len(made.pop_unanswered("stop", "critical", at)))
+        made.update(pressure("none", OTHER), at + 1)
     assert episodes == [1, 0, 1, 1, 1]
 
 
@@ -326,10 +326,10 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
     """An event that comes again and again is one episode, until it has not come for long."""
     made = AdviceState()
     for at in (0.0, EVENT_EPISODE_SECONDS - 1, 2 * EVENT_EPISODE_SECONDS - 2):
-        made.take(event(), at)
-    assert len(made.unanswered("stop", "critical", 0.0)) == len(caplog.messages) == 1
-    made.take(event(), 3 * EVENT_EPISODE_SECONDS)
-    assert len(made.unanswered("stop", "critical", 3 * EVENT_EPISODE_SECONDS)) == 1
+        made.update(event(), at)
+    assert len(made.pop_unanswered("stop", "critical", 0.0)) == len(caplog.messages) == 1
+    made.update(event(), 3 * EVENT_EPISODE_SECONDS)
+    assert len(made.pop_unanswered("stop", "critical", 3 * EVENT_EPISODE_SECONDS)) == 1
     assert len(caplog.messages) == 2
 
 
@@ -337,13 +337,13 @@ def test_event_again(caplog: pytest.LogCaptureFixture) -> None:
 def test_daemon_that_returns(caplog: pytest.LogCaptureFixture, away: float, episodes: int) -> None:
     """Without a daemon there is no pressure; one that is soon back goes on with the episode, later another begins."""
     made = told(pressure("critical"))
-    answered = len(made.unanswered("stop", "critical", 0.0))
-    made.lose(0.0)
-    made.lose(0.5)
+    answered = len(made.pop_unanswered("stop", "critical", 0.0))
+    made.disconnect(0.0)
+    made.disconnect(0.5)
     felt = [made.pressure]
-    made.take(pressure("critical"), away)
+    made.update(pressure("critical"), away)
     assert [*felt, made.pressure] == ["none", "critical"]
-    answered += len(made.unanswered("stop", "critical", away))
+    answered += len(made.pop_unanswered("stop", "critical", away))
     assert answered == len(caplog.messages) == episodes
 
 
@@ -356,13 +356,13 @@ def test_run_listens(connection: DaemonConnection, peer: Peer) -> None:
     heard = []
     for now in (100.01, 100.04, 100.06):
         run.listen(now)
-        heard.append(run.told.count)
+        heard.append(run.advice.count)
     assert (heard, run.listen_due) == ([1, 1, 2], 100.06 + LISTEN_INTERVAL_SECONDS)
     run.actions["checkpoint"] += 1
     run.report(101.1)
     report = peer.waiting()[-1]
     assert isinstance(report, Report)
-    assert (report.advice_heard, report.actions, run.told.pressure) == (2, {"checkpoint": 1}, "some")
+    assert (report.advice_heard, report.actions, run.advice.pressure) == (2, {"checkpoint": 1}, "some")
 
 
 def test_daemon_lost(connection: DaemonConnection, peer: Peer) -> None:
@@ -370,12 +370,12 @@ def test_daemon_lost(connection: DaemonConnection, peer: Peer) -> None:
     run = Reporter(connection)
     peer.advise(pressure("critical"))
     run.listen(100.0)
-    assert run.told.pressure == "critical"
+    assert run.advice.pressure == "critical"
     peer.waiting()
     peer.socket.close()
     run.listen(101.0)
     run.listen(101.1)
-    assert (run.told.pressure, run.told.last) == ("none", pressure("critical"))
+    assert (run.advice.pressure, run.advice.last) == ("none", pressure("critical"))
 
 
 def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> None:
@@ -387,7 +387,7 @@ def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> No
     peer.advise(pressure("critical"))
     clock.now += LISTEN_INTERVAL_SECONDS
     run.listen(clock.now)
-    before = run.told.pressure
+    before = run.advice.pressure
     peer.waiting()
     peer.socket.close()
     for _ in range(2):  # as a watch does where a phase that no step is made in begins, and ends
@@ -395,7 +395,7 @@ def test_daemon_lost_between_two_questions(daemon: Receiver, clock: Clock) -> No
         run.report(clock.now)
     assert daemon.accept().receive() == HELLO
     run.listen(clock.now)
-    assert (before, run.told.pressure) == ("critical", "none")
+    assert (before, run.advice.pressure) == ("critical", "none")
     connection.close()
 
 
@@ -421,7 +421,7 @@ def test_watch(daemon: Receiver, caplog: pytest.LogCaptureFixture) -> None:
         assert (run.pressure, run.advice) == ("none", None)
         peer = daemon.accept()
         peer.advise(pressure("critical"))
-        run._loop.run.hasten()
+        run._loop.run.report_soon()
         run.step()
         assert (run.pressure, run.advice) == ("critical", pressure("critical"))
         assert caplog.messages == ["memory pressure critical: 1 GiB is left"]
@@ -458,6 +458,6 @@ def test_watch_in_a_forked_child(daemon: Receiver) -> None:
         if child == 0:
             os._exit(0 if run.pressure == "none" else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        run._loop.run.hasten()
+        run._loop.run.report_soon()
         run.step()
         assert run.pressure == "some"

@@ -20,9 +20,9 @@ def test_report(daemon: Receiver, connection: DaemonConnection) -> None:
     """A report carries the totals since the run began."""
     run = Reporter(connection)
     run.phase, run.epoch, run.batch = "train", 2, 7
-    run.execute([0.00390625], 1)
-    run.execute([0.5], 4)
-    run.execute([None], 1)
+    run.add_executions([0.00390625], 1)
+    run.add_executions([0.5], 4)
+    run.add_executions([None], 1)
     run.report(0)
     report = daemon.accept().waiting()[1]
     buckets = [0] * (len(STEP_BUCKETS) + 1)
@@ -39,7 +39,7 @@ def test_report(daemon: Receiver, connection: DaemonConnection) -> None:
 def test_bucket_bounds(connection: DaemonConnection, seconds: float, bucket: int) -> None:
     """A bucket includes its bound, as Prometheus's do."""
     run = Reporter(connection)
-    run.execute([seconds], 1)
+    run.add_executions([seconds], 1)
     assert run.durations.buckets.index(1) == bucket
 
 
@@ -47,7 +47,7 @@ def test_interval(daemon: Receiver, connection: DaemonConnection) -> None:
     """Between two reports lies the interval, however often one is asked for."""
     run = Reporter(connection)
     for now in (0.0, 0.1, 0.24, 0.25, 0.3, 0.5):
-        run.execute([None], 1)
+        run.add_executions([None], 1)
         run.observe(now)
     assert [each.steps for each in daemon.accept().waiting()[1:] if isinstance(each, Report)] == [1, 4, 6]
 
@@ -56,7 +56,7 @@ def test_dropped_is_reported(daemon: Receiver, connection: DaemonConnection) -> 
     """The first report that goes after a full queue says how many did not, with nothing lost from the totals."""
     run = Reporter(connection)
     while not connection.dropped:
-        run.execute([None], 1)
+        run.add_executions([None], 1)
         run.report(0)
     peer = daemon.accept()
     peer.waiting()
@@ -104,7 +104,7 @@ def test_socket_from_environment(daemon: Receiver, monkeypatch: pytest.MonkeyPat
 def test_forked_child_is_its_own_run(daemon: Receiver) -> None:
     """A forked child that trains reports under its own process id, from zero."""
     parent = join_run(daemon.path, HELLO)
-    parent.execute([None], 5)
+    parent.add_executions([None], 5)
     parent.report(0)
     assert daemon.accept().pid() == os.getpid()
     child = os.fork()
@@ -176,7 +176,7 @@ from gpuwarden.client.reporter import join_run
 from gpuwarden.protocol.messages import Hello
 run = join_run(sys.argv[1], Hello("a", "b", {}))
 run.phase = "train"
-run.execute([None], 3)
+run.add_executions([None], 3)
 run.report(0)
 def told(error):
     run.fail(describe(error, "train", 3))

@@ -403,9 +403,9 @@ def test_slow_thread(daemon: Receiver) -> None:
     slow, fast = watch(interval=0), watch(interval=0)
     peer = daemon.accept()
     for each in (slow, fast):
-        each._loop.run.look_due = float("inf")
+        each._loop.run.observe_due = float("inf")
         each.step()
-    fast._loop.run.hasten()
+    fast._loop.run.report_soon()
     fast.step()
     assert last(peer).steps == 3
     slow.close()

@@ -1,4 +1,4 @@
-"""Real saving where files may have so many bytes only, for test_disk_space.py: `full_disk_cases.py FOLDER`.
+"""Real saving where files may have so many bytes only, for test_checkpoint.py: `full_disk_cases.py FOLDER`.
 
 Prints a line of JSON a case: the name of what it raised, and what it left in its folder.
 """
@@ -18,7 +18,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import numpy as np
 
-from gpuwarden.client.keras.on_pressure import save
+from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.keras import fit_with_oom_retry, keras
 
 X = np.zeros((8, 4), "float32")

@@ -16,9 +16,9 @@ def main() -> None:
     run.phase, run.stepping = "train", True
     while True:
         time.sleep(0.05)
-        run.execute([0.05], 1)
+        run.add_executions([0.05], 1)
         now = time.monotonic()
-        if now >= run.look_due:
+        if now >= run.observe_due:
             run.observe(now)
         sys.stdout.write(f"{run.steps}\n")
         sys.stdout.flush()

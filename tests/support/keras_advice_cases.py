@@ -100,7 +100,7 @@ class Steps(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
         self.ended = True
 
 
-def hasten(callback: GpuWarden) -> Any:
+def report_soon(callback: GpuWarden) -> Any:
     """Make a callback, to be listed before the other, that has it listen in each step."""
 
     class Hastens(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -114,7 +114,7 @@ def hasten(callback: GpuWarden) -> Any:
 def train(daemon: Daemon, at: dict[int, Any], *more: Any, note: int | None = None, **wish: Any) -> dict[str, Any]:
     """Fit an epoch in which the daemon says this; tell what came of it."""
     callback, steps, trained = daemon.callback(**wish), Steps(note), model()
-    history = fit(trained, steps, daemon.says(at), hasten(callback), callback, *more).history
+    history = fit(trained, steps, daemon.says(at), report_soon(callback), callback, *more).history
     last = daemon.reports()[-1]
     return {
         "steps": steps.begun,
@@ -191,7 +191,7 @@ def case_half_a_checkpoint(daemon: Daemon) -> Any:
     )
     trained.compile("sgd", "mse")
     steps = Steps()
-    fit(trained, steps, daemon.says({5: pressure("critical")}), hasten(callback), callback)
+    fit(trained, steps, daemon.says({5: pressure("critical")}), report_soon(callback), callback)
     return {"steps": steps.begun, "kept": path.read_text(), "left": [x.name for x in path.parent.glob(f"*{path.name}")]}
 
 
@@ -249,7 +249,7 @@ def case_function_that_exits(daemon: Daemon) -> Any:
 
     callback, steps = daemon.callback(on_pressure=leave), Steps()
     try:
-        fit(model(), steps, daemon.says({5: pressure("critical")}), hasten(callback), callback)
+        fit(model(), steps, daemon.says({5: pressure("critical")}), report_soon(callback), callback)
     except SystemExit as error:
         last = daemon.reports()[-1]
         return {"code": error.code, "steps": steps.begun, "phase": last["phase"], "stepping": last["stepping"]}
@@ -266,7 +266,7 @@ def case_interrupted(daemon: Daemon) -> Any:
     calls: list[Any] = []
     callback, steps = daemon.callback(on_pressure=called(calls)), Steps()
     try:
-        fit(model(), daemon.says({5: pressure("critical")}), hasten(callback), Interrupts(), callback)
+        fit(model(), daemon.says({5: pressure("critical")}), report_soon(callback), Interrupts(), callback)
     except KeyboardInterrupt:
         before = len(calls)
     fit(model(), steps, callback)
@@ -279,7 +279,7 @@ def case_several_fits(daemon: Daemon) -> Any:
     says = daemon.says({5: pressure("critical")})
     for _ in range(3):
         callback = daemon.callback(on_pressure=called(calls))
-        fit(model(), says, hasten(callback), callback)
+        fit(model(), says, report_soon(callback), callback)
     return len(calls)
 
 
@@ -299,7 +299,7 @@ def case_in_validation(daemon: Daemon) -> Any:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
             seen.append(len(calls))
 
-    fit(model(), says, Validates(), hasten(callback), callback, steps, epochs=2, validation_data=(X, Y))
+    fit(model(), says, Validates(), report_soon(callback), callback, steps, epochs=2, validation_data=(X, Y))
     return {"seen": seen, "steps": steps.begun}
 
 
@@ -326,7 +326,7 @@ def case_mirrored(daemon: Daemon) -> Any:
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         trained = model()
     callback, steps = daemon.callback(on_pressure="checkpoint", checkpoint_path=path), Steps(5)
-    fit(trained, steps, daemon.says({5: pressure("critical")}), hasten(callback), callback)
+    fit(trained, steps, daemon.says({5: pressure("critical")}), report_soon(callback), callback)
     saved = keras.models.load_model(path)
     return {
         "steps": steps.begun,

@@ -33,7 +33,7 @@ class Waits(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no ty
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002, D102
         run = self.callback._run
         limit = time.monotonic() + PATIENCE
-        while epoch == 1 and RANK == 1 and run and not run.told.count and time.monotonic() < limit:
+        while epoch == 1 and RANK == 1 and run and not run.advice.count and time.monotonic() < limit:
             time.sleep(0.01)
             run.listen(time.monotonic())
 

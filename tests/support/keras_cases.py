@@ -36,11 +36,11 @@ os.environ |= {  # before TensorFlow is imported; with oneDNN this allocator's o
 from receiver import Receiver
 from training_cases import cases_in, serve
 
-from gpuwarden import keras as keras_callback
 from gpuwarden.client.frameworks.tensorflow import list_physical_devices
+from gpuwarden.client.keras import callback as keras_callback
 from gpuwarden.client.keras import step_counter
+from gpuwarden.client.keras.function_patch import unwrap
 from gpuwarden.client.keras.model_memory import add_model_memory
-from gpuwarden.client.keras.wrapped_function import unwrap
 from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.keras import GpuWarden, keras
 from gpuwarden.protocol.messages import Allocation, Error, Hello, Report
@@ -563,13 +563,13 @@ def case_sizes_seen(daemon: Daemon) -> Any:
             yield np.ones((size, 3), "float32"), np.ones((size, 1), "float32")
 
     signature = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
-    keras_callback.LOOK_INTERVAL, feed = 0.0, keras_callback._feed
+    keras_callback.METRICS_INTERVAL_SECONDS, feed = 0.0, keras_callback._feed
     keras_callback._feed = lambda *_: None  # of several looks each step would have one
     try:
         dataset = tf.data.Dataset.from_generator(alike, output_signature=signature)
         model().fit(dataset, verbose=0, callbacks=[daemon.callback(interval=0)])
     finally:
-        keras_callback.LOOK_INTERVAL, keras_callback._feed = 1.0, feed
+        keras_callback.METRICS_INTERVAL_SECONDS, keras_callback._feed = 1.0, feed
     return daemon.heard()
 
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from gpuwarden.client.errors.classifier import describe
 from gpuwarden.client.frameworks.tensorflow import TensorFlow
-from gpuwarden.client.keras.wrapped_function import wrap
+from gpuwarden.client.keras.function_patch import wrap
 from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.protocol.messages import Hello
 
@@ -42,11 +42,11 @@ class Observer:
     def __init__(self, run: Reporter) -> None:
         self.run = run
 
-    def failed(self, exception: BaseException) -> None:
+    def record_failure(self, exception: BaseException) -> None:
         """Describe the exception and let it go."""
-        self.run.fail(describe(exception, self.run.phase, self.run.steps, self.run.memory.reading()))
+        self.run.fail(describe(exception, self.run.phase, self.run.steps, self.run.memory.latest()))
 
-    def ended(self) -> None:
+    def record_end_of_data(self) -> None:
         """Make nothing of the end of data."""
 
 

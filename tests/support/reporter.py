@@ -27,7 +27,7 @@ class Held:
     def sample(self) -> None:
         """Ask nobody."""
 
-    def reading(self) -> dict[str, DeviceMemory]:
+    def latest(self) -> dict[str, DeviceMemory]:
         """Return what was last said."""
         return self.devices
 
@@ -37,7 +37,7 @@ def obey(run: Reporter, memory: Held, said: dict[str, Any]) -> None:
     for device, numbers in said.pop("memory", {}).items():
         memory.devices[device] = DeviceMemory(*numbers)
     if steps := said.pop("steps", 0):
-        run.execute([steps * said.pop("seconds", 0.1)], steps)
+        run.add_executions([steps * said.pop("seconds", 0.1)], steps)
     if waited := said.pop("input", None):
         run.input.waited, run.input.observed = waited
     if error := said.pop("error", None):

@@ -24,7 +24,7 @@ def step() -> None:
     """Make a few steps, and say that the next is under way."""
     run.stepping, run.phase = True, "train"
     for _ in range(20):
-        run.execute([0.001], 1)
+        run.add_executions([0.001], 1)
     run.report(time.monotonic())
 
 

@@ -64,7 +64,7 @@ class AdviceState:
         """The worst level on the run's devices now; "none" where no daemon says otherwise."""
         return _worst(each.level for each in tuple(self._episodes.values()))
 
-    def take(self, advice: Advice, now: float) -> None:
+    def update(self, advice: Advice, now: float) -> None:
         """Record advice; `now` is monotonic."""
         self.count += 1
         self.last = advice
@@ -93,7 +93,7 @@ class AdviceState:
             self._raised += 1
             self._alarms.append(_Alarm(self._raised, before, advice))
 
-    def lose(self, now: float) -> None:
+    def disconnect(self, now: float) -> None:
         """Record that the connection is lost: no pressure is known from now on.
 
         The next daemon reports nothing of a device that was relieved meanwhile, so each episode lasts for
@@ -103,7 +103,7 @@ class AdviceState:
             if each.level != "none":
                 each.level, each.until = "none", now + RECONNECT_SECONDS
 
-    def unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
+    def pop_unanswered(self, action: Action, level: Level, now: float) -> list[Advice]:
         """Return the advice that no such action has answered yet, of the lasting episodes that came to `level`."""
         since = self._answered.get(action, 0)
         self._answered[action] = self._raised

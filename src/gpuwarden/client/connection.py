@@ -30,14 +30,14 @@ MAX_RECEIVED = 4  # messages that one call takes; more wait for the next
 class DaemonConnection:
     """A non-blocking SOCK_SEQPACKET connection that opens with `hello` each time it is made.
 
-    `dropped` counts messages that found the queue full or were too long, `misheard` those of the daemon's that were no
+    `dropped` counts messages that found the queue full or were too long, `undecoded` those of the daemon's that were no
     advice. A forked child's copy is closed and stays so; a pickled or copied one starts unconnected.
     """
 
     def __init__(self, path: str, hello: Hello, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self.dropped = 0
-        self.misheard = 0
+        self.undecoded = 0
         self._hello = hello
         self._clock = clock
         self._socket: socket.socket | None = None
@@ -95,7 +95,7 @@ class DaemonConnection:
             try:
                 heard.append(decode_advice(data))
             except ProtocolError:
-                self.misheard += 1
+                self.undecoded += 1
         return heard
 
     def wait_for_room(self, seconds: float) -> None:

@@ -1,14 +1,109 @@
-"""Who trains a model together with this process: what a worker does alone may make all others wait for ever."""
+"""Place of this process in its job, and the other processes that train a model together with it.
+
+The place is read from what launchers leave in the environment, without asking a framework or the network: it has to be
+known before either is set up. What one worker does alone may make all others wait for ever.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpuwarden.client.frameworks import running_frameworks
-from gpuwarden.client.job import read_job_place
+from gpuwarden.protocol.validators import MAX_COUNT, clip
+
+# What counts the workers that train together, by TensorFlow's naming; a cluster's ps and evaluator are none of them.
+_TRAINING = ("chief", "master", "worker")
+
+# Rank and world size as launchers name them: torchrun and what imitates it, srun, mpirun of Open MPI and of MPICH. The
+# one that starts the training process itself stands before those that may have started the launcher. Slurm's count is
+# srun's own: SLURM_PROCID and SLURM_NTASKS stand in a batch script too, which is one process whatever it asked for.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """A worker's place: what its job's processes have in common, and its rank from 0 in `world_size`; None unknown."""
+
+    job: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+
+def read_job_place(environ: Mapping[str, str]) -> JobPlace:
+    """Read the place from the environment; whatever stands there, it raises nothing."""
+    cluster, kind, index = _tf_config(environ)
+    job = _named(environ) or (_hashed(cluster) if cluster else _met(environ))
+    rank, world_size = _in_cluster(cluster, kind, index) if cluster else _launched(environ)
+    return JobPlace(None if job is None else clip(job), rank, world_size)
+
+
+def _named(environ: Mapping[str, str]) -> str | None:
+    """Give the name that a scheduler or launcher gave the job."""
+    # torchrun's run id is "none" unless it was told one.
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
+    return (
+        environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOB_NAME") or (None if run_id == "none" else run_id) or None
+    )
+
+
+def _met(environ: Mapping[str, str]) -> str | None:
+    """Give what workers without a name have in common: the namespace mpirun made, or the address where they meet."""
+    if environ.get("PMIX_NAMESPACE"):
+        return environ["PMIX_NAMESPACE"]
+    address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return ":".join(filter(None, address)) if all(address) else None
+
+
+def _launched(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+    for rank, world_size in _LAUNCHERS:
+        found, size = _count(environ.get(rank)), _count(environ.get(world_size))
+        if found is None or (rank == "SLURM_PROCID" and size is None):
+            continue
+        return found, size if size is not None and size > found else None
+    return None, None
+
+
+def _tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list[Any]], str, int | None]:
+    """Read TF_CONFIG: the cluster's addresses by kind of task, and which task this is. Empty where it says none."""
+    try:
+        config = json.loads(environ.get("TF_CONFIG") or "{}")
+        cluster = {str(kind): list(addresses) for kind, addresses in config["cluster"].items()}
+        return cluster, str(config["task"]["type"]), _count(str(config["task"]["index"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}, "", None
+
+
+def _hashed(cluster: Mapping[str, Any]) -> str:
+    """Give the same short text in every worker of a cluster, whose addresses are all that they have in common."""
+    return "cluster-" + hashlib.sha256(json.dumps(cluster, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _in_cluster(cluster: Mapping[str, list[Any]], kind: str, index: int | None) -> tuple[int | None, int | None]:
+    """Count the chief before the workers, as TensorFlow's multi-worker strategies do."""
+    if index is None or kind not in _TRAINING or index >= len(cluster.get(kind, ())):
+        return None, None
+    before = sum(len(cluster.get(earlier, ())) for earlier in _TRAINING[: _TRAINING.index(kind)])
+    return before + index, sum(len(cluster.get(each, ())) for each in _TRAINING)
+
+
+def _count(text: str | None) -> int | None:
+    # Not int() alone: it takes "1_0" and digits of other scripts.
+    if not (text and text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_COUNT))):
+        return None
+    value = int(text)
+    return value if value < MAX_COUNT else None
+
 
 # By name, since TensorFlow is not imported here.
 ONE_DEVICE = ("_DefaultDistributionStrategy", "OneDeviceStrategy")

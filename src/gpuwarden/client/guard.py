@@ -21,7 +21,7 @@ class Guard:
         self._what = what
         self._errors = 0
 
-    def failed(self, error: Exception, give_up: Callable[[], None]) -> None:
+    def record_failure(self, error: Exception, give_up: Callable[[], None]) -> None:
         """Count a failure; at the last one log it, once, and have what goes on by itself given up."""
         self._errors += 1
         if self._errors == MAX_ERRORS:
@@ -58,6 +58,6 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
-            guard.failed(error, self._give_up)
+            guard.record_failure(error, self._give_up)
 
     return kept

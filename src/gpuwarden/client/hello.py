@@ -1,11 +1,11 @@
-"""How a run introduces itself: who it is, its place in its job, its devices, and what CUDA was told of them."""
+"""Hello of this process: its name, its place in its job, its devices, and the CUDA variables that select them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from gpuwarden.client.job import read_job_place
+from gpuwarden.client.distributed import read_job_place
 from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello
 from gpuwarden.protocol.validators import clip
 

@@ -1,9 +1,8 @@
-"""How long steps waited for their input, where that can be known; unknown is absent."""
+"""Time that steps waited for their input, where that can be known; unknown is absent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 
 @dataclass(slots=True)
@@ -23,22 +22,6 @@ class InputWait:
         self.waited = (self.waited or 0.0) + waited
         self.observed = (self.observed or 0.0) + observed
 
-    def forget_buffer(self) -> None:
+    def clear_buffer(self) -> None:
         """Say nothing of a buffer any more."""
         self.buffered = self.buffer_size = None
-
-
-class InputMeter(Protocol):
-    """Meter of one fit's input wait; it is given the arguments of Keras's train function before each execution.
-
-    Used in the thread that trains. Nothing of it may block or keep the input alive.
-    """
-
-    def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
-        """Give the arguments to call with in place of those Keras gave."""
-
-    def look(self) -> None:
-        """Bring the InputWait up to date; called between two executions, about once a second."""
-
-    def pause(self) -> None:
-        """Look once more and stop, until the next execution: the epoch ends or validation begins."""

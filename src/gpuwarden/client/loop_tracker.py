@@ -92,7 +92,7 @@ class LoopTracker:
             self._fetched = None
             if loss is not None:
                 self._loss = self._number(loss)
-        if now >= self.run.look_due:
+        if now >= self.run.observe_due:
             self._tell(self.run.observe)
         if self.phase == "train":
             self._begun = monotonic()  # what this took is no part of a step
@@ -119,7 +119,7 @@ class LoopTracker:
         if self.phase == "train":
             self.stepping = True
 
-    def waited_since(self, asked: float) -> None:
+    def record_wait(self, asked: float) -> None:
         """Note that a batch came that was `asked` for; `asked` is monotonic. For each batch, and nothing can fail."""
         if self.phase == "train":
             self._fetched = (self._fetched or 0.0) + monotonic() - asked
@@ -167,20 +167,20 @@ class LoopTracker:
         self._only_one(self._count_all)
         run = self.run
         run.memory.sample()
-        told = describe(error, self._failed_in or self.phase, run.steps, run.memory.reading())
+        told = describe(error, self._failed_in or self.phase, run.steps, run.memory.latest())
         last = None if run.failure is self._failure else run.failure
         # The same one may have been told where it was raised, by a watch or a callback within this one.
         if last is None or (last.exception, last.text, last.steps) != (told.exception, told.text, told.steps):
             run.fail(told)
 
     @property
-    def told(self) -> AdviceState:
+    def advice(self) -> AdviceState:
         """Advice of the daemon up to now; none where the loop is switched off."""
         run: Reporter | None = getattr(self, "run", None)  # its making may have failed
         if run is None or self._guard.off:
             return AdviceState()
         self._listen()
-        return run.told
+        return run.advice
 
     @guarded
     def _listen(self) -> None:
@@ -216,7 +216,7 @@ class LoopTracker:
 
     def _count_and_send(self, send: Callable[[float], None]) -> None:
         run = self.run
-        if self._search.look(run.memory):
+        if self._search.update(run.memory):
             run.introduce(self._hello())
         self._count_all()
         run.phase = self.phase
@@ -253,12 +253,12 @@ class LoopTracker:
         """Count what is noted into the run."""
         run = self.run
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
-        run.execute([took for took, _, _ in noted], 1)
+        run.add_executions([took for took, _, _ in noted], 1)
         self._in_epoch += len(noted)
         if sizes := [size for _, size, _ in noted if size]:
             total = (run.examples or 0) + sum(sizes)
             run.examples = total if total < MAX_COUNT else run.examples  # a message with more would be refused
-            run.sized(sizes[-1], max(sizes))
+            run.record_batch_size(sizes[-1], max(sizes))
         if waits := [(waited, took) for took, _, waited in noted if waited is not None and took is not None]:
             run.input.add(sum(waited for waited, _ in waits), sum(took for _, took in waits))
         if (loss := self._loss) is not None:
@@ -298,7 +298,7 @@ class LoopTracker:
             self._advised.add(text)
             log.warning(text)
 
-    def forget(self) -> None:
+    def switch_off(self) -> None:
         """Do nothing any more: the loop was its parent's, in a forked child, or nobody holds its watch."""
         self._guard.off = self.closed = True
 
@@ -315,7 +315,7 @@ def _forget_in_child() -> None:
     global _reporting  # noqa: PLW0603 - the lock may be held, by a thread that the child does not have
     _reporting = threading.Lock()
     for each in tuple(_open):
-        each.forget()
+        each.switch_off()
     _open.clear()
 
 

@@ -35,9 +35,9 @@ _runs: dict[tuple[int, str], Reporter] = {}
 class Reporter:
     """The totals of this process since it first reported; one a process and socket, whoever counts into it.
 
-    A loop calls `observe` once `look_due` has come, and `listen` at `listen_due` where it acts on advice. It calls
-    `report` after a change of `phase`, `epoch` or `stepping`. `told` is what the daemon said, `actions` counts what was
-    done on it. `input` is how long steps waited for their input, where that is known.
+    A loop calls `observe` once `observe_due` has come, and `listen` at `listen_due` where it acts on advice. It calls
+    `report` after a change of `phase`, `epoch` or `stepping`. `advice` is the daemon's, `actions` counts what was done
+    on it. `input` is how long steps waited for their input, where that is known.
     """
 
     def __init__(self, connection: DaemonConnection) -> None:
@@ -47,8 +47,8 @@ class Reporter:
         self.stepping = False  # a step is under way: silence means that it hangs
         self.memory = AllocatorMemory()
         self.interval = REPORT_INTERVAL_SECONDS
-        self.look_due = self.listen_due = 0.0  # monotonic
-        self.told = AdviceState()
+        self.observe_due = self.listen_due = 0.0  # monotonic
+        self.advice = AdviceState()
         self.actions: Counter[str] = Counter()  # by the protocol's Action
         self.settle: Callable[[], None] = lambda: None  # counts the steps that are only noted so far
         self.steps = 0
@@ -71,19 +71,19 @@ class Reporter:
         """Tell the daemon who reports, where that has changed."""
         self._connection.introduce(hello)
 
-    def sized(self, examples: int, largest: int | None = None) -> None:
+    def record_batch_size(self, examples: int, largest: int | None = None) -> None:
         """Take note of how many examples a step had, and how many the largest since the last note."""
         self.batch_size = examples
         self.largest_batch_size = max(self.largest_batch_size or 0, examples, largest or 0)
 
-    def execute(self, executions: Sequence[float | None], steps: int) -> None:
+    def add_executions(self, executions: Sequence[float | None], steps: int) -> None:
         """Add executions of `steps` each, by the seconds each took; None: unknown, or not typical."""
         self.steps += len(executions) * steps
         self.durations.extend([each for each in executions if each is not None], steps)
 
-    def hasten(self) -> None:
+    def report_soon(self) -> None:
         """Have the next step report, whenever it comes."""
-        self.look_due = self.listen_due = self._report_due = 0.0
+        self.observe_due = self.listen_due = self._report_due = 0.0
 
     def listen(self, now: float) -> None:
         """Read the daemon's advice every LISTEN_INTERVAL_SECONDS at most, without waiting; `now` is monotonic."""
@@ -91,13 +91,13 @@ class Reporter:
             return
         self.listen_due = now + LISTEN_INTERVAL_SECONDS
         for each in self._connection.listen():
-            self.told.take(each, now)
+            self.advice.update(each, now)
         if not self._connection.connected():
-            self.told.lose(now)
+            self.advice.disconnect(now)
 
     def observe(self, now: float) -> None:
         """Listen, look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
-        self.look_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
+        self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
         self.settle()
         self.memory.sample()
@@ -106,7 +106,7 @@ class Reporter:
 
     def report(self, now: float) -> None:
         """Listen, look and report at once; where the report does not go the next carries the same totals."""
-        self.look_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
+        self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
         self.settle()
         self.memory.sample()
@@ -136,7 +136,7 @@ class Reporter:
                 steps=self.steps,
                 step_seconds=self.durations.total,
                 step_buckets=tuple(self.durations.buckets),
-                memory=self.memory.reading(),
+                memory=self.memory.latest(),
                 epoch=self.epoch,
                 batch=self.batch,
                 dropped=self._connection.dropped,
@@ -151,7 +151,7 @@ class Reporter:
                 input_buffer_size=self.input.buffer_size,
                 loss=self.loss,
                 errors=dict(self._errors),
-                advice_heard=self.told.count,
+                advice_heard=self.advice.count,
                 actions=dict(self.actions),
                 batch_size=self.batch_size,
                 largest_batch_size=self.largest_batch_size,
@@ -159,7 +159,7 @@ class Reporter:
             )
         )
         if not self._connection.connected():
-            self.told.lose(now)  # at once: before anybody listens another daemon may be there
+            self.advice.disconnect(now)  # at once: before anybody listens another daemon may be there
 
     def give_up(self) -> None:
         """Report that no step is under way: nobody tells of steps any more. Neither counts nor looks: that may fail."""
@@ -178,7 +178,7 @@ class Reporter:
         self._percentiles_due = 0.0
         # Memory is not asked: TensorFlow may be half gone, or locked for ever in a forked child that exits.
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
-            error = describe_uncaught(self.failure, phase, self.steps, self.memory.reading())
+            error = describe_uncaught(self.failure, phase, self.steps, self.memory.latest())
             if error is not None:
                 self.fail(error)
         self._send(time.monotonic())

@@ -99,12 +99,12 @@ class Watch:
 
         As of now, or 50 ms before; it never waits.
         """
-        return self._loop.told.pressure
+        return self._loop.advice.pressure
 
     @property
     def advice(self) -> Advice | None:
         """Last advice to this process, perhaps on what is over by now; None where there was none."""
-        return self._loop.told.last
+        return self._loop.advice.last
 
     def close(self) -> None:
         """End the loop: report the last totals. The run itself ends with the process."""
@@ -115,7 +115,7 @@ class Watch:
 
     def __del__(self) -> None:
         # At any moment, in any thread: so what is left is counted with the next look of another loop, or at the end.
-        self._loop.forget()
+        self._loop.switch_off()
 
     def __enter__(self) -> Watch:  # noqa: PYI034 - Self is there from Python 3.11 on
         return self
@@ -148,7 +148,7 @@ class TimedBatches(Generic[T]):
             except StopIteration:
                 self._loop.rest()
                 return
-            self._loop.waited_since(asked)
+            self._loop.record_wait(asked)
             yield batch
             del batch  # else it would stay in memory while the next is made
             asked = monotonic()

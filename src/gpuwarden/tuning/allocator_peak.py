@@ -1,4 +1,4 @@
-"""How much of its limit an allocator has come to hold since it was asked to forget; unknown is None."""
+"""Peak of an allocator, as a ratio of its limit, since the last reset; unknown is None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an error is an out-of-memory of the device that this process trains on, and nothing else."""
+"""Detection of an out-of-memory of the device that this process trains on."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpuwarden.client.distributed import in_one_process, read_strategy
-from gpuwarden.client.job import read_job_place
+from gpuwarden.client.distributed import in_one_process, read_job_place, read_strategy
 from gpuwarden.client.keras_import import keras
 
 

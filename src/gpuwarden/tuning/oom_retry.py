@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.client.guard import log
-from gpuwarden.client.keras.on_pressure import save
+from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
 from gpuwarden.tuning.device_oom import is_device_oom

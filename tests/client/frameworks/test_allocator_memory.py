@@ -38,7 +38,7 @@ def test_reading(tf: Any) -> None:
     """A GPU cut in several reads as their sum, with a limit where one is set."""
     memory = AllocatorMemory()
     memory.watch(TensorFlow(), TensorFlow().devices())
-    assert memory.reading() == {"GPU:1": DeviceMemory(10, 20), "GPU:2": DeviceMemory(23, 43, 2 << 30)}
+    assert memory.latest() == {"GPU:1": DeviceMemory(10, 20), "GPU:2": DeviceMemory(23, 43, 2 << 30)}
 
 
 def test_named(tf: Any) -> None:
@@ -56,7 +56,7 @@ def test_no_statistics(tf: Any) -> None:
     tf.info["GPU:0"] = {}
     memory = AllocatorMemory()
     memory.watch(TensorFlow(), add_named_devices(TensorFlow().devices(), {"CPU:0": "GPU-a"}))
-    assert set(memory.reading()) == {"GPU:2"}
+    assert set(memory.latest()) == {"GPU:2"}
 
 
 def test_peak_outlives_reset(tf: Any) -> None:
@@ -66,7 +66,7 @@ def test_peak_outlives_reset(tf: Any) -> None:
     tf.info["GPU:0"]["peak"] = 5
     memory.sample()
     memory.watch(TensorFlow(), ["GPU:1"])
-    assert memory.reading()["GPU:1"].peak == 20
+    assert memory.latest()["GPU:1"].peak == 20
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_cpu_limit(tf: Any, monkeypatch: pytest.MonkeyPatch, environment: dict[s
     tf.info["CPU:0"] = {"current": 1, "peak": 2}
     memory = AllocatorMemory()
     memory.watch(TensorFlow(), ["CPU:0"])
-    assert memory.reading()["CPU:0"].limit == limit
+    assert memory.latest()["CPU:0"].limit == limit

@@ -92,10 +92,10 @@ def test_torch_device_used_later(fake_torch: FakeCuda, known: list[str]) -> None
     """A GPU that the process uses only later is reported from then on."""
     memory = AllocatorMemory()
     memory.watch(Torch(), Torch().devices())
-    assert set(memory.reading()) == {"GPU:1"}
+    assert set(memory.latest()) == {"GPU:1"}
     fake_torch.bytes[0] = [1, 1, 2, 2]
     memory.sample()
-    assert set(memory.reading()) == {"GPU:0", "GPU:1"}
+    assert set(memory.latest()) == {"GPU:0", "GPU:1"}
 
 
 def test_torch_uuids(fake_torch: FakeCuda, known: list[str]) -> None:
@@ -205,18 +205,18 @@ def test_search_prefers_devices(bridge: SimpleNamespace, fake_jax: list[SimpleNa
     fake_torch.initialized = False
     bridge._backends["cpu"] = object()
     memory, search = AllocatorMemory(), FrameworkSearch(None, {})
-    assert search.look(memory)
+    assert search.update(memory)
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {})
-    assert not search.look(memory)
+    assert not search.update(memory)
     fake_torch.initialized = True
-    assert search.look(memory)
-    assert (search.framework, set(search.devices), set(memory.reading())) == (
+    assert search.update(memory)
+    assert (search.framework, set(search.devices), set(memory.latest())) == (
         "torch 2.9",
         {"GPU:0", "GPU:1"},
         {"GPU:1"},
     )
     fake_torch.initialized = False
-    assert not search.look(memory)
+    assert not search.update(memory)
 
 
 @pytest.mark.usefixtures("fake_torch", "known")
@@ -226,11 +226,11 @@ def test_search_wanted(bridge: SimpleNamespace, fake_jax: list[SimpleNamespace])
     search = FrameworkSearch("jax", {"GPU:0": "GPU-a"})
     memory = AllocatorMemory()
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {"GPU:0": "GPU-a"})
-    assert not search.look(memory)
+    assert not search.update(memory)
     bridge._backends["cuda"] = object()
-    search.look(memory)
+    search.update(memory)
     assert (search.framework, dict(search.devices)) == ("jax 0.9", {"GPU:0": "GPU-a"})
-    assert memory.reading()["GPU:0"].reserved == 100
+    assert memory.latest()["GPU:0"].reserved == 100
 
 
 @pytest.mark.usefixtures("fake_torch")

@@ -32,11 +32,11 @@ class Metric:
         self.wanted = wanted
         self.sums = list(sums)
 
-    def look(self) -> int | None:
+    def read(self) -> int | None:
         """Give the next."""
         return self.sums.pop(0)
 
-    look_at_end = look
+    read_at_end = read
 
 
 def fit(
@@ -65,11 +65,11 @@ def test_inferred(run: Reporter, looks: list[tuple[int, int | None]], told: int 
     last = looks[-1][1]
     batches = fit(run, None, *[examples for _, examples in looks], last)
     for steps, _ in looks:
-        batches.look(steps)
-    batches.look_at_end(looks[-1][0])
+        batches.update(steps)
+    batches.update_at_end(looks[-1][0])
     assert (run.batch_size, run.largest_batch_size) == (told, told)
     assert run.examples == (last or None)
-    assert batches.of_failed() is None
+    assert batches.failed_batch_size() is None
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_declared(run: Reporter, in_epoch: int | None, batch: int, failed: int) 
     """An epoch's last step has what is left over; it alone where the epoch has no other."""
     batches = fit(run, in_epoch, None, batch_size=32, has_partial_batch=True, partial_batch_size=5)
     run.batch = batch
-    batches.look(1)
+    batches.update(1)
     assert run.batch_size == (5 if in_epoch == 1 else 32)
-    assert batches.of_failed() == failed
+    assert batches.failed_batch_size() == failed
 
 
 @pytest.mark.parametrize(("last", "epoch"), [(None, 128), (5, 101)])
@@ -102,12 +102,12 @@ def test_declared_sum(run: Reporter, last: int | None, epoch: int, *, wanted: bo
     )
     told = []
     for steps in (0, 3):
-        batches.look(steps)
+        batches.update(steps)
         told.append(run.examples)
-    batches.look_at_end(4)
+    batches.update_at_end(4)
     told.append(run.examples)
     batches.begin_epoch()
-    batches.look_at_end(2)  # the fit was asked to stop
+    batches.update_at_end(2)  # the fit was asked to stop
     assert [*told, run.examples] == [None, 96, epoch, epoch + 64]
 
 
@@ -116,27 +116,27 @@ def test_declared_sum_unknown(run: Reporter, batches_in_all: int | None) -> None
     """Where an epoch takes fewer batches than there are, the short one may be any of its steps: the metric counts."""
     declared = SimpleNamespace(batch_size=32, has_partial_batch=True, partial_batch_size=5, num_batches=batches_in_all)
     batches = fit(run, 4, 69, 101, wanted=False, **vars(declared))
-    batches.look(3)
+    batches.update(3)
     assert (run.examples, run.batch_size) == (69, 32)
-    batches.look_at_end(4)
+    batches.update_at_end(4)
     assert run.examples == 101
 
 
 def test_evaluated_within(run: Reporter) -> None:
     """The steps of an epoch that an evaluation within it has parted are one epoch's."""
     batches = fit(run, 4, 32, batch_size=32, num_batches=4, has_partial_batch=True, partial_batch_size=5)
-    batches.look_at_end(1)
+    batches.update_at_end(1)
     parted = run.examples
-    batches.look(1)
+    batches.update(1)
     went_on = run.examples
-    batches.look_at_end(3)
+    batches.update_at_end(3)
     assert (parted, went_on, run.examples) == (32, 64, 101)
 
 
 def test_failed(run: Reporter) -> None:
     """Of a step that failed the examples before it are told, and the metric on the device is not asked."""
     batches = fit(run, 4, batch_size=32, num_batches=4)
-    batches.look(1)
+    batches.update(1)
     batches.fail(2)
     assert run.examples == 64
 
@@ -145,7 +145,7 @@ def test_no_arrays(run: Reporter) -> None:
     """A DataLoader knows nothing of what its sampler leaves out: what it declares is no sum."""
     feeder = SimpleNamespace(data_adapter=SimpleNamespace(batch_size=36, num_batches=1, partial_batch_size=None))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 1, feeder, workers=False)
-    batches.look_at_end(1)
+    batches.update_at_end(1)
     assert (run.examples, run.batch_size) == (None, 36)
 
 
@@ -158,16 +158,16 @@ def test_a_loader_that_drops_the_last_batch(run: Reporter, last: int, *, drop_la
     loader = torch.DataLoader(torch.Subset(rows, range(20 if drop_last else 4)), batch_size=16, drop_last=drop_last)
     feeder = SimpleNamespace(data_adapter=adapters.TorchDataLoaderAdapter(loader))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), len(loader), feeder, workers=False)
-    batches.look_at_end(1)
+    batches.update_at_end(1)
     assert run.batch_size == last
-    assert batches.of_failed() == last
+    assert batches.failed_batch_size() == last
 
 
 def test_workers(run: Reporter) -> None:
     """Of a batch that several workers share nobody knows how much is this one's."""
     feeder = SimpleNamespace(data_adapter=ArrayDataAdapter(batch_size=32, num_batches=4))
     batches = ExampleCounter(run, cast(LossReader, Metric(None)), 4, feeder, workers=True)
-    batches.look_at_end(4)
+    batches.update_at_end(4)
     assert run.examples is None
 
 
@@ -175,21 +175,21 @@ def test_metric_set_back(run: Reporter) -> None:
     """A metric that was set back within the epoch counts on from there."""
     batches = fit(run, None, 80, 16, 24)
     for steps in (10, 12):
-        batches.look(steps)
-    batches.look_at_end(13)
+        batches.update(steps)
+    batches.update_at_end(13)
     assert run.examples == 104
 
 
 def test_methods(run: Reporter) -> None:
     """Keras 2 has methods for what Keras 3 has properties."""
     batches = fit(run, 4, None, batch_size=lambda: 32, has_partial_batch=lambda: False)
-    batches.look_at_end(4)
-    assert (run.batch_size, batches.of_failed()) == (32, 32)
+    batches.update_at_end(4)
+    assert (run.batch_size, batches.failed_batch_size()) == (32, 32)
 
 
 @pytest.mark.parametrize("size", [None, 0, -1, 2.0, "32"])
 def test_nonsense(run: Reporter, size: Any) -> None:
     """What is no batch size is none."""
     batches = fit(run, 4, None, batch_size=size, num_batches=4)
-    batches.look_at_end(4)
+    batches.update_at_end(4)
     assert run.batch_size is run.examples is None

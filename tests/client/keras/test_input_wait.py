@@ -97,7 +97,7 @@ def test_wait(pipeline: Pipeline, wait: InputWait) -> None:
     """The wait is what the gaps leave of the time between executions; the last step has no gap yet."""
     pipeline.train(1, wait=1, compute=8)  # compiles
     pipeline.train(11, wait=0.3, compute=0.1)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert counted(wait) == pytest.approx((3, 4))
     assert (wait.buffered, wait.buffer_size) == (3, 4)
 
@@ -106,8 +106,8 @@ def test_looks_add_up(pipeline: Pipeline, wait: InputWait) -> None:
     """Whatever looks are taken, each step but the compiling and the last is observed once."""
     for steps in (4, 1, 7, 2):
         pipeline.train(steps, wait=0.3, compute=0.1)
-        pipeline.feed.look()
-        pipeline.feed.look()
+        pipeline.feed.update()
+        pipeline.feed.update()
     pipeline.feed.pause()
     assert counted(wait) == pytest.approx((12 * 0.3, 12 * 0.4))
 
@@ -116,7 +116,7 @@ def test_many_steps(pipeline: Pipeline, wait: InputWait) -> None:
     """Of more steps than tf.data has gaps of, the last are observed: a slow start is not laid upon them."""
     pipeline.train(300, wait=0.004, compute=0.001)
     pipeline.train(101, wait=0.001, compute=0.001)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert counted(wait) == pytest.approx((0.1, 0.2))
 
 
@@ -137,9 +137,9 @@ def test_slow_callback(pipeline: Pipeline, wait: InputWait, clock: Clock) -> Non
     """What other callbacks do between two steps is no wait for input, even when it ends right before a look."""
     pipeline.train(11, wait=0.01, compute=0.01)
     clock.now += 5
-    pipeline.feed.look()
+    pipeline.feed.update()
     pipeline.train(5, wait=0.01, compute=0.01)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert wait.waited == pytest.approx(14 * 0.01)
 
 
@@ -157,10 +157,10 @@ def test_forgotten_gap(pipeline: Pipeline, wait: InputWait) -> None:
     pipeline.train(11, wait=0.1, compute=0.1)
     pipeline.train(1, wait=0.1, compute=12)
     pipeline.train(11, wait=0.1, compute=0.1)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert wait.observed is None
     pipeline.train(11, wait=0.1, compute=0.1)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert wait.observed == pytest.approx(2.2)
 
 
@@ -168,21 +168,21 @@ def test_several_steps(wait: InputWait, clock: Clock, tf_data: None) -> None:
     """With several steps an execution the wait is unknown, and the buffer is not."""
     pipeline = Pipeline(clock, TfDataWait(wait, 5, clock))
     pipeline.train(11, wait=0.3, compute=0.1, fetches=5)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert (wait.waited, wait.observed, wait.buffered) == (None, None, 3)
 
 
 def test_several_batches(pipeline: Pipeline, wait: InputWait) -> None:
     """A step of the user's own that fetches two batches is noticed, and the wait unknown."""
     pipeline.train(11, wait=0.3, compute=0.1, fetches=2)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert (wait.waited, wait.observed) == (None, None)
 
 
 def test_never_looked_at(pipeline: Pipeline, wait: InputWait) -> None:
     """Without looks the memory is bounded, and nothing is said of what was not kept."""
     pipeline.train(2 * MAX_EXECUTIONS, wait=0.001, compute=0.001)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert wait.observed is None
 
 
@@ -201,7 +201,7 @@ def test_no_model(
     pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     for _ in range(3):
         pipeline.train(3, wait=0.1, compute=0.1)
-        pipeline.feed.look()
+        pipeline.feed.update()
     assert wait == InputWait()
     assert len(asked) == 2  # in the compiling execution and at the first look
 
@@ -212,7 +212,7 @@ def test_older_tensorflow(wait: InputWait, clock: Clock, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     pipeline = Pipeline(clock, TfDataWait(wait, 1, clock))
     pipeline.train(3, wait=0.1, compute=0.1)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert wait == InputWait()
 
 
@@ -230,7 +230,7 @@ def test_buffered(pipeline: Pipeline, wait: InputWait, nodes: dict[int, Any], bu
     """Ready batches are those of one prefetch behind which nothing turns examples into batches."""
     pipeline.nodes = nodes
     pipeline.train(1, wait=0.1, compute=0.1)
-    pipeline.feed.look()
+    pipeline.feed.update()
     assert wait.buffered == buffered
 
 
@@ -242,7 +242,7 @@ def test_iterator_is_let_go(wait: InputWait, clock: Clock, tf_data: None) -> Non
     died = weakref.ref(pipeline)
     del pipeline
     assert died() is None
-    feed.look()
+    feed.update()
     assert wait == InputWait()
 
 
@@ -296,14 +296,14 @@ def jax(wait: InputWait, clock: Clock) -> Jax:
 def test_jax_slow_input(jax: Jax, wait: InputWait) -> None:
     """Where Keras waits for each step, as a callback makes it, the time of `next` is the wait."""
     jax.train(12, wait=0.3, compute=0.1, rest=0.1)
-    jax.feed.look()
+    jax.feed.update()
     assert counted(wait) == pytest.approx((3, 4))
 
 
 def test_jax_fast_input(jax: Jax, wait: InputWait) -> None:
     """While the device still computes, nobody waits, however long `next` takes."""
     jax.train(12, wait=0.09, compute=0.1)
-    jax.feed.look()
+    jax.feed.update()
     assert wait.waited == 0
     assert wait.observed == pytest.approx(1, rel=0.2)
 
@@ -311,11 +311,11 @@ def test_jax_fast_input(jax: Jax, wait: InputWait) -> None:
 def test_jax_unknown(jax: Jax, wait: InputWait) -> None:
     """Where the device is done at some time while `next` runs, nothing is said of the time until the next look."""
     jax.train(12, wait=0.3, compute=0.1)
-    jax.feed.look()
+    jax.feed.update()
     assert wait == InputWait()
     jax.train(1, wait=0.3, compute=0.1, rest=0.1)
     jax.train(21, wait=0.3, compute=0.1, rest=0.1)
-    jax.feed.look()
+    jax.feed.update()
     assert counted(wait)[0] == pytest.approx(20 * 0.3, abs=0.31)
 
 

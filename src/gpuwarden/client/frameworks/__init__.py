@@ -15,7 +15,7 @@ from gpuwarden.protocol.messages import DeviceMemory
 
 
 class Framework(Protocol):
-    """What a run wants to know of the framework that it computes with; asked in the run's own thread, between steps.
+    """Source of device memory: the framework that a run computes with, read in the run's own thread, between steps.
 
     An adapter is made once the framework has made its devices: asking earlier would make them, and freeze their
     options.
@@ -23,7 +23,7 @@ class Framework(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called, such as "tensorflow"."""
+        """Name of its module, such as "tensorflow"."""
 
     @property
     def version(self) -> str:

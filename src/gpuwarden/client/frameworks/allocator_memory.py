@@ -43,7 +43,7 @@ class AllocatorMemory:
                 now = replace(now, peak=last.peak)
             self._latest[device] = now
 
-    def reading(self) -> dict[str, DeviceMemory]:
+    def latest(self) -> dict[str, DeviceMemory]:
         """Give each device's latest figures."""
         return dict(self._latest)
 

@@ -25,7 +25,7 @@ class FrameworkSearch:
         self.framework = self._imported()
         self.devices: Mapping[str, str | None] = add_named_devices({}, named)
 
-    def look(self, memory: AllocatorMemory) -> bool:
+    def update(self, memory: AllocatorMemory) -> bool:
         """Look once, in some µs, and let `memory` watch what is found. Say whether something has changed."""
         if self._over:
             return False

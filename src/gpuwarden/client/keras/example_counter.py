@@ -39,9 +39,11 @@ class ExampleCounter:
     `workers`: others take part in each step, and how many of its examples are this process's is not known.
     """
 
-    def __init__(self, run: Reporter, metric: LossReader, in_epoch: int | None, feeder: Any, *, workers: bool) -> None:
+    def __init__(
+        self, run: Reporter, loss_reader: LossReader, in_epoch: int | None, feeder: Any, *, workers: bool
+    ) -> None:
         self._run = run
-        self._metric = metric
+        self._loss_reader = loss_reader
         self._in_epoch = in_epoch  # steps
         self._declared = _declared(feeder, in_epoch)
         self._adding = None if workers or self._declared is None or not self._declared.number else self._declared
@@ -53,20 +55,20 @@ class ExampleCounter:
         self._steps = self._examples = self._told = 0
         self._before = 0  # steps of this epoch, up to an evaluation within it
 
-    def look(self, steps: int) -> None:
+    def update(self, steps: int) -> None:
         """Look between two steps at the examples of those that were made since the epoch, or this part of it, began."""
-        counted = self._metric.look() if self._metric.wanted or self._adding is None else None
+        counted = self._loss_reader.read() if self._loss_reader.wanted or self._adding is None else None
         if self._declared is None and counted is not None and steps > self._steps:
             self._infer(steps - self._steps, counted - self._examples)
             self._steps, self._examples = steps, counted
         self._tell(counted if self._adding is None else self._adding.sum(self._before + steps))
 
-    def look_at_end(self, steps: int) -> None:
+    def update_at_end(self, steps: int) -> None:
         """Look when the epoch, or a part of it, has made its steps; of a size their sum tells nothing."""
         self._before += steps
         adding = self._adding
         complete = adding is not None and self._before == adding.number
-        counted = self._metric.look_at_end() if self._metric.wanted or not complete else None
+        counted = self._loss_reader.read_at_end() if self._loss_reader.wanted or not complete else None
         if adding is not None and (complete or counted is None):
             counted = adding.sum(self._before)
         self._tell(counted)
@@ -79,7 +81,7 @@ class ExampleCounter:
 
     def _tell(self, examples: int | None) -> None:
         if self._declared is not None:
-            self._run.sized(self._declared.size)
+            self._run.record_batch_size(self._declared.size)
         if examples:
             # Below what was told, the user has set the metric back meanwhile.
             self._run.examples = (self._run.examples or 0) + examples - (self._told if examples >= self._told else 0)
@@ -96,10 +98,10 @@ class ExampleCounter:
             self._likely = None
             return
         if steps == 1 or size == self._likely:
-            self._run.sized(size)
+            self._run.record_batch_size(size)
         self._likely = size
 
-    def of_failed(self) -> int | None:
+    def failed_batch_size(self) -> int | None:
         """Say how many examples the step had that has just failed."""
         if self._declared is None:
             return None

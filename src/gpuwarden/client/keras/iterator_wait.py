@@ -1,4 +1,4 @@
-"""How long steps wait for their input where Keras computes with JAX: its train function calls `next` in Python."""
+"""Input wait of steps where Keras computes with JAX: its train function calls `next` in Python."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class IteratorWait:
         if self._since is not None:
             self._observed += now - self._since
             timed.settle()
-        timed.forget()
+        timed.begin_step()
         timed.before = _of_step_before(state)
         self._since = now if self._compiled else None
         self._compiled = True
         return state, timed
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Count the steps that have ended, if their wait is known."""
         timed = self._timed
         if timed is None:
@@ -56,7 +56,7 @@ class IteratorWait:
 
     def pause(self) -> None:
         """Count them, and observe nothing until the next execution."""
-        self.look()
+        self.update()
         self._timed = self._since = None
 
 
@@ -72,9 +72,9 @@ class _Timed:
         self.unsure = 0.0  # of which nobody knows whether they were
         self.before: Any = None  # an array that the step before computed
         self._clock = clock
-        self.forget()
+        self.begin_step()
 
-    def forget(self) -> None:
+    def begin_step(self) -> None:
         """Begin a step."""
         self._waiting = self._perhaps = 0.0
 

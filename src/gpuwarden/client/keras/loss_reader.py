@@ -1,4 +1,4 @@
-"""How many examples a fit has trained on and their mean loss, read from the metric that Keras itself keeps of it.
+"""Reader of the loss metric that Keras keeps of a fit: the number of its examples and their mean loss.
 
 Keras weighs each batch's loss by its examples, so the weights' sum is their number, whatever the data come from and
 with a last batch that is shorter. No callback is told a batch's size.
@@ -40,11 +40,11 @@ class LossReader:
         self._in_epoch = self._readable and alone and version >= since
         self._metric: Any = None  # Keras 2 makes it with the first step
 
-    def look(self) -> int | None:
+    def read(self) -> int | None:
         """Read it between two steps, where that makes nobody wait for the device: in training some 200 µs."""
-        return self.look_at_end() if self._in_epoch else None
+        return self.read_at_end() if self._in_epoch else None
 
-    def look_at_end(self) -> int | None:
+    def read_at_end(self) -> int | None:
         """Read it when the epoch's steps are done; None where it does not tell."""
         self._metric = self._metric or (_metric(self._model) if self._readable else None)
         if self._metric is None:

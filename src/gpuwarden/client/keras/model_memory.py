@@ -1,4 +1,4 @@
-"""What a model tells of its memory when a step has failed: the bytes of its variables, and their shapes."""
+"""Memory of a model's variables, added to the report of an out-of-memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuwarden.protocol.validators import MAX_COUNT
 MAX_VARIABLES = 20_000
 _BITS = re.compile(r"(\d+)")
 _BYTE = 8
-_LEAST_BITS = {"bool": 8}
+_MIN_BITS = {"bool": 8}
 
 
 def add_model_memory(error: Error, model: Any) -> Error:
@@ -63,7 +63,7 @@ def _of(owner: Any, *names: str) -> Iterable[Any]:
 def _width(dtype: Any) -> int:
     name = str(getattr(dtype, "name", dtype))
     bits = _BITS.search(name)
-    return _LEAST_BITS.get(name, int(bits[1]) if bits else 32) // _BYTE or 1
+    return _MIN_BITS.get(name, int(bits[1]) if bits else 32) // _BYTE or 1
 
 
 def _sides(text: str | None) -> tuple[int, ...]:

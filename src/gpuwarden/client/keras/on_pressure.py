@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from gpuwarden.client import distributed
 from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.guard import log
-from gpuwarden.client.keras.disk_space import check_room
+from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.protocol.messages import Action, Advice, Level
 
 DEFAULT_CHECKPOINT = "gpuwarden-checkpoint.keras"  # in the working directory
@@ -38,7 +38,7 @@ class PressureResponder:
         """Name of the action in reports to the daemon."""
         return "call" if callable(self._do) else self._do
 
-    def look_around(self, model: Any) -> None:
+    def check_workers(self, model: Any) -> None:
         """Determine whether this process may act alone; log once where it may not act at all."""
         held = distributed.find_reason_to_hold(model)
         self._acts_alone = held is None and not distributed.has_workers(model)
@@ -46,11 +46,11 @@ class PressureResponder:
             self._held = held
             log.warning("on_pressure does nothing %s: all of them would have to agree", held)
 
-    def alone(self, told: AdviceState) -> list[Advice]:
+    def choose_alone(self, told: AdviceState) -> list[Advice]:
         """Return the advice to act on between two steps; none where other workers have to agree."""
         return self._to_answer(told) if self._acts_alone else []
 
-    def together(self, told: AdviceState | None, model: Any) -> tuple[bool, Advice | None]:
+    def choose_together(self, told: AdviceState | None, model: Any) -> tuple[bool, Advice | None]:
         """Ask the other workers at an epoch's end; return whether any worker wishes to act, and by what advice here.
 
         All of them ask, also one that is switched off or fails: the others would wait for it for ever.
@@ -71,7 +71,7 @@ class PressureResponder:
 
         From a GPU that is lost nothing can be saved.
         """
-        advice = told.unanswered(self.action, self._level, monotonic())
+        advice = told.pop_unanswered(self.action, self._level, monotonic())
         return [each for each in advice if not (each.kind == "gpu_lost" and self._do == "checkpoint")]
 
     def act(self, advice: Advice | None, model: Any) -> bool:
@@ -133,19 +133,6 @@ def _check_function(do: Callable[..., object]) -> None:
         signature.bind(None, None)
     except TypeError as error:
         raise TypeError(f"on_pressure: want a function of the advice and the model: {error}") from None
-
-
-def save(model: Any, path: Path, *, keep: bool = True) -> None:
-    """Save a model, or its weights, so that at `path` there is always a whole one: the last or this."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.urandom(4).hex()}-{path.name}")  # no other worker's, on a folder that they share
-    try:
-        check_room(model, part)
-        (model.save_weights if path.name.endswith(".weights.h5") else model.save)(str(part))
-        if keep:
-            part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _say(text: str, *values: object) -> None:

@@ -153,7 +153,7 @@ class StepCounter:
         return seconds.index(longest) if far else None
 
     def _count(self, executions: list[float | None], steps: int) -> None:
-        self._run.execute(executions, steps)
+        self._run.add_executions(executions, steps)
         self._counted += len(executions) * steps
 
     def _total(self, executions: int) -> int:

@@ -54,7 +54,7 @@ class TfDataWait:
             self._begins.append(self._clock())
         return arguments
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Ask tf.data; where it does not answer, it is not asked again."""
         iterator = self._iterator and self._iterator()
         if iterator is None or self._ask is None:
@@ -63,7 +63,7 @@ class TfDataWait:
             model = self._ask(iterator)
         except Exception:  # noqa: BLE001 - by version, strategy and option: it has no model
             self._ask = None
-            self._wait.forget_buffer()
+            self._wait.clear_buffer()
             return
         if self._begins:
             self._observe(model)
@@ -71,8 +71,8 @@ class TfDataWait:
 
     def pause(self) -> None:
         """Look once more and forget the iterator."""
-        self.look()
-        self._wait.forget_buffer()
+        self.update()
+        self._wait.clear_buffer()
         self._iterator = None
         self._begins.clear()
 

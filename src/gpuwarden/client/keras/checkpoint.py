@@ -1,6 +1,7 @@
-"""Check of the disk before a checkpoint is written: HDF5 ends the process on a full one.
+"""Checkpoint files of a model, written whole or not at all.
 
-What it could not write it tries to write again as its objects go, and crashes (seen with h5py 3 and HDF5 1.14).
+HDF5 ends the process on a full disk: what it could not write it tries to write again as its objects go, and crashes
+(seen with h5py 3 and HDF5 1.14). So the disk is checked before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,19 @@ from gpuwarden.client.keras.model_memory import list_variable_bytes
 _EACH = 8192  # bytes that a variable takes beside its values
 _WHOLE = 1 << 20  # and a file
 _CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+def save(model: Any, path: Path, *, keep: bool = True) -> None:
+    """Save a model, or its weights, so that at `path` there is always a whole one: the last or this."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{os.urandom(4).hex()}-{path.name}")  # no other worker's, on a folder that they share
+    try:
+        check_room(model, part)
+        (model.save_weights if path.name.endswith(".weights.h5") else model.save)(str(part))
+        if keep:
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def check_room(model: Any, path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.client.keras.wrapped_function import unwrap, wrap
+from gpuwarden.client.keras.function_patch import unwrap, wrap
 
 
 class Observer:
@@ -21,11 +21,11 @@ class Observer:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def failed(self, exception: BaseException) -> None:
+    def record_failure(self, exception: BaseException) -> None:
         """Note the exception."""
         self.told.append(repr(exception))
 
-    def ended(self) -> None:
+    def record_end_of_data(self) -> None:
         """Note the end of the data."""
         self.told.append("the end")
 
@@ -104,7 +104,7 @@ def test_observer_raises() -> None:
     """An observer that fails changes nothing of what the user sees."""
 
     class Failing(Observer):
-        def failed(self, _exception: BaseException) -> None:
+        def record_failure(self, _exception: BaseException) -> None:
             raise TypeError("of the observer")
 
     failing = Failing()
@@ -227,7 +227,7 @@ class Doubled:
         """Replace the arguments."""
         return tuple(2 * each for each in arguments)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Do nothing."""
 
     def pause(self) -> None:

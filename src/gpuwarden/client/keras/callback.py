@@ -1,0 +1,396 @@
+"""The Keras callback: `model.fit(..., callbacks=[GpuWarden()])` makes a training process report to the daemon.
+
+Training never suffers from it: no hook blocks, raises, reads logs, or forces the device to synchronize.
+"""
+
+# ruff: noqa: ARG002, D102 - Keras fixes the hooks' arguments and says what each hook is for
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from gpuwarden.client import distributed
+from gpuwarden.client.errors.classifier import describe
+from gpuwarden.client.frameworks import make_adapter
+from gpuwarden.client.frameworks.allocator_memory import add_named_devices
+from gpuwarden.client.guard import Guard, guarded
+from gpuwarden.client.hello import make_hello
+from gpuwarden.client.input_wait import InputWait
+from gpuwarden.client.keras import early_oom, introspection
+from gpuwarden.client.keras.example_counter import ExampleCounter
+from gpuwarden.client.keras.function_patch import FUNCTION_KINDS, FunctionKind, FunctionPatch, InputMeter
+from gpuwarden.client.keras.iterator_wait import IteratorWait
+from gpuwarden.client.keras.loss_reader import LossReader
+from gpuwarden.client.keras.model_memory import add_model_memory
+from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, PressureResponder, make_responder
+from gpuwarden.client.keras.step_counter import StepCounter
+from gpuwarden.client.keras.tf_data_wait import TfDataWait
+from gpuwarden.client.keras_import import keras
+from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, default_name, join_run
+from gpuwarden.client.settings import check_settings
+from gpuwarden.protocol.messages import Advice, Phase
+
+METRICS_INTERVAL_SECONDS = 1.0  # seconds between two reads of the loss metric and of the input's wait: some 100 µs each
+
+_OF_ONE_FIT = {"_run", "_steps", "_batches", "_feed", "_functions", "_watched", "_model", "model"}
+
+
+class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """Report this process's training to the gpuwarden daemon; without a daemon it does nothing.
+
+    `name` says what the run is called, by default its script. `devices` says which GPU, by UUID, a framework's device
+    stands for, where the daemon cannot know: `{"CPU:0": "GPU-..."}`. `socket` is the daemon's, by default
+    GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `loss` reports the mean
+    loss of the epoch so far too. `disabled`, or GPUWARDEN_DISABLED=1, switches it off.
+
+    `on_pressure` is what the fit does, between two steps and once an episode, when the daemon tells it that a GPU comes
+    under pressure or meets an XID: "checkpoint" saves the model at `checkpoint_path`, "stop" ends the fit as Keras's
+    `stop_training` does, a function is called with the advice and the model. `pressure_level="some"` acts earlier.
+    """
+
+    __module__ = "gpuwarden.keras"  # whence users import it: a pickle names no other module
+    # Keras 2 would turn the logs of every batch into numbers for a callback without it, and wait for the device.
+    _supports_tf_logs = True
+    _latest: weakref.ref[GpuWarden] | None = None  # that was made
+    begins_each_fit = True  # also one that goes on after an out-of-memory (tuning/oom_retry.py)
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        devices: Mapping[str, str] | None = None,
+        socket: str | os.PathLike[str] | None = None,
+        interval: float = REPORT_INTERVAL_SECONDS,
+        loss: bool = False,
+        disabled: bool | None = None,
+        on_pressure: OnPressure | None = None,
+        pressure_level: PressureLevel = "critical",
+        checkpoint_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        settings = check_settings(name=name, devices=devices, socket=socket, interval=interval, disabled=disabled)
+        self._settings = settings
+        self._loss = loss
+        self._responder = make_responder(on_pressure, pressure_level, checkpoint_path)
+        self._guard = Guard("callback", off=settings.disabled)
+        # The model: Keras 3's self.model makes JAX copy its state back, and Keras 2 has no self._model.
+        self._watched: Any = None
+        self._functions: FunctionPatch | None = None
+        self._run: Reporter | None = None
+        self._steps: StepCounter | None = None  # of the fit under way
+        self._batches: ExampleCounter | None = None
+        self._feed: InputMeter | None = None  # what measures the wait for input, where that can be known
+        self._nested = False  # the hooks that are called are of a fit that another one's callback has called
+        self._due = 0.0  # when a step has more to do than to be noted (monotonic)
+        self._metrics_due = 0.0
+        GpuWarden._latest = weakref.ref(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to one fit of this process."""
+        return {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys())}
+
+    def set_model(self, model: Any) -> None:
+        """Note that fit, evaluate or predict has been called: the only sign that a fit before it has failed.
+
+        Of a call from a hook nothing is noted: the fit around it goes on.
+        """
+        if not introspection.is_nested(keras):
+            super().set_model(model)
+            self._watched, self._steps = model, None
+            self._take(model)
+
+    @guarded
+    def _take(self, model: Any) -> None:
+        self._functions = FunctionPatch(model)
+        self._functions.clear()  # of a callback of a fit that another callback's exception ended
+        self._functions.patch_test_early(self)
+
+    @guarded
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._is_nested():
+            return
+        run, model = self._begin_run(), self._watched
+        # A loop of one's own that calls the hooks through Keras's CallbackList may have told it nothing.
+        in_epoch, feeder = (self.params or {}).get("steps"), introspection.find_feeder()
+        per_execution = introspection.read_steps_per_execution(model)
+        in_epoch = None if in_epoch is None else int(in_epoch)
+        metric = LossReader(run, model, keras, wanted=self._loss, fits=feeder is not None)
+        self._batches = ExampleCounter(run, metric, in_epoch, feeder, workers=not distributed.in_one_process(model))
+        self._feed = _feed(run.input, per_execution)
+        reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
+        self._steps = StepCounter(
+            run,
+            per_execution,
+            in_epoch,
+            updates=lambda: introspection.read_updates(reference()),
+            traces=introspection.TraceCount(model),
+        )
+        self._metrics_due = 0.0
+        if self._responder is not None:
+            self._responder.check_workers(model)
+        self._enter("train")
+
+    @guarded
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._is_nested():
+            self._nested = False  # the fit around it goes on
+            return
+        self._functions_of_model().leave(self)
+        self._enter("idle")
+
+    @guarded
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._is_nested() or self._steps is None or not self._steps.counts:
+            return
+        assert self._run is not None
+        assert self._batches is not None
+        self._functions_of_model().watch("train", self, self._feed)
+        self._functions_of_model().patch_test_early(self)
+        self._batches.begin_epoch()
+        self._steps.begin_epoch()
+        self._run.epoch, self._run.phase, self._run.batch = int(epoch), "train", 0
+        self._run.report_soon()  # should the epoch's first step hang, the daemon knows that it began
+        self._due = 0.0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._end_epoch()
+        if self._responder is not None and not self._nested and distributed.has_workers(self._watched):
+            agreed, advice = self._responder.choose_together(self._run.advice if self._run else None, self._watched)
+            if agreed:
+                self._act(self._responder, advice)
+
+    @guarded
+    def _end_epoch(self) -> None:
+        if not self._is_nested():
+            self._end_steps()
+            self._report()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        steps = self._steps
+        if steps is None or self._nested:
+            return
+        try:
+            now = monotonic()
+            steps.begin(batch, now)
+            if now >= self._due:
+                self._attend(steps, now)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
+            self._guard.record_failure(error, self._give_up)
+
+    def _attend(self, steps: StepCounter, now: float) -> None:
+        """Do what is due as a step begins, and set when there is more to do."""
+        run = self._run
+        assert run is not None
+        if not steps.counts:
+            steps.settle()
+            self._due = now + run.interval
+            return
+        if self._responder is not None:
+            run.listen(now)
+            self._answer()
+        if now >= run.observe_due:
+            run.phase, run.stepping = "train", True
+            if now >= self._metrics_due:
+                self._metrics_due = now + METRICS_INTERVAL_SECONDS
+                self._read_metrics()
+            run.observe(now)
+        self._due = run.observe_due if self._responder is None else min(run.observe_due, run.listen_due)
+        steps.restart()
+
+    @guarded
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._begin_without_steps("test")
+
+    @guarded
+    def on_test_end(self, logs: Any = None) -> None:
+        self._end_without_steps("test")
+
+    @guarded
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._observe()
+
+    @guarded
+    def on_predict_begin(self, logs: Any = None) -> None:
+        self._begin_without_steps("predict")
+
+    @guarded
+    def on_predict_end(self, logs: Any = None) -> None:
+        self._end_without_steps("predict")
+
+    @guarded
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._observe()
+
+    def _begin_without_steps(self, phase: FunctionKind) -> None:
+        """Enter a phase in which no steps are made: on its own, a fit's validation, or called from a hook."""
+        if introspection.is_nested(keras):
+            if self._steps is None:
+                self._join()
+        else:
+            if self._steps is None:
+                self._begin_run()
+            self._end_steps()
+            self._functions_of_model().watch(phase, self)
+        self._enter(phase)
+
+    def _end_without_steps(self, phase: FunctionKind) -> None:
+        nested, fits = introspection.is_nested(keras), self._steps is not None
+        if not nested:
+            self._functions_of_model().leave(self, *([phase] if fits else FUNCTION_KINDS))
+        self._enter("train" if nested or fits else "idle")
+
+    @guarded
+    def record_failure(self, exception: BaseException) -> None:
+        """Report what a step has raised, and that fit, evaluate or predict is over by it.
+
+        Of the exception nothing is kept but text.
+        """
+        self._functions_of_model().leave(self)
+        if self._feed is not None:
+            self._feed.pause()
+        run, steps = self._run, self._steps
+        assert run is not None
+        if steps is not None and steps.counts:
+            made = steps.fail()
+            if self._batches is not None:
+                self._batches.fail(made)
+        phase, run.phase = run.phase, "idle"
+        size = self._batches.failed_batch_size() if self._batches is not None and phase == "train" else None
+        run.memory.sample()
+        if not isinstance(exception, Exception):
+            self._report()  # interrupted: no error, but over all the same
+            return
+        run.fail(add_model_memory(describe(exception, phase, run.steps, run.memory.latest(), size), self._watched))
+
+    def record_end_of_data(self) -> None:
+        """Note that a step found no data, where Keras does not know when an epoch is over, or was told wrongly."""
+        if self._steps is not None:
+            self._steps.find_end()
+
+    def _join(self) -> Reporter:
+        """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
+        backend = keras.backend.backend()
+        framework = make_adapter(backend)
+        names = add_named_devices(framework.devices() if framework else {}, self._settings.devices)
+        hello = make_hello(
+            self._settings.name or default_name(),
+            f"{backend} {_version(backend)} keras {_version(keras.__name__)}",
+            names,
+        )
+        self._run = run = join_run(self._settings.socket, hello)
+        run.interval = self._settings.interval
+        if framework:
+            run.memory.watch(framework, names)
+        return run
+
+    def _begin_run(self) -> Reporter:
+        """Join the run where nothing of it is under way; a fit that an exception ended unseen has counted steps."""
+        run = self._join()
+        run.settle()
+        run.stepping = False
+        run.input.clear_buffer()
+        return run
+
+    @guarded
+    def _report_late(self) -> None:
+        """Join a run that ends before it has begun: what ended it goes with the run's end."""
+        run = self._join()
+        run.memory.sample()
+        atexit.unregister(run.end)
+        run.end()
+
+    def _is_nested(self) -> bool:
+        """Return whether this hook is of a fit within a fit, which is not counted, nor are the steps that follow."""
+        self._nested = introspection.is_nested(keras)
+        return self._nested
+
+    def _functions_of_model(self) -> FunctionPatch:
+        assert self._functions is not None
+        return self._functions
+
+    def _enter(self, phase: Phase) -> None:
+        assert self._run is not None
+        self._run.phase = phase
+        self._report()
+
+    def _report(self) -> None:
+        assert self._run is not None
+        self._run.report(monotonic())
+
+    def _observe(self) -> None:
+        assert self._run is not None
+        now = monotonic()
+        if now >= self._run.observe_due:
+            self._run.observe(now)
+
+    def _read_metrics(self) -> None:
+        """Read what is read once a second: the loss metric, and how long steps wait for input."""
+        assert self._run is not None
+        assert self._batches is not None
+        self._run.settle()  # so that examples and steps are of the same moment
+        self._batches.update(self._run.batch or 0)
+        if self._feed is not None:
+            self._feed.update()
+
+    def _answer(self) -> None:
+        """Act between two steps, where no other worker has to agree; meanwhile no step is under way."""
+        if self._responder is None or self._run is None:
+            return
+        advice = self._responder.choose_alone(self._run.advice)
+        if advice:
+            self._run.stepping = False
+            self._report()
+            self._act(self._responder, advice[-1])
+            self._run.stepping = True
+            self._report()
+
+    def _act(self, responder: PressureResponder, advice: Advice | None) -> None:
+        """Do what the user wishes."""
+        try:
+            # Not the one that is watched: Keras gives this one its state back first, on JAX.
+            done = responder.act(advice, self.model)
+        except BaseException as error:
+            self.record_failure(error)
+            raise
+        if done and self._run is not None:
+            self._run.actions[responder.action] += 1
+
+    def _end_steps(self) -> None:
+        made = None if self._steps is None else self._steps.end_epoch()
+        if made is not None:
+            assert self._batches is not None
+            self._batches.update_at_end(made)
+        if self._feed is not None:
+            self._feed.pause()
+
+    def _give_up(self) -> None:
+        self._steps = None  # so that the hook of each step, which asks no guard, does nothing any more
+        if self._run is not None:
+            self._run.give_up()
+
+
+def _report_late() -> None:
+    """Report a program that ends before a fit has begun: as the last callback made, or as one would by default."""
+    latest = GpuWarden._latest() if GpuWarden._latest is not None else None  # noqa: SLF001 - the same module
+    (latest or GpuWarden())._report_late()  # noqa: SLF001 - likewise
+
+
+early_oom.report_early_oom(_report_late)
+
+
+def _feed(wait: InputWait, per_execution: int) -> InputMeter | None:
+    """Choose who finds how long steps wait for their input; None where nobody can know."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return TfDataWait(wait, per_execution)
+    return IteratorWait(wait) if backend == "jax" and per_execution == 1 else None
+
+
+def _version(module: str) -> str:
+    return getattr(sys.modules.get(module), "__version__", "")
