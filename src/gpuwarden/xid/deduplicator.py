@@ -1,4 +1,4 @@
-"""Count XIDs that several sources tell of, each fault once."""
+"""Deduplication of XIDs that several sources report: each fault counts once."""
 
 from __future__ import annotations
 
