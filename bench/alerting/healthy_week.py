@@ -16,7 +16,7 @@ from scripted_box import WatchedBox
 
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS
-from gpuwarden.simulation.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.board import NO_LOAD, THRESHOLDS, Load
 from gpuwarden.simulation.workloads import GIB, SIZE
 
@@ -219,7 +219,7 @@ def _small_errors(days: float, rng: Rng) -> Iterator[tuple[float, Callable[[Watc
 
 def _corrected(count: int, watched: WatchedBox) -> None:
     def answer(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
-        told: int = answer_of(gpu, _ERRORS, kind, lifetime, location)
+        told: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
         asked = (ECC_TYPES["corrected"], ECC_LIFETIMES["volatile"], MEMORY_LOCATIONS["dram"])
         return told + (count if (kind, lifetime, location) == asked else 0)
 

@@ -13,7 +13,7 @@ from scripted_box import Answer, WatchedBox
 
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, ECC_LIFETIMES, ECC_TYPES, MEMORY_LOCATIONS, RECOVERY_ACTIONS
-from gpuwarden.simulation.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 
 HOUR = 3600.0
 OVER = 600.0  # seconds until something is over again
@@ -50,7 +50,7 @@ def _reasons(*names: str) -> tuple[float, Happening]:
 
 
 def _uncorrectable(gpu: SimulatedGpu, kind: int, lifetime: int, location: int) -> int:
-    told: int = answer_of(gpu, _ERRORS, kind, lifetime, location)
+    told: int = compute_answer(gpu, _ERRORS, kind, lifetime, location)
     asked = (ECC_TYPES["uncorrected"], MEMORY_LOCATIONS["dram"])
     return told + ((kind, location) == asked and lifetime in ECC_LIFETIMES.values())
 
@@ -76,7 +76,7 @@ def _link(number: int, value: Callable[[WatchedBox], float], link: int) -> tuple
         def answer(scope: int) -> float | None:
             if scope == link:
                 return value(watched)
-            ((_code, usual),) = answer_of(gpu, "nvmlDeviceGetFieldValues", [(number, scope)])
+            ((_code, usual),) = compute_answer(gpu, "nvmlDeviceGetFieldValues", [(number, scope)])
             return cast("float | None", usual)
 
         watched.box.script_field(0, number, answer)

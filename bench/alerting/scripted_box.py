@@ -26,10 +26,10 @@ from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.metrics.model import Metric, Table, TableReadings
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
-from gpuwarden.simulation.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.board import NO_LOAD, Board, Load
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.simulation.trainer import Occupancy
+from gpuwarden.simulation.trainer import Tenant
 from gpuwarden.simulation.workloads import GIB, Workload
 
 USERS = {1000: "ada", 1001: "grace", 1002: "hedy", 1003: "joan", 1004: "karen"}
@@ -62,7 +62,7 @@ class RoomBoard(Board):
         return min(super().temperature + self.warmer, self.most) if self.warmer else super().temperature
 
 
-class _Tenants(Occupancy):
+class _Tenants(Tenant):
     """What runs on one GPU of a box."""
 
     def __init__(self, box: ScriptedBox, index: int, board: Board) -> None:
@@ -175,7 +175,7 @@ class ScriptedBox(Simulation):
         gpu.check(name)
         self._catch_up()
         scripted = self._scripts[index].get(name)
-        return scripted(gpu, *args) if scripted else answer_of(gpu, name, *args)
+        return scripted(gpu, *args) if scripted else compute_answer(gpu, name, *args)
 
 
 class WatchedBox:
@@ -275,7 +275,7 @@ def _generation(gpu: SimulatedGpu) -> int:
 def _scripted_fields(
     own: Mapping[int, Callable[[int], float | None]], gpu: SimulatedGpu, asked: Sequence[tuple[int, int]]
 ) -> list[tuple[int, float | None]]:
-    usual = answer_of(gpu, _FIELDS, asked)
+    usual = compute_answer(gpu, _FIELDS, asked)
     found = []
     for (number, scope), answer in zip(asked, usual, strict=True):
         scripted = own[number](scope) if number in own else None

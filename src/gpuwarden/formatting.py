@@ -4,22 +4,22 @@ from __future__ import annotations
 
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_SHORT = 10.0  # seconds below which tenths matter
-_LEAST_MS = 0.001  # that is told from nothing
+_TENTHS_BELOW_SECONDS = 10.0  # seconds below which tenths matter
+_MIN_MILLISECONDS = 0.001  # that is told from nothing
 _WATT_HOUR = 3600.0  # joules
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a time that was measured exactly, such as a step's: 12.3ms, 1.25s, and longer ones as `lasting` does."""
     milliseconds = float(f"{seconds * 1000:.3g}")  # rounded before the unit is chosen
     if milliseconds < 1000:  # noqa: PLR2004 - a second
-        return f"{milliseconds:.15g}ms" if milliseconds >= _LEAST_MS else "0ms"
-    return f"{seconds:.3g}s" if seconds < _SHORT else lasting(seconds)
+        return f"{milliseconds:.15g}ms" if milliseconds >= _MIN_MILLISECONDS else "0ms"
+    return f"{seconds:.3g}s" if seconds < _TENTHS_BELOW_SECONDS else format_elapsed(seconds)
 
 
-def lasting(seconds: float) -> str:
+def format_elapsed(seconds: float) -> str:
     """Write a time that polls add up as people do: 0.4s, 45s, 2h13m."""
-    if round(seconds, 1) < _SHORT:
+    if round(seconds, 1) < _TENTHS_BELOW_SECONDS:
         return f"{seconds:.1f}s" if seconds else "0s"
     whole = round(seconds)
     if whole < _MINUTE:
@@ -31,15 +31,15 @@ def lasting(seconds: float) -> str:
     return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
 
 
-def foreseen(seconds: float, lower: float | None, upper: float | None) -> str:
+def format_forecast(seconds: float, lower: float | None, upper: float | None) -> str:
     """Write when something will be, with bounds: in about 33s (31s to 35s); without a lower one it may be now."""
     if not seconds:
         return "at any moment"
-    least = "now" if lower is None else lasting(lower)
-    return f"in about {lasting(seconds)} ({least} to {'longer' if upper is None else lasting(upper)})"
+    least = "now" if lower is None else format_elapsed(lower)
+    return f"in about {format_elapsed(seconds)} ({least} to {'longer' if upper is None else format_elapsed(upper)})"
 
 
-def amount(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Write bytes by three digits: 187 MiB, 1.25 GiB."""
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if count >= unit:
@@ -49,13 +49,17 @@ def amount(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def rate(bytes_per_second: float) -> str:
+def format_growth(bytes_per_second: float) -> str:
     """Write a growth by the minute, or by the hour where it is slow: 305 MiB a minute."""
     by_minute = bytes_per_second * _MINUTE
-    return f"{amount(by_minute)} a minute" if by_minute >= _MIB else f"{amount(bytes_per_second * _HOUR)} an hour"
+    return (
+        f"{format_bytes(by_minute)} a minute"
+        if by_minute >= _MIB
+        else f"{format_bytes(bytes_per_second * _HOUR)} an hour"
+    )
 
 
-def energy(joules: float) -> str:
+def format_energy(joules: float) -> str:
     """Write joules as they are, in Wh from ten of these on, and in kWh from a tenth of one on."""
     if joules < 10 * _WATT_HOUR:
         return f"{joules:.0f} J"
@@ -64,12 +68,12 @@ def energy(joules: float) -> str:
     return f"{joules / _WATT_HOUR / 1000:.2f} kWh"
 
 
-def ratio(share: float) -> str:
+def format_ratio(share: float) -> str:
     """Write a ratio in percent."""
     return f"{round(share * 100, 1):.15g} %"
 
 
-def short(count: int) -> str:
+def format_count(count: int) -> str:
     """Write a count in few letters: 99999, 100k, 1.5M."""
     for unit, letter in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
         rounded = float(f"{count / unit:.3g}") if letter else count

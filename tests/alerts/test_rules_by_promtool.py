@@ -48,7 +48,7 @@ def test_odd_names_are_taken(tmp_path: Path) -> None:
     rules_command.add_flags(parser)
     flags = ["--job", "it's 100 % ✓", "--docs", "https://x/a%20'b\"/", "--grafana", ""]
     file = tmp_path / "rules.yml"
-    file.write_text(rules_command.written(parser.parse_args(flags)))
+    file.write_text(rules_command.render_rules(parser.parse_args(flags)))
     promtool("check", "rules", file)
 
 

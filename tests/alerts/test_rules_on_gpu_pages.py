@@ -13,7 +13,7 @@ from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import CLOCK_EVENT_REASONS, FABRIC_STATES, RECOVERY_ACTIONS
-from gpuwarden.simulation.answers import SimulatedGpu, answer_of
+from gpuwarden.simulation.answers import SimulatedGpu, compute_answer
 from gpuwarden.simulation.simulated_nvml import Simulation
 
 pytestmark = pytest.mark.system
@@ -57,7 +57,7 @@ LASTING = {"GpuUncorrectedMemoryErrors"}  # told of for an hour
 
 def altered(gpu: SimulatedGpu, function: str, **values: int) -> SimpleNamespace:
     """Return the struct that a GPU answers with, with other values in it."""
-    return SimpleNamespace(**{**vars(answer_of(gpu, function)), **values})
+    return SimpleNamespace(**{**vars(compute_answer(gpu, function)), **values})
 
 
 def breaks(index: int, gpu: SimulatedGpu, seconds: float) -> None:

@@ -28,10 +28,10 @@ from gpuwarden.capture.capture_file import (
     CaptureError,
     Frame,
     Struct,
-    load,
-    save,
+    load_capture,
+    save_capture,
 )
-from gpuwarden.capture.masking import masked
+from gpuwarden.capture.masking import mask_capture
 from gpuwarden.capture.recording import SAMPLE_SECONDS, record
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
@@ -52,15 +52,15 @@ import asyncio, json, sys
 from pathlib import Path
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
-from gpuwarden.capture.capture_file import save
+from gpuwarden.capture.capture_file import save_capture
 from gpuwarden.nvml.driver import binding
 from gpuwarden.capture.recording import record
-from gpuwarden.capture.masking import masked
+from gpuwarden.capture.masking import mask_capture
 from simulated_box import Clock, told
 
 capture = record(binding(), 2, 0.01)
-save(capture, Path(sys.argv[1]))
-save(masked(capture), Path(sys.argv[2]))
+save_capture(capture, Path(sys.argv[1]))
+save_capture(mask_capture(capture), Path(sys.argv[2]))
 
 async def polls():
     clock = Clock()
@@ -118,8 +118,8 @@ class TestReplay:
     @pytest.mark.parametrize("name", ["box.json", "box.json.gz"])
     def test_every_frame_reads_as_the_box_did(self, name: str, tmp_path: Path) -> None:
         """All readings and processes of each frame come back, through either kind of file."""
-        save(recorded(Box(), 3), tmp_path / name)
-        original, (nvml, clock) = Box(), replayed(load(tmp_path / name))
+        save_capture(recorded(Box(), 3), tmp_path / name)
+        original, (nvml, clock) = Box(), replayed(load_capture(tmp_path / name))
         for index in range(8):
             original.read(index)  # as for the first samples: a sum in other steps differs in its last digit
         for frame in range(3):
@@ -229,7 +229,7 @@ class TestReplay:
         """What nvidia-ml-py says, structs, byte strings and refusals, is recorded and comes back."""
         mock_nvml.processes(0, {4242: 3 << 30})
         done = recording(mock_nvml, tmp_path)
-        again = polled_twice(load(tmp_path / "capture.json"))
+        again = polled_twice(load_capture(tmp_path / "capture.json"))
         assert told(again) == json.loads(done)
         assert len(again.gpus) == 2
         assert [process.pid for process in again.gpus[0].processes] == [4242 + PID_MAX_LIMIT]
@@ -239,7 +239,7 @@ class TestReplay:
         mock_nvml.mig(0, "3g.40gb", "1c.3g.40gb", "1g.10gb")
         mock_nvml.processes(0, {pid: pid << 30 for pid in range(1, 5)})
         done = recording(mock_nvml, tmp_path)
-        plain, shared = load(tmp_path / "capture.json"), load(tmp_path / "masked.json")
+        plain, shared = load_capture(tmp_path / "capture.json"), load_capture(tmp_path / "masked.json")
         before, again = polled_twice(plain), polled_twice(shared)
         assert told(before) == json.loads(done)
         (gpu, _), (masked_gpu, _) = before.gpus, again.gpus
@@ -260,7 +260,7 @@ class TestReplay:
         """GPM comes back from every frame, the first included, and those closer together than its samples."""
         mock_nvml.set(1, "util", 40)
         recording(mock_nvml, tmp_path)
-        capture = load(tmp_path / "capture.json")
+        capture = load_capture(tmp_path / "capture.json")
         for frame in capture.frames:
             again = polled_twice(replace(capture, frames=(frame,)))
             assert [gpu.value(GpuReadings.sm_active_ratio) for gpu in again.gpus] == [0.5, 0.4]
@@ -323,13 +323,13 @@ class TestRecording:
         """A file that could not be loaded again is refused, with what to do."""
         monkeypatch.setattr("gpuwarden.capture.capture_file.MAX_BYTES", 1000)
         with pytest.raises(OSError, match="record fewer frames"):
-            save(recorded(Box(1), 1), tmp_path / "long.json")
+            save_capture(recorded(Box(1), 1), tmp_path / "long.json")
         assert not (tmp_path / "long.json").exists()
 
     def test_longest_capture_of_a_box_can_be_replayed(self, tmp_path: Path) -> None:
         """As many frames as there may be, of the eight GPUs of a usual box, fit into a file."""
         file = tmp_path / "box.json"
-        save(recorded(Box(), 2), file)
+        save_capture(recorded(Box(), 2), file)
         assert file.stat().st_size / 2 * MAX_FRAMES < MAX_BYTES
 
     def test_missing_driver_is_told_at_once(self) -> None:
@@ -382,7 +382,7 @@ class TestMasking:
         """No UUID, serial number or pid of the machine is left in the file."""
         box, file = Box(), tmp_path / "shared.json"
         capture = recorded(box)
-        save(masked(capture), file)
+        save_capture(mask_capture(capture), file)
         for index in range(8):
             assert box.nvml.nvmlDeviceGetUUID(box.handle(index)) not in file.read_text()
             assert box.nvml.nvmlDeviceGetSerial(box.handle(index)) not in file.read_text()
@@ -391,8 +391,8 @@ class TestMasking:
     @pytest.mark.parametrize("name", GOLDENS)
     def test_no_original_is_left(self, name: str, tmp_path: Path) -> None:
         """Nothing that names a GPU, an instance, a slot or a process stands anywhere in the file, in no spelling."""
-        capture, file = load(FOLDER / f"{name}.json"), tmp_path / "shared.json"
-        save(masked(capture), file)
+        capture, file = load_capture(FOLDER / f"{name}.json"), tmp_path / "shared.json"
+        save_capture(mask_capture(capture), file)
         originals = {text for frame in capture.frames for gpu in frame.gpus for text in identifying(gpu)}
         assert originals
         text = file.read_text().lower()
@@ -401,15 +401,15 @@ class TestMasking:
     @pytest.mark.parametrize("name", GOLDENS)
     def test_texts_that_stay_are_of_the_model(self, name: str) -> None:
         """What is left of the texts is what every board of the model and driver says: a new one is masked, or named."""
-        capture = load(FOLDER / f"{name}.json")
-        for before, after in zip(capture.frames, masked(capture).frames, strict=True):
+        capture = load_capture(FOLDER / f"{name}.json")
+        for before, after in zip(capture.frames, mask_capture(capture).frames, strict=True):
             for old, new in zip(before.gpus, after.gpus, strict=True):
                 stays = {asked.partition("(")[0] for asked, answer in texts(old) if (asked, answer) in texts(new)}
                 assert stays <= OF_THE_MODEL
 
     def test_pseudonyms_are_stable(self) -> None:
         """The same GPU and process stay the same through all frames, and different ones different."""
-        original, shared = recorded(Box()), masked(recorded(Box()))
+        original, shared = recorded(Box()), mask_capture(recorded(Box()))
         names: dict[object, object] = {}
         pids: dict[object, object] = {}
         for before, after in zip(original.frames, shared.frames, strict=True):
@@ -424,7 +424,7 @@ class TestMasking:
     def test_readings_stay(self) -> None:
         """Masking changes who, not what."""
         capture = recorded(Box())
-        plain, shared = (snapshot_of(replayed(each)[0]) for each in (capture, masked(capture)))
+        plain, shared = (snapshot_of(replayed(each)[0]) for each in (capture, mask_capture(capture)))
         assert [gpu.readings for gpu in plain.gpus] == [gpu.readings for gpu in shared.gpus]
 
 
@@ -444,14 +444,14 @@ class TestLoading:
         """The smallest capture there is loads."""
         file = tmp_path / "capture.json"
         file.write_text(json.dumps(GOOD))
-        assert load(file) == Capture(1.0, (Frame({}, ({},)),))
+        assert load_capture(file) == Capture(1.0, (Frame({}, ({},)),))
 
     def test_documented_file(self, tmp_path: Path) -> None:
         """The file that the documentation shows is one that loads."""
         (example,) = re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
         file = tmp_path / "example.json"
         file.write_text(example)
-        assert len(load(file).frames[0].gpus) == 2
+        assert len(load_capture(file).frames[0].gpus) == 2
 
     @pytest.mark.parametrize(
         ("content", "complaint"),
@@ -496,14 +496,14 @@ class TestLoading:
         file = tmp_path / "capture.json"
         file.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(CaptureError, match=complaint) as caught:
-            load(file)
+            load_capture(file)
         assert str(caught.value).startswith(f"{file}: ")
         assert "record it again" in str(caught.value)
 
     def test_missing_file(self, tmp_path: Path) -> None:
         """A file that is not there is named."""
         with pytest.raises(CaptureError, match=r"absent\.json: the capture cannot be read \(No such file"):
-            load(tmp_path / "absent.json")
+            load_capture(tmp_path / "absent.json")
 
     @pytest.mark.parametrize(
         "content", [b"no gzip", gzip.compress(b"{}")[:-5], b""], ids=["no gzip", "cut off", "empty"]
@@ -513,26 +513,26 @@ class TestLoading:
         file = tmp_path / "capture.json.gz"
         file.write_bytes(content)
         with pytest.raises(CaptureError, match="damaged"):
-            load(file)
+            load_capture(file)
 
     def test_endless_file(self, tmp_path: Path) -> None:
         """A small file that unpacks to more than a capture may hold is not unpacked."""
         file = tmp_path / "bomb.json.gz"
         file.write_bytes(gzip.compress(b" " * (MAX_BYTES + 1)))
         with pytest.raises(CaptureError, match=f"longer than {MAX_BYTES} bytes"):
-            load(file)
+            load_capture(file)
 
     @given(st.binary(max_size=80), st.integers(0, 10_000))
     @settings(max_examples=150, deadline=None)
     def test_any_bytes(self, tmp_path_factory: pytest.TempPathFactory, patch: bytes, place: int) -> None:
         """Whatever is written over a capture, it loads or is refused, and what loads can be polled."""
         file = tmp_path_factory.getbasetemp() / "patched.json"
-        save(ONE_GPU, file)
+        save_capture(ONE_GPU, file)
         whole = file.read_bytes()
         place %= len(whole)
         file.write_bytes(whole[:place] + patch + whole[place + len(patch) :])
         try:
-            nvml, _clock = replayed(load(file))
+            nvml, _clock = replayed(load_capture(file))
         except CaptureError:
             return
         for index in range(nvml.nvmlDeviceGetCount()):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from receipt_cases import receipt
 
-from gpuwarden.cli.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, alphabet, chart
-from gpuwarden.cli.run_report import Page, story_lines
+from gpuwarden.cli.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, choose_alphabet, render_chart
+from gpuwarden.cli.run_report import TerminalFormat, render_memory_story
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedDiagnosis, RecordedEvent, RunRecord
 from snapshots import GIB
 
@@ -36,7 +36,7 @@ def story(
 
 def drawn(told: MemoryTimeline, width: int = 20) -> list[str]:
     """Draw it in ASCII, without the labels."""
-    return [line[LABEL_WIDTH + 1 :] for line in chart(told, told.ended_seconds[-1], width, ASCII)]
+    return [line[LABEL_WIDTH + 1 :] for line in render_chart(told, told.ended_seconds[-1], width, ASCII)]
 
 
 def told(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
@@ -53,7 +53,8 @@ def told(devices: int = 1, marks: int = 0, **changes: object) -> RunRecord:
 def lines(made: RunRecord, width: int = 80) -> list[str]:
     """Tell it."""
     return [
-        f"{label or ''} {text}" if label is not None else text for label, text in story_lines(made, Page(width, ASCII))
+        f"{label or ''} {text}" if label is not None else text
+        for label, text in render_memory_story(made, TerminalFormat(width, ASCII))
     ]
 
 
@@ -80,8 +81,8 @@ def test_time_without_a_daemon_is_blank() -> None:
 def test_charts_fit_the_terminal(width: int, devices: int) -> None:
     """No line of a chart is wider than the terminal, nor than can be taken in."""
     made = told(devices, marks=30)
-    page = Page(width, BLOCKS)
-    drawn_lines = [text for label, text in story_lines(made, page) if label is None]
+    page = TerminalFormat(width, BLOCKS)
+    drawn_lines = [text for label, text in render_memory_story(made, page) if label is None]
     charts = devices if devices <= 2 else 1
     assert len(drawn_lines) == charts * (HEIGHT + 2)
     assert max(map(len, drawn_lines)) <= max(min(width, 140), 26)
@@ -182,4 +183,4 @@ def test_forecast_in_a_sentence(changes: dict[str, float], sentence: str) -> Non
 )
 def test_alphabet_follows_the_locale(encoding: str | None, environment: dict[str, str], letters: object) -> None:
     """Blocks are drawn where both output and locale can show them."""
-    assert alphabet(encoding, environment) is letters
+    assert choose_alphabet(encoding, environment) is letters

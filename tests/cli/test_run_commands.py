@@ -321,6 +321,6 @@ def test_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             raise StatusError(503)
         return {"live": [], "past": []}
 
-    monkeypatch.setattr(run_commands, "ask", answered)
+    monkeypatch.setattr(run_commands, "fetch_json", answered)
     with pytest.raises(OSError, match=r"the daemon at http://\S+ cannot read its run database now; its log says why"):
         run_commands.one(Config(), "4711-99", as_json=False)

@@ -24,7 +24,7 @@ from rich.console import Console
 from services import Daemon, ending, fetch, free_port, until
 
 from gpuwarden.cli.top.layout import picture
-from gpuwarden.cli.top.state_reader import ask_state
+from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.config.schema import Address
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
@@ -182,7 +182,7 @@ def test_other_daemons_are_named() -> None:
         (200, b'{"version": 2}', "has version 2 of /api/v1/state; this gpuwarden knows 1"),
     ):
         with server(status, body) as port, pytest.raises(OSError, match=re.escape(told)):
-            ask_state(Address("127.0.0.1", port))
+            fetch_state(Address("127.0.0.1", port))
     with server(503, b"") as port:
         done = ran(*at(port), "--once")
         assert (done.returncode, done.stdout) == (1, b"")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.config.loader import LARGEST_FILE, MOST_PROBLEMS, Contents, Entry, parse, read
+from gpuwarden.config.loader import MAX_FILE_BYTES, MAX_PROBLEMS, Contents, Entry, parse, read
 
 KEYS = ("source", "poll.interval", "web.listen", "web.timeout")
 
@@ -105,9 +105,9 @@ def test_every_problem_is_reported() -> None:
 
 def test_problems_are_bounded() -> None:
     """After a bounded number of problems the rest is only mentioned, in whichever section they stand."""
-    found = problems("web:\n" + "".join(f"  k{number}: 1\n" for number in range(2 * MOST_PROBLEMS)) + "color: red\n")
-    assert len(found) == MOST_PROBLEMS + 1
-    assert found[-1] == f"f:{MOST_PROBLEMS + 2}:3: too many problems: those after this place are not listed"
+    found = problems("web:\n" + "".join(f"  k{number}: 1\n" for number in range(2 * MAX_PROBLEMS)) + "color: red\n")
+    assert len(found) == MAX_PROBLEMS + 1
+    assert found[-1] == f"f:{MAX_PROBLEMS + 2}:3: too many problems: those after this place are not listed"
 
 
 def test_long_key_is_cut() -> None:
@@ -182,7 +182,7 @@ def test_other_encodings(tmp_path: Path) -> None:
 def test_large_file(tmp_path: Path) -> None:
     """A file over the limit is refused before it is parsed, and one at the limit is read."""
     path = tmp_path / "config.yaml"
-    path.write_bytes(b"#" * LARGEST_FILE)
+    path.write_bytes(b"#" * MAX_FILE_BYTES)
     assert problems_of(path) == []
-    path.write_bytes(b"[" * (LARGEST_FILE + 1))
+    path.write_bytes(b"[" * (MAX_FILE_BYTES + 1))
     assert problems_of(path) == [": is larger than 1 MiB: this is not a configuration of gpuwarden"]

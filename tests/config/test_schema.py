@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.config.schema import OPTIONS, SECTIONS, Address, Config, ConfigError, Source, load, parse
+from gpuwarden.config.schema import OPTIONS, SECTIONS, Address, Config, ConfigError, SourceChoice, load, parse
 from gpuwarden.health.conditions import CONDITIONS
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def value(config: Config, key: str) -> object:
 def test_defaults() -> None:
     """Without a file, and with an empty one, the defaults hold."""
     assert load(None) == parse("", "empty.yaml") == Config()
-    assert (Config().source, Config().web.listen) == (Source("nvml"), ("127.0.0.1", 9846))
+    assert (Config().source, Config().web.listen) == (SourceChoice("nvml"), ("127.0.0.1", 9846))
     assert (Config().poll.interval, Config().runs.context_overhead) == (1.0, 512 * 2**20)
 
 
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [
-        ("source", "simulated", Source("simulated")),
+        ("source", "simulated", SourceChoice("simulated")),
         ("log.level", "debug", "debug"),
         ("web.listen", "[::]:80", Address("::", 80)),
         ("web.max_connections", "5", 5),

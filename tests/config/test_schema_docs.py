@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.config.schema import OPTIONS, SECTIONS, Config, parse
-from gpuwarden.config.schema_docs import WIDTH, example_yaml, reference_markdown
+from gpuwarden.config.schema_docs import WIDTH, render_example, render_reference
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -16,22 +16,22 @@ REPOSITORY = Path(__file__).parents[2]
 def test_reference_is_in_step() -> None:
     """The committed reference is what the declared options generate."""
     committed = (REPOSITORY / "docs" / "configuration.md").read_text()
-    assert committed == reference_markdown(), "run: gpuwarden reference config > docs/configuration.md"
+    assert committed == render_reference(), "run: gpuwarden reference config > docs/configuration.md"
 
 
 def test_example_is_in_step() -> None:
     """The committed example is what the declared options generate."""
     committed = (REPOSITORY / "config.example.yaml").read_text()
-    assert committed == example_yaml(), "run: gpuwarden reference example > config.example.yaml"
+    assert committed == render_example(), "run: gpuwarden reference example > config.example.yaml"
 
 
 @pytest.mark.parametrize("key", OPTIONS)
 def test_every_option_is_documented(key: str) -> None:
     """Each option has one row in the reference, with its meaning, its default and how it is written."""
-    (row,) = [line for line in reference_markdown().splitlines() if line.startswith(f"| `{key}` |")]
+    (row,) = [line for line in render_reference().splitlines() if line.startswith(f"| `{key}` |")]
     declared = OPTIONS[key]
     assert all(part in row for part in (declared.meaning, declared.default, declared.kind.name, declared.kind.bounds))
-    assert f"| {declared.kind.name} | {declared.kind.write} |" in reference_markdown()
+    assert f"| {declared.kind.name} | {declared.kind.write} |" in render_reference()
 
 
 def test_every_meaning_is_a_sentence() -> None:
@@ -43,23 +43,23 @@ def test_every_meaning_is_a_sentence() -> None:
 
 def test_reference_tables_are_whole() -> None:
     """No text of an option breaks its table row."""
-    rows = [line for line in reference_markdown().splitlines() if line.startswith("| `")]
+    rows = [line for line in render_reference().splitlines() if line.startswith("| `")]
     assert {row.count("|") for row in rows} == {5}
     assert len(rows) == len(OPTIONS)
 
 
 def test_example_parses_to_the_defaults() -> None:
     """The example as it stands changes nothing."""
-    assert parse(example_yaml(), "config.example.yaml") == Config()
+    assert parse(render_example(), "config.example.yaml") == Config()
 
 
 def test_example_holds_every_option() -> None:
     """With every option's mark taken away, the example sets each option, once and to its default."""
-    text = re.sub(r"^( *)#(?=\w)", r"\1", example_yaml(), flags=re.MULTILINE)
+    text = re.sub(r"^( *)#(?=\w)", r"\1", render_example(), flags=re.MULTILINE)
     assert parse(text, "config.example.yaml") == Config()
     assert len(re.findall(r"^ *\w+: \S", text, flags=re.MULTILINE)) == len(OPTIONS)
 
 
 def test_example_fits_a_terminal() -> None:
     """No line of the example is longer than a terminal is wide."""
-    assert max(map(len, example_yaml().splitlines())) <= WIDTH
+    assert max(map(len, render_example().splitlines())) <= WIDTH

@@ -13,8 +13,8 @@ from gpuwarden.config.value_types import (
     BOOLEAN,
     BYTES,
     DURATION,
-    LONGEST_SHOWN,
-    LONGEST_SOCKET_PATH,
+    MAX_SHOWN_CHARACTERS,
+    MAX_SOCKET_PATH_BYTES,
     MODE,
     PATH,
     SECONDS,
@@ -24,14 +24,14 @@ from gpuwarden.config.value_types import (
     WHOLE,
     Address,
     Kind,
-    Source,
-    between,
+    SourceChoice,
+    bounded,
     choice,
-    or_none,
-    shown,
+    optional,
+    printable,
 )
 
-OPTIONAL_PATH = or_none(PATH, None)
+OPTIONAL_PATH = optional(PATH, None)
 
 LEVEL = choice("level", "low", "middle", "high")
 KINDS = (
@@ -45,7 +45,7 @@ KINDS = (
     SOCKET_PATH,
     SOURCE,
     WHOLE,
-    between(DURATION, "1s", "1h"),
+    bounded(DURATION, "1s", "1h"),
 )
 
 
@@ -85,10 +85,10 @@ def refusal(kind: Kind[object], text: str) -> str:
         (OPTIONAL_PATH, "/run/gpustat", Path("/run/gpustat")),
         (OPTIONAL_PATH, "none", None),
         (BOOLEAN, "false", False),
-        (SOURCE, "nvml", Source("nvml")),
-        (SOURCE, "auto", Source("auto")),
-        (SOURCE, "simulated", Source("simulated")),
-        (SOURCE, "capture:a:b.json", Source("capture", Path("a:b.json"))),
+        (SOURCE, "nvml", SourceChoice("nvml")),
+        (SOURCE, "auto", SourceChoice("auto")),
+        (SOURCE, "simulated", SourceChoice("simulated")),
+        (SOURCE, "capture:a:b.json", SourceChoice("capture", Path("a:b.json"))),
         (LEVEL, "middle", "middle"),
     ],
 )
@@ -157,7 +157,7 @@ def test_refuses(kind: Kind[object], text: str, message: str) -> None:
 
 def test_bounds_are_included() -> None:
     """A bound itself is accepted, and what lies beyond is told the bound as the documents write it."""
-    kind = between(DURATION, "100ms", "1h")
+    kind = bounded(DURATION, "100ms", "1h")
     assert (kind.read("0.1"), kind.read("60m")) == (0.1, 3600)
     with pytest.raises(ValueError, match=r"^99ms is below the least, 100ms$"):
         kind.read("99ms")
@@ -167,7 +167,7 @@ def test_bounds_are_included() -> None:
 
 def test_socket_path_counts_bytes() -> None:
     """A socket path is bounded by what the kernel's sun_path holds, in bytes, not in characters."""
-    longest = "/" + "s" * (LONGEST_SOCKET_PATH - 1)
+    longest = "/" + "s" * (MAX_SOCKET_PATH_BYTES - 1)
     assert SOCKET_PATH.read(longest) == Path(longest)
     with pytest.raises(ValueError, match=r"^the path takes 108 bytes, .* at most 107: choose a shorter one$"):
         SOCKET_PATH.read(longest[:-1] + "é")
@@ -213,5 +213,5 @@ def test_refusals_are_one_bounded_printable_line(kind: Kind[object], text: str) 
 
 def test_shown_is_bounded() -> None:
     """A long text is cut, and a short one is left alone."""
-    assert shown("x" * 1000) == "x" * LONGEST_SHOWN + "…"
-    assert shown("x" * LONGEST_SHOWN) == "x" * LONGEST_SHOWN
+    assert printable("x" * 1000) == "x" * MAX_SHOWN_CHARACTERS + "…"
+    assert printable("x" * MAX_SHOWN_CHARACTERS) == "x" * MAX_SHOWN_CHARACTERS

@@ -18,7 +18,7 @@ from folders import open_to_all
 from services import Daemon, ending, fetch, until
 
 from gpuwarden.daemon import control
-from gpuwarden.daemon.control import ControlServer, ask
+from gpuwarden.daemon.control import ControlServer, send_command
 from gpuwarden.gpu import poller
 from gpuwarden.gpu.poller import Poller, StillUsedError
 from gpuwarden.gpu.snapshot import HUNG
@@ -373,5 +373,5 @@ def test_client_says_what_is_wrong(tmp_path: Path) -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(OSError, match="ended before it answered"):
-            ask(path, "resume")
+            send_command(path, "resume")
         thread.join()

@@ -22,10 +22,10 @@ from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.state import Counts, State
-from gpuwarden.web.http_server import Request
+from gpuwarden.web.http_server import HttpRequest
 from snapshots import gpu, snapshot
 
-METRICS = Request("GET", "/metrics", "", {})
+METRICS = HttpRequest("GET", "/metrics", "", {})
 
 
 def daemon(tmp_path: Path, **settings: str) -> Daemon:

@@ -18,7 +18,7 @@ import pynvml
 import pytest
 from simulated_box import Box
 
-from gpuwarden.capture.capture_file import Capture, Frame, save
+from gpuwarden.capture.capture_file import Capture, Frame, save_capture
 from gpuwarden.capture.recording import record
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
@@ -69,7 +69,7 @@ class TestOpening:
 
     def test_simulated(self) -> None:
         """The simulation has as many GPUs as configured, and runs that report."""
-        source = open_source(schema.Source("simulated"), SIMULATION)
+        source = open_source(schema.SourceChoice("simulated"), SIMULATION)
         source.nvml.nvmlInit()
         assert source.name == "simulated"
         assert source.nvml.nvmlDeviceGetCount() == 3
@@ -77,8 +77,8 @@ class TestOpening:
 
     def test_capture(self, tmp_path: Path) -> None:
         """A capture is replayed, and has no runs."""
-        save(record(Box(2).nvml, 1, 1.0), tmp_path / "two.json")
-        source = open_source(schema.Source("capture", tmp_path / "two.json"), SIMULATION)
+        save_capture(record(Box(2).nvml, 1, 1.0), tmp_path / "two.json")
+        source = open_source(schema.SourceChoice("capture", tmp_path / "two.json"), SIMULATION)
         assert source.name == "capture"
         assert source.nvml.nvmlDeviceGetCount() == 2
         assert not list(source.reports())
@@ -86,11 +86,11 @@ class TestOpening:
     def test_capture_without_file(self) -> None:
         """A capture that is not named is asked for."""
         with pytest.raises(ValueError, match="write capture:FILE"):
-            open_source(schema.Source("capture"), SIMULATION)
+            open_source(schema.SourceChoice("capture"), SIMULATION)
 
     def test_driver_is_not_asked_when_opened(self) -> None:
         """The poller waits for a driver that is not there yet; opening it does not."""
-        source = open_source(schema.Source("nvml"), SIMULATION)
+        source = open_source(schema.SourceChoice("nvml"), SIMULATION)
         assert source.name == "nvml"
         others = {name for name in FUNCTIONS if getattr(source.nvml, name) is not getattr(pynvml, name)}
         assert others == OWN

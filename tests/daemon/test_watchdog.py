@@ -143,7 +143,7 @@ def test_watchdog_bears_the_longest_silence(
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     if watchdog:
         monkeypatch.setenv("WATCHDOG_USEC", watchdog)
-    systemd.ready(longest_silence=40)
+    systemd.notify_ready(longest_silence=40)
     assert manager.heard() == expected
 
 

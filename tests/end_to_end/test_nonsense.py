@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import pytest
 
 from gpuwarden.advice.advisor import Advisor
-from gpuwarden.cli.api_client import shown
+from gpuwarden.cli.api_client import sanitize
 from gpuwarden.cli.memory_chart import ASCII
-from gpuwarden.cli.run_report import Page, story_lines
+from gpuwarden.cli.run_report import TerminalFormat, render_memory_story
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.gpu.snapshot import Snapshot
@@ -180,8 +180,8 @@ def _read(receipts: Recorder, peers: list[ProcessKey]) -> None:
     for peer in peers:
         plain = asyncio.run(receipts.one(peer.run_id))
         assert plain is not None
-        for _label, text in story_lines(record_from_json(json.loads(plain)), Page(40, ASCII)):
-            assert shown(text).isprintable()
+        for _label, text in render_memory_story(record_from_json(json.loads(plain)), TerminalFormat(40, ASCII)):
+            assert sanitize(text).isprintable()
 
 
 def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.history.event_log import MAX_EVENTS, MAX_TEXT, EventLog
-from gpuwarden.history.series import EVERY_SECONDS, MOST_SUBJECTS, POINTS, SECONDS, HistorySeries
+from gpuwarden.history.series import INTERVAL_SECONDS, MAX_SUBJECTS, POINTS, WINDOW_SECONDS, HistorySeries
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
@@ -58,10 +58,10 @@ def test_points_are_seldom_and_ten_minutes_of_them_are_kept() -> None:
         series.see(box(warm(0, float(second)), at=1000.0 + second), float(second))
     assert series.points == 140
     times = series.timestamps(series.times(1699.0))
-    assert (len(times), times[-1] - times[0]) == (POINTS, (POINTS - 1) * EVERY_SECONDS)
+    assert (len(times), times[-1] - times[0]) == (POINTS, (POINTS - 1) * INTERVAL_SECONDS)
     used = read(series, "gpus", 1699.0)["GPU-0",]["memory_used_bytes"]
     assert used == [at - 1000.0 for at in times]
-    assert series.timestamps(series.times(1695.0 + SECONDS)) == [1695.0]  # where polls failed since
+    assert series.timestamps(series.times(1695.0 + WINDOW_SECONDS)) == [1695.0]  # where polls failed since
 
 
 def test_clock_set_back_leaves_the_times_in_order() -> None:
@@ -129,8 +129,8 @@ def test_memory_is_bounded() -> None:
     assert taken < 100 << 10
     crowd = tuple(a_run(pid) for pid in range(1, 300))
     series.see(box(*gpus, at=1e4, runs=crowd), 1e4)
-    assert len(series._subjects) == MOST_SUBJECTS
-    assert series.dropped == 8 + 2 * 299 - MOST_SUBJECTS
+    assert len(series._subjects) == MAX_SUBJECTS
+    assert series.dropped == 8 + 2 * 299 - MAX_SUBJECTS
 
 
 def texts(events: EventLog) -> list[str]:

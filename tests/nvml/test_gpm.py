@@ -12,7 +12,7 @@ import pytest
 from polled_driver import SLOW, polling
 from simulated_box import Clock
 
-from gpuwarden.capture.gpm_samples import Request
+from gpuwarden.capture.gpm_samples import PlainGpmRequest
 from gpuwarden.nvml.binding import (
     GPM_DRAM_ACTIVE,
     GPM_PCIE,
@@ -49,7 +49,7 @@ class Driver:
         self.live: list[GpmSample] = []
         self.compared: list[tuple[object, object]] = []
         self.before_filling: Callable[[], None] = lambda: None
-        self.c_nvmlGpmMetricsGet_t = Request
+        self.c_nvmlGpmMetricsGet_t = PlainGpmRequest
 
     def nvmlGpmQueryDeviceSupport(self, _handle: Handle) -> object:  # noqa: N802
         """Say whether there is GPM."""
@@ -71,7 +71,7 @@ class Driver:
             raise nvml_error(self.fails)
         self.filled.append(next(number for number, each in enumerate(self.live) if each is sample))
 
-    def nvmlGpmMetricsGet(self, request: Request) -> None:  # noqa: N802
+    def nvmlGpmMetricsGet(self, request: PlainGpmRequest) -> None:  # noqa: N802
         """Answer each metric with its code and value."""
         self.compared.append((request.sample1, request.sample2))
         for metric in request.wanted():

@@ -16,7 +16,16 @@ from services import ROOT
 
 from gpuwarden.cli.reference import RECEIPT_PARTS
 from gpuwarden.cli.run_report import conclusion
-from gpuwarden.formatting import amount, duration, energy, foreseen, lasting, rate, ratio, short
+from gpuwarden.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_elapsed,
+    format_energy,
+    format_forecast,
+    format_growth,
+    format_ratio,
+)
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import Hello
@@ -260,7 +269,7 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
 )
 def test_durations(seconds: float, text: str) -> None:
     """What was measured exactly has three digits."""
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -284,23 +293,23 @@ def test_durations(seconds: float, text: str) -> None:
 )
 def test_times(seconds: float, text: str) -> None:
     """What polls add up is written as people do, and tells no more than they can."""
-    assert lasting(seconds) == text
+    assert format_elapsed(seconds) == text
 
 
 def test_amounts() -> None:
     """Sizes, energies, ratios and counts are written in units that leave few digits, at their borders too."""
     sizes = [0, 900, 16384, 15 << 20, GIB, 10.14 * GIB]
-    assert [amount(each) for each in sizes] == ["0 B", "900 B", "16.0 KiB", "15.0 MiB", "1.00 GiB", "10.1 GiB"]
-    assert [rate(each) for each in (GIB, 17477, 17476)] == [
+    assert [format_bytes(each) for each in sizes] == ["0 B", "900 B", "16.0 KiB", "15.0 MiB", "1.00 GiB", "10.1 GiB"]
+    assert [format_growth(each) for each in (GIB, 17477, 17476)] == [
         "60.0 GiB a minute",
         "1.00 MiB a minute",
         "60.0 MiB an hour",
     ]
-    assert foreseen(33, 31.2, 35) == "in about 33s (31s to 35s)"
-    assert foreseen(900, None, None) == "in about 15m00s (now to longer)"
-    assert foreseen(0.0, 0.0, 9.0) == "at any moment"
+    assert format_forecast(33, 31.2, 35) == "in about 33s (31s to 35s)"
+    assert format_forecast(900, None, None) == "in about 15m00s (now to longer)"
+    assert format_forecast(0.0, 0.0, 9.0) == "at any moment"
     energies = [0.4, 1844, 35999, 36000, 246000, 3.6e5, 3.6e6]
-    assert [energy(each) for each in energies] == [
+    assert [format_energy(each) for each in energies] == [
         "0 J",
         "1844 J",
         "35999 J",
@@ -309,7 +318,7 @@ def test_amounts() -> None:
         "0.10 kWh",
         "1.00 kWh",
     ]
-    assert [ratio(each) for each in (0, 1e-7, 0.1, 0.3333, 0.9996, 1)] == [
+    assert [format_ratio(each) for each in (0, 1e-7, 0.1, 0.3333, 0.9996, 1)] == [
         "0 %",
         "0 %",
         "10 %",
@@ -318,7 +327,7 @@ def test_amounts() -> None:
         "100 %",
     ]
     counts = [0, 99999, 100_000, 999_499, 999_999, 1_500_000, 999_999_999, 10**13]
-    assert [short(each) for each in counts] == ["0", "99999", "100k", "999k", "1M", "1.5M", "1G", "10000G"]
+    assert [format_count(each) for each in counts] == ["0", "99999", "100k", "999k", "1M", "1.5M", "1G", "10000G"]
 
 
 def test_what_one_poll_saw() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from simulated_box import Clock
 
-from gpuwarden.capture.capture_file import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load, save
+from gpuwarden.capture.capture_file import FIELD_VALUES, FIELDS, LISTS, MIG_HANDLE, Answers, load_capture, save_capture
 from gpuwarden.capture.recording import SAMPLE_SECONDS, record
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
@@ -34,7 +34,7 @@ from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.driver import binding
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.state import State
-from gpuwarden.web.api.state_document import Seen, write_state
+from gpuwarden.web.api.state_document import StateInputs, render_state
 from mock_nvml import MockNvml
 
 FOLDER = Path(__file__).parents[1] / "goldens"
@@ -191,7 +191,7 @@ def dcgm() -> Callable[[State], Iterator[Any]]:
 
 def replayed(capture: Path, tables: Callable[[State], Iterator[Any]] = read_tables) -> bytes:
     """Write the page of a capture's last frame, after a poll of each."""
-    loaded = load(capture)
+    loaded = load_capture(capture)
     time = _Time()
     return page(CapturedNvml(loaded, time.clock).nvml, time, len(loaded.frames), tables)
 
@@ -205,9 +205,9 @@ def state_document(capture: Path) -> bytes:
         return read_tables(state)
 
     replayed(capture, tables)
-    seen = Seen(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH)
+    seen = StateInputs(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH)
     seen.events.see(states[-1])
-    document = json.loads(write_state(seen))
+    document = json.loads(render_state(seen))
     document["host"]["name"] = "box"
     return f"{json.dumps(document, indent=1)}\n".encode()
 
@@ -217,8 +217,8 @@ def survival(nvml: Nvml, capture: Path) -> tuple[set[str], list[str]]:
 
     Returns the functions asked, and the questions that got different answers.
     """
-    again = CapturedNvml(load(capture), Clock()).nvml
-    frame, asked, differing = load(capture).frames[0], set[str](), []
+    again = CapturedNvml(load_capture(capture), Clock()).nvml
+    frame, asked, differing = load_capture(capture).frames[0], set[str](), []
     for index, answers in enumerate(frame.gpus):
         if "nvmlDeviceGetHandleByIndex" in answers:
             continue
@@ -287,7 +287,7 @@ def _make(golden: Golden, folder: Path) -> None:
     begin_frame(0)
     time = _Time(begin_frame)
     frames = len(golden.frames)
-    save(
+    save_capture(
         record(nvml, frames, INTERVAL, plan=PLAN, host_memory=lambda: HOST, sleep=time.sleep, clock=time.clock), capture
     )
     begin_frame(0)

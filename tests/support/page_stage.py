@@ -15,8 +15,8 @@ from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.state import State
 from gpuwarden.web import static_files
-from gpuwarden.web.api.state_document import Seen, write_state
-from gpuwarden.web.http_server import Request, Response
+from gpuwarden.web.api.state_document import StateInputs, render_state
+from gpuwarden.web.http_server import HttpRequest, HttpResponse
 
 SOCKET = Path("/run/gpuwarden/run.sock")
 NO_HISTORY: dict[str, Any] = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}
@@ -32,14 +32,18 @@ class Stage:
         self.now: float | None = None  # Unix time there; as a rule that of the poll
         self.asked: list[str] = []  # for which paths
 
-    def respond(self, path: str) -> Response:
+    def respond(self, path: str) -> HttpResponse:
         """Answer as the daemon would."""
         self.asked.append(path)
         if path == "/api/v1/state":
-            return Response(200, json.dumps(self.answer).encode()) if self.answer else Response(503, b"no poll yet\n")
+            return (
+                HttpResponse(200, json.dumps(self.answer).encode())
+                if self.answer
+                else HttpResponse(503, b"no poll yet\n")
+            )
         if path == "/api/v1/history":
-            return Response(200, json.dumps(self.history).encode())
-        return static_files.serve(Request("GET", path, "", {}))
+            return HttpResponse(200, json.dumps(self.history).encode())
+        return static_files.serve(HttpRequest("GET", path, "", {}))
 
     def date(self) -> float:
         """Tell the time."""
@@ -59,7 +63,7 @@ def answer(state: State) -> dict[str, Any]:
     """Return what the API says of a poll."""
     events = EventLog()
     events.see(state)
-    return dict(json.loads(write_state(Seen(state, HistorySeries(), events, str, SOCKET, 1.0))))
+    return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0))))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 import history
 import yaml
 
-from gpuwarden.capture.capture_file import load
+from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
@@ -118,7 +118,7 @@ def simulated(
 
 def captured(file: Path, seconds: float, config: Config | None = None) -> Scrapes:
     """Poll a box from a capture, whose frames come one after the other and then again."""
-    replayed, clock = CapturedNvml(load(file)), history.Clock()
+    replayed, clock = CapturedNvml(load_capture(file)), history.Clock()
     return polled(
         Source("capture", replayed.nvml, replayed.host_memory, clock.monotonic), clock, seconds, config=config
     )

@@ -45,9 +45,9 @@ from gpuwarden.owners.cgroup_path import Place
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Advice, Message
 from gpuwarden.simulation.answers import SimulatedGpu
-from gpuwarden.simulation.board import Point
+from gpuwarden.simulation.board import OperatingPoint
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.web.http_server import Request
+from gpuwarden.web.http_server import HttpRequest
 
 INTERVAL = 5.0  # seconds between polls
 EPOCH = 1_800_000_000.0  # Unix time of the first poll
@@ -162,9 +162,9 @@ class Card:
         return self.temperature + 4
 
     @property
-    def point(self) -> Point:
+    def point(self) -> OperatingPoint:
         """Operating point."""
-        return Point(self.power, self.clock, self.reasons)
+        return OperatingPoint(self.power, self.clock, self.reasons)
 
     def processes(self) -> list[tuple[int, int]]:
         """Return pid and bytes of the processes."""
@@ -506,7 +506,7 @@ class Box:
             return whole.get(path.rpartition("/")[2]) or listing
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_commands, "ask", ask)
+            patch.setattr(run_commands, "fetch_json", ask)
             patch.setenv("COLUMNS", "120")
             patch.setenv("LC_ALL", "C.UTF-8")  # which characters a chart may have
             patch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
@@ -532,7 +532,7 @@ class Box:
             turn.settle()  # with the alerts that an earlier daemon sent
 
     async def _get(self, path: str) -> bytes:
-        response = await self._daemon.web.respond(Request("GET", path, "", {}))
+        response = await self._daemon.web.respond(HttpRequest("GET", path, "", {}))
         assert response.status == 200, (path, response.body)
         return response.body
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.web import http_server
-from gpuwarden.web.http_server import Handler, Request, Response, WebServer, accepts_gzip
+from gpuwarden.web.http_server import Handler, HttpRequest, HttpResponse, WebServer, accepts_gzip
 
 PAGE = b"".join(b'gpuwarden_gpu_up{uuid="GPU-%04d"} 1\n' % number for number in range(4000))
 HUGE = bytes(16 << 20)  # more than the kernel takes for a client that does not read
@@ -77,24 +77,24 @@ def loop() -> Iterator[Loop]:
     assert running.complaints == []
 
 
-def metrics(_: Request) -> Response:
+def metrics(_: HttpRequest) -> HttpResponse:
     """Answer as the metrics page does: with the same bytes until the next poll."""
-    return Response(200, PAGE, "text/plain; version=0.0.4", {"vary": "accept"})
+    return HttpResponse(200, PAGE, "text/plain; version=0.0.4", {"vary": "accept"})
 
 
-def healthy(_: Request) -> Response:
+def healthy(_: HttpRequest) -> HttpResponse:
     """Answer in two bytes."""
-    return Response(200, b"OK")
+    return HttpResponse(200, b"OK")
 
 
-def broken(_: Request) -> Response:
+def broken(_: HttpRequest) -> HttpResponse:
     """Fail."""
     raise RuntimeError("a fault of the handler")
 
 
-def named(request: Request) -> Response:
+def named(request: HttpRequest) -> HttpResponse:
     """Answer with the path, under a policy of its own."""
-    return Response(200, request.path.encode() * 200, headers={"content-security-policy": "default-src 'self'"})
+    return HttpResponse(200, request.path.encode() * 200, headers={"content-security-policy": "default-src 'self'"})
 
 
 ROUTES: Mapping[str, Handler] = {
@@ -102,7 +102,7 @@ ROUTES: Mapping[str, Handler] = {
     "/metrics": metrics,
     "/-/healthy": healthy,
     "/broken": broken,
-    "/huge": lambda _: Response(200, HUGE),
+    "/huge": lambda _: HttpResponse(200, HUGE),
     "/runs/": named,
 }
 
@@ -237,16 +237,16 @@ def test_page_arrives_as_the_handler_gave_it(loop: Loop, server: WebServer) -> N
 
 def test_handler_gets_the_request(loop: Loop) -> None:
     """Path, query and lower-case headers; a repeated header is one list; a proxy's form is a path."""
-    seen: list[Request] = []
+    seen: list[HttpRequest] = []
 
-    def keep(request: Request) -> Response:
+    def keep(request: HttpRequest) -> HttpResponse:
         seen.append(request)
         return healthy(request)
 
     with serving(loop, routes={"/look": keep}) as server:
         lines = b"Host: h\r\nAccept: a\r\nACCEPT: b\r\nConnection: close\r\n\r\n"
         exchange(server, b"GET http://h:9846/look?x=1&y=?2 HTTP/1.1\r\n" + lines)
-    assert seen == [Request("GET", "/look", "x=1&y=?2", {"host": "h", "accept": "a, b", "connection": "close"})]
+    assert seen == [HttpRequest("GET", "/look", "x=1&y=?2", {"host": "h", "accept": "a, b", "connection": "close"})]
 
 
 def test_routes_and_their_counts(server: WebServer) -> None:

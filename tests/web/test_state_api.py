@@ -36,16 +36,16 @@ from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
-from gpuwarden.web.api.api_docs import state_markdown
-from gpuwarden.web.api.document import plain
-from gpuwarden.web.api.history_document import write_history
+from gpuwarden.web.api.api_docs import render_reference
+from gpuwarden.web.api.document import plain_number
+from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.run_document import MAX_RUNS
-from gpuwarden.web.api.state_document import MAX_PROCESSES, MAX_TROUBLES, Seen, write_state
-from gpuwarden.web.http_server import Request
+from gpuwarden.web.api.state_document import MAX_PROCESSES, MAX_TROUBLES, StateInputs, render_state
+from gpuwarden.web.http_server import HttpRequest
 from mock_nvml import MockNvml
 from snapshots import GIB, divided, gpu, snapshot
 
-REQUEST = Request("GET", "/api/v1/state", "", {})
+REQUEST = HttpRequest("GET", "/api/v1/state", "", {})
 REPORT = Report("train", 9, 1.0, (0,) * (len(STEP_BUCKETS) + 1), {}, input_wait_seconds=1.0, input_observed_seconds=4.0)
 
 
@@ -72,8 +72,8 @@ def a_run(pid: int = 7, *, in_use: int = 9 * GIB, left: float = GIB, uuid: str =
 
 def answer(state: State, events: EventLog | None = None) -> dict[str, Any]:
     """Return what the API says of a poll."""
-    seen = Seen(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0)
-    return dict(json.loads(write_state(seen), parse_constant=pytest.fail))
+    seen = StateInputs(state, HistorySeries(), events or EventLog(), str, Path("/run/gpuwarden/run.sock"), 1.0)
+    return dict(json.loads(render_state(seen), parse_constant=pytest.fail))
 
 
 def full() -> State:
@@ -116,7 +116,7 @@ def test_reference_names_every_key() -> None:
     events.see(full())
     series = HistorySeries()
     series.see(full(), 1.0)
-    rows = re.findall(r"^\| `(\w+)` \| (?:yes)? \| (.+) \|$", state_markdown(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (?:yes)? \| (.+) \|$", render_reference(), re.MULTILINE)
     assert [name for name, meaning in rows if not meaning.endswith(".")] == []
     of_data = {"cpu_seconds", "pressure", "ecc_errors", "errors", *GPU_LABELLED}  # their keys are no documents'
 
@@ -127,7 +127,7 @@ def test_reference_names_every_key() -> None:
             if isinstance(inner, (dict, list)) and name not in of_data:
                 yield from keys(inner)
 
-    answers = answer(full(), events), json.loads(write_history(series, 1.0))
+    answers = answer(full(), events), json.loads(render_history(series, 1.0))
     assert {*keys(answers)} - {name for name, _ in rows} == set()
 
 
@@ -275,8 +275,8 @@ def test_thresholds_are_those_of_the_rules() -> None:
 
 def test_numbers_are_plain() -> None:
     """Whole ones are written whole; what is no number is nothing."""
-    assert [plain(value) for value in (2.0, 0.1234567, nan, inf, -inf)] == [2, 0.123457, None, None, None]
-    assert str(plain(2.0)) == "2"
+    assert [plain_number(value) for value in (2.0, 0.1234567, nan, inf, -inf)] == [2, 0.123457, None, None, None]
+    assert str(plain_number(2.0)) == "2"
 
 
 def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from browser import Tab, chromium
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
-from gpuwarden.formatting import amount, duration, foreseen, lasting, rate
+from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_forecast, format_growth
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.owners.processes import ProcessIdentity
@@ -222,8 +222,8 @@ def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
         )
     )
     assert {name: " ".join(told.split()) for name, told in facts.items()} == {
-        "Memory used": f"{amount(60 * GIB)} 75 % of {amount(80 * GIB)}",
-        "Headroom": f"{amount(25 * GIB)} 38 % of the tightest run's",
+        "Memory used": f"{format_bytes(60 * GIB)} 75 % of {format_bytes(80 * GIB)}",
+        "Headroom": f"{format_bytes(25 * GIB)} 38 % of the tightest run's",
         "Temperature": "61 °C slows down at 89 °C, memory 64 °C",
         "Utilization": "97 %",
         "Clock": "1.20 GHz of 1.98 GHz, held by sw power cap",
@@ -231,8 +231,8 @@ def test_gpu_as_the_answer_has_it(page: Stage, tab: Tab) -> None:
     }
     legend = tab.text("#gpu-0 .legend li").splitlines()
     assert [each.strip() for each in legend] == [
-        f"driver {amount(GIB)}", f"others {amount(10 * GIB)}", f"in use by runs {amount(40 * GIB)}",
-        f"reserved by runs {amount(10 * GIB)}", f"free {amount(19 * GIB)}", "headroom",
+        f"driver {format_bytes(GIB)}", f"others {format_bytes(10 * GIB)}", f"in use by runs {format_bytes(40 * GIB)}",
+        f"reserved by runs {format_bytes(10 * GIB)}", f"free {format_bytes(19 * GIB)}", "headroom",
     ]  # fmt: skip
     widths = tab.evaluate("[...document.querySelectorAll('#gpu-0 .bar .share')].map(e => parseFloat(e.style.width))")
     assert widths == [1.25, 12.5, 50, 12.5, 23.75, 31.25]
@@ -274,15 +274,15 @@ def test_run_tells_what_it_does_and_when_it_ends(page: Stage, tab: Tab) -> None:
         ),
     )
     card = " ".join(tab.text("#run-7-1").split())
-    so_far = f"{rate(1e6)}, {amount(60 << 20)} so far"
-    assert f"median {duration(0.0123)}" in card
+    so_far = f"{format_growth(1e6)}, {format_bytes(60 << 20)} so far"
+    assert f"median {format_duration(0.0123)}" in card
     assert "Waits for input 25 %" in card
     assert "9 steps" in card
-    assert f"Its memory on GPU 0 grows by {so_far}: out of memory {foreseen(90.0, 80.0, 100.0)}." in card
-    assert f"Its host memory grows by {so_far}: out of host memory {foreseen(7200.0, 7000.0, None)}." in card
+    assert f"Its memory on GPU 0 grows by {so_far}: out of memory {format_forecast(90.0, 80.0, 100.0)}." in card
+    assert f"Its host memory grows by {so_far}: out of host memory {format_forecast(7200.0, 7000.0, None)}." in card
     assert "Errors: device oom \N{MULTIPLICATION SIGN} 2, other." in card
     assert "Out of memory by too big: 9 GiB <of> 8. Use less." in card
-    assert f"no step for {lasting(61.4)} (stopped)" in card
+    assert f"no step for {format_elapsed(61.4)} (stopped)" in card
     assert tab.evaluate("document.querySelector('#run-7-1 a').getAttribute('href')") == "api/v1/runs/7-1"
 
 

@@ -13,7 +13,7 @@ import pytest
 from services import Daemon, ending, fetch, free_port, until
 
 from browser import Tab, chromium
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 from gpuwarden.web.static_files import FOLDER
 from mock_nvml import MockNvml
 from page_stage import answer, stage
@@ -46,7 +46,7 @@ def test_page_follows_the_box(tmp_path: Path, mock_nvml: MockNvml, tab: Tab) -> 
         for each in state["gpus"]:
             card = tab.text(f"#gpu-{each['index']}")
             assert each["name"] in card
-            assert amount(each["memory_used_bytes"]) in card
+            assert format_bytes(each["memory_used_bytes"]) in card
             assert "61 °C" in card
         assert state["host"]["name"] == tab.text("h1")
         tab.until("document.querySelectorAll('.chart canvas').length === 6")

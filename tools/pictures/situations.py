@@ -12,7 +12,7 @@ from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.health.problems import box_troubles, judge
-from gpuwarden.history.series import SECONDS
+from gpuwarden.history.series import WINDOW_SECONDS
 from gpuwarden.host.host_reader import Host
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.simulation.workloads import WORKLOADS
@@ -43,12 +43,12 @@ def _cool(simulation: Simulation, _now: float) -> None:
 
 
 def _heat(simulation: Simulation, now: float) -> None:
-    simulation.gpu(HOT_GPU).pin(temperature=min(78.0 + max(now - SECONDS, 0.0) / 12, HOTTEST))
+    simulation.gpu(HOT_GPU).pin(temperature=min(78.0 + max(now - WINDOW_SECONDS, 0.0) / 12, HOTTEST))
 
 
 def _lose(simulation: Simulation, now: float) -> None:
     _cool(simulation, now)
-    if now >= SECONDS:
+    if now >= WINDOW_SECONDS:
         simulation.gpu(LOST_GPU).lose()
 
 
@@ -57,10 +57,12 @@ def _least_headroom(state: State) -> float:
 
 
 SITUATIONS = (
-    Situation("healthy", _cool, lambda state, now: now > SECONDS and not box_troubles(judge(state))),
-    Situation("near-oom", _cool, lambda state, now: now > SECONDS and _least_headroom(state) < NEARLY_OUT, leaks=True),
-    Situation("hot", _heat, lambda _state, now: now > SECONDS + 12 * (HOTTEST - 78.0) + LOST_SECONDS),
-    Situation("gpu-lost", _lose, lambda _state, now: now > SECONDS + LOST_SECONDS),
+    Situation("healthy", _cool, lambda state, now: now > WINDOW_SECONDS and not box_troubles(judge(state))),
+    Situation(
+        "near-oom", _cool, lambda state, now: now > WINDOW_SECONDS and _least_headroom(state) < NEARLY_OUT, leaks=True
+    ),
+    Situation("hot", _heat, lambda _state, now: now > WINDOW_SECONDS + 12 * (HOTTEST - 78.0) + LOST_SECONDS),
+    Situation("gpu-lost", _lose, lambda _state, now: now > WINDOW_SECONDS + LOST_SECONDS),
 )
 
 

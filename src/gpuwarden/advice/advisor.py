@@ -16,7 +16,7 @@ from gpuwarden.advice.delivery_state import DeliveryState, Matter
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenant, CoTenants
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
-from gpuwarden.formatting import amount, lasting, ratio
+from gpuwarden.formatting import format_bytes, format_elapsed, format_ratio
 from gpuwarden.gpu.memory_sampler import NEVER
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
@@ -278,9 +278,9 @@ def _memory(limits: Limits, memory: RunPressure, name: str) -> str:
     by_time = ahead is not None and RANK[memory_level(limits, memory.share, None)] < RANK[memory.level]
     what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
     return (
-        f"{what.format(name)}: {amount(memory.headroom)} can still be allocated, "
-        f"{ratio(memory.share)} of what the run uses and could get"
-        + (f"; as it grows now that lasts {lasting(ahead)}" if ahead is not None else "")
+        f"{what.format(name)}: {format_bytes(memory.headroom)} can still be allocated, "
+        f"{format_ratio(memory.share)} of what the run uses and could get"
+        + (f"; as it grows now that lasts {format_elapsed(ahead)}" if ahead is not None else "")
     )
 
 
@@ -293,10 +293,10 @@ def _neighbour(memory: RunPressure, pid: int, growth: CoTenant, holder: Holder |
     who = f" of user {holder.user}" if holder else ""
     if holder and holder.run:
         who += f", run {holder.run}"
-    took = lasting(growth.rose - growth.since)
+    took = format_elapsed(growth.rose - growth.since)
     return (
-        f"process {pid}{who} has taken {amount(growth.grown)} of {name} within {took}: "
-        f"{amount(memory.headroom)} can still be allocated"
+        f"process {pid}{who} has taken {format_bytes(growth.grown)} of {name} within {took}: "
+        f"{format_bytes(memory.headroom)} can still be allocated"
     )
 
 

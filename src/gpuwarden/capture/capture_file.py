@@ -19,7 +19,10 @@ from gpuwarden.nvml.binding import FUNCTIONS, TEXTS
 
 FORMAT, VERSION = "gpuwarden-capture", 1
 MAX_FRAMES = 600
-SHORTEST, LONGEST = 1e-6, 1e6  # seconds between frames: beyond, a frame's number may be none that there is
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = (
+    1e-6,
+    1e6,
+)  # seconds between frames: beyond, a frame's number may be none that there is
 MAX_BYTES = 64 << 20  # of JSON: MAX_FRAMES of 8 GPUs with NVLink take 46 MB
 
 # A question is a function's name, with its arguments after the handle in brackets if it has any. An answer is a
@@ -90,12 +93,12 @@ class Capture:
     frames: tuple[Frame, ...]
 
 
-def question(function: str, *arguments: int) -> str:
+def format_question(function: str, *arguments: int) -> str:
     """Write a call as a question."""
     return f"{function}({','.join(map(str, arguments))})" if arguments else function
 
 
-def save(capture: Capture, path: Path) -> None:
+def save_capture(capture: Capture, path: Path) -> None:
     """Write the file, compressed where its name ends in .gz. Raises OSError, also for what could not be replayed."""
     frames = [_written(frame) for frame in capture.frames]
     whole = {"format": FORMAT, "version": VERSION, "interval": capture.interval}
@@ -114,7 +117,7 @@ def _written(frame: Frame) -> dict[str, Any]:
     return {"driver": frame.driver, "gpus": frame.gpus, **host}
 
 
-def load(path: Path) -> Capture:
+def load_capture(path: Path) -> Capture:
     """Read a capture. Raises CaptureError for a file that cannot be read, is none, or is of another version."""
     try:
         whole = json.loads(_content(path))
@@ -146,8 +149,8 @@ def _content(path: Path) -> bytes:
 
 def _capture(whole: Mapping[str, Any]) -> Capture:
     interval, frames = whole["interval"], whole["frames"]
-    if type(interval) not in (int, float) or not SHORTEST <= interval <= LONGEST:
-        raise ValueError(f"interval: want {SHORTEST:g} to {LONGEST:g} seconds")
+    if type(interval) not in (int, float) or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
+        raise ValueError(f"interval: want {MIN_INTERVAL_SECONDS:g} to {MAX_INTERVAL_SECONDS:g} seconds")
     if not isinstance(frames, list) or not 1 <= len(frames) <= MAX_FRAMES:
         raise ValueError(f"frames: want a list of 1 to {MAX_FRAMES}")
     return Capture(float(interval), tuple(_frame(frame) for frame in frames))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Metric:
+class PlainGpmMetric:
     """See nvml.GpmMetric."""
 
     metricId: int = 0  # noqa: N815 - the fields' names in nvidia-ml-py
@@ -17,15 +17,15 @@ class Metric:
 
 
 @dataclass(slots=True)
-class Request:
+class PlainGpmRequest:
     """See nvml.GpmRequest; to be used by nvidia-ml-py's name of it, c_nvmlGpmMetricsGet_t."""
 
     version: int = 0
     numMetrics: int = 0  # noqa: N815 - the field's name in nvidia-ml-py
     sample1: Any = None
     sample2: Any = None
-    metrics: defaultdict[int, Metric] = field(default_factory=lambda: defaultdict(Metric))
+    metrics: defaultdict[int, PlainGpmMetric] = field(default_factory=lambda: defaultdict(PlainGpmMetric))
 
-    def wanted(self) -> list[Metric]:
+    def wanted(self) -> list[PlainGpmMetric]:
         """Return the metrics that are asked for."""
         return [self.metrics[position] for position in range(self.numMetrics)]

@@ -11,7 +11,7 @@ from typing import cast
 from gpuwarden.capture.capture_file import LISTS, MIG_HANDLE, Answer, Answers, Capture, Struct
 
 
-def masked(capture: Capture) -> Capture:
+def mask_capture(capture: Capture) -> Capture:
     """Replace UUIDs, serial numbers and PCI addresses by made-up ones and number pids anew.
 
     The same one becomes the same throughout the capture, so that GPUs and processes can still be told apart.

@@ -13,6 +13,6 @@ def _refuse(*_arguments: object) -> None:
     raise nvml_error(NVML_ERROR_NOT_SUPPORTED)
 
 
-EVENTLESS: Mapping[str, Callable[..., None]] = dict.fromkeys(
+UNSUPPORTED_EVENTS: Mapping[str, Callable[..., None]] = dict.fromkeys(
     ("nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree"), _refuse
 )

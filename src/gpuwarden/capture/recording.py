@@ -18,17 +18,17 @@ from gpuwarden.capture.capture_file import (
     GPM_METRICS,
     GPM_SAMPLES,
     LISTS,
-    LONGEST,
     MAX_FRAMES,
+    MAX_INTERVAL_SECONDS,
     MIG_HANDLE,
+    MIN_INTERVAL_SECONDS,
     NUMBERS,
-    SHORTEST,
     Answer,
     Answers,
     Capture,
     Frame,
     Struct,
-    question,
+    format_question,
 )
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuGoneError, GpuReader, Plan
 from gpuwarden.host.host_memory import HostMemory, host_memory
@@ -54,9 +54,10 @@ def record(
 
     Blocks; raises NVMLError where the driver does not start.
     """
-    if not 1 <= frames <= MAX_FRAMES or not SHORTEST <= interval <= LONGEST:
+    if not 1 <= frames <= MAX_FRAMES or not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         raise ValueError(
-            f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, {SHORTEST:g} to {LONGEST:g} s apart"
+            f"{frames} frames every {interval:g} s: want 1 to {MAX_FRAMES} frames, {MIN_INTERVAL_SECONDS:g} to "
+            f"{MAX_INTERVAL_SECONDS:g} s apart"
         )
     nvml.nvmlInit()
     box = _Box(nvml, plan, host_memory, clock)
@@ -164,7 +165,7 @@ class _Listening:
         self.nvmlGpmSampleGet = partial(self._sample, "nvmlGpmSampleGet")
         self.nvmlGpmMigSampleGet = partial(self._sample, "nvmlGpmMigSampleGet")
         self.nvmlGpmMetricsGet = self._metrics
-        self.c_nvmlGpmMetricsGet_t = gpm_samples.Request
+        self.c_nvmlGpmMetricsGet_t = gpm_samples.PlainGpmRequest
 
     def begin(self) -> Answers:
         """Begin a frame; return where its answers are written."""
@@ -178,7 +179,7 @@ class _Listening:
         return _written(answers, name, arguments, lambda: getattr(self._nvml, name)(handle, *arguments))
 
     def _instance(self, handle: Handle, index: int) -> Handle:
-        asked = question(MIG_HANDLE, index)
+        asked = format_question(MIG_HANDLE, index)
         try:
             instance = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except NVMLError as error:
@@ -191,7 +192,7 @@ class _Listening:
 
     def _sample(self, name: str, handle: Handle, *arguments: Any) -> None:
         *instance, sample = arguments
-        asked = question(name, *instance)
+        asked = format_question(name, *instance)
         try:
             getattr(self._nvml, name)(handle, *arguments)
         except NVMLError as error:
@@ -201,10 +202,10 @@ class _Listening:
         self._sampled[id(sample)] = tuple(instance)
         self.samples = True
 
-    def _metrics(self, request: gpm_samples.Request) -> None:
+    def _metrics(self, request: gpm_samples.PlainGpmRequest) -> None:
         wanted, instance = request.wanted(), self._sampled[id(request.sample2)]
         # In frames that are close together the samples are of a frame before: a replay must be able to take them.
-        self._answers.setdefault(question(GPM_SAMPLES[len(instance)], *instance), 0)
+        self._answers.setdefault(format_question(GPM_SAMPLES[len(instance)], *instance), 0)
         real = self._nvml.c_nvmlGpmMetricsGet_t()
         real.version, real.numMetrics = request.version, request.numMetrics
         real.sample1, real.sample2 = request.sample1, request.sample2
@@ -215,11 +216,11 @@ class _Listening:
             self._nvml.nvmlGpmMetricsGet(real)
         except NVMLError as error:
             for metric in wanted:
-                self._answers[question(GPM_METRICS, metric.metricId, *instance)] = {"error": code_of(error)}
+                self._answers[format_question(GPM_METRICS, metric.metricId, *instance)] = {"error": code_of(error)}
             raise
         for metric, answer in zip(wanted, answers, strict=True):
             metric.nvmlReturn, metric.value = answer.nvmlReturn, answer.value
-            asked = question(GPM_METRICS, metric.metricId, *instance)
+            asked = format_question(GPM_METRICS, metric.metricId, *instance)
             if metric.nvmlReturn:
                 self._answers[asked] = {"error": metric.nvmlReturn}
             elif isfinite(metric.value):  # JSON has no other numbers, and the daemon no use for them
@@ -246,8 +247,8 @@ def _written(answers: dict[str, Answer], name: str, arguments: Sequence[Any], as
 
 def _questions(name: str, arguments: Sequence[Any]) -> list[str]:
     if name == FIELD_VALUES:
-        return [question(name, *field) for field in arguments[0]]
-    return [question(name, *arguments)]
+        return [format_question(name, *field) for field in arguments[0]]
+    return [format_question(name, *arguments)]
 
 
 def _plain(function: str, answer: Any) -> Answer:

@@ -26,9 +26,9 @@ from gpuwarden.capture.capture_file import (
     Answers,
     Capture,
     Frame,
-    question,
+    format_question,
 )
-from gpuwarden.capture.no_events import EVENTLESS
+from gpuwarden.capture.no_events import UNSUPPORTED_EVENTS
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.nvml.binding import FUNCTIONS, Field, FieldValue, Nvml, nvml_error
 
@@ -54,7 +54,7 @@ class CapturedNvml:
         }
         answering: dict[str, Callable[..., Any]] = {name: partial(self._of_driver, name) for name in FUNCTIONS}
         answering |= {name: partial(self._of_device, name) for name in FUNCTIONS if name.startswith("nvmlDeviceGet")}
-        answering |= EVENTLESS  # of the time of recording, none are told
+        answering |= UNSUPPORTED_EVENTS  # of the time of recording, none are told
         answering |= {
             "nvmlDeviceGetFieldValues": self._field_values,
             MIG_HANDLE: self._instance,
@@ -64,7 +64,7 @@ class CapturedNvml:
             "nvmlGpmSampleGet": self._sample,
             "nvmlGpmMigSampleGet": self._instance_sample,
             GPM_METRICS: self._gpm_metrics,
-            "c_nvmlGpmMetricsGet_t": gpm_samples.Request,
+            "c_nvmlGpmMetricsGet_t": gpm_samples.PlainGpmRequest,
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": partial(self._of_driver, "nvmlDeviceGetCount"),
@@ -78,7 +78,7 @@ class CapturedNvml:
         return frames[int((self._clock() - self._began) / self._capture.interval) % len(frames)]
 
     def _of_driver(self, name: str) -> Any:
-        return replayed(self._frame().driver, name)
+        return replay_answer(self._frame().driver, name)
 
     def host_memory(self) -> HostMemory:
         """Return the recorded machine's memory; this one's where an older capture has none."""
@@ -90,10 +90,10 @@ class CapturedNvml:
         if index >= len(gpus):
             raise nvml_error(NVML_ERROR_GPU_IS_LOST)  # the driver did not count it any more
         _let_through(gpus[index].get("nvmlDeviceGetHandleByIndex"))
-        return replayed(gpus[index], MIG_HANDLE, *instance) if instance else gpus[index]
+        return replay_answer(gpus[index], MIG_HANDLE, *instance) if instance else gpus[index]
 
     def _of_device(self, name: str, handle: Handle, *arguments: int) -> Any:
-        return replayed(self._gpu(handle), name, *arguments)
+        return replay_answer(self._gpu(handle), name, *arguments)
 
     def _instance(self, index: int, number: int) -> Handle:
         self._gpu((index, number))
@@ -107,12 +107,12 @@ class CapturedNvml:
         self._of_device("nvmlGpmMigSampleGet", index, gpu_instance)
         sample.gpu, sample.instance = index, (gpu_instance,)
 
-    def _gpm_metrics(self, request: gpm_samples.Request) -> None:
+    def _gpm_metrics(self, request: gpm_samples.PlainGpmRequest) -> None:
         """Answer as recorded in this frame: there it was the difference of the recorder's samples."""
         sample = request.sample2
         gpu = self._gpu(sample.gpu)
         for metric in request.wanted():
-            answer = gpu.get(question(GPM_METRICS, metric.metricId, *sample.instance))
+            answer = gpu.get(format_question(GPM_METRICS, metric.metricId, *sample.instance))
             if isinstance(answer, (int, float)):
                 metric.nvmlReturn, metric.value = 0, answer
             else:
@@ -120,7 +120,7 @@ class CapturedNvml:
 
     def _field_values(self, handle: Handle, fields: Sequence[Field]) -> list[FieldValue]:
         gpu = self._gpu(handle)
-        return [_field_value(gpu.get(question(FIELD_VALUES, *field))) for field in fields]
+        return [_field_value(gpu.get(format_question(FIELD_VALUES, *field))) for field in fields]
 
     def _by_index(self, index: int) -> int:
         gpus = self._frame().gpus
@@ -148,9 +148,9 @@ def _code(answer: object) -> int:
     return int(answer["error"]) if isinstance(answer, Mapping) else NVML_ERROR_NOT_SUPPORTED
 
 
-def replayed(answers: Answers, function: str, *arguments: int) -> Any:
+def replay_answer(answers: Answers, function: str, *arguments: int) -> Any:
     """Return a recorded answer. Raises NVMLError for a recorded error, and for what was not recorded."""
-    answer = answers.get(question(function, *arguments))
+    answer = answers.get(format_question(function, *arguments))
     if answer is None:
         raise nvml_error(NVML_ERROR_NOT_SUPPORTED)
     _let_through(answer)

@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 64 << 20
 _ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened on by the daemon
 
 
-class SilenceError(Exception):
+class NoAnswerError(Exception):
     """Nobody answers there, or what answers does not speak JSON; the text says why."""
 
 
@@ -30,28 +30,28 @@ class StatusError(Exception):
         self.status = status
 
 
-def url_of(listen: Address) -> str:
+def daemon_url(listen: Address) -> str:
     """Return where a daemon is asked that listens there."""
     host = _ANYWHERE.get(listen.host, listen.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{listen.port}"
 
 
-def ask(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
+def fetch_json(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
     """Return the answer to a path, read as JSON. Blocks, each wait for `timeout` at most.
 
     Raises SilenceError or StatusError.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy stands before this machine
     try:
-        with opener.open(f"{url_of(listen)}{path}", timeout=timeout) as response:
+        with opener.open(f"{daemon_url(listen)}{path}", timeout=timeout) as response:
             return json.loads(response.read(MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
         raise StatusError(error.code) from None
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise SilenceError(shown(getattr(reason, "strerror", None) or str(reason))) from None
+        raise NoAnswerError(sanitize(getattr(reason, "strerror", None) or str(reason))) from None
 
 
-def shown(text: str) -> str:
+def sanitize(text: str) -> str:
     """Return text that a terminal only shows, whatever it holds."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

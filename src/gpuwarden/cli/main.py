@@ -130,12 +130,12 @@ def _once(parsed: argparse.Namespace) -> int:
 def _demo(parsed: argparse.Namespace) -> int:
     from gpuwarden.demo import demonstration
 
-    return demonstration.show(parsed.listen)
+    return demonstration.run_demonstration(parsed.listen)
 
 
 def _capture(parsed: argparse.Namespace) -> int:
-    from gpuwarden.capture.capture_file import save
-    from gpuwarden.capture.masking import masked
+    from gpuwarden.capture.capture_file import save_capture
+    from gpuwarden.capture.masking import mask_capture
     from gpuwarden.capture.recording import record
     from gpuwarden.gpu.reader import Plan
     from gpuwarden.nvml.binding import NVMLError, error_name
@@ -157,7 +157,7 @@ def _capture(parsed: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"gpuwarden: nothing can be recorded: {error}", file=sys.stderr)  # noqa: T201 - meant for a person
         return WRONG_USE
-    save(masked(recorded) if parsed.mask else recorded, parsed.file)
+    save_capture(mask_capture(recorded) if parsed.mask else recorded, parsed.file)
     gpus = len(recorded.frames[-1].gpus)
     print(f"{parsed.file}: {len(recorded.frames)} frames of {gpus} GPUs; replay with --source capture:{parsed.file}")  # noqa: T201 - the command's answer
     return 0
@@ -182,9 +182,9 @@ def _resume(parsed: argparse.Namespace) -> int:
 
 
 def _command(parsed: argparse.Namespace, request: str) -> int:
-    from gpuwarden.daemon.control import ask
+    from gpuwarden.daemon.control import send_command
 
-    done, text = ask(_load(parsed).control_socket, request)
+    done, text = send_command(_load(parsed).control_socket, request)
     print(text if done else f"gpuwarden: {text}", file=sys.stdout if done else sys.stderr)
     return 0 if done else FAILED
 
@@ -225,7 +225,7 @@ def _rules(parsed: argparse.Namespace) -> int:
     from gpuwarden.cli import rules_command
 
     try:
-        return _write(rules_command.written(parsed))
+        return _write(rules_command.render_rules(parsed))
     except ValueError as error:
         print(f"gpuwarden rules: error: {error}", file=sys.stderr)  # noqa: T201 - as argparse says it
         return WRONG_USE

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from gpuwarden.formatting import amount, lasting
+from gpuwarden.formatting import format_bytes, format_elapsed
 from gpuwarden.records.record import MemoryTimeline
 
 HEIGHT = 8  # lines
@@ -19,7 +19,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█─"
 ASCII = " .:#-"
 
 
-def alphabet(encoding: str | None, environment: Mapping[str, str] = os.environ) -> str:
+def choose_alphabet(encoding: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """Return what the output and the locale can show: Python writes UTF-8 in the C locale too, which is ASCII."""
     locale = environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or ""
     if locale.partition(".")[0] in ("C", "POSIX") and "utf" not in locale.lower():
@@ -31,7 +31,7 @@ def alphabet(encoding: str | None, environment: Mapping[str, str] = os.environ) 
     return BLOCKS
 
 
-def chart(story: MemoryTimeline, seconds: float, width: int, letters: str) -> Iterator[str]:
+def render_chart(story: MemoryTimeline, seconds: float, width: int, letters: str) -> Iterator[str]:
     """Draw so many seconds in so many columns; where no report came from, a column is blank."""
     in_use, peaks = [0] * width, [0] * width
     per_column = seconds / width or 1.0
@@ -47,7 +47,7 @@ def chart(story: MemoryTimeline, seconds: float, width: int, letters: str) -> It
         for used, peak in zip(in_use, peaks, strict=True):
             filled = cells[max(min(round((used / per_row - row) * (len(cells) - 1)), len(cells) - 1), 0)]
             line += peak_cell if filled == " " and ceil(peak / per_row) - 1 == row else filled
-        label = amount(per_row * (row + 1)) if row + 1 in (HEIGHT, HEIGHT // 2) else ""
+        label = format_bytes(per_row * (row + 1)) if row + 1 in (HEIGHT, HEIGHT // 2) else ""
         yield f"{label:>{LABEL_WIDTH}}|{line}".rstrip()
     yield f"{'0':>{LABEL_WIDTH}}+{'-' * width}"
-    yield f"{lasting(seconds):>{LABEL_WIDTH + 1 + width}}"
+    yield f"{format_elapsed(seconds):>{LABEL_WIDTH + 1 + width}}"

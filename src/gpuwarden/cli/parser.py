@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuwarden._version import __version__
-from gpuwarden.cli.rules_command import add_flags, reading
-from gpuwarden.config.value_types import DURATION, between
+from gpuwarden.cli.rules_command import add_flags, argument_type
+from gpuwarden.config.value_types import DURATION, bounded
 
 REFERENCES = {
     "metrics": "cli.reference.metrics_markdown",
-    "config": "config.schema_docs.reference_markdown",
-    "example": "config.schema_docs.example_yaml",
+    "config": "config.schema_docs.render_reference",
+    "example": "config.schema_docs.render_example",
     "xid": "cli.reference.xid_markdown",
     "dcgm": "dcgm.dcgm_docs.dcgm_markdown",
     "receipt": "cli.reference.receipt_markdown",
-    "state": "web.api.api_docs.state_markdown",
+    "state": "web.api.api_docs.render_reference",
     "verdicts": "cli.reference.verdicts_markdown",
     "alerts": "alerts.alert_docs.page",
 }
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
     pause = commands.add_parser("pause", help="have the daemon release the driver, so that a GPU can be reset")
     pause.add_argument(
-        "--for", type=reading(between(DURATION, "1s", "24h")), default=1800.0, metavar="DURATION", dest="seconds",
+        "--for", type=argument_type(bounded(DURATION, "1s", "24h")), default=1800.0, metavar="DURATION", dest="seconds",
         help="how long, unless gpuwarden resume ends it (default 30m, at most 24h)",
     )  # fmt: skip
     resume = commands.add_parser("resume", help="end a pause")

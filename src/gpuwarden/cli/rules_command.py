@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gpuwarden.config.value_types import DOCS, DURATION, Kind, between
+from gpuwarden.config.value_types import DOCS, DURATION, Kind, bounded
 from gpuwarden.health.rule_settings import SETTINGS
 
 # It stands in expressions and in templates, where each of these would mean something else.
@@ -31,18 +31,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--inhibition", action="store_true", help="instead, inhibit_rules for Alertmanager: which alerts hide which"
     )
     parser.add_argument(
-        "--job", type=reading(JOB), default="gpuwarden", metavar="NAME", help="the scrape job (default %(default)s)"
+        "--job",
+        type=argument_type(JOB),
+        default="gpuwarden",
+        metavar="NAME",
+        help="the scrape job (default %(default)s)",
     )
     parser.add_argument(
-        "--interval", type=reading(between(DURATION, "1s", "1h")), default=5.0, metavar="DURATION",
+        "--interval", type=argument_type(bounded(DURATION, "1s", "1h")), default=5.0, metavar="DURATION",
         help="how often the rules are evaluated, those on links no more often than every 30s (default 5s)",
     )  # fmt: skip
     parser.add_argument(
-        "--docs", type=reading(DOCS), default="docs", metavar="URL",
+        "--docs", type=argument_type(DOCS), default="docs", metavar="URL",
         help="where the folder docs/ is served, for runbook_url",
     )  # fmt: skip
     parser.add_argument(
-        "--grafana", type=reading(GRAFANA), default="http://localhost:3000", metavar="URL",
+        "--grafana", type=argument_type(GRAFANA), default="http://localhost:3000", metavar="URL",
         help="where Grafana is, for dashboard_url; empty for none (default %(default)s)",
     )  # fmt: skip
     for each in SETTINGS:
@@ -50,14 +54,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             each.flag,
             dest=each.name,
-            type=reading(each.kind),
+            type=argument_type(each.kind),
             default=each.default,
             metavar=each.kind.name.split()[0].upper(),
             help=f"{each.meaning[0].lower()}{each.meaning[1:].rstrip('.')} (default {said})",
         )
 
 
-def written(parsed: argparse.Namespace) -> str:
+def render_rules(parsed: argparse.Namespace) -> str:
     """Return what the command prints; raises ValueError for numbers that make no sense beside each other."""
     from gpuwarden.alerts import inhibition, prometheus_rules  # noqa: PLC0415 - 13 MiB, which the parser's flags do not need
 
@@ -75,7 +79,7 @@ def written(parsed: argparse.Namespace) -> str:
     return prometheus_rules.prometheus_rule(choices) if parsed.kubernetes else prometheus_rules.rule_file(choices)
 
 
-def reading(kind: Kind[Any]) -> Callable[[str], Any]:
+def argument_type(kind: Kind[Any]) -> Callable[[str], Any]:
     """Return what reads values of that kind for argparse, with the kind's own message about a wrong one."""
 
     def read(text: str) -> Any:

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpuwarden.cli.memory_chart import LABEL_WIDTH, MIN_WIDTH, chart
-from gpuwarden.formatting import amount, foreseen, lasting, rate
+from gpuwarden.cli.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
+from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedEvent, RunRecord
 
 MAX_WIDTH = 140  # of a line
 MAX_CHARTS = 2  # devices beyond which only the tightest has one
 MAX_MARKS = 9
 STEADY_RATIO, STEADY_BYTES = 0.01, 32 << 20  # by which memory may differ that is steady
-LEAST_POINTS, LEAST_SECONDS = 8, 20.0  # in which that shows
+MIN_POINTS, MIN_SECONDS = 8, 20.0  # in which that shows
 
 _WEIGHT = {"oom": 0, "neighbour": 1, "pressure": 2, "retry": 3, "event": 4, "batch_size": 5, "phase": 6}
 
@@ -26,14 +26,14 @@ Line: TypeAlias = "tuple[str | None, str]"  # a label and a text, or None and a 
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class TerminalFormat:
     """Width of the terminal in columns, and the letters for charts."""
 
     width: int
     letters: str
 
 
-def story_lines(receipt: RunRecord, page: Page) -> Iterator[Line]:
+def render_memory_story(receipt: RunRecord, page: TerminalFormat) -> Iterator[Line]:
     """Return texts of any length with their labels, and the lines of charts as wide as the page."""
     told = sorted((each for each in receipt.devices if each.story is not None), key=_room)
     if told:
@@ -43,7 +43,7 @@ def story_lines(receipt: RunRecord, page: Page) -> Iterator[Line]:
         yield from lines
 
 
-def _pictures(receipt: RunRecord, told: Sequence[RecordedDevice], page: Page) -> Iterator[Line]:
+def _pictures(receipt: RunRecord, told: Sequence[RecordedDevice], page: TerminalFormat) -> Iterator[Line]:
     seconds = max(story.ended_seconds[-1] for each in told if (story := each.story))
     width = max(min(page.width, MAX_WIDTH) - LABEL_WIDTH - 1, MIN_WIDTH)
     for number, device in enumerate(told):
@@ -51,7 +51,7 @@ def _pictures(receipt: RunRecord, told: Sequence[RecordedDevice], page: Page) ->
         yield from _titled(device)
         if device.story is not None and (number == 0 or len(told) <= MAX_CHARTS):
             yield "", f"{page.letters[-2]} in use  {page.letters[-1]} peak so far"
-            yield from ((None, line) for line in chart(device.story, seconds, width, page.letters))
+            yield from ((None, line) for line in render_chart(device.story, seconds, width, page.letters))
     marks = _chosen(receipt.marks)
     if marks:
         yield "", ""
@@ -70,9 +70,9 @@ def _titled(device: RecordedDevice) -> Iterator[Line]:
     story = device.story
     assert story is not None
     low, high = min(story.lowest_bytes[_settled(story) :]), max(story.highest_bytes)
-    words = [f"{amount(low)} to {amount(high)} in use", f"peak {amount(max(story.peak_bytes))}"]
+    words = [f"{format_bytes(low)} to {format_bytes(high)} in use", f"peak {format_bytes(max(story.peak_bytes))}"]
     if device.lowest_headroom_bytes is not None:
-        words.append(f"least headroom {amount(device.lowest_headroom_bytes)}")
+        words.append(f"least headroom {format_bytes(device.lowest_headroom_bytes)}")
     yield "memory on", device.uuid
     yield "", ", ".join(words)
 
@@ -108,16 +108,16 @@ def conclusion(receipt: RunRecord, told: Sequence[RecordedDevice]) -> Iterator[L
 
 def _forecast(device: RecordedDevice, *, several: bool) -> str:
     where = f" on {device.uuid}" if several else ""
-    grows = f"grows{where} by {rate(device.memory_growth_bytes_per_second or 0.0)}"
+    grows = f"grows{where} by {format_growth(device.memory_growth_bytes_per_second or 0.0)}"
     if device.seconds_to_oom is None:
         return f"{grows}; how long that can last is not known"
-    left = foreseen(device.seconds_to_oom, device.seconds_to_oom_lower, device.seconds_to_oom_upper)
+    left = format_forecast(device.seconds_to_oom, device.seconds_to_oom_lower, device.seconds_to_oom_upper)
     return f"{grows}: out of memory {left}"
 
 
 def _host_forecast(growth: float, seconds: float | None) -> str:
-    left = "" if seconds is None else f": the host is out of it in about {lasting(seconds)}"
-    return f"host memory grows by {rate(growth)}{left}"
+    left = "" if seconds is None else f": the host is out of it in about {format_elapsed(seconds)}"
+    return f"host memory grows by {format_growth(growth)}{left}"
 
 
 def _course(receipt: RunRecord, device: RecordedDevice) -> str:
@@ -128,13 +128,14 @@ def _course(receipt: RunRecord, device: RecordedDevice) -> str:
     first = _settled(story)
     lows = story.lowest_bytes[first:]
     lasted = story.ended_seconds[-1] - story.began_seconds[first]
-    if len(lows) < LEAST_POINTS or lasted < LEAST_SECONDS:
-        return f"{'was' if ended else 'is'} known for {lasting(lasted)}: too short to tell whether it is steady"
+    if len(lows) < MIN_POINTS or lasted < MIN_SECONDS:
+        return f"{'was' if ended else 'is'} known for {format_elapsed(lasted)}: too short to tell whether it is steady"
     third = len(lows) // 3
     before, after = min(lows[third : 2 * third]), min(lows[-third:])
     if abs(after - before) <= max(STEADY_RATIO * before, STEADY_BYTES):
         left = device.lowest_headroom_bytes
-        room = "" if left is None else f", never less than {amount(left)} of headroom"
-        return f"{'was' if ended else 'is'} steady: {amount(after)} in use between steps{room}"
+        room = "" if left is None else f", never less than {format_bytes(left)} of headroom"
+        return f"{'was' if ended else 'is'} steady: {format_bytes(after)} in use between steps{room}"
     word = "rose" if after > before else "fell"
-    return f"{word} by {amount(abs(after - before))} in the last third of its time; that is no trend that would be sure"
+    moved = format_bytes(abs(after - before))
+    return f"{word} by {moved} in the last third of its time; that is no trend that would be sure"

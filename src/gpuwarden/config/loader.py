@@ -15,14 +15,14 @@ from typing import cast
 
 import yaml
 
-from gpuwarden.config.value_types import MOST_VALUES, shown
+from gpuwarden.config.value_types import MAX_VALUES, printable
 
 Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-LARGEST_FILE = 1 << 20  # bytes
-MOST_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
-LONGEST_MESSAGE = 200  # of PyYAML's: it repeats names from the file whole
+MAX_FILE_BYTES = 1 << 20  # bytes
+MAX_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
+MAX_MESSAGE_CHARACTERS = 200  # of PyYAML's: it repeats names from the file whole
 
 _YAML = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_YAML + tag for tag in ("bool", "float", "int", "map", "merge", "seq", "str", "timestamp", "value")}
@@ -76,12 +76,12 @@ def read(
     """
     try:
         with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
+            raw = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         return _unread(path, "no such file")
     except OSError as error:
         return _unread(path, f"cannot be read: {error.strerror or error}")
-    if len(raw) > LARGEST_FILE:
+    if len(raw) > MAX_FILE_BYTES:
         return _unread(path, "is larger than 1 MiB: this is not a configuration of gpuwarden")
     try:
         text = raw.decode("utf-8")
@@ -145,7 +145,9 @@ class _Reader:
             problem = Problem(self._name, _syntax(error), place=_place(error.problem_mark or error.context_mark))
         except yaml.reader.ReaderError as error:
             place = _place_after(text[: error.position])
-            problem = Problem(self._name, f"not valid YAML: {shown(chr(error.character))} is not allowed", place=place)
+            problem = Problem(
+                self._name, f"not valid YAML: {printable(chr(error.character))} is not allowed", place=place
+            )
         except RecursionError:
             problem = Problem(self._name, "is nested too deeply")
         except (ValueError, OverflowError):  # PyYAML's own slips: "\UFFFFFFFF", a version of 5000 digits
@@ -162,15 +164,15 @@ class _Reader:
     def _take(self, node: Node, prefix: str) -> None:
         first: dict[str, int] = {}
         for key_node, value in node.value:
-            if len(self.contents.problems) == MOST_PROBLEMS:
+            if len(self.contents.problems) == MAX_PROBLEMS:
                 self._note(key_node, "too many problems: those after this place are not listed")
-            if len(self.contents.problems) > MOST_PROBLEMS:
+            if len(self.contents.problems) > MAX_PROBLEMS:
                 return
             if key_node.id != "scalar" or key_node.tag not in _PLAIN_TAGS:
                 self._note(key_node, "a key must be a plain word")
             elif key_node.value in first:
                 line = first[key_node.value]
-                self._note(key_node, f"stands twice: the first is on line {line}", prefix + shown(key_node.value))
+                self._note(key_node, f"stands twice: the first is on line {line}", prefix + printable(key_node.value))
             else:
                 first[key_node.value] = key_node.start_mark.line + 1
                 self._take_value(key_node, value, prefix)
@@ -185,7 +187,7 @@ class _Reader:
         elif key in self._removed:
             self._note(key_node, f"removed: {self._removed[key]}", key)
         elif key not in self._sections:
-            self._note(key_node, self._unknown(key_node.value, prefix), prefix + shown(key_node.value))
+            self._note(key_node, self._unknown(key_node.value, prefix), prefix + printable(key_node.value))
         elif _is_section(value):
             self._take(value, f"{key}.")
         elif not _is_null(value):  # a section whose options are all commented out is null
@@ -195,7 +197,7 @@ class _Reader:
         if _is_null(value):
             self._note(key_node, "has no value: give it one, or remove the line to keep the default", key)
         elif value.tag not in _PLAIN_TAGS:
-            self._note(key_node, f"the tag {shown(value.tag)} is not accepted: write a plain value", key)
+            self._note(key_node, f"the tag {printable(value.tag)} is not accepted: write a plain value", key)
         elif value.id == "sequence" and key in self._lists:
             self._take_list(key_node, value, key)
         elif value.id != "scalar":
@@ -209,8 +211,8 @@ class _Reader:
             self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
 
     def _take_list(self, key_node: Node, value: Node, key: str) -> None:
-        if len(value.value) > MOST_VALUES:
-            self._note(key_node, f"holds {len(value.value)} values, and takes at most {MOST_VALUES}", key)
+        if len(value.value) > MAX_VALUES:
+            self._note(key_node, f"holds {len(value.value)} values, and takes at most {MAX_VALUES}", key)
             return
         for item in value.value:
             if item.id != "scalar" or item.tag not in _PLAIN_TAGS:
@@ -235,4 +237,4 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
     context = ""
     if error.context and error.context_mark:
         context = f" ({error.context}, line {error.context_mark.line + 1})"
-    return f"not valid YAML: {shown(f'{error.problem}{context}', LONGEST_MESSAGE)}"
+    return f"not valid YAML: {printable(f'{error.problem}{context}', MAX_MESSAGE_CHARACTERS)}"

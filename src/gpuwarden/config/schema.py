@@ -38,12 +38,12 @@ from gpuwarden.config.value_types import (
     WHOLE,
     Address,
     Kind,
-    Source,
-    between,
+    SourceChoice,
+    bounded,
     choice,
-    or_none,
-    several,
-    shown,
+    list_of,
+    optional,
+    printable,
 )
 
 __all__ = [
@@ -54,7 +54,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Problem",
-    "Source",
+    "SourceChoice",
     "load",
     "parse",
 ]
@@ -84,9 +84,9 @@ def option(kind: Kind[T], default: str, meaning: str) -> T:
     return field(default=kind.read(default), metadata={"option": Option(kind, default, meaning)})
 
 
-_OPTIONAL_PATH = or_none(PATH, None)
-_OPTIONAL_TEXT = or_none(TEXT, None)
-_OPTIONAL_SECRET = or_none(SECRET, Secret())
+_OPTIONAL_PATH = optional(PATH, None)
+_OPTIONAL_TEXT = optional(TEXT, None)
+_OPTIONAL_SECRET = optional(SECRET, Secret())
 
 
 # A row an option: kind and default, then the meaning.
@@ -107,9 +107,9 @@ class WebConfig:
     listen: Address = option(ADDRESS, "127.0.0.1:9846",
         "Where to listen: 0.0.0.0 is every IPv4 address, an IPv6 address stands in brackets and the whole in quotes, "
         "and port 0 takes any free port.")
-    max_connections: int = option(between(WHOLE, "1", "10000"), "256",
+    max_connections: int = option(bounded(WHOLE, "1", "10000"), "256",
         "Connections held at once, beyond which the one that has been idle or slow for longest is cut.")
-    timeout: float = option(between(DURATION, "100ms", "5m"), "10s",
+    timeout: float = option(bounded(DURATION, "100ms", "5m"), "10s",
         "How long a client may take to send its request or to read its answer.")
 
 
@@ -117,12 +117,12 @@ class WebConfig:
 class PollConfig:
     """Reading the driver."""
 
-    interval: float = option(between(DURATION, "100ms", "1h"), "1s",
+    interval: float = option(bounded(DURATION, "100ms", "1h"), "1s",
         "Time from one poll of the GPUs to the next, which is also how old a scraped value can be.")
-    slow_interval: float = option(between(DURATION, "1s", "1h"), "15s",
+    slow_interval: float = option(bounded(DURATION, "1s", "1h"), "15s",
         "Time between reads of what changes slowly or costs the driver much, such as error counters, links and limits; "
         "docs/metrics.md names the tier of each metric.")
-    memory_interval: float = option(between(DURATION, "20ms", "1h"), "100ms",
+    memory_interval: float = option(bounded(DURATION, "20ms", "1h"), "100ms",
         "Time between looks at memory alone, which catch its peaks between polls; as long as poll.interval or longer "
         "leaves them out.")
 
@@ -161,7 +161,7 @@ class ProcessesConfig:
 
     series: bool = option(BOOLEAN, "false",
         "Whether each process has series of its own, in addition to those of its owners; a new process adds new ones.")
-    max_series: int = option(between(WHOLE, "1", "100000"), "256",
+    max_series: int = option(bounded(WHOLE, "1", "100000"), "256",
         "Processes that get series at once, those with the most device memory first.")
 
 
@@ -169,7 +169,7 @@ class ProcessesConfig:
 class OwnersConfig:
     """Who holds device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
 
-    max: int = option(between(WHOLE, "1", "10000"), "32",
+    max: int = option(bounded(WHOLE, "1", "10000"), "32",
         "Owners of a kind exposed on each GPU, those with the most device memory first; the rest is the owner `other`.")
     docker: Path | None = option(_OPTIONAL_PATH, "/run/docker.sock",
         "Docker's socket, asked for the names of containers if it is there.")
@@ -196,16 +196,16 @@ class RunsConfig:
     socket_group: str | None = option(_OPTIONAL_TEXT, "none",
         'The group that the socket belongs to, whose members alone may report with the mode "0660"; the service has to '
         "be in it (docs/operations.md).")
-    max: int = option(between(WHOLE, "1", "2048"), "512",
+    max: int = option(bounded(WHOLE, "1", "2048"), "512",
         "Runs kept at once, beyond which a new one is turned away and counted.")
-    expiry: float = option(between(DURATION, "1s", "24h"), "2m",
+    expiry: float = option(bounded(DURATION, "1s", "24h"), "2m",
         "How long a run's last report counts as current, and how long its counters stay after its end.")
-    stall_factor: int = option(between(WHOLE, "1", "1000"), "10",
+    stall_factor: int = option(bounded(WHOLE, "1", "1000"), "10",
         "How many times as long as the run's slow steps (95th percentile) a step may take before the run counts as "
         "stalled.")
-    stall_after: float = option(between(DURATION, "1s", "24h"), "1m",
+    stall_after: float = option(bounded(DURATION, "1s", "24h"), "1m",
         "How long a step may take in any case before the run counts as stalled.")
-    context_overhead: int = option(between(SIZE, "0", "64GiB"), "512MiB",
+    context_overhead: int = option(bounded(SIZE, "0", "64GiB"), "512MiB",
         "Device memory that a process holds beside its allocator's pool (CUDA context, cuBLAS, cuDNN), which headroom "
         "leaves out.")
 
@@ -214,21 +214,21 @@ class RunsConfig:
 class PressureConfig:
     """When a GPU counts as under pressure, which runs that hear advice are told of (docs/pressure.md)."""
 
-    memory_some: float = option(between(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
+    memory_some: float = option(bounded(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
         "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.")
-    memory_critical: float = option(between(SHARE, "0%", "80%"), f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
+    memory_critical: float = option(bounded(SHARE, "0%", "80%"), f"{thresholds.NEAR_OUT_OF_MEMORY:.0%}",
         "The same, where pressure is critical; less than pressure.memory_some.")
-    oom_some: float = option(between(DURATION, "1s", "24h"), f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
+    oom_some: float = option(bounded(DURATION, "1s", "24h"), f"{thresholds.OUT_OF_MEMORY_AHEAD_SECONDS / 60:.0f}m",
         "Time until a run that grows is out of memory, at which pressure begins.")
-    oom_critical: float = option(between(DURATION, "0", "23h"), f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
+    oom_critical: float = option(bounded(DURATION, "0", "23h"), f"{thresholds.OUT_OF_MEMORY_SOON_SECONDS / 60:.0f}m",
         "The same, where pressure is critical; less than pressure.oom_some.")
-    thermal_some: float = option(between(NUMBER, "1", "50"), f"{thresholds.NEAR_SLOWDOWN:.0f}",
+    thermal_some: float = option(bounded(NUMBER, "1", "50"), f"{thresholds.NEAR_SLOWDOWN:.0f}",
         "Degrees Celsius left before a GPU slows itself down, at which pressure by heat begins.")
-    thermal_critical: float = option(between(NUMBER, "0", "49"), f"{thresholds.SLOWDOWN:.0f}",
+    thermal_critical: float = option(bounded(NUMBER, "0", "49"), f"{thresholds.SLOWDOWN:.0f}",
         "The same, where pressure is critical; less than pressure.thermal_some.")
-    hold: float = option(between(DURATION, "0", "1h"), "30s",
+    hold: float = option(bounded(DURATION, "0", "1h"), "30s",
         "How long it has to be clearly better before a level falls.")
-    neighbour_share: float = option(between(SHARE, "1%", "100%"), "10%",
+    neighbour_share: float = option(bounded(SHARE, "1%", "100%"), "10%",
         "Of what a run could still allocate on a GPU, the part that another process takes before the run is warned.")
 
 
@@ -239,7 +239,7 @@ class RecordsConfig:
     path: Path | None = option(_OPTIONAL_PATH, "/var/lib/gpuwarden/receipts",
         "Folder of the run database, `none` to keep records in memory only; unless it is set, a daemon that is not "
         "root's has it in systemd's state directory or in gpuwarden/receipts below XDG_STATE_HOME (~/.local/state).")
-    max: int = option(between(WHOLE, "1", "100000"), "1000",
+    max: int = option(bounded(WHOLE, "1", "100000"), "1000",
         "Records of ended runs in the database; over this limit the user with the most loses their oldest one.")
 
 
@@ -256,20 +256,20 @@ class ControlConfig:
 class AlertmanagerConfig:
     """Alertmanagers that the daemon itself tells of alerts, before Prometheus (docs/alertmanager.md)."""
 
-    url: tuple[str, ...] = option(several(SERVER_URL, "list of servers' URLs"), "none",
+    url: tuple[str, ...] = option(list_of(SERVER_URL, "list of servers' URLs"), "none",
         "Where they are; each of them gets every alert.")
     job: str = option(TEXT, "gpuwarden", "The label `job` that Prometheus gives this daemon: its scrape job.")
-    instance: str = option(or_none(TEXT, ""), "none",
+    instance: str = option(optional(TEXT, ""), "none",
         "The label `instance` that Prometheus gives it: the target, as Prometheus has it; none is web.listen, with "
         "the name of the machine for every address.")
-    labels: tuple[tuple[str, str], ...] = option(several(LABEL, "list of labels"), "none",
+    labels: tuple[tuple[str, str], ...] = option(list_of(LABEL, "list of labels"), "none",
         "Further labels of all alerts: Prometheus' external_labels.")
-    resend: float = option(between(DURATION, "1s", "10m"), "30s",
+    resend: float = option(bounded(DURATION, "1s", "10m"), "30s",
         "Time after which an alert that still fires is told again; four times as long after the last time it counts as "
         "over.")
-    timeout: float = option(between(DURATION, "100ms", "1m"), "10s",
+    timeout: float = option(bounded(DURATION, "100ms", "1m"), "10s",
         "How long an Alertmanager may take to answer, before it is tried again.")
-    user: str = option(or_none(TEXT, ""), "none",
+    user: str = option(optional(TEXT, ""), "none",
         "Who the daemon is, for a server that asks for a user and a password.")
     password: Secret = option(_OPTIONAL_SECRET, "none", "The user's password.")
     bearer_token: Secret = option(_OPTIONAL_SECRET, "none", "A token to show instead.")
@@ -281,7 +281,7 @@ class AlertmanagerConfig:
         "Its key, without a password; none is in the file of the certificate.")
     docs: str = option(DOCS, "docs",
         "Where the folder docs/ is served, for links in alerts: a URL, or its name.")
-    grafana: str = option(or_none(DOCS, ""), "http://localhost:3000",
+    grafana: str = option(optional(DOCS, ""), "http://localhost:3000",
         "Where Grafana is, for links in alerts; none for no such links.")
 
 
@@ -293,31 +293,31 @@ _SEVERITY_MEANING = "The least severe alerts that go there."
 class NotifyConfig:
     """Whom the daemon tells of alerts by itself, where no Prometheus does (docs/notify.md)."""
 
-    webhook: tuple[Secret, ...] = option(several(SECRET_URL, "list of web addresses"), "none",
+    webhook: tuple[Secret, ...] = option(list_of(SECRET_URL, "list of web addresses"), "none",
         "Where to post alerts as JSON.")
     webhook_token: Secret = option(_OPTIONAL_SECRET, "none", "A bearer token that is sent along with them.")
     webhook_severity: str = option(_SEVERITY, "info", _SEVERITY_MEANING)
-    apprise: tuple[Secret, ...] = option(several(SERVICE_URL, "list of services"), "none",
+    apprise: tuple[Secret, ...] = option(list_of(SERVICE_URL, "list of services"), "none",
         "URLs of apprise (https://github.com/caronc/apprise) for mail, Slack and other services; needs the package "
         "apprise (docs/notify.md).")
     apprise_severity: str = option(_SEVERITY, "warning", _SEVERITY_MEANING)
-    mute: tuple[str, ...] = option(several(TEXT, "list of alerts"), "none",
+    mute: tuple[str, ...] = option(list_of(TEXT, "list of alerts"), "none",
         "Names of alerts (docs/alerts.md) that are not sent, such as RunKilled where people end their runs by Ctrl-C.")
     ca_file: Path | None = option(_OPTIONAL_PATH, "none",
         "Certificates in PEM to trust in addition to the system's, for servers with one of your own.")
     docs: str = option(DOCS, "docs",
         "Where the folder docs/ is served, for links in messages: a URL, or its name.")
-    timeout: float = option(between(DURATION, "100ms", "1m"), "10s",
+    timeout: float = option(bounded(DURATION, "100ms", "1m"), "10s",
         "How long a server may take to answer.")
-    group_wait: float = option(between(DURATION, "0", "10m"), "3s",
+    group_wait: float = option(bounded(DURATION, "0", "10m"), "3s",
         "How long the first alert waits for others that come with it, to go in the same message.")
-    max_per_hour: int = option(between(WHOLE, "1", "3600"), "20",
+    max_per_hour: int = option(bounded(WHOLE, "1", "3600"), "20",
         "Messages to each target in the long run, and a quarter as many in a row; more alerts make longer messages, "
         "not more. Messages with a new critical alert have as many of their own.")
-    repeat: float = option(between(DURATION, "1m", "720h"), "4h",
+    repeat: float = option(bounded(DURATION, "1m", "720h"), "4h",
         "Interval for re-sending an alert that is still firing.")
     resolved: bool = option(BOOLEAN, "true", "Whether to tell that an alert is over.")
-    resolve_after: float = option(between(DURATION, "0", "24h"), "5m",
+    resolve_after: float = option(bounded(DURATION, "0", "24h"), "5m",
         "How long an alert has to be gone until it counts as over: one that comes and goes is sent once.")
 
     @property
@@ -330,8 +330,8 @@ class NotifyConfig:
 class SimulationConfig:
     """The simulated GPUs, where the source is `simulated` or `auto` found no driver."""
 
-    gpus: int = option(between(WHOLE, "1", "64"), "8", "How many there are.")
-    seed: int = option(between(WHOLE, "0", "4294967295"), "1",
+    gpus: int = option(bounded(WHOLE, "1", "64"), "8", "How many there are.")
+    seed: int = option(bounded(WHOLE, "0", "4294967295"), "1",
         "What their readings are drawn from: the same seed gives the same readings.")
 
 
@@ -339,7 +339,7 @@ class SimulationConfig:
 class Config:
     """The whole configuration; `Config()` holds the defaults."""
 
-    source: Source = option(SOURCE, "nvml",
+    source: SourceChoice = option(SOURCE, "nvml",
         "Where GPU readings come from: nvml is the driver, simulated needs none, capture:FILE replays recorded "
         "answers, and auto is the driver if there is one, else simulated with a warning.")
     compat: str = option(choice("set of names", "none", "dcgm"), "none",
@@ -462,7 +462,7 @@ def _contradictions(config: Config, alert_names: Collection[str] | None) -> Iter
             keys = (f"pressure.{less}", f"pressure.{more}")
             yield keys, f"{keys[0]} is {low:g}, and has to be less than {keys[1]}, which is {high:g}"
     if config.control_socket == config.runs.socket:
-        path = shown(str(config.runs.socket))
+        path = printable(str(config.runs.socket))
         yield (
             ("control.socket", "runs.socket"),
             f"{path} is both runs.socket and control.socket: give them two paths",

@@ -38,7 +38,7 @@ EXAMPLE_INTRODUCTION = """\
 _BARE = re.compile(r"0|[1-9a-z/][A-Za-z0-9./:_-]*")
 
 
-def reference_markdown() -> str:
+def render_reference() -> str:
     """Return docs/configuration.md."""
     parts = [REFERENCE_INTRODUCTION, _notation()]
     parts += [f"## Top level\n\n{_table('')}"]
@@ -46,7 +46,7 @@ def reference_markdown() -> str:
     return "\n".join(parts)
 
 
-def example_yaml() -> str:
+def render_example() -> str:
     """Return config.example.yaml: sections stand, options are commented out, so that a copy keeps later defaults."""
     parts = [EXAMPLE_INTRODUCTION, _examples("")]
     parts += [f"# {_sentence(section)}\n{name}:\n{_examples(f'{name}.')}" for name, section in SECTIONS.items()]

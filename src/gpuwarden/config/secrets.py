@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LARGEST_FILE = 65536  # bytes
+MAX_SECRET_BYTES = 65536  # bytes
 HIDDEN = "[hidden]"
 NOT_ASCII = "holds characters outside ASCII, which cannot be sent: have one set without them"
 
-_SHORTEST_PART = 6  # characters: shorter parts are words that say nothing
+_MIN_PART_CHARACTERS = 6  # characters: shorter parts are words that say nothing
 _SEPARATORS = re.compile(r"[/?&=@#]")
 
 
@@ -65,10 +65,10 @@ class Secret:
 def _contents(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
+            raw = file.read(MAX_SECRET_BYTES + 1)
     except OSError as error:
         raise SecretError(f"the file {path} cannot be read: {error.strerror or error}") from None
-    if len(raw) > LARGEST_FILE:
+    if len(raw) > MAX_SECRET_BYTES:
         raise SecretError(f"the file {path} is too large")
     try:
         return raw.decode()
@@ -76,12 +76,14 @@ def _contents(path: Path) -> str:
         raise SecretError(f"the file {path} is not UTF-8 text") from None
 
 
-def hidden(text: str, *secrets: str) -> str:
+def redact(text: str, *secrets: str) -> str:
     """Return `text` without the secrets and their parts: what others say of a failure may repeat an address.
 
     A secret shorter than such a part is hidden where it stands by itself: within words it would be found by chance.
     """
-    parts = {part for secret in secrets for part in (secret, *_SEPARATORS.split(secret)) if len(part) >= _SHORTEST_PART}
+    parts = {
+        part for secret in secrets for part in (secret, *_SEPARATORS.split(secret)) if len(part) >= _MIN_PART_CHARACTERS
+    }
     for part in sorted(parts, key=len, reverse=True):
         text = text.replace(part, HIDDEN)
     for secret in filter(None, set(secrets) - parts):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-OF_THE_SYSTEM = Path("/var/lib/gpuwarden")
+SYSTEM_STATE_FOLDER = Path("/var/lib/gpuwarden")
 
 
 def state_folder() -> Path | None:
     """Return the folder, which need not be there yet; None for a user without a home."""
     if state := os.environ.get("STATE_DIRECTORY"):  # systemd.exec(5); several are separated by colons
         return Path(state.partition(":")[0])
-    return OF_THE_SYSTEM if os.geteuid() == 0 else of_user()
+    return SYSTEM_STATE_FOLDER if os.geteuid() == 0 else user_state_folder()
 
 
-def of_user() -> Path | None:
+def user_state_folder() -> Path | None:
     """Return the folder in this user's home (XDG Base Directory Specification); None without a home."""
     state = os.environ.get("XDG_STATE_HOME", "")
     home = os.environ.get("HOME", "")

@@ -27,11 +27,11 @@ BYTES = {
     "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
-LONGEST_SOCKET_PATH = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
-HIGHEST_PORT = 65535
-LONGEST_SHOWN = 60
+MAX_SOCKET_PATH_BYTES = 107  # bytes: sun_path is 108 with its closing NUL, unix(7)
+MAX_PORT = 65535
+MAX_SHOWN_CHARACTERS = 60
 MAX_TEXT = 255
-MOST_VALUES = 16  # in a list
+MAX_VALUES = 16  # in a list
 NONE = "none"
 
 # Digits are bounded because int() refuses over 4300 of them with a message of its own, and float() turns 400 into inf.
@@ -69,7 +69,7 @@ class Kind(Generic[T]):
         value = self.parse(text)
         if value is None:
             article = "an" if self.name[0] in "aeiou" else "a"
-            what = "this" if self.hidden else shown(text)
+            what = "this" if self.hidden else printable(text)
             raise ValueError(f"{what} is not {article} {self.name}: write {self.write}")
         return value
 
@@ -85,7 +85,7 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceChoice:
     """Source of GPU readings; only a capture has a file."""
 
     name: Literal["nvml", "auto", "simulated", "capture"]
@@ -95,34 +95,34 @@ class Source:
         return self.name if self.file is None else f"{self.name}:{self.file}"
 
 
-def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
+def printable(text: str, longest: int = MAX_SHOWN_CHARACTERS) -> str:
     """Return `text` fit for a one-line message: cut to `longest` characters, and escaped where it would not print."""
     short = text if len(text) <= longest else f"{text[:longest]}…"
     return short if short.isprintable() and short.strip() else ascii(short)
 
 
-def between(kind: Kind[Number], least: str, most: str) -> Kind[Number]:
+def bounded(kind: Kind[Number], least: str, most: str) -> Kind[Number]:
     """Narrow a kind of number to the range from `least` to `most`, both included and written as a user would."""
     low, high = kind.read(least), kind.read(most)
 
     def parse(text: str) -> Number:
         value = kind.read(text)
         if value < low:
-            raise ValueError(f"{shown(text)} is below the least, {least}")
+            raise ValueError(f"{printable(text)} is below the least, {least}")
         if value > high:
-            raise ValueError(f"{shown(text)} is above the most, {most}")
+            raise ValueError(f"{printable(text)} is above the most, {most}")
         return value
 
     return Kind(kind.name, kind.write, parse, bounds=f"{least} to {most}")
 
 
-def several(kind: Kind[T], name: str) -> Kind[tuple[T, ...]]:
+def list_of(kind: Kind[T], name: str) -> Kind[tuple[T, ...]]:
     """Accept a list of them in YAML, a single one, or none."""
     write = f"one, a list of them, or none; each {kind.write}"
     return Kind(name, write, lambda text: (kind.read(text),), many=True, hidden=kind.hidden, none=((),))
 
 
-def or_none(kind: Kind[T], absent: A) -> Kind[T | A]:
+def optional(kind: Kind[T], absent: A) -> Kind[T | A]:
     """Accept the word none too, which is read as `absent`."""
     return Kind(f"optional {kind.name}", f"{kind.write}, or none", kind.parse, hidden=kind.hidden, none=(absent,))
 
@@ -167,9 +167,9 @@ def _path(text: str) -> Path | None:
 
 def _socket_path(text: str) -> Path | None:
     length = len(os.fsencode(text))
-    if length > LONGEST_SOCKET_PATH:
+    if length > MAX_SOCKET_PATH_BYTES:
         raise ValueError(
-            f"the path takes {length} bytes, and a Unix socket's at most {LONGEST_SOCKET_PATH}: choose a shorter one"
+            f"the path takes {length} bytes, and a Unix socket's at most {MAX_SOCKET_PATH_BYTES}: choose a shorter one"
         )
     return None if text.endswith("/") else _path(text)
 
@@ -187,8 +187,8 @@ def _address(text: str) -> Address | None:
         raise ValueError(
             f"{text} names no host: write 0.0.0.0{text} for every address, or 127.0.0.1{text} for this machine only"
         )
-    if not 0 <= int(port) <= HIGHEST_PORT:
-        raise ValueError(f"port {port} is outside 0 to {HIGHEST_PORT}")
+    if not 0 <= int(port) <= MAX_PORT:
+        raise ValueError(f"port {port} is outside 0 to {MAX_PORT}")
     return Address(_host(host), int(port))
 
 
@@ -196,13 +196,13 @@ def _host(text: str) -> str:
     if text.startswith("[") and text.endswith("]"):
         return _numeric(socket.AF_INET6, text[1:-1], "IPv6")
     if "/" in text:
-        raise ValueError(f"{shown(text)} is not a host name: write HOST:PORT alone, without a scheme or a path")
+        raise ValueError(f"{printable(text)} is not a host name: write HOST:PORT alone, without a scheme or a path")
     if ":" in text:
-        raise ValueError(f"an IPv6 address stands in brackets: write [{shown(text)}]:PORT")
+        raise ValueError(f"an IPv6 address stands in brackets: write [{printable(text)}]:PORT")
     if re.fullmatch(r"[0-9.]+", text):
         return _numeric(socket.AF_INET, text, "IPv4")
     if not _HOST_NAME.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not a host name")
+        raise ValueError(f"{printable(text)} is not a host name")
     return text
 
 
@@ -210,7 +210,7 @@ def _numeric(family: socket.AddressFamily, text: str, called: str) -> str:
     try:
         socket.inet_pton(family, text)
     except (OSError, ValueError):  # ValueError: a NUL or a character outside ASCII
-        raise ValueError(f"{shown(text)} is not an {called} address") from None
+        raise ValueError(f"{printable(text)} is not an {called} address") from None
     return text
 
 
@@ -271,11 +271,11 @@ def _service_url(text: str) -> Secret | None:
     return _kept_secret(text) or (Secret(text=text) if _SERVICE.fullmatch(text) else None)
 
 
-def _source(text: str) -> Source | None:
+def _source(text: str) -> SourceChoice | None:
     if text in {"nvml", "auto", "simulated"}:
-        return Source(cast("Literal['nvml', 'auto', 'simulated']", text))
+        return SourceChoice(cast("Literal['nvml', 'auto', 'simulated']", text))
     name, _, file = text.partition(":")
-    return Source("capture", Path(file)) if name == "capture" and file and file.isprintable() else None
+    return SourceChoice("capture", Path(file)) if name == "capture" and file and file.isprintable() else None
 
 
 DURATION = Kind("duration", "250ms, 1s, 2m or 1h; a bare number is seconds", lambda text: _quantity(text, SECONDS))

@@ -26,7 +26,7 @@ ANSWER_SECONDS = 120.0  # that a client waits: a poll under way comes first, at 
 Command = Callable[[str], Awaitable[str]]
 
 
-class RequestError(Exception):
+class CommandError(Exception):
     """What was asked for cannot be done; the text says why."""
 
 
@@ -94,7 +94,7 @@ class ControlServer:
             return f"failed no such command; there are {', '.join(self._commands)}"
         try:
             return f"ok {await command(rest)}"
-        except RequestError as error:
+        except CommandError as error:
             return f"failed {error}"
         except Exception:
             log.exception("the command %s failed", name)
@@ -117,7 +117,7 @@ def _is_contained(pid: int) -> bool:
     return len(pids) > 2  # noqa: PLR2004 - the name, and the pid here
 
 
-def ask(path: Path, request: str) -> tuple[bool, str]:
+def send_command(path: Path, request: str) -> tuple[bool, str]:
     """Send a request to the daemon at `path`; return whether it was done, and what it says. Blocks; raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)

@@ -75,7 +75,7 @@ class Daemon:
             await self.pipeline.open()
             self._dispatcher = _dispatcher(self._config)
             await self.poll()
-            systemd.ready(longest_silence=4 * self._config.poll.interval)
+            systemd.notify_ready(longest_silence=4 * self._config.poll.interval)
             await self._open_control()
             started()
             gc.collect()

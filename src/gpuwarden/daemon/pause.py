@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from gpuwarden.daemon.control import Command, RequestError
+from gpuwarden.daemon.control import Command, CommandError
 from gpuwarden.gpu.poller import Poller, StillUsedError
 
 log = logging.getLogger(__name__)
@@ -39,14 +39,14 @@ class PauseCommands:
         try:
             seconds = float(argument)
         except ValueError:
-            raise RequestError("pause takes a number of seconds") from None
+            raise CommandError("pause takes a number of seconds") from None
         if not 0 < seconds <= MAX_PAUSE_SECONDS:
-            raise RequestError(f"a pause lasts at most {MAX_PAUSE_SECONDS / 3600:g} h")
+            raise CommandError(f"a pause lasts at most {MAX_PAUSE_SECONDS / 3600:g} h")
         async with self._turn:
             try:
                 await self._poller.pause(seconds)
             except StillUsedError as error:
-                raise RequestError(str(error)) from None
+                raise CommandError(str(error)) from None
             log.warning("paused for %g s: the driver is let go of, and no GPU is read", seconds)
             await self._poll()
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))

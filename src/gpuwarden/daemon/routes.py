@@ -16,9 +16,9 @@ from gpuwarden.records.record import MAX_LISTED
 from gpuwarden.records.recorder import DEFAULT_LISTED, Recorder
 from gpuwarden.state import State
 from gpuwarden.web import static_files
-from gpuwarden.web.api.history_document import write_history
-from gpuwarden.web.api.state_document import Seen, write_state
-from gpuwarden.web.http_server import Handler, Request, Response
+from gpuwarden.web.api.history_document import render_history
+from gpuwarden.web.api.state_document import StateInputs, render_state
+from gpuwarden.web.http_server import Handler, HttpRequest, HttpResponse
 
 PAGE = "/page/"
 RUNS = "/api/v1/runs"
@@ -76,7 +76,7 @@ class Routes:
             PAGE: _serve_page,
             f"{PAGE}uplot/": _serve_page,
             "/metrics": self.serve_metrics,
-            "/-/healthy": lambda _request: Response(200, b"gpuwarden is healthy\n"),
+            "/-/healthy": lambda _request: HttpResponse(200, b"gpuwarden is healthy\n"),
             "/-/ready": self.serve_ready,
             RUNS: self.serve_runs,
             f"{RUNS}/": self.serve_run,
@@ -89,60 +89,60 @@ class Routes:
             self._page = self._exposition.render(self._exposed(state))
         return self._page
 
-    def serve_metrics(self, request: Request) -> Response:
+    def serve_metrics(self, request: HttpRequest) -> HttpResponse:
         """Answer with the metrics page, in the format that the client prefers."""
         if self.state is None:
-            return Response(503, _NO_PAGE)
+            return HttpResponse(503, _NO_PAGE)
         page = self._rendered(self.state)
         kind = negotiate(request.headers.get("accept", ""))
         body = page.openmetrics if kind == OPENMETRICS else page.text
-        return Response(200, body, kind, {"vary": "accept"})
+        return HttpResponse(200, body, kind, {"vary": "accept"})
 
-    def serve_ready(self, _request: Request) -> Response:
+    def serve_ready(self, _request: HttpRequest) -> HttpResponse:
         """Answer 200 once there is something to show."""
         if self.state is None:
-            return Response(503, _NO_PAGE)
-        return Response(200, b"gpuwarden is ready\n")
+            return HttpResponse(503, _NO_PAGE)
+        return HttpResponse(200, b"gpuwarden is ready\n")
 
-    async def serve_runs(self, request: Request) -> Response:
+    async def serve_runs(self, request: HttpRequest) -> HttpResponse:
         """Answer with all runs; `limit` in the query says how many that ended."""
         wanted = parse_qs(request.query).get("limit", [str(DEFAULT_LISTED)])[-1]
         if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= MAX_LISTED):
-            return Response(400, f"limit: want a whole number, 1 to {MAX_LISTED}\n".encode())
+            return HttpResponse(400, f"limit: want a whole number, 1 to {MAX_LISTED}\n".encode())
         return _json(await self._recorder.listing(int(wanted)))
 
-    async def serve_run(self, request: Request) -> Response:
+    async def serve_run(self, request: HttpRequest) -> HttpResponse:
         """Answer with the record of the run that the path names."""
         try:
             record = await self._recorder.one(request.path.removeprefix(f"{RUNS}/"))
         except OSError as error:
-            return Response(503, f"run database: {error.strerror}\n".encode())
+            return HttpResponse(503, f"run database: {error.strerror}\n".encode())
         if record is None:
-            return Response(404, f"no such run; {RUNS} has those that are known\n".encode())
+            return HttpResponse(404, f"no such run; {RUNS} has those that are known\n".encode())
         return _json(record)
 
-    def serve_state(self, _request: Request) -> Response:
+    def serve_state(self, _request: HttpRequest) -> HttpResponse:
         """Answer with the last poll, for programs."""
         if self.state is None:
-            return Response(503, _NO_PAGE)
+            return HttpResponse(503, _NO_PAGE)
         if self._state_json is None:
-            seen = Seen(self.state, self._series, self._events, self._user_name, self._socket, self._started)
-            self._state_json = write_state(seen)
+            seen = StateInputs(self.state, self._series, self._events, self._user_name, self._socket, self._started)
+            self._state_json = render_state(seen)
         return _json(self._state_json)
 
-    def serve_history(self, _request: Request) -> Response:
+    def serve_history(self, _request: HttpRequest) -> HttpResponse:
         """Answer with the last ten minutes, for charts."""
         if self.state is None:
-            return Response(503, _NO_PAGE)
+            return HttpResponse(503, _NO_PAGE)
         if self._history_json[0] != self._series.points:
-            self._history_json = self._series.points, write_history(self._series, self.state.snapshot.time)
+            self._history_json = self._series.points, render_history(self._series, self.state.snapshot.time)
         return _json(self._history_json[1])
 
 
-def _serve_page(request: Request) -> Response:
+def _serve_page(request: HttpRequest) -> HttpResponse:
     """Answer with a file of the status page, which asks for the state itself."""
     return static_files.serve(request)
 
 
-def _json(body: bytes) -> Response:
-    return Response(200, body, "application/json")
+def _json(body: bytes) -> HttpResponse:
+    return HttpResponse(200, body, "application/json")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpuwarden.capture.capture_file import load
+from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.host.host_memory import HostMemory, host_memory
@@ -50,7 +50,7 @@ class Source:
     user_name: Callable[[int], str] = from_database
 
 
-def open_source(chosen: schema.Source, simulation: schema.SimulationConfig) -> Source:
+def open_source(chosen: schema.SourceChoice, simulation: schema.SimulationConfig) -> Source:
     """Open what was chosen. Only `auto` asks the driver, and waits for it if need be (driver.PATIENCE_SECONDS).
 
     Raises ValueError for a capture that cannot be used, ImportError for an nvidia-ml-py that cannot.
@@ -74,7 +74,7 @@ def _driver(otherwise: schema.SimulationConfig | None) -> Source:
 def _capture(file: Path | None) -> Source:
     if file is None:
         raise ValueError("a capture needs its file: write capture:FILE")
-    captured = CapturedNvml(load(file))
+    captured = CapturedNvml(load_capture(file))
     return Source("capture", captured.nvml, captured.host_memory)
 
 

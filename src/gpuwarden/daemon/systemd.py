@@ -9,7 +9,7 @@ import time
 from gpuwarden.state import State
 
 
-def listens() -> bool:
+def is_listening() -> bool:
     """Tell whether there is a service manager that wants to know."""
     return "NOTIFY_SOCKET" in os.environ
 
@@ -28,7 +28,7 @@ def notify(*assignments: str) -> None:
         return  # a manager that does not listen, or no descriptor left, must not cost a poll; its watchdog will say so
 
 
-def ready(longest_silence: float) -> None:
+def notify_ready(longest_silence: float) -> None:
     """Say that the daemon is up, and that its watchdog must bear so many seconds of silence."""
     watchdog = float(os.environ.get("WATCHDOG_USEC") or 0) / 1e6
     if 0 < watchdog < longest_silence:
@@ -51,7 +51,7 @@ class Watchdog:
         """Send the status of a poll, and the beat if it is due."""
         hung = state.snapshot.hung
         self._answered = self._answered or not hung
-        if listens():
+        if is_listening():
             beats = not (hung and self._answered) or uninterruptible
             notify(f"STATUS={status_line(state)}", *(["WATCHDOG=1"] if beats else []))
 

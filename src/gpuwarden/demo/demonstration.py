@@ -32,7 +32,7 @@ class DemoError(OSError):
     """The demonstration cannot go on; the text says why and what to do."""
 
 
-def show(listen: str) -> int:
+def run_demonstration(listen: str) -> int:
     """Run the demonstration until Ctrl-C, or until its terminal is closed. Raises DemoError."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # by default they would leave the programs behind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpuwarden.config import thresholds
-from gpuwarden.formatting import amount, ratio
+from gpuwarden.formatting import format_bytes, format_ratio
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.health.model import Condition, Occurrence, ago_text, device_labels, gpu_text, run_text
 from gpuwarden.protocol.messages import ErrorKind
@@ -28,12 +28,12 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
             others = sum(
                 each.memory or 0 for each in gpu.processes if each.pid != run.peer.pid and each.instance == instance
             )
-            beside = f", where other processes hold {amount(others)}" if others else ""
+            beside = f", where other processes hold {format_bytes(others)}" if others else ""
             yield Occurrence.of_run(
                 state,
                 run,
-                f"{run_text(run)} can allocate only {amount(memory.headroom)} more on {gpu_text(gpu)}, "
-                f"{ratio(memory.share)} of what it uses and could get{beside}.",
+                f"{run_text(run)} can allocate only {format_bytes(memory.headroom)} more on {gpu_text(gpu)}, "
+                f"{format_ratio(memory.share)} of what it uses and could get{beside}.",
                 device_labels(uuid, gpu),
             )
 

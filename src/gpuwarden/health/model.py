@@ -13,7 +13,7 @@ from inspect import cleandoc
 from textwrap import indent
 from typing import Literal
 
-from gpuwarden.formatting import lasting
+from gpuwarden.formatting import format_elapsed
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.owner_text import gpu_owner_text, process_owner_text
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -190,4 +190,4 @@ def gpu_text(gpu: Gpu) -> str:
 
 def ago_text(state: State, at: float) -> str:
     """Return how long before this poll something was."""
-    return f"{lasting(max(state.snapshot.time - at, 0.0))} ago"
+    return f"{format_elapsed(max(state.snapshot.time - at, 0.0))} ago"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
 from gpuwarden.config import thresholds
-from gpuwarden.formatting import amount, foreseen, lasting, ratio
+from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_ratio
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.protocol.messages import RESOURCES, Level
@@ -97,7 +97,7 @@ def _of_gpu(gpu: Gpu, state: State) -> Iterator[Trouble]:
         level = _BY_SEVERITY[explain(code).severity]
         age = state.snapshot.time - count.last
         if level != "ok" and age < thresholds.XID_SECONDS:
-            yield Trouble(level, f"XID {code} {lasting(max(age, 0.0))} ago")
+            yield Trouble(level, f"XID {code} {format_elapsed(max(age, 0.0))} ago")
     for uuid in (gpu.identity.uuid, *(each.identity.uuid for each in gpu.mig)):
         for resource in RESOURCES:
             pressure = state.pressure.levels.get((uuid, resource), "none")
@@ -141,33 +141,33 @@ def _room(uuid: str, state: State) -> str:
     if not there:
         return ""
     tightest = min(there, key=lambda each: each.share)
-    return f"{amount(tightest.headroom)} of headroom, {ratio(tightest.share)}"
+    return f"{format_bytes(tightest.headroom)} of headroom, {format_ratio(tightest.share)}"
 
 
 def _of_run(run: RunSnapshot, state: State) -> Iterator[Trouble]:
     if run.ending is not None and run.ending.outcome not in ("finished", "unknown"):
         age = max(state.snapshot.time - run.ending.at, 0.0)
-        yield Trouble("warning", f"{run.ending.outcome.replace('_', ' ')} {lasting(age)} ago")
+        yield Trouble("warning", f"{run.ending.outcome.replace('_', ' ')} {format_elapsed(age)} ago")
     if not run.up:
         return
     if run.stall is not None:
-        yield Trouble("warning", f"no step for {lasting(run.stall.seconds)} ({run.stall.cause})")
+        yield Trouble("warning", f"no step for {format_elapsed(run.stall.seconds)} ({run.stall.cause})")
     for kind in _OOM:
         told = run.last_errors.get(kind)  # type: ignore[call-overload] # both are kinds of errors
         if told is not None and state.snapshot.time - told < thresholds.ERROR_SECONDS:
-            yield Trouble("warning", f"{kind} {lasting(max(state.snapshot.time - told, 0.0))} ago")
+            yield Trouble("warning", f"{kind} {format_elapsed(max(state.snapshot.time - told, 0.0))} ago")
     for uuid in run.headroom:
         pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
         if pressure is not None and pressure.level != "none":
             left = pressure.seconds_to_oom
             when = "" if left is None else f", out of memory {_when(run, uuid)}"
-            yield Trouble(_BY_LEVEL[pressure.level], f"{ratio(pressure.share)} of memory left{when}")
+            yield Trouble(_BY_LEVEL[pressure.level], f"{format_ratio(pressure.share)} of memory left{when}")
     growth = run.host_growth
     if growth is not None and growth.left and growth.left.seconds <= thresholds.OUT_OF_MEMORY_AHEAD_SECONDS:
-        left_now = foreseen(growth.left.seconds, growth.left.lower, growth.left.upper)
+        left_now = format_forecast(growth.left.seconds, growth.left.lower, growth.left.upper)
         yield Trouble("warning", f"out of host memory {left_now}")
 
 
 def _when(run: RunSnapshot, uuid: str) -> str:
     growth = run.growth.get(uuid)
-    return foreseen(growth.left.seconds, growth.left.lower, growth.left.upper) if growth and growth.left else ""
+    return format_forecast(growth.left.seconds, growth.left.lower, growth.left.upper) if growth and growth.left else ""

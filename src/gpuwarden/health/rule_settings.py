@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuwarden.config import thresholds
-from gpuwarden.config.value_types import DURATION, NUMBER, SHARE, SIZE, Kind, between
-from gpuwarden.formatting import amount
+from gpuwarden.config.value_types import DURATION, NUMBER, SHARE, SIZE, Kind, bounded
+from gpuwarden.formatting import format_bytes
 
 _UNITS = (("d", 86400, "day"), ("h", 3600, "hour"), ("m", 60, "minute"), ("s", 1, "second"))
 
 
 # No range of time is empty in PromQL, and none reaches beyond what a Prometheus keeps.
-TIME = between(DURATION, "1s", "720h")
-PART = between(SHARE, "0%", "100%")
-DEGREES = between(NUMBER, "0", "100")
-AMOUNT = between(SIZE, "0", "64TiB")
+TIME = bounded(DURATION, "1s", "720h")
+PART = bounded(SHARE, "0%", "100%")
+DEGREES = bounded(NUMBER, "0", "100")
+AMOUNT = bounded(SIZE, "0", "64TiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Setting:
         elif self.kind is PART:
             told = f"{100 * value:g} %"
         elif self.kind is AMOUNT:
-            told = amount(value)
+            told = format_bytes(value)
         else:
             told = f"{value:g} °C" if self.kind is DEGREES else f"{value:g}"
         yield f"{self.name}.words", told

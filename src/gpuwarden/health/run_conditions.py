@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuwarden.config import thresholds
-from gpuwarden.formatting import lasting
+from gpuwarden.formatting import format_elapsed
 from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_text
 from gpuwarden.host import procfs
 from gpuwarden.runs.outcome import Outcome
@@ -39,7 +39,8 @@ def _stalled(state: State) -> Iterator[Occurrence]:
             yield Occurrence.of_run(
                 state,
                 run,
-                f"{run_text(run)} has made no step for {lasting(run.stall.seconds)}, much longer than its steps take; "
+                f"{run_text(run)} has made no step for {format_elapsed(run.stall.seconds)}, much longer than its "
+                "steps take; "
                 f"what it does instead: {run.stall.cause}.",
                 since=state.snapshot.time - run.stall.seconds,
             )

@@ -15,10 +15,10 @@ from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
-SECONDS = 600.0  # that are kept
-EVERY_SECONDS = 5.0  # between two points, at least
-POINTS = int(SECONDS / EVERY_SECONDS)
-MOST_SUBJECTS = 256  # GPUs, MIG instances, runs, and these on each of those: 1 MiB
+WINDOW_SECONDS = 600.0  # that are kept
+INTERVAL_SECONDS = 5.0  # between two points, at least
+POINTS = int(WINDOW_SECONDS / INTERVAL_SECONDS)
+MAX_SUBJECTS = 256  # GPUs, MIG instances, runs, and these on each of those: 1 MiB
 PACE_POINTS = 12  # over which steps a second are taken: a minute
 
 Key = tuple[str, ...]  # a UUID, or a run's id and a UUID
@@ -61,7 +61,7 @@ class HistorySeries:
         """Take a point of this poll if it is time; some 50 µs for a box of 8 GPUs, and next to nothing otherwise."""
         if now < self._due:
             return
-        self._due = now + EVERY_SECONDS * 0.9  # polls come a little early or late
+        self._due = now + INTERVAL_SECONDS * 0.9  # polls come a little early or late
         at = self.points % POINTS
         self.points += 1
         self._times[at] = state.snapshot.time
@@ -77,7 +77,7 @@ class HistorySeries:
     def _put(self, kind: Kind, key: Key, values: Sequence[float | None], at: int) -> None:
         subject = self._subjects.get((kind, key))
         if subject is None:
-            if len(self._subjects) >= MOST_SUBJECTS:
+            if len(self._subjects) >= MAX_SUBJECTS:
                 self.dropped += 1
                 return
             subject = self._subjects[kind, key] = _Subject(len(values))
@@ -96,7 +96,7 @@ class HistorySeries:
         for back in range(1, min(self.points, POINTS) + 1):
             place = (self.points - back) % POINTS
             at = self._times[place]
-            if now - SECONDS <= at <= now and at < later:
+            if now - WINDOW_SECONDS <= at <= now and at < later:
                 later = at
                 places.append(place)
         places.reverse()

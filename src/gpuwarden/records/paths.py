@@ -19,7 +19,7 @@ def database_folder(settings: Settings) -> Path | None:
 
 def user_database_folder() -> Path | None:
     """Return the folder in this user's home; None without a home."""
-    return _in(state_folder.of_user())
+    return _in(state_folder.user_state_folder())
 
 
 def _in(folder: Path | None) -> Path | None:

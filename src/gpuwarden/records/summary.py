@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuwarden.formatting import amount, duration, energy, lasting
+from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy
 from gpuwarden.records.record import RunRecord
 
 _SHORT = 10.0  # seconds below which tenths matter
@@ -19,7 +19,7 @@ def longest_reason(seconds: Mapping[str, float] | None) -> tuple[str, float] | N
 def log_line(receipt: RunRecord) -> str:
     """Sum a run up that has ended, with what shows how it did."""
     said = " ".join(f"{name}={text}" for name, text in _figures(receipt).items() if text)
-    how = f"{receipt.outcome} after {lasting(receipt.duration_seconds)} ({receipt.evidence})"
+    how = f"{receipt.outcome} after {format_elapsed(receipt.duration_seconds)} ({receipt.evidence})"
     return f"run={receipt.run_id} name={receipt.name!r} ended: {how}: {said or 'nothing is known of it'}"
 
 
@@ -30,14 +30,14 @@ def _figures(receipt: RunRecord) -> dict[str, str]:
     throttled = longest_reason(receipt.throttled_seconds)
     return {
         "steps": _known(str, receipt.steps),
-        "p50": _known(duration, receipt.step_median_seconds),
-        "p95": _known(duration, receipt.step_p95_seconds),
+        "p50": _known(format_duration, receipt.step_median_seconds),
+        "p95": _known(format_duration, receipt.step_p95_seconds),
         "peak": _known(_together, max(peaks, default=None)),
         "headroom_at_peak": _known(_together, min(left, default=None)),
         "gpu_seconds": _known(_tenths, receipt.gpu_seconds),
         "idle": _known("{:.2f}".format, receipt.gpu_idle_ratio),
-        "energy": _known(energy, receipt.energy_joules).replace(" ", ""),
-        "throttled": f"{lasting(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
+        "energy": _known(format_energy, receipt.energy_joules).replace(" ", ""),
+        "throttled": f"{format_elapsed(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
         "input_wait": _known("{:.2f}".format, receipt.input_wait_ratio),
         "errors": format_counts(receipt.errors or {}),
         "xids": format_counts(receipt.xids or {}),
@@ -54,7 +54,7 @@ def _tenths(seconds: float) -> str:
 
 
 def _together(count: float) -> str:
-    return amount(count).replace(" ", "")
+    return format_bytes(count).replace(" ", "")
 
 
 def _known(write: Callable[[Any], str], value: float | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 from gpuwarden.records.builder import seconds_between
 from gpuwarden.records.memory_points import points_each, shifted, thinned
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
@@ -99,7 +99,7 @@ def _failed(error: RecordedError, receipt: RunRecord) -> Mark:
     """Mark an out-of-memory, with the largest allocation that failed and why."""
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"
-    wanted = f": {amount(asked)} wanted" if asked else ""
+    wanted = f": {format_bytes(asked)} wanted" if asked else ""
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
     at = error.timestamp_seconds - receipt.began_timestamp_seconds  # the clock may have been set meanwhile
     return Mark(min(max(at, 0.0), receipt.duration_seconds), "oom", f"out of {where}{wanted}{why}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom, resolve_device
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error, ErrorKind, Hello
 from gpuwarden.runs.run_snapshot import SeenError
 
@@ -75,7 +75,7 @@ def _excerpt(text: str, at: int | None) -> str:
 
 
 def _allocation(asked: Allocation) -> str:
-    words = [amount(asked.requested) if asked.requested is not None else "an unknown size"]
+    words = [format_bytes(asked.requested) if asked.requested is not None else "an unknown size"]
     if asked.shape is not None:
         words.append(f"for shape [{asked.shape}] {asked.dtype or ''}".rstrip())
     if asked.op is not None:
@@ -88,7 +88,7 @@ def _allocation(asked: Allocation) -> str:
 
 
 def _device(uuid: str, oom: Oom) -> str:
-    known = "no headroom was known" if oom.headroom is None else f"headroom known {amount(oom.headroom)}"
+    known = "no headroom was known" if oom.headroom is None else f"headroom known {format_bytes(oom.headroom)}"
     return f"{uuid}: {known}"
 
 
@@ -99,4 +99,4 @@ def _in_use(error: Error, hello: Hello) -> list[str]:
 
 
 def _of(memory: DeviceMemory) -> str:
-    return amount(memory.current) + ("" if memory.limit is None else f" of {amount(memory.limit)}")
+    return format_bytes(memory.current) + ("" if memory.limit is None else f" of {format_bytes(memory.limit)}")

@@ -11,8 +11,8 @@ from typing import Any
 from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS  # noqa: TID251 - return codes; nothing is called
 
 from gpuwarden.capture import gpm_samples
-from gpuwarden.capture.capture_file import FIELD_VALUES, Frame, load, question
-from gpuwarden.capture.replay import replayed
+from gpuwarden.capture.capture_file import FIELD_VALUES, Frame, format_question, load_capture
+from gpuwarden.capture.replay import replay_answer
 from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import (
     CLOCK_EVENT_REASONS,
@@ -32,7 +32,7 @@ from gpuwarden.nvml.binding import (
 )
 from gpuwarden.simulation.board import MEMORY_CLOCK, THRESHOLDS, Board
 from gpuwarden.simulation.faults import GpuFaults
-from gpuwarden.simulation.trainer import Occupancy
+from gpuwarden.simulation.trainer import Tenant
 from gpuwarden.simulation.workloads import MIB, RESERVED, SIZE, UNOWNED
 
 _BAR1_SIZE = 128 << 30
@@ -43,10 +43,10 @@ _NVLINK_LINKS, _NVLINK_LINK_BYTES_PER_SECOND = 18, 26_562e6  # in each direction
 class SimulatedGpu(GpuFaults):
     """One simulated GPU: its hardware and software, and the faults that a test gives it."""
 
-    def __init__(self, index: int, board: Board, tenant: Occupancy) -> None:
+    def __init__(self, index: int, board: Board, tenant: Tenant) -> None:
         super().__init__()
         self.index = index
-        self.uuid = uuid(index)
+        self.uuid = simulated_uuid(index)
         self.board = board
         self.tenant = tenant
 
@@ -59,26 +59,26 @@ class SimulatedGpu(GpuFaults):
         self.board.pinned = None
 
 
-def uuid(index: int) -> str:
+def simulated_uuid(index: int) -> str:
     """Return the UUID of the GPU of an index, which shows that it is simulated."""
     return f"GPU-51300000-0000-4000-8000-{index:012x}"
 
 
 @cache
-def recorded() -> Frame:
+def recorded_frame() -> Frame:
     """Return the answers of an idle H100 under driver 590, without the readings that move."""
-    return load(Path(__file__).with_name("h100.json")).frames[0]
+    return load_capture(Path(__file__).with_name("h100.json")).frames[0]
 
 
-def answer_of(gpu: SimulatedGpu, function: str, *arguments: Any) -> Any:
+def compute_answer(gpu: SimulatedGpu, function: str, *arguments: Any) -> Any:
     """Return a GPU's answer at the moment that its board has reached. Raises NVMLError."""
     moving = MOVING.get(function)
     if moving is not None and (found := moving(gpu, *arguments)) is not None:
         return found
-    return replayed(recorded().gpus[0], function, *arguments)
+    return replay_answer(recorded_frame().gpus[0], function, *arguments)
 
 
-def gpm_metrics(request: gpm_samples.Request) -> None:
+def fill_gpm_metrics(request: gpm_samples.PlainGpmRequest) -> None:
     """Answer with the mean of two samples."""
     for metric in request.wanted():
         if metric.metricId in request.sample2:
@@ -126,7 +126,7 @@ def _field(gpu: SimulatedGpu, number: int, scope: int) -> FieldValue:
     if value is None and number in _MOVING_FIELDS:
         value = _MOVING_FIELDS[number](gpu.board, scope)
     elif value is None:
-        value = recorded().gpus[0].get(question(FIELD_VALUES, number, scope))
+        value = recorded_frame().gpus[0].get(format_question(FIELD_VALUES, number, scope))
     return (NVML_ERROR_NOT_SUPPORTED, None) if value is None else (NVML_SUCCESS, value)
 
 

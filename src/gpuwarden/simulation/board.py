@@ -39,7 +39,7 @@ NO_LOAD = Load(context=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class OperatingPoint:
     """Operating point: mean power in watts, clock as a ratio of the highest, and what holds the clock down."""
 
     power: float
@@ -94,10 +94,10 @@ class Board:
         )
 
     @property
-    def point(self) -> Point:
+    def point(self) -> OperatingPoint:
         """Operating point under the load and at the temperature of now."""
         if not self.load.context:
-            return Point(_IDLE_WATTS, IDLE_CLOCK / MAX_CLOCK, frozenset({"gpu_idle"}))
+            return OperatingPoint(_IDLE_WATTS, IDLE_CLOCK / MAX_CLOCK, frozenset({"gpu_idle"}))
         kernels = self.load.utilization * self.load.intensity * _KERNEL_WATTS
         allowed, reason = _CAPPED_WATTS, "sw_power_cap"
         # The software slowdown draws just the power that holds the temperature where it may be.
@@ -111,7 +111,7 @@ class Board:
         if self.temperature >= THRESHOLDS["slowdown"]:
             clock = min(clock, _HARDWARE_SLOWDOWN_RATIO)
             reasons |= {"hw_slowdown", "hw_thermal_slowdown"}
-        return Point(_CONTEXT_WATTS + kernels * clock**_CLOCK_EXPONENT, clock, frozenset(reasons))
+        return OperatingPoint(_CONTEXT_WATTS + kernels * clock**_CLOCK_EXPONENT, clock, frozenset(reasons))
 
     def advance(self, seconds: float, load: Load) -> float:
         """Run `load` for that long; return the clock meanwhile, as a ratio of the highest."""

@@ -17,16 +17,16 @@ from pynvml import (  # noqa: TID251 - return codes; nothing is called
 )
 
 from gpuwarden.capture import gpm_samples
-from gpuwarden.capture.no_events import EVENTLESS
-from gpuwarden.capture.replay import replayed
+from gpuwarden.capture.no_events import UNSUPPORTED_EVENTS
+from gpuwarden.capture.replay import replay_answer
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml.binding import FUNCTIONS, Nvml, nvml_error
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
-from gpuwarden.simulation.answers import SimulatedGpu, answer_of, gpm_metrics, recorded, uuid
+from gpuwarden.simulation.answers import SimulatedGpu, compute_answer, fill_gpm_metrics, recorded_frame, simulated_uuid
 from gpuwarden.simulation.board import Board
 from gpuwarden.simulation.faults import Faults
-from gpuwarden.simulation.trainer import Occupancy
+from gpuwarden.simulation.trainer import Tenant
 from gpuwarden.simulation.workloads import WORKLOADS, Workload
 
 MAX_GPUS = 64
@@ -83,7 +83,7 @@ class Simulation:
         own = random.Random(rng.random())  # noqa: S311 - so that no workload's story depends on the others'
         boards = [Board(own, slot=index, cooling=workload.cooling if workload else 1) for index in indices]
         pids = itertools.count(_FIRST_PID + first * _PIDS)
-        tenant = Occupancy(workload, boards, [uuid(index) for index in indices], own, pids)
+        tenant = Tenant(workload, boards, [simulated_uuid(index) for index in indices], own, pids)
         for _ in range(own.randrange(100, 400)):
             tenant.advance(_STEP_SECONDS)
         self._gpus += [SimulatedGpu(index, board, tenant) for index, board in zip(indices, boards, strict=True)]
@@ -98,11 +98,11 @@ class Simulation:
                 tenant.advance(_STEP_SECONDS)
 
     def _answering(self) -> Nvml:
-        driver, devices = recorded().driver, [name for name in FUNCTIONS if name.startswith("nvmlDevice")]
+        driver, devices = recorded_frame().driver, [name for name in FUNCTIONS if name.startswith("nvmlDevice")]
         functions: dict[str, Callable[..., Any]] = {
             **{name: partial(self._of_device, name) for name in devices},
-            **{name: partial(replayed, driver, name) for name in driver},
-            **EVENTLESS,
+            **{name: partial(replay_answer, driver, name) for name in driver},
+            **UNSUPPORTED_EVENTS,
             "nvmlShutdown": self._shut_down,
             "nvmlDeviceGetCount": lambda: len(self._gpus),
             "nvmlDeviceGetHandleByIndex": self._by_index,
@@ -112,11 +112,11 @@ class Simulation:
             "nvmlGpmSampleFree": lambda _sample: None,
             "nvmlGpmSampleGet": partial(self._of_device, "nvmlGpmSampleGet"),
             "nvmlGpmMigSampleGet": partial(self._of_device, "nvmlGpmMigSampleGet"),
-            "nvmlGpmMetricsGet": gpm_metrics,
+            "nvmlGpmMetricsGet": fill_gpm_metrics,
         }
         box = type("SimulatedNvml", (), {})()
         box.nvmlInit = self._initialise
-        box.c_nvmlGpmMetricsGet_t = gpm_samples.Request
+        box.c_nvmlGpmMetricsGet_t = gpm_samples.PlainGpmRequest
         for name, function in functions.items():
             setattr(box, name, partial(self._of_driver, name, function))
         return cast("Nvml", box)
@@ -142,7 +142,7 @@ class Simulation:
             return gpu.answers[name]
         with self._lock:
             self._catch_up()
-            return answer_of(gpu, name, *args)
+            return compute_answer(gpu, name, *args)
 
     def _by_index(self, index: int) -> int:
         if not 0 <= index < len(self._gpus):

@@ -11,7 +11,7 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import StepHistogram
 from gpuwarden.simulation.board import NO_LOAD, Board
-from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, MIB, Workload, life
+from gpuwarden.simulation.workloads import CAPACITY, CONTEXT, MIB, Workload, simulate_life
 
 _POOL_STEP = 64 * MIB  # a growing pool takes memory in pieces of that size
 _FAILED_BYTES = 16 * 128 * 512 * 512 * 4  # of the tensor that no longer fits
@@ -20,7 +20,7 @@ _TICKS = 100  # clock ticks per second
 _MAX_ENDED = 4  # processes that ended and whose last messages were not fetched
 
 
-class Trainer:
+class SimulatedRun:
     """One process from its start to its end."""
 
     def __init__(self, workload: Workload, peer: ProcessKey, uuids: Sequence[str], rng: random.Random) -> None:
@@ -28,7 +28,7 @@ class Trainer:
         self._workload = workload
         self._devices: dict[str, str | None] = {f"GPU:{number}": uuid for number, uuid in enumerate(uuids)}
         self._leak_seconds = rng.uniform(*workload.leaks) if workload.leaks else None
-        self._life = life(workload, rng)
+        self._life = simulate_life(workload, rng)
         self._stretch = next(self._life)
         self._left = self._stretch.seconds
         self._trained = 0.0  # seconds of training
@@ -157,7 +157,7 @@ class Trainer:
         return self._workload.memory.pool or -(-self._peak // _POOL_STEP) * _POOL_STEP
 
 
-class Occupancy:
+class Tenant:
     """Boards and the processes of a workload on them, one after another without end; no workload: they idle."""
 
     def __init__(
@@ -175,8 +175,8 @@ class Occupancy:
         self._pids = pids
         self._time = 0.0
         self._pause = 0.0  # seconds until the next process starts
-        self._trainer: Trainer | None = None
-        self._ended: deque[Trainer] = deque(maxlen=_MAX_ENDED)
+        self._trainer: SimulatedRun | None = None
+        self._ended: deque[SimulatedRun] = deque(maxlen=_MAX_ENDED)
 
     def processes(self) -> list[tuple[int, int]]:
         """Return pid and bytes on each of the boards, of processes with a context."""
@@ -203,7 +203,7 @@ class Occupancy:
             self._pause -= seconds
             if self._pause <= 0:
                 peer = ProcessKey(next(self._pids), self._workload.uid, int((_BOOTED + self._time) * _TICKS))
-                self._trainer = Trainer(self._workload, peer, self._uuids, self._rng)
+                self._trainer = SimulatedRun(self._workload, peer, self._uuids, self._rng)
 
     def reports(self) -> Iterator[tuple[ProcessKey, Message | None]]:
         """Yield the messages of the runs, those of ended ones first."""

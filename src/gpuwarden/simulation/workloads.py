@@ -21,7 +21,7 @@ CAPACITY = SIZE - RESERVED - UNOWNED  # what processes can have
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class WorkloadMemory:
     """Device memory of a workload in bytes. `pool` is what its framework takes at start, None: as it grows."""
 
     weights: int
@@ -42,7 +42,7 @@ class Workload:
     name: str
     framework: str
     load: Load
-    memory: Memory
+    memory: WorkloadMemory
     step_seconds: float
     epoch_seconds: float
     epochs: tuple[int, int]
@@ -57,7 +57,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Activity:
     """Time in which a run does one thing; `phase` is what it reports then, None: nothing yet.
 
     In one that `steps` it makes steps, in one that `waits` a step is under way whose input does not come.
@@ -81,7 +81,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         name="resnet50-imagenet",
         framework=_TENSORFLOW,
         load=Load(utilization=0.96, bandwidth=0.46, intensity=0.78),
-        memory=Memory(weights=6 * GIB, activations=33 * GIB, pool=int(0.97 * SIZE) - CONTEXT),
+        memory=WorkloadMemory(weights=6 * GIB, activations=33 * GIB, pool=int(0.97 * SIZE) - CONTEXT),
         step_seconds=0.31,
         epoch_seconds=240,
         epochs=(8, 14),
@@ -94,7 +94,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         name="unet-segmentation",
         framework=_TENSORFLOW,
         load=Load(utilization=0.92, bandwidth=0.52, intensity=0.7),
-        memory=Memory(weights=3 * GIB, activations=6 * GIB),
+        memory=WorkloadMemory(weights=3 * GIB, activations=6 * GIB),
         step_seconds=0.42,
         epoch_seconds=150,
         epochs=(99, 99),
@@ -108,7 +108,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         name="vit-large-pretrain",
         framework=_TENSORFLOW,
         load=Load(utilization=0.98, bandwidth=0.55, intensity=0.99, exchange=0.12),
-        memory=Memory(weights=18 * GIB, activations=38 * GIB),
+        memory=WorkloadMemory(weights=18 * GIB, activations=38 * GIB),
         step_seconds=0.74,
         epoch_seconds=420,
         epochs=(5, 9),
@@ -120,7 +120,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         name="bert-finetune",
         framework="jax 0.8.1 keras 3.15.1",
         load=Load(utilization=0.97, bandwidth=0.5, intensity=0.86),
-        memory=Memory(weights=9 * GIB, activations=41 * GIB, pool=int(0.75 * SIZE), limit_known=True),
+        memory=WorkloadMemory(weights=9 * GIB, activations=41 * GIB, pool=int(0.75 * SIZE), limit_known=True),
         step_seconds=0.23,
         epoch_seconds=180,
         epochs=(9, 15),
@@ -133,7 +133,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         name="tabular-embedding",
         framework=_TENSORFLOW,
         load=Load(utilization=0.61, bandwidth=0.24, intensity=0.5),
-        memory=Memory(weights=2 * GIB, activations=7 * GIB),
+        memory=WorkloadMemory(weights=2 * GIB, activations=7 * GIB),
         step_seconds=0.064,
         epoch_seconds=90,
         epochs=(12, 24),
@@ -148,7 +148,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         name="",
         framework="",
         load=Load(),
-        memory=Memory(weights=11 * GIB, activations=0),
+        memory=WorkloadMemory(weights=11 * GIB, activations=0),
         step_seconds=1,
         epoch_seconds=math.inf,
         epochs=(0, 0),
@@ -159,28 +159,28 @@ WORKLOADS: tuple[Workload | None, ...] = (
 )
 
 
-def life(workload: Workload, rng: random.Random) -> Iterator[Stretch]:
+def simulate_life(workload: Workload, rng: random.Random) -> Iterator[Activity]:
     """Yield what one run does, from the start of its process to the end of its last epoch."""
-    yield Stretch(rng.uniform(5, 12), NO_LOAD)  # imports; no context yet
+    yield Activity(rng.uniform(5, 12), NO_LOAD)  # imports; no context yet
     if not workload.epochs[1]:
-        yield Stretch(math.inf, workload.load)
+        yield Activity(math.inf, workload.load)
         return
-    yield Stretch(rng.uniform(8, 16), Load(utilization=0.03, bandwidth=0.02, intensity=0.3))  # data, weights
-    yield Stretch(rng.uniform(12, 25), Load(utilization=0.28, bandwidth=0.1, intensity=0.4), "train")  # compiling
+    yield Activity(rng.uniform(8, 16), Load(utilization=0.03, bandwidth=0.02, intensity=0.3))  # data, weights
+    yield Activity(rng.uniform(12, 25), Load(utilization=0.28, bandwidth=0.1, intensity=0.4), "train")  # compiling
     for epoch in range(rng.randint(*workload.epochs)):
         yield from _epoch(workload, epoch, rng)
 
 
-def _epoch(workload: Workload, epoch: int, rng: random.Random) -> Iterator[Stretch]:
+def _epoch(workload: Workload, epoch: int, rng: random.Random) -> Iterator[Activity]:
     """Blocks of training with waits for input between, then validation and a checkpoint."""
     left = workload.epoch_seconds
     while left > 0:
         block = min(left, rng.uniform(25, 70))
-        yield Stretch(block, workload.load, "train", steps=True, epoch=epoch)
-        yield Stretch(rng.uniform(0.8, 3), _STARVED, "train", waits=True, epoch=epoch)
+        yield Activity(block, workload.load, "train", steps=True, epoch=epoch)
+        yield Activity(rng.uniform(0.8, 3), _STARVED, "train", waits=True, epoch=epoch)
         left -= block
     if workload.hangs and rng.random() < workload.hangs:
-        yield Stretch(rng.uniform(100, 200), _STARVED, "train", waits=True, epoch=epoch)
+        yield Activity(rng.uniform(100, 200), _STARVED, "train", waits=True, epoch=epoch)
     validation = Load(0.85 * workload.load.utilization, workload.load.bandwidth, 0.7 * workload.load.intensity)
-    yield Stretch(rng.uniform(9, 16), validation, "test", epoch=epoch)
-    yield Stretch(rng.uniform(2, 5), Load(utilization=0.02, bandwidth=0.05, intensity=0.2), "train", epoch=epoch)
+    yield Activity(rng.uniform(9, 16), validation, "test", epoch=epoch)
+    yield Activity(rng.uniform(2, 5), Load(utilization=0.02, bandwidth=0.05, intensity=0.2), "train", epoch=epoch)

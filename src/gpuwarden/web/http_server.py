@@ -42,7 +42,7 @@ DEFAULT_HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """HTTP request; header names are in lower case, `path` is as sent (not percent-decoded)."""
 
     method: str
@@ -52,7 +52,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """HTTP response; header names are in lower case and override the server's own."""
 
     status: int
@@ -61,11 +61,11 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Handler = Callable[[Request], Response | Awaitable[Response]]
+Handler = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
 
 
 @dataclass(slots=True)
-class Counts:
+class HttpCounts:
     """Requests and lost connections since the server was made."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route (or OTHER) and status code
@@ -91,10 +91,10 @@ class WebServer:
         timeout: float = 10.0,
         keep_alive: float = 180.0,
     ) -> None:
-        self.counts = Counts()
+        self.counts = HttpCounts()
         self.timeout = timeout
         self.keep_alive = keep_alive
-        self.connections: dict[Connection, None] = {}  # in the order of their last requests
+        self.connections: dict[HttpConnection, None] = {}  # in the order of their last requests
         self.stopping = False
         self._routes = dict(routes)
         self._max_connections = max_connections
@@ -149,7 +149,7 @@ class WebServer:
                     await asyncio.sleep(NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
             client.settimeout(0)
-            self.connections[Connection(self, client)] = None
+            self.connections[HttpConnection(self, client)] = None
             if len(self.connections) > self._max_connections:
                 await self._evict()
 
@@ -164,14 +164,14 @@ class WebServer:
         await asyncio.wait([oldest.task])
         return True
 
-    async def respond(self, request: Request) -> Response:
+    async def respond(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request, complete with the headers that describe it."""
         route = self._route(request.path)
         response = _encode(request, await self._handle(request, route))
         self.counts.requests[route, response.status] += 1
         return response
 
-    def reject(self, status: int, text: str) -> Response:
+    def reject(self, status: int, text: str) -> HttpResponse:
         """Return the response to bytes that are no request."""
         self.counts.requests[OTHER, status] += 1
         return _text(status, text)
@@ -183,7 +183,7 @@ class WebServer:
         folder = path[: path.rfind("/") + 1]
         return folder if folder != "/" and folder in self._routes else OTHER
 
-    async def _handle(self, request: Request, route: str) -> Response:
+    async def _handle(self, request: HttpRequest, route: str) -> HttpResponse:
         handler = self._routes.get(route)
         if handler is None:
             return _text(HTTPStatus.NOT_FOUND, "no such page; there are: " + " ".join(sorted(self._routes)))
@@ -194,7 +194,7 @@ class WebServer:
             return _text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request here has no body; send it without one")
         try:
             response = handler(request)
-            return response if isinstance(response, Response) else await response
+            return response if isinstance(response, HttpResponse) else await response
         except Exception:  # a fault of one handler must not end the server
             if self._may_log(route):
                 log.exception("handler failed path=%s", request.path)
@@ -208,7 +208,7 @@ class WebServer:
         return True
 
 
-class Connection:
+class HttpConnection:
     """One client, served by one task, which ends at the deadline.
 
     Nothing is read while a response is sent, and a response is sent from the handler's own bytes: neither a client
@@ -298,7 +298,7 @@ class Connection:
         await asyncio.sleep(0)  # a client that sends without end takes turns with the others
         return await self._loop.sock_recv(self._client, MAX_HEAD_BYTES)
 
-    async def _send(self, response: Response, *, has_body: bool, is_last: bool) -> None:
+    async def _send(self, response: HttpResponse, *, has_body: bool, is_last: bool) -> None:
         head = self._http.send(_head(response, close=is_last))
         if has_body:
             self._http.send_with_data_passthrough(h11.Data(data=response.body))
@@ -337,7 +337,7 @@ def _gzip(body: bytes) -> bytes:
     return packer.compress(body) + packer.flush()
 
 
-def _encode(request: Request, response: Response) -> Response:
+def _encode(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Compress a response for a client that accepts it."""
     if response.status != HTTPStatus.OK or len(response.body) < MIN_GZIP_BYTES:
         return response
@@ -349,7 +349,7 @@ def _encode(request: Request, response: Response) -> Response:
     return replace(response, body=_gzip(response.body), headers=headers)
 
 
-def _request(event: h11.Request) -> Request:
+def _request(event: h11.Request) -> HttpRequest:
     target = event.target.decode("ascii")
     if not target.startswith("/"):  # http://host/path, as sent to a proxy
         target = "/" + target.partition("://")[2].partition("/")[2]
@@ -358,18 +358,18 @@ def _request(event: h11.Request) -> Request:
     for raw_name, raw_value in event.headers:
         name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return Request(event.method.decode("ascii"), path, query, headers)
+    return HttpRequest(event.method.decode("ascii"), path, query, headers)
 
 
-def _has_body(request: Request) -> bool:
+def _has_body(request: HttpRequest) -> bool:
     return "transfer-encoding" in request.headers or request.headers.get("content-length", "0").strip("0") != ""
 
 
-def _text(status: int, text: str) -> Response:
-    return Response(status, f"{text}\n".encode("utf-8", "backslashreplace"))
+def _text(status: int, text: str) -> HttpResponse:
+    return HttpResponse(status, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
-def _head(response: Response, *, close: bool) -> h11.Response:
+def _head(response: HttpResponse, *, close: bool) -> h11.Response:
     headers = {
         **DEFAULT_HEADERS,
         "content-type": response.content_type,

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from gpuwarden._version import __version__
-from gpuwarden.web.http_server import Request, Response
+from gpuwarden.web.http_server import HttpRequest, HttpResponse
 
 PREFIX = "/page/"
 FOLDER = Path(__file__).with_name("static")
@@ -27,29 +27,29 @@ _TYPES = {
 }
 
 
-def serve(request: Request) -> Response:
+def serve(request: HttpRequest) -> HttpResponse:
     """Return a file of the page, or status 304 to a browser that has it already. Blocks for 1 ms the first time."""
     file = _files().get(request.path)
     if file is None:
-        return Response(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
+        return HttpResponse(HTTPStatus.NOT_FOUND, b"the status page has no such file; it is at /\n")
     if file.headers["etag"] in request.headers.get("if-none-match", ""):
-        return Response(HTTPStatus.NOT_MODIFIED, b"", headers=file.headers)
+        return HttpResponse(HTTPStatus.NOT_MODIFIED, b"", headers=file.headers)
     return file
 
 
 @cache
-def _files() -> dict[str, Response]:
+def _files() -> dict[str, HttpResponse]:
     """Return the responses by path; the index, whose links are relative to the root, is only there."""
     paths = [path for path in FOLDER.rglob("*") if path.suffix in _TYPES]
     files = {f"{PREFIX}{path.relative_to(FOLDER)}": _response(path) for path in paths}
     return {"/": files.pop(f"{PREFIX}{INDEX}"), **files}
 
 
-def _response(path: Path) -> Response:
+def _response(path: Path) -> HttpResponse:
     body = path.read_bytes()
     headers = {
         "cache-control": "no-cache",  # cached, but asked for again: an upgrade shows at once
         "content-security-policy": CONTENT_SECURITY_POLICY,
         "etag": f'W/"{__version__}-{zlib.crc32(body):08x}-{len(body)}"',  # weak: compressed it is the same
     }
-    return Response(HTTPStatus.OK, body, _TYPES[path.suffix], headers)
+    return HttpResponse(HTTPStatus.OK, body, _TYPES[path.suffix], headers)

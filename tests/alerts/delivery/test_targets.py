@@ -19,7 +19,7 @@ from gpuwarden.alerts.delivery.http_client import secrets_of
 from gpuwarden.alerts.delivery.message import Message, Notification
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
 from gpuwarden.config.schema import NotifyConfig, parse
-from gpuwarden.config.secrets import HIDDEN, NOT_ASCII, Secret, hidden
+from gpuwarden.config.secrets import HIDDEN, NOT_ASCII, Secret, redact
 
 MESSAGE = Message("box1", "docs", (Notification(near_oom()), Notification(gpu_down(9))))
 TOKEN = "T0KEN-xoxb-1234567890"  # noqa: S105 - of a test
@@ -81,8 +81,8 @@ def test_user_that_a_server_repeats(password: str) -> None:
 
 def test_address_without_secrets_hides_nothing() -> None:
     """What has no user hides no more than itself, and what is no address is a secret as a whole."""
-    assert hidden("a host answers: no, not so", *secrets_of("https://host/a")) == "a host answers: no, not so"
-    assert hidden("json://[x at [x, as bob", *secrets_of("json://[x")) == f"{HIDDEN} at [x, as bob"
+    assert redact("a host answers: no, not so", *secrets_of("https://host/a")) == "a host answers: no, not so"
+    assert redact("json://[x at [x, as bob", *secrets_of("json://[x")) == f"{HIDDEN} at [x, as bob"
 
 
 def test_short_password_hides_no_words() -> None:

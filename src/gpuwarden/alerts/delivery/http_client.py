@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from gpuwarden._version import __version__
 from gpuwarden.alerts.delivery.message import clean
 from gpuwarden.alerts.delivery.target import DeliveryError
-from gpuwarden.config.secrets import Secret, SecretError, hidden
+from gpuwarden.config.secrets import Secret, SecretError, redact
 from gpuwarden.config.value_types import check_url
 
 MAX_ANSWER_BYTES = 1024  # that are read
@@ -87,7 +87,7 @@ class Server:
             with error:
                 raise _refused(error, *secrets) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise DeliveryError(hidden(_reason(error, self.timeout), *secrets)) from None
+            raise DeliveryError(redact(_reason(error, self.timeout), *secrets)) from None
 
     def _authorization(self) -> str:
         if self.bearer_token:
@@ -158,7 +158,7 @@ def basic(user: str) -> str:
 
 def shown(text: str, longest: int, secrets: Iterable[str]) -> str:
     """Return a text in one line without the secrets; it is cut last, as a cut secret would not be recognized."""
-    return clean(hidden(text, *secrets), longest)
+    return clean(redact(text, *secrets), longest)
 
 
 def _of_user(pair: str) -> tuple[str, str]:

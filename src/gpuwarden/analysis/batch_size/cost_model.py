@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Literal
 
 from gpuwarden.analysis.memory.theil_sen import median
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 
 Confidence = Literal["high", "medium", "low"]
 
@@ -156,7 +156,7 @@ def usual_sizes(most: int) -> list[int]:
 
 
 def _sentence(cost: BatchCost, present: int, advised: int, capacity: float, *, too_large: bool, bounded: bool) -> str:
-    needs = f"{amount(cost.of(advised))} of the {amount(capacity)} that the run can have"
+    needs = f"{format_bytes(cost.of(advised))} of the {format_bytes(capacity)} that the run can have"
     if too_large:
         said = f"batches of {present} are too large; {advised} should fit, with {needs}"
     elif advised > present:
@@ -171,6 +171,6 @@ def _sentence(cost: BatchCost, present: int, advised: int, capacity: float, *, t
 
 def _grounds(cost: BatchCost) -> str:
     if cost.sizes == 1:
-        return f"a guess from one size: an example takes {amount(cost.per_example)} at most"
-    off = f", at most {amount(cost.residual)} off" if cost.sizes > 2 else ""  # noqa: PLR2004 - a line meets two points
-    return f"from {cost.sizes} sizes{off}: {amount(cost.per_example)} an example"
+        return f"a guess from one size: an example takes {format_bytes(cost.per_example)} at most"
+    off = f", at most {format_bytes(cost.residual)} off" if cost.sizes > 2 else ""  # noqa: PLR2004 - a line meets two points
+    return f"from {cost.sizes} sizes{off}: {format_bytes(cost.per_example)} an example"

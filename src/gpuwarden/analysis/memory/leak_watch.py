@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.analysis.memory.leak_detector import Leak, LeakDetector
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow, window_from_sample
-from gpuwarden.formatting import amount, foreseen, rate
+from gpuwarden.formatting import format_bytes, format_forecast, format_growth
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.protocol.messages import DeviceMemory
 
@@ -105,7 +105,9 @@ class LeakWatch:
                 self._lines += 1
                 log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(growth))
         elif before is not None and growth is None and place.logged and not self._failed:
-            log.info("run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, amount(before.grown))
+            log.info(
+                "run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, format_bytes(before.grown)
+            )
 
 
 def _host_limit(present: Present, available: float | None) -> float | None:
@@ -119,5 +121,5 @@ def _host_limit(present: Present, available: float | None) -> float | None:
 def _line(growth: Leak) -> str:
     """Say it in words: `12.3 MiB a minute, out of memory in about 14m10s (11m20s to 20m05s)`."""
     left = growth.left
-    end = "" if left is None else f", out of memory {foreseen(left.seconds, left.lower, left.upper)}"
-    return f"{rate(growth.bytes_per_second)}{end}"
+    end = "" if left is None else f", out of memory {format_forecast(left.seconds, left.lower, left.upper)}"
+    return f"{format_growth(growth.bytes_per_second)}{end}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpuwarden.analysis.oom.context import FailureContext
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 
 MAX_KERNEL_SIDE = 11  # of a convolution's weights
 MAX_WEIGHTS_TIMES = 2  # beyond which a request for a whole program holds more than gradients
@@ -52,7 +52,7 @@ def _batch_signs(failure: FailureContext) -> Iterator[str]:
     error, shape, requested, base = failure.error, failure.shape, failure.requested, failure.base
     peak = failure.training_peak
     if failure.fit_steps and not failure.is_outsized and peak is not None:
-        yield f"came in a step like {failure.fit_steps} before it, which had only just fitted with {amount(peak)}"
+        yield f"came in a step like {failure.fit_steps} before it, which had only just fitted with {format_bytes(peak)}"
     if batch := shape_batch(failure):
         yield f"grows with the batch of {batch}"
     if error.like_weight:  # a gradient was the last straw, of a step whose activations took the room
@@ -67,12 +67,13 @@ def _batch_signs(failure: FailureContext) -> Iterator[str]:
         yield "is a layer's output, which grows with the batch"
     if requested is not None and error.weights and requested > MAX_WEIGHTS_TIMES * error.weights:
         yield (
-            f"is more than {MAX_WEIGHTS_TIMES} times all weights ({amount(error.weights)}), so that it grows with the "
+            f"is more than {MAX_WEIGHTS_TIMES} times all weights ({format_bytes(error.weights)}), so that it grows "
+            "with the "
             "batch"
         )
     # Of XLA's programs with nothing in use before, the first may be the one that makes the weights.
     if requested is not None and base is not None and requested > base and (base or shape) and not failure.is_eager:
-        yield f"is more than all that was in use between steps ({amount(base)}), so that it grows with the batch"
+        yield f"is more than all that was in use between steps ({format_bytes(base)}), so that it grows with the batch"
 
 
 def shape_batch(failure: FailureContext) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwarden.analysis.oom.context import FULL_RATIO, SLACK_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import and_more, requested_memory
-from gpuwarden.formatting import amount, lasting
+from gpuwarden.formatting import format_bytes, format_elapsed
 
 
 def find_co_tenant_growth(failure: FailureContext) -> Finding | None:
@@ -18,11 +18,13 @@ def find_co_tenant_growth(failure: FailureContext) -> Finding | None:
     if not 0 < missing <= grown or (failure.leaked >= missing and failure.leaked > grown):
         return None
     worst = max(failure.grown_co_tenants, key=lambda each: each.grown)
-    when = f"in the {lasting(worst.seconds)} before" if worst.seconds >= 1 else "just before"
+    when = f"in the {format_elapsed(worst.seconds)} before" if worst.seconds >= 1 else "just before"
     return Finding(
-        f"The run needed {amount(need)} beside {amount(base)} and could have {amount(max(room - base, 0))}: "
-        f"{worst.name}{and_more(len(failure.grown_co_tenants))} took {amount(grown)} of the device {when} and holds "
-        f"{amount(worst.held)}.",
+        f"The run needed {format_bytes(need)} beside {format_bytes(base)} and could have "
+        f"{format_bytes(max(room - base, 0))}: "
+        f"{worst.name}{and_more(len(failure.grown_co_tenants))} took {format_bytes(grown)} of the device {when} and "
+        "holds "
+        f"{format_bytes(worst.held)}.",
         f"Move one of the two to another GPU, or agree with {worst.name} on who has this one.",
     )
 
@@ -42,8 +44,8 @@ def find_occupied_device(failure: FailureContext) -> Finding | None:
     worst = max(failure.co_tenants, key=lambda each: each.held)
     who = f"{worst.name}{and_more(len(failure.co_tenants))}"
     return Finding(
-        f"The run could have {amount(room)}, as {who} has held {amount(held)} of the device for "
-        f"{lasting(worst.seconds)}: {why} beside {amount(base)}.",
+        f"The run could have {format_bytes(room)}, as {who} has held {format_bytes(held)} of the device for "
+        f"{format_elapsed(worst.seconds)}: {why} beside {format_bytes(base)}.",
         f"Use a GPU that is free, or agree with {worst.name} on who has this one; else lower the batch size.",
     )
 

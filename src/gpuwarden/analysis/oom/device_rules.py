@@ -12,7 +12,7 @@ from gpuwarden.analysis.oom.diagnosis_wording import (
     out_of_room,
     requested_memory,
 )
-from gpuwarden.formatting import amount, rate
+from gpuwarden.formatting import format_bytes, format_growth
 from gpuwarden.protocol.messages import Phase
 
 # Free memory in sum from which on fragmentation is the cause of a failed step as large as none before: it may have
@@ -30,9 +30,10 @@ def find_leak(failure: FailureContext) -> Finding | None:
     if in_use < TIGHT_RATIO * room or grown < in_use - room or grown < SLACK_RATIO * room:
         return None
     leak = failure.leak
-    how = f"at {rate(leak.bytes_per_second)}" if leak else f"over {failure.steady_rise.steps} steps"
+    how = f"at {format_growth(leak.bytes_per_second)}" if leak else f"over {failure.steady_rise.steps} steps"
     return Finding(
-        f"Memory in use between steps had grown by {amount(grown)} {how} to {amount(base)} of {amount(room)} that the "
+        f"Memory in use between steps had grown by {format_bytes(grown)} {how} to {format_bytes(base)} of "
+        f"{format_bytes(room)} that the "
         f"run can have: without that {requested_memory(failure)} would have fitted.",
         "Look for what the program keeps from step to step: tensors in lists, losses not turned into numbers, models "
         "made again and again.",
@@ -64,8 +65,9 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
         return None
     certainty = "was in use" if failure.is_eager else "was in use at most, or about so"
     return Finding(
-        f"{capitalized(requested_memory(failure))} did not fit in one piece though {amount(left)} of {amount(room)} "
-        f"were free in sum: {amount(in_use)} {certainty}.",
+        f"{capitalized(requested_memory(failure))} did not fit in one piece though {format_bytes(left)} of "
+        f"{format_bytes(room)} "
+        f"were free in sum: {format_bytes(in_use)} {certainty}.",
         avoid_fragmentation(failure),
     )
 
@@ -73,7 +75,7 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
 def _torch_fragmentation(failure: FailureContext, requested: int, idle: int, room: float) -> Finding | None:
     if idle < requested or idle < SLACK_RATIO * room:
         return None
-    how = f"torch held {amount(idle)} that were in no tensor, in pieces that were all smaller"
+    how = f"torch held {format_bytes(idle)} that were in no tensor, in pieces that were all smaller"
     return Finding(
         f"{capitalized(requested_memory(failure))} did not fit in one piece: {how}.", avoid_fragmentation(failure)
     )
@@ -92,7 +94,7 @@ def find_phase_peak(failure: FailureContext) -> Finding | None:
     elif failure.usual_step is None:
         what = f"{before} batches of {failure.batch_size}"
     else:
-        what = f"{amount(failure.reached or 0)} in all, {before} {amount(failure.usual_step)}"
+        what = f"{format_bytes(failure.reached or 0)} in all, {before} {format_bytes(failure.usual_step)}"
     return Finding(
         f"One step was far larger than the others: it asked for {requested_memory(failure)}{out_of_room(failure)}, "
         f"{what}.",
@@ -102,7 +104,7 @@ def find_phase_peak(failure: FailureContext) -> Finding | None:
 
 def _larger_phase(failure: FailureContext) -> Finding:
     phase, peak = failure.error.phase, failure.training_peak
-    peaked = f"peaked at {amount(peak)}" if peak is not None else "went well"
+    peaked = f"peaked at {format_bytes(peak)}" if peak is not None else "went well"
     setting = ": validation_batch_size, or the batch size of its data set" if phase == "test" else ""
     return Finding(
         f"{_PHASES[phase].capitalize()} asked for {requested_memory(failure)}{out_of_room(failure)}, while training, "

@@ -14,7 +14,7 @@ from gpuwarden.analysis.oom.device_rules import find_fragmentation, find_leak, f
 from gpuwarden.analysis.oom.diagnosis import Diagnosis, Rule
 from gpuwarden.analysis.oom.host_rules import find_host_input, find_host_leak, unknown_host_cause
 from gpuwarden.analysis.oom.size_rules import find_batch_too_large, find_too_big, unknown_device_cause
-from gpuwarden.formatting import rate
+from gpuwarden.formatting import format_growth
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -115,5 +115,5 @@ def _with_leak(diagnosis: Diagnosis, failure: FailureContext) -> Diagnosis:
     """Add a leak that is reported: it was not what was missing this time, and will be once the rest is mended."""
     if failure.leak is None or failure.error.kind != "device_oom" or diagnosis.cause == "leak":
         return diagnosis
-    growing = f"memory in use grows too, at {rate(failure.leak.bytes_per_second)}"
+    growing = f"memory in use grows too, at {format_growth(failure.leak.bytes_per_second)}"
     return replace(diagnosis, evidence=f"{diagnosis.evidence[:-1]}; {growing}.")

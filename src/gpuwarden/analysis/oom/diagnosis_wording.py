@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.oom.context import FULL_RATIO, FailureContext
-from gpuwarden.formatting import amount, rate
+from gpuwarden.formatting import format_bytes, format_growth
 
 ALLOCATOR_SETTINGS = {
     "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async",
@@ -23,17 +23,17 @@ def requested_memory(failure: FailureContext) -> str:
     if failure.requested is None:
         return "an allocation"
     shape = f" for shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
-    return f"{amount(failure.requested)}{shape}"
+    return f"{format_bytes(failure.requested)}{shape}"
 
 
 def requested_size(failure: FailureContext) -> str:
     """Return the bytes of the allocation that failed: `61.0 MiB`."""
-    return "memory" if failure.requested is None else amount(failure.requested)
+    return "memory" if failure.requested is None else format_bytes(failure.requested)
 
 
 def out_of_room(failure: FailureContext) -> str:
     """Return a clause with what the run can have: `, of 256 MiB that the run can have`; empty where unknown."""
-    return "" if failure.room is None else f", of {amount(failure.room)} that the run can have"
+    return "" if failure.room is None else f", of {format_bytes(failure.room)} that the run can have"
 
 
 def and_more(count: int) -> str:
@@ -43,7 +43,7 @@ def and_more(count: int) -> str:
 
 def host_memory_growth(leak: Leak) -> str:
     """Return a clause about the growth of the host memory of a run's processes."""
-    how = f"{amount(leak.grown)}, at {rate(leak.bytes_per_second)}"
+    how = f"{format_bytes(leak.grown)}, at {format_growth(leak.bytes_per_second)}"
     return f"the host memory of the run's processes had grown by {how}"
 
 

@@ -12,7 +12,7 @@ from gpuwarden.analysis.oom.diagnosis_wording import (
     requested_memory,
     requested_size,
 )
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 
 # Parts of the input pipeline, by what the error's text says of them.
 _INPUT_PATTERNS = (
@@ -31,7 +31,7 @@ def find_host_input(failure: FailureContext) -> Finding | None:
         part = "the input pipeline"
     if part is None:
         return None
-    held = "" if failure.host_memory is None else f" while its processes held {amount(failure.host_memory)}"
+    held = "" if failure.host_memory is None else f" while its processes held {format_bytes(failure.host_memory)}"
     return Finding(
         f"The host, not the device, could not give {requested_size(failure)} for {part}{held}.",
         "Make shuffle buffers, caches and prefetching smaller or use fewer loader workers; in a container give it a "

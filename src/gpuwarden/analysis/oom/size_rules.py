@@ -6,7 +6,7 @@ from gpuwarden.analysis.oom.allocation_origin import batch_sign, is_for_batch, s
 from gpuwarden.analysis.oom.context import FULL_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import capitalized, out_of_room, requested_memory, use_smaller_batch
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 
 MAX_BASE_GROWTH_RATIO = 0.1  # of what the run can have: more than that since the first steps, and it is not the batch
 
@@ -31,24 +31,27 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
     wanted = requested_memory(failure)
     if least is not None and least > (TIGHT_RATIO if weights else 1) * room and not failure.fit_steps:
         return (
-            f"Weights, optimizer state and gradients take {amount(least)} of {amount(room)} that the run can have, "
+            f"Weights, optimizer state and gradients take {format_bytes(least)} of {format_bytes(room)} that the run "
+            "can have, "
             f"whatever the batch: {wanted} failed."
         )
     beside = failure.after.current if failure.is_eager and failure.after else base
     if weights and beside is not None and requested is not None and beside + requested > FULL_RATIO * room:
         return (
-            f"{capitalized(wanted)} {weights} did not fit beside {amount(beside)} in use of {amount(room)} that the "
+            f"{capitalized(wanted)} {weights} did not fit beside {format_bytes(beside)} in use of "
+            f"{format_bytes(room)} that the "
             "run can have."
         )
     whole = failure.size or room
     is_first = failure.is_eager and not failure.error.steps
     if requested is not None and requested > whole and is_first and not shape_batch(failure):
         shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
-        return f"One tensor{shape} takes {amount(requested)}, more than all {amount(whole)} of the device."
+        return f"One tensor{shape} takes {format_bytes(requested)}, more than all {format_bytes(whole)} of the device."
     has_grown = failure.fit_steps and failure.base_growth > MAX_BASE_GROWTH_RATIO * room
     if base is not None and base > FULL_RATIO * room and not has_grown:
         return (
-            f"{amount(base)} of {amount(room)} were in use before the step made anything, so that not even a small "
+            f"{format_bytes(base)} of {format_bytes(room)} were in use before the step made anything, so that not "
+            "even a small "
             f"batch fits: {wanted} failed."
         )
     return None
@@ -64,8 +67,9 @@ def _example_evidence(failure: FailureContext, room: float) -> str | None:
         batch = shape[0]  # the batch, or a multiple of it: so one example takes at least that part
     if batch and requested is not None and requested / batch > room - base:
         return (
-            f"{wanted} did not fit, and no smaller batch would: one of {batch} takes {amount(requested / batch)} of "
-            f"it, where {amount(room - base)} of {amount(room)} are left beside weights."
+            f"{wanted} did not fit, and no smaller batch would: one of {batch} takes "
+            f"{format_bytes(requested / batch)} of "
+            f"it, where {format_bytes(room - base)} of {format_bytes(room)} are left beside weights."
         )
     return None
 
@@ -80,7 +84,7 @@ def find_batch_too_large(failure: FailureContext) -> Finding | None:
         return None
     beside = ""
     if base is not None and room is not None:
-        beside = f", while {amount(base)} of {amount(room)} were in use between steps"
+        beside = f", while {format_bytes(base)} of {format_bytes(room)} were in use between steps"
     return Finding(
         f"{capitalized(requested_memory(failure))} {sign}, and did not fit{beside}.", use_smaller_batch(failure)
     )
@@ -100,11 +104,11 @@ def unknown_device_cause(failure: FailureContext) -> Finding:
     """Return what was looked for, and what is known."""
     known = []
     if failure.room is not None:
-        known.append(f"{amount(failure.room)} is what the run could have")
+        known.append(f"{format_bytes(failure.room)} is what the run could have")
     if failure.base is not None:
         growth = failure.base_growth
-        more = f", {amount(growth)} more than after the first steps" if growth else ""
-        known.append(f"{amount(failure.base)} of it was in use between steps{more}")
+        more = f", {format_bytes(growth)} more than after the first steps" if growth else ""
+        known.append(f"{format_bytes(failure.base)} of it was in use between steps{more}")
     facts = {"how much was asked for": failure.requested, "what the run can have": failure.room}
     missing = [name for name, value in facts.items() if value is None]
     lacking = f", not knowing {' and '.join(missing)}" if missing else ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden.cli.top.state_reader import Part
+from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.cli.top.style import (
     HELD,
     IN_USE,
@@ -22,7 +22,7 @@ from gpuwarden.cli.top.style import (
     table,
     text,
 )
-from gpuwarden.formatting import amount
+from gpuwarden.formatting import format_bytes
 from gpuwarden.owners.kinds import BY_PRIORITY
 
 BROAD, BROADEST = 100, 140  # columns of a terminal from which there is room for more
@@ -30,17 +30,17 @@ _GIB = 2**30
 _NO_READINGS: Mapping[str, str] = {"asleep": "sleeps", "not_asked": "is not asked"}
 
 
-def worst_first(gpus: Sequence[Part]) -> list[Part]:
+def worst_first(gpus: Sequence[ApiObject]) -> list[ApiObject]:
     """Order the GPUs; those that are alike stand as the driver has them."""
     return sorted(gpus, key=lambda gpu: RANK.get(gpu.text("condition"), 0))
 
 
-def gpu_lines(gpus: Sequence[Part]) -> int:
+def gpu_lines(gpus: Sequence[ApiObject]) -> int:
     """Count the rows that these GPUs take."""
     return sum(1 + len(gpu.parts("mig")) for gpu in gpus)
 
 
-def gpu_table(gpus: Sequence[Part], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
+def gpu_table(gpus: Sequence[ApiObject], run_names: Mapping[str, str], width: int, *, model_names: bool) -> Table:
     """Write a row a GPU, and its MIG instances below it; `run_names` are by id, `model_names` asks for that column."""
     drawn = 12 if width < BROAD else 24 if width < BROADEST else 40
     made = table(
@@ -63,13 +63,13 @@ def gpu_table(gpus: Sequence[Part], run_names: Mapping[str, str], width: int, *,
     return made
 
 
-def place_of(gpu: Part, instance: Part | None = None) -> str:
+def place_of(gpu: ApiObject, instance: ApiObject | None = None) -> str:
     """Return the number of a GPU, of a MIG instance with that of its GPU instance."""
     numbers = [gpu.number("index")] + ([instance.number("gpu_instance")] if instance is not None else [])
     return "/".join("?" if number is None else f"{number:.0f}" for number in numbers)
 
 
-def _row(gpu: Part, run_names: Mapping[str, str], drawn: int) -> list[Text]:
+def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]:
     condition, status = gpu.text("condition"), gpu.text("status")
     style = STYLES.get(condition, "")
     head = [mark(condition), Text(place_of(gpu), style)]
@@ -91,7 +91,7 @@ def _row(gpu: Part, run_names: Mapping[str, str], drawn: int) -> list[Text]:
     ]
 
 
-def _instance(gpu: Part, instance: Part, run_names: Mapping[str, str], drawn: int) -> list[Text]:
+def _instance(gpu: ApiObject, instance: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]:
     run = instance.text("headroom_run_id")
     return [
         Text(""),
@@ -102,18 +102,18 @@ def _instance(gpu: Part, instance: Part, run_names: Mapping[str, str], drawn: in
     ]
 
 
-def _memory(of: Part, style: str, drawn: int) -> list[Text]:
+def _memory(of: ApiObject, style: str, drawn: int) -> list[Text]:
     """Draw the bar, and write what is used, and what can still be allocated."""
     size, used = of.number("memory_size_bytes"), of.number("memory_used_bytes")
     pair = "-" if size is None else f"{'-' if used is None else f'{used / _GIB:.1f}'}/{size / _GIB:.0f} GiB"
     return [
         bar(drawn, size, of.number("memory_in_use_bytes"), used, style),
         Text(pair),
-        said(of.number("headroom_bytes"), amount, style),
+        said(of.number("headroom_bytes"), format_bytes, style),
     ]
 
 
-def _temperature(core: float, gpu: Part) -> str:
+def _temperature(core: float, gpu: ApiObject) -> str:
     """Write degrees, and those at which the GPU slows itself down."""
     limit = gpu.part("temperature_threshold_celsius").number("slowdown")
     margin = gpu.number("temperature_margin_celsius")
@@ -122,12 +122,12 @@ def _temperature(core: float, gpu: Part) -> str:
     return f"{core:.0f} C" if limit is None else f"{core:.0f}/{limit:.0f}"
 
 
-def _power(watts: float, gpu: Part) -> str:
+def _power(watts: float, gpu: ApiObject) -> str:
     limit = gpu.part("power_limit_watts").number("enforced")
     return f"{watts:.0f} W" if limit is None else f"{watts:.0f}/{limit:.0f} W"
 
 
-def _owner(gpu: Part, run_names: Mapping[str, str]) -> str:
+def _owner(gpu: ApiObject, run_names: Mapping[str, str]) -> str:
     """Return whose memory it is: users, and of a single one what of theirs."""
     owners = [(each.text("kind"), each.text("name")) for each in gpu.parts("owners")]
     users = [name for kind, name in owners if kind == "user"]

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from gpuwarden.cli.top.gpu_table import BROADEST, gpu_lines, gpu_table, place_of, worst_first
 from gpuwarden.cli.top.run_table import run_table
-from gpuwarden.cli.top.state_reader import Part
+from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.cli.top.style import RANK, STYLES, Column, mark, table, text
 from gpuwarden.config import thresholds
-from gpuwarden.formatting import amount, lasting
+from gpuwarden.formatting import format_bytes, format_elapsed
 
 MAX_TROUBLES = 6
 FEW_EVENTS = 3  # where lines are scarce
@@ -24,10 +24,10 @@ _WORDS: Mapping[str, str] = {"critical": "critical", "warning": "to look at", "u
 
 def picture(answer: Any, width: int, height: int | None, now: float) -> RenderableType:
     """Draw an answer of `/api/v1/state`; without a height it is as long as it takes. `now` is Unix time."""
-    return Group(*_lines(Part(answer), width, _UNLIMITED if height is None else height, now))
+    return Group(*_lines(ApiObject(answer), width, _UNLIMITED if height is None else height, now))
 
 
-def _lines(box: Part, width: int, height: int, now: float) -> Iterator[RenderableType]:
+def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[RenderableType]:
     gpus, runs, events = worst_first(box.parts("gpus")), box.parts("runs"), box.parts("events")
     models = {gpu.text("name") for gpu in gpus}
     head = [_title(box, gpus, runs, models if width >= BROADEST else ()), *_warnings(box, now)]
@@ -59,7 +59,7 @@ def _lines(box: Part, width: int, height: int, now: float) -> Iterator[Renderabl
         yield _events(events[: left - for_gpus - for_runs])
 
 
-def _fitting(gpus: Sequence[Part], lines: int) -> Sequence[Part]:
+def _fitting(gpus: Sequence[ApiObject], lines: int) -> Sequence[ApiObject]:
     """Return the GPUs that there is room for with their MIG instances; a line says how many more there are."""
     if gpu_lines(gpus) <= lines:
         return gpus
@@ -70,7 +70,9 @@ def _more(count: int, of: str) -> Text:
     return Text(f"  and {count} more {of}{'' if count == 1 else 's'}", "dim")
 
 
-def _title(box: Part, gpus: Sequence[Part], runs: Sequence[Part], models: Collection[str]) -> RenderableType:
+def _title(
+    box: ApiObject, gpus: Sequence[ApiObject], runs: Sequence[ApiObject], models: Collection[str]
+) -> RenderableType:
     """Say in a line which box this is, and how it is; with the model of its GPUs where they have one and room."""
     host = box.part("host")
     line = Text(no_wrap=True, overflow="crop")
@@ -84,7 +86,7 @@ def _title(box: Part, gpus: Sequence[Part], runs: Sequence[Part], models: Collec
     line.append(f"  {going} run{'' if going == 1 else 's'}")
     size, available = host.number("memory_size_bytes"), host.number("memory_available_bytes")
     if size is not None and available is not None:
-        line.append(f"  host {amount(size - available)} of {amount(size)}")
+        line.append(f"  host {format_bytes(size - available)} of {format_bytes(size)}")
     made = table(Column(""), Column("", 8, right=True))
     made.show_header = False
     polled = box.number("polled_timestamp_seconds")
@@ -92,7 +94,7 @@ def _title(box: Part, gpus: Sequence[Part], runs: Sequence[Part], models: Collec
     return made
 
 
-def _warnings(box: Part, now: float) -> Iterator[Text]:
+def _warnings(box: ApiObject, now: float) -> Iterator[Text]:
     """Say what holds for all of the picture."""
     daemon, polled = box.part("daemon"), box.number("polled_timestamp_seconds")
     source = daemon.text("source")
@@ -106,10 +108,10 @@ def _warnings(box: Part, now: float) -> Iterator[Text]:
         yield Text(f"Paused until {_clock(until)}: no GPU is read. gpuwarden resume ends it.", STYLES["warning"])
     stale = box.part("thresholds").number("poll_stale_seconds") or thresholds.STALE_POLL_SECONDS
     if polled is not None and now - polled > stale:
-        yield Text(f"The last poll was {lasting(now - polled)} ago.", STYLES["critical"])
+        yield Text(f"The last poll was {format_elapsed(now - polled)} ago.", STYLES["critical"])
 
 
-def _troubles(gpus: Sequence[Part], runs: Sequence[Part], most: int) -> Iterator[Text]:
+def _troubles(gpus: Sequence[ApiObject], runs: Sequence[ApiObject], most: int) -> Iterator[Text]:
     """Say what is wrong, a line a GPU or run, the worst first; what ended has its own row, and an event."""
     found = [(gpu, f"GPU {place_of(gpu)}") for gpu in gpus]
     found += [(run, f"run {run.text('name')}") for run in runs if run.is_true("up")]
@@ -125,7 +127,7 @@ def _troubles(gpus: Sequence[Part], runs: Sequence[Part], most: int) -> Iterator
         yield Text(f"  and {len(bad) - len(shown)} more that are not well", "dim")
 
 
-def _places(gpus: Sequence[Part]) -> Mapping[str, str]:
+def _places(gpus: Sequence[ApiObject]) -> Mapping[str, str]:
     """Return the numbers of GPUs and MIG instances by UUID."""
     found = {}
     for gpu in gpus:
@@ -134,13 +136,13 @@ def _places(gpus: Sequence[Part]) -> Mapping[str, str]:
     return found
 
 
-def _no_runs(box: Part) -> Text:
+def _no_runs(box: ApiObject) -> Text:
     socket = box.part("daemon").text("runs_socket")
     where = f" to {socket}" if socket else ""
     return text(f"No run reports{where}; docs/keras.md says how.", "dim")
 
 
-def _events(events: Sequence[Part]) -> RenderableType:
+def _events(events: Sequence[ApiObject]) -> RenderableType:
     made = table(Column("EVENTS", 8), Column(""))
     for event in events:
         at, level = event.number("timestamp_seconds"), event.text("level")

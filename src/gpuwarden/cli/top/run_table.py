@@ -9,15 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuwarden.cli.top.gpu_table import BROAD, BROADEST
-from gpuwarden.cli.top.state_reader import Part
+from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.cli.top.style import STYLES, Column, by_share, by_time, mark, said, table, text
 from gpuwarden.config import thresholds
-from gpuwarden.formatting import amount, lasting
+from gpuwarden.formatting import format_bytes, format_elapsed
 
 _LEVELS: Mapping[str, str] = {"none": "dim", "some": STYLES["warning"], "critical": STYLES["critical"]}
 
 
-def run_table(runs: Sequence[Part], places: Mapping[str, str], width: int) -> Table:
+def run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:
     """Write a row a run; `places` are numbers of GPUs by UUID, those of MIG instances too."""
     some = [Column("STEPS", 9, right=True), Column("EPOCH", 5, right=True)] if width >= BROAD else []
     more = [Column("USER", 10), Column("RUN", 18)] if width >= BROADEST else []
@@ -41,11 +41,11 @@ def run_table(runs: Sequence[Part], places: Mapping[str, str], width: int) -> Ta
     return made
 
 
-def _row(run: Part, places: Mapping[str, str]) -> list[Text]:
+def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:
     condition = run.text("condition")
     up = run.is_true("up")
     devices = run.parts("devices")
-    tight = min(devices, key=_share, default=Part({}))
+    tight = min(devices, key=_share, default=ApiObject({}))
     left = [each for device in devices if (each := device.number("seconds_to_oom")) is not None]
     in_use = [each for device in devices if (each := device.number("memory_in_use_bytes")) is not None]
     pressure = tight.text("pressure")
@@ -55,9 +55,9 @@ def _row(run: Part, places: Mapping[str, str]) -> list[Text]:
         text(_where(devices, places)),
         _doing(run, up=up),
         said(run.number("steps_per_second"), _pace),
-        said(sum(in_use) if in_use else None, amount),
-        said(tight.number("headroom_bytes"), amount, by_share(tight.number("headroom_ratio"))),
-        said(min(left), lasting, by_time(min(left))) if left else Text("-", "dim"),
+        said(sum(in_use) if in_use else None, format_bytes),
+        said(tight.number("headroom_bytes"), format_bytes, by_share(tight.number("headroom_ratio"))),
+        said(min(left), format_elapsed, by_time(min(left))) if left else Text("-", "dim"),
         said(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %", _waits(run)),
         text(pressure or "-", _LEVELS.get(pressure, "dim")),
         said(run.number("steps"), lambda count: f"{count:.0f}"),
@@ -67,18 +67,18 @@ def _row(run: Part, places: Mapping[str, str]) -> list[Text]:
     ]
 
 
-def _share(device: Part) -> float:
+def _share(device: ApiObject) -> float:
     """Put the device first that is closest to out of memory."""
     share = device.number("headroom_ratio")
     return inf if share is None else share
 
 
-def _where(devices: Sequence[Part], places: Mapping[str, str]) -> str:
+def _where(devices: Sequence[ApiObject], places: Mapping[str, str]) -> str:
     found = [places.get(device.text("uuid"), "?") for device in devices]
     return ",".join(found) if len(found) <= 2 else f"{found[0]}+{len(found) - 1}"  # noqa: PLR2004 - as there is room for
 
 
-def _doing(run: Part, *, up: bool) -> Text:
+def _doing(run: ApiObject, *, up: bool) -> Text:
     """Say what it does, or how it ended."""
     if not up:
         outcome = run.text("outcome") or "ended"
@@ -89,7 +89,7 @@ def _doing(run: Part, *, up: bool) -> Text:
     return text(run.text("phase") or "-")
 
 
-def _waits(run: Part) -> str:
+def _waits(run: ApiObject) -> str:
     share = run.number("input_wait_ratio")
     return STYLES["warning"] if share is not None and share >= thresholds.INPUT_BOUND else ""
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from math import isfinite
 from typing import Any
 
-from gpuwarden.cli.api_client import SilenceError, StatusError, ask, shown, url_of
+from gpuwarden.cli.api_client import NoAnswerError, StatusError, daemon_url, fetch_json, sanitize
 from gpuwarden.config.schema import Address
 
 PATH = "/api/v1/state"
@@ -18,18 +18,18 @@ TIMEOUT_SECONDS = 2.0
 MAX_TEXT = 500  # characters of one text
 
 
-def ask_state(listen: Address) -> Any:
+def fetch_state(listen: Address) -> Any:
     """Return the daemon's answer. Blocks for the timeout; raises OSError that says in a line why there is none."""
-    url = url_of(listen)
+    url = daemon_url(listen)
     try:
-        state = ask(listen, PATH, TIMEOUT_SECONDS)
+        state = fetch_json(listen, PATH, TIMEOUT_SECONDS)
     except StatusError as error:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise OSError(None, f"the daemon at {url} has no poll to show") from None
         if error.status == HTTPStatus.NOT_FOUND:
             raise OSError(None, f"the daemon at {url} is older than this gpuwarden: it has no {PATH}") from None
         raise OSError(None, f"{url} is no gpuwarden: it answers with status {error.status}") from None
-    except SilenceError as error:
+    except NoAnswerError as error:
         raise OSError(None, f"no daemon answers at {url}: {error}") from None
     if not isinstance(state, dict) or "version" not in state:
         raise OSError(None, f"{url} is no gpuwarden: it answers with something else")
@@ -39,7 +39,7 @@ def ask_state(listen: Address) -> Any:
     return state
 
 
-class Part:
+class ApiObject:
     """Object of the answer. Texts come out harmless for a terminal."""
 
     __slots__ = ("_of",)
@@ -63,17 +63,17 @@ class Part:
     def text(self, key: str) -> str:
         """Return a text; empty where there is none."""
         value = self._of.get(key)
-        return shown(value[:MAX_TEXT]) if isinstance(value, str) else ""
+        return sanitize(value[:MAX_TEXT]) if isinstance(value, str) else ""
 
     def is_true(self, key: str) -> bool:
         """Return whether something is said to be so."""
         return self._of.get(key) is True
 
-    def part(self, key: str) -> Part:
+    def part(self, key: str) -> ApiObject:
         """Return an object in it; an empty one where there is none."""
-        return Part(self._of.get(key))
+        return ApiObject(self._of.get(key))
 
-    def parts(self, key: str) -> list[Part]:
+    def parts(self, key: str) -> list[ApiObject]:
         """Return the objects of a list."""
         value = self._of.get(key)
-        return [Part(each) for each in value] if isinstance(value, list) else []
+        return [ApiObject(each) for each in value] if isinstance(value, list) else []

@@ -22,12 +22,12 @@ from rich.live import Live
 from rich.styled import Styled
 from rich.text import Text
 
-from gpuwarden.cli.api_client import url_of
+from gpuwarden.cli.api_client import daemon_url
 from gpuwarden.cli.top.layout import picture
-from gpuwarden.cli.top.state_reader import ask_state
+from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.cli.top.style import STYLES, text
 from gpuwarden.config.schema import Address, Config
-from gpuwarden.formatting import lasting
+from gpuwarden.formatting import format_elapsed
 
 POLL_SECONDS = 1.0
 REDRAWS_PER_SECOND = 2  # so a window that was resized, and ages, are right soon
@@ -36,7 +36,7 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LastAnswer:
     """The daemon's last answer, `at` a Unix time, and why there is none since, empty where there is."""
 
     state: Any = None
@@ -46,7 +46,7 @@ class Answer:
 
 def once(config: Config, *, as_json: bool) -> int:
     """Print the box, or what the API says. Raises OSError that says why there is none."""
-    state = ask_state(config.web.listen)
+    state = fetch_state(config.web.listen)
     if as_json:
         sys.stdout.write(json.dumps(state, indent=2) + "\n")
         return 0
@@ -68,7 +68,7 @@ def live(config: Config) -> int:
 
 
 def _show(console: Console, listen: Address) -> None:
-    answer = Answer()
+    answer = LastAnswer()
 
     def draw() -> RenderableType:
         return _draw(answer, listen, console)
@@ -77,7 +77,7 @@ def _show(console: Console, listen: Address) -> None:
     with _signals() as signals, _keyboard(screen) as keys, screen:
         while True:
             try:
-                answer = Answer(ask_state(listen), time.time())
+                answer = LastAnswer(fetch_state(listen), time.time())
             except OSError as error:
                 answer = replace(answer, trouble=error.strerror or str(error))
             screen.refresh()
@@ -143,13 +143,13 @@ def _console() -> Console:
     return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
 
 
-def _draw(answer: Answer, listen: Address, console: Console) -> RenderableType:
+def _draw(answer: LastAnswer, listen: Address, console: Console) -> RenderableType:
     """Draw an answer; where there is none any longer, say so, and show in gray what there was."""
     if answer.state is None:
-        return text(answer.trouble or f"asking {url_of(listen)}", STYLES["warning"] if answer.trouble else "")
+        return text(answer.trouble or f"asking {daemon_url(listen)}", STYLES["warning"] if answer.trouble else "")
     now = time.time()
     if not answer.trouble:
         return picture(answer.state, console.width, console.height, now)
-    age = Text(f"What is below was so {lasting(max(now - answer.at, 0.0))} ago.", STYLES["warning"])
+    age = Text(f"What is below was so {format_elapsed(max(now - answer.at, 0.0))} ago.", STYLES["warning"])
     before = picture(answer.state, console.width, console.height - 2, now)
     return Group(text(f"{answer.trouble}; trying again", STYLES["critical"]), age, Styled(before, "dim"))

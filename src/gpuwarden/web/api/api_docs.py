@@ -23,7 +23,7 @@ What the daemon answers to `/api/v1/state` and `/api/v1/history`; [api.md](api.m
 """
 
 
-def state_markdown() -> str:
+def render_reference() -> str:
     """Return the reference."""
     return "\n".join(_lines()) + "\n"
 

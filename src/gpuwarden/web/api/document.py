@@ -20,7 +20,7 @@ VERSION_MEANING = f"Version of this form: {API_VERSION}. A later one may add key
 _DIGITS = 6
 
 
-def as_json(document: Any) -> bytes:
+def render_json(document: Any) -> bytes:
     """Render a document on one line."""
     return f"{json.dumps(document, default=_keys, separators=(',', ':'), allow_nan=False)}\n".encode()
 
@@ -42,20 +42,20 @@ def document_keys(document: type) -> tuple[tuple[str, bool], ...]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return plain(value)
+        return plain_number(value)
     if isinstance(value, Mapping):
         return {key: each for key, inner in value.items() if (each := _plain(inner)) is not None}
     return value
 
 
-def plain(value: float) -> float | None:
+def plain_number(value: float) -> float | None:
     """Return a number as it is to be read: whole where it is, else of six digits; None where it is none."""
     if not isfinite(value):
         return None
     return int(value) if value.is_integer() else round(value, _DIGITS)
 
 
-def readings_of(document: type, readings: Readings) -> dict[str, Any]:
+def collect_readings(document: type, readings: Readings) -> dict[str, Any]:
     """Return the fields of a document that are rows of a metric table, with their readings."""
     return {name: _reading(row, readings.get(row), is_flag=is_flag) for name, (row, is_flag) in _rows(document).items()}
 

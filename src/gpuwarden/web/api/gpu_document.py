@@ -15,7 +15,7 @@ from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
-from gpuwarden.web.api.document import readings_of
+from gpuwarden.web.api.document import collect_readings
 from gpuwarden.xid.codes import explain
 
 _IN_USE = "Bytes that the allocators of reporting runs have handed out there; not there without such a run."
@@ -164,7 +164,7 @@ def _gpu(
         owners=owners,
         mig=[_mig(each, state, memory) for each in gpu.mig],
         **memory.get(identity.uuid, free),
-        **readings_of(GpuDocument, gpu.readings),
+        **collect_readings(GpuDocument, gpu.readings),
     )
 
 
@@ -178,7 +178,7 @@ def _mig(instance: MigInstance, state: State, memory: Mapping[str, Mapping[str, 
         profile=identity.profile or None,
         pressure=_pressure(identity.uuid, state),
         **memory.get(identity.uuid, free),
-        **readings_of(MigDocument, instance.readings),
+        **collect_readings(MigDocument, instance.readings),
     )
 
 

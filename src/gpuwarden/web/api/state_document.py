@@ -17,7 +17,7 @@ from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import advice
 from gpuwarden.owners.resolver import Holder
 from gpuwarden.state import State
-from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, as_json
+from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, render_json
 from gpuwarden.web.api.gpu_document import GpuDocument, Number, gpu_documents
 from gpuwarden.web.api.run_document import MAX_RUNS, RunDocument, run_documents
 
@@ -26,7 +26,7 @@ MAX_TROUBLES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StateInputs:
     """Source of the answer: a poll, its recent past, and where the daemon listens."""
 
     state: State
@@ -127,7 +127,7 @@ class BoxDocument:
 # fmt: on
 
 
-def write_state(seen: Seen) -> bytes:
+def render_state(seen: StateInputs) -> bytes:
     """Return `/api/v1/state`; some 2 ms for a box of 8 GPUs and 8 runs."""
     state = seen.state
     judged = judge(state)
@@ -151,10 +151,10 @@ def write_state(seen: Seen) -> bytes:
         processes_dropped=max(len(held) - MAX_PROCESSES, 0) or None,
         events=seen.events.newest_first(),
     )
-    return as_json(document)
+    return render_json(document)
 
 
-def _daemon(seen: Seen) -> DaemonDocument:
+def _daemon(seen: StateInputs) -> DaemonDocument:
     state, snapshot = seen.state, seen.state.snapshot
     return DaemonDocument(
         version=state.version,
