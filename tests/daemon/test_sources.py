@@ -32,10 +32,10 @@ from mock_nvml import MockNvml
 SIMULATION = schema.SimulationConfig(gpus=3, seed=5)
 OPEN = """
 import logging, sys
-from gpuwarden.config.schema import SimulationConfig, Source
+from gpuwarden.config.schema import SimulationConfig, SourceChoice
 from gpuwarden.daemon.sources import open_source
 logging.basicConfig(format="%(levelname)s %(message)s")
-source = open_source(Source(sys.argv[1]), SimulationConfig(gpus=3))
+source = open_source(SourceChoice(sys.argv[1]), SimulationConfig(gpus=3))
 if source.name != sys.argv[1]:
     source.nvml.nvmlInit()
     print(source.nvml.nvmlDeviceGetCount(), end=" ")

@@ -55,7 +55,7 @@ def test_points_are_seldom_and_ten_minutes_of_them_are_kept() -> None:
     """Polls of each second make a point each five; after ten minutes the oldest goes for each new one."""
     series = HistorySeries()
     for second in range(700):
-        series.see(box(warm(0, float(second)), at=1000.0 + second), float(second))
+        series.update(box(warm(0, float(second)), at=1000.0 + second), float(second))
     assert series.points == 140
     times = series.timestamps(series.times(1699.0))
     assert (len(times), times[-1] - times[0]) == (POINTS, (POINTS - 1) * INTERVAL_SECONDS)
@@ -68,10 +68,10 @@ def test_clock_set_back_leaves_the_times_in_order() -> None:
     """Points that were taken at times that have come again are left out, so that no chart runs backwards."""
     series = HistorySeries()
     for second in range(300):
-        series.see(box(warm(0, 1.0), at=1000.0 + second), float(second))
+        series.update(box(warm(0, 1.0), at=1000.0 + second), float(second))
     for second in range(300, 500):
         at = 800.0 + second  # 200 s have gone twice
-        series.see(box(warm(0, 2.0), at=at), float(second))
+        series.update(box(warm(0, 2.0), at=at), float(second))
         times = series.timestamps(series.times(at))
         assert times == sorted(times)
         assert times[0] == 1000.0
@@ -82,8 +82,8 @@ def test_what_is_not_known_is_a_gap() -> None:
     """A GPU that did not answer, and a run before its begin, have none of those points."""
     series = HistorySeries()
     lost = replace(gpu(0), readings={}, fault="gpu_is_lost")
-    series.see(box(lost, at=1.0), 1.0)
-    series.see(box(warm(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
+    series.update(box(lost, at=1.0), 1.0)
+    series.update(box(warm(0, 5.0), divided(1, free=[GIB]), at=11.0, runs=(a_run(steps=9),)), 11.0)
     gpus = read(series, "gpus", 11.0)
     assert gpus["GPU-0",] == {"memory_used_bytes": [None, 5.0], "memory_in_use_bytes": [None, GIB]}
     assert gpus["MIG-1-0",] == {}
@@ -95,11 +95,11 @@ def test_what_is_not_known_is_a_gap() -> None:
 def test_steps_a_second_are_of_the_last_minute() -> None:
     """The rate follows what a run does now; one that has been seen once has none yet."""
     series = HistorySeries()
-    series.see(box(at=0.0, runs=(a_run(steps=0),)), 0.0)
+    series.update(box(at=0.0, runs=(a_run(steps=0),)), 0.0)
     assert series.pace("7-1") is None
     assert series.pace("8-1") is None
     for point in range(1, 40):
-        series.see(box(at=5.0 * point, runs=(a_run(steps=min(point, 20) * 10),)), 5.0 * point)
+        series.update(box(at=5.0 * point, runs=(a_run(steps=min(point, 20) * 10),)), 5.0 * point)
         if point == 10:
             assert series.pace("7-1") == 2.0
     assert series.pace("7-1") == 0.0
@@ -108,11 +108,11 @@ def test_steps_a_second_are_of_the_last_minute() -> None:
 def test_ended_runs_are_forgotten_when_their_points_are() -> None:
     """Its series end with it, and are let go of ten minutes later."""
     series = HistorySeries()
-    series.see(box(at=0.0, runs=(a_run(),)), 0.0)
+    series.update(box(at=0.0, runs=(a_run(),)), 0.0)
     for point in range(1, POINTS):
-        series.see(box(at=5.0 * point, runs=(a_run(up=False),)), 5.0 * point)
+        series.update(box(at=5.0 * point, runs=(a_run(up=False),)), 5.0 * point)
     assert read(series, "runs", 5.0 * POINTS)
-    series.see(box(at=5.0 * POINTS), 5.0 * POINTS)
+    series.update(box(at=5.0 * POINTS), 5.0 * POINTS)
     assert not read(series, "runs", 5.0 * POINTS)
 
 
@@ -123,12 +123,12 @@ def test_memory_is_bounded() -> None:
     tracemalloc.start()
     series = HistorySeries()
     for point in range(POINTS + 5):
-        series.see(box(*gpus, at=5.0 * point, runs=runs), 5.0 * point)
+        series.update(box(*gpus, at=5.0 * point, runs=runs), 5.0 * point)
     taken, _peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 100 << 10
     crowd = tuple(a_run(pid) for pid in range(1, 300))
-    series.see(box(*gpus, at=1e4, runs=crowd), 1e4)
+    series.update(box(*gpus, at=1e4, runs=crowd), 1e4)
     assert len(series._subjects) == MAX_SUBJECTS
     assert series.dropped == 8 + 2 * 299 - MAX_SUBJECTS
 

@@ -115,7 +115,7 @@ def test_reference_names_every_key() -> None:
     events = EventLog()
     events.see(full())
     series = HistorySeries()
-    series.see(full(), 1.0)
+    series.update(full(), 1.0)
     rows = re.findall(r"^\| `(\w+)` \| (?:yes)? \| (.+) \|$", render_reference(), re.MULTILINE)
     assert [name for name, meaning in rows if not meaning.endswith(".")] == []
     of_data = {"cpu_seconds", "pressure", "ecc_errors", "errors", *GPU_LABELLED}  # their keys are no documents'

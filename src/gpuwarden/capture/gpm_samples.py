@@ -1,4 +1,4 @@
-"""What stands for nvidia-ml-py's GPM structs where a source is not the driver: ctypes would not hold its samples."""
+"""Plain stand-ins for nvidia-ml-py's GPM structs, whose ctypes fields cannot hold the samples of a source in Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class PlainGpmMetric:
-    """See nvml.GpmMetric."""
+    """Stand-in for a GPM metric (`nvml.binding.GpmMetric`)."""
 
     metricId: int = 0  # noqa: N815 - the fields' names in nvidia-ml-py
     nvmlReturn: int = 0  # noqa: N815
@@ -18,7 +18,7 @@ class PlainGpmMetric:
 
 @dataclass(slots=True)
 class PlainGpmRequest:
-    """See nvml.GpmRequest; to be used by nvidia-ml-py's name of it, c_nvmlGpmMetricsGet_t."""
+    """Stand-in for a GPM request (`nvml.binding.GpmRequest`), under nvidia-ml-py's name c_nvmlGpmMetricsGet_t."""
 
     version: int = 0
     numMetrics: int = 0  # noqa: N815 - the field's name in nvidia-ml-py

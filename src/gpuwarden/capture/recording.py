@@ -90,7 +90,7 @@ class _Box:
 
     @property
     def samples(self) -> bool:
-        """Whether any GPU was sampled."""
+        """Presence of a GPM sample of any GPU."""
         return any(gpu.listening.samples for gpu in self._gpus.values())
 
     def release(self) -> None:

@@ -1,6 +1,6 @@
-"""Asks a daemon's API over HTTP, for the commands that show what it knows.
+"""HTTP client of a daemon's API, for the commands.
 
-Names and messages in its answers are training processes' own: `shown` makes them harmless for a terminal.
+Names and messages in its answers come from training processes: `sanitize` makes them harmless for a terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 class NoAnswerError(Exception):
-    """Nobody answers there, or what answers does not speak JSON; the text says why."""
+    """Absence of a JSON answer; the text says why."""
 
 
 class StatusError(Exception):
@@ -31,13 +31,13 @@ class StatusError(Exception):
 
 
 def daemon_url(listen: Address) -> str:
-    """Return where a daemon is asked that listens there."""
+    """Return the URL of a daemon that listens at an address."""
     host = _ANYWHERE.get(listen.host, listen.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{listen.port}"
 
 
 def fetch_json(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """Return the answer to a path, read as JSON. Blocks, each wait for `timeout` at most.
+    """Return the parsed JSON answer to a path. Blocks, each wait for `timeout` seconds at most.
 
     Raises SilenceError or StatusError.
     """

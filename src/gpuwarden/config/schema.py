@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class ConfigError(Exception):
-    """The configuration is wrong; `problems` says all that is, in the order of their places."""
+    """Wrong configuration; `problems` lists all that is wrong, in the order of places in the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -72,7 +72,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is declared of one option; `default` is written as in the file."""
+    """Declaration of one option; `default` is written as in the file."""
 
     kind: Kind[Any]
     default: str
@@ -94,7 +94,7 @@ _OPTIONAL_SECRET = optional(SECRET, Secret())
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What the daemon writes to standard error, which systemd keeps in the journal."""
+    """Log lines of the daemon on standard error, which systemd keeps in the journal."""
 
     level: str = option(choice("level", "debug", "info", "warning", "error"), "info",
         "The least severe lines that are written.")
@@ -129,7 +129,7 @@ class PollConfig:
 
 @dataclass(frozen=True, slots=True)
 class GpusConfig:
-    """What is asked of the GPUs."""
+    """Optional readings of the GPUs."""
 
     gpm: bool = option(BOOLEAN, "true",
         "Read how busy SMs, pipes and memory are (GPM, on Hopper and newer); false leaves the hardware's counters to "
@@ -167,7 +167,7 @@ class ProcessesConfig:
 
 @dataclass(frozen=True, slots=True)
 class OwnersConfig:
-    """Who holds device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
+    """Owners of device memory: users, containers, pods, Slurm jobs, systemd units and runs."""
 
     max: int = option(bounded(WHOLE, "1", "10000"), "32",
         "Owners of a kind exposed on each GPU, those with the most device memory first; the rest is the owner `other`.")
@@ -212,7 +212,7 @@ class RunsConfig:
 
 @dataclass(frozen=True, slots=True)
 class PressureConfig:
-    """When a GPU counts as under pressure, which runs that hear advice are told of (docs/pressure.md)."""
+    """Pressure of a GPU, on which runs get advice (docs/pressure.md)."""
 
     memory_some: float = option(bounded(SHARE, "1%", "90%"), f"{thresholds.LITTLE_MEMORY:.0%}",
         "Of what a run uses and can still allocate on a GPU, the part it can still allocate at which pressure begins.")
@@ -245,7 +245,7 @@ class RecordsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
-    """What an administrator may tell the running daemon."""
+    """Commands of an administrator to the running daemon."""
 
     socket: Path = option(CONTROL_PATH, "control.sock",
         "The Unix socket that gpuwarden pause and resume speak to, for root and the daemon's own user alone; a file "
@@ -291,7 +291,7 @@ _SEVERITY_MEANING = "The least severe alerts that go there."
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig:
-    """Whom the daemon tells of alerts by itself, where no Prometheus does (docs/notify.md)."""
+    """Notifications that the daemon itself sends, where no Prometheus does (docs/notify.md)."""
 
     webhook: tuple[Secret, ...] = option(list_of(SECRET_URL, "list of web addresses"), "none",
         "Where to post alerts as JSON.")
@@ -322,7 +322,7 @@ class NotifyConfig:
 
     @property
     def anyone(self) -> bool:
-        """Whether there is somebody to tell."""
+        """Presence of a target to notify."""
         return bool(self.webhook or self.apprise)
 
 
@@ -362,12 +362,12 @@ class Config:
 
     @property
     def alerting(self) -> bool:
-        """Whether the daemon itself tells somebody of alerts."""
+        """Delivery of alerts by the daemon itself: there is an Alertmanager or a target to notify."""
         return bool(self.alertmanager.url) or self.notify.anyone
 
     @property
     def control_socket(self) -> Path:
-        """Where the control socket lies."""
+        """Path of the control socket."""
         return self.runs.socket.parent / self.control.socket  # an absolute path stands for itself
 
 

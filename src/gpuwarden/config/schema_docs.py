@@ -1,4 +1,4 @@
-"""What the configuration's documents say: written from the declared options alone, so they cannot fall behind them."""
+"""Documents of the configuration, generated from the declared options: the reference and the example file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Texts that nobody is to see: addresses that are a password in themselves, tokens, passwords.
+"""Secrets of the configuration: passwords, tokens, and URLs that grant access by themselves.
 
-They are named in the configuration by where they stand, and read when they are used: a new one needs no restart, and
-the daemon's memory, its log and its errors hold none.
+The configuration names the place of a secret, which is read at each use: a new one needs no restart, and neither the
+daemon's memory nor its log nor its errors hold any.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _SEPARATORS = re.compile(r"[/?&=@#]")
 
 
 class SecretError(Exception):
-    """It cannot be read; the message says where it should have been, and never what it is."""
+    """Failure to read a secret; the message names its place, never its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Where the text stands: in a file, in a variable of the environment, or here as written in the configuration."""
+    """Place of a secret text: a file, a variable of the environment, or the configuration itself."""
 
     file: Path | None = None
     variable: str | None = None

@@ -1,4 +1,4 @@
-"""Where what the daemon keeps lies: in systemd's state directory, or in the user's own."""
+"""Folder of the daemon's persistent state: systemd's state directory, or one in the user's home."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where readings begin to mean trouble: declared once, for the alert rules and the dashboards alike.
+"""Thresholds at which readings mean trouble, declared once for the alert rules, the dashboards and the page.
 
-A color on a dashboard and an alert then never disagree. What of it alerts can set, `gpuwarden rules` takes.
+A color on a dashboard and an alert then never disagree. `gpuwarden rules` takes other values for some of them.
 """
 
 NEAR_OUT_OF_MEMORY = 0.05  # ratio: of the memory a run uses and can still allocate, the part it can still allocate

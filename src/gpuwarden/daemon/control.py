@@ -1,6 +1,6 @@
-"""The control socket: what an administrator tells the running daemon, one line of request and one of answer.
+"""Control socket of the running daemon, for administrators: one line of request, one line of answer.
 
-The answer begins with `ok` or `failed`, and goes on with a sentence for people.
+The answer begins with `ok` or `failed`, followed by a sentence for people.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Command = Callable[[str], Awaitable[str]]
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; the text says why."""
+    """Refusal of a command; the text says why."""
 
 
 class ControlServer:
-    """Does commands for root and for the daemon's own user, by the kernel's word. Runs on one event loop."""
+    """Server that runs commands for root and the daemon's own user, identified by the kernel; on one event loop."""
 
     def __init__(self, commands: Mapping[str, Command], own_uid: int | None = None) -> None:
         self._commands = commands
@@ -47,7 +47,7 @@ class ControlServer:
         self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_LINE_BYTES)
 
     def stop(self) -> None:
-        """Listen no more, and remove the socket."""
+        """Stop listening, and remove the socket."""
         if self._server and self._path:
             self._server.close()
             self._path.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ async def _drain(reader: asyncio.StreamReader) -> None:
 
 
 def _is_contained(pid: int) -> bool:
-    """Tell whether a process lives in a pid namespace below this one (proc(5), NSpid); False where that is hidden."""
+    """Return whether a process is in a pid namespace below this one (proc(5), NSpid); False where that is hidden."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:

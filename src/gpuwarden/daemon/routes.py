@@ -50,7 +50,7 @@ class Routes:
 
     def update(self, state: State, now: float) -> None:
         """Answer from this poll from now on; `now` is monotonic."""
-        self._series.see(state, now)
+        self._series.update(state, now)
         self._events.see(state)
         self.show(state)
 

@@ -44,10 +44,10 @@ class _Subject:
 
 
 class HistorySeries:
-    """Takes a point now and then. Used by one event loop; `now` is monotonic.
+    """Recorder of a point every five seconds. Used by one event loop; `now` is monotonic.
 
-    A point that has no value of a subject is unknown there: a gap in a chart. What has not been seen for as long as is
-    kept is forgotten; of more subjects than are kept the latest ones are left out, and counted.
+    A subject without a value at a point has a gap in its chart. A subject is dropped after ten minutes without a value;
+    above MAX_SUBJECTS new ones are left out, and counted.
     """
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class HistorySeries:
         self._subjects: dict[tuple[Kind, Key], _Subject] = {}
         self._due = 0.0
 
-    def see(self, state: State, now: float) -> None:
-        """Take a point of this poll if it is time; some 50 µs for a box of 8 GPUs, and next to nothing otherwise."""
+    def update(self, state: State, now: float) -> None:
+        """Record a point of this poll if one is due: some 50 µs for a box of 8 GPUs."""
         if now < self._due:
             return
         self._due = now + INTERVAL_SECONDS * 0.9  # polls come a little early or late
