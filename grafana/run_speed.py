@@ -13,6 +13,7 @@ from series import RUN, rate, series, with_run
 
 from gpuwarden.config import thresholds
 from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.usage.metrics import RunUsageReadings
 
 
 def step_time(width: int) -> Panel:
@@ -94,17 +95,17 @@ def input_wait() -> str:
 
 def throttled(but: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the part of the time in which a run's GPUs were slowed down while it made steps, by reason."""
-    slowed = f"sum by ({RUN}, reason) ({rate(RunReadings.throttled_step_seconds_total, but)} > 0)"
+    slowed = f"sum by ({RUN}, reason) ({rate(RunUsageReadings.throttled_step_seconds_total, but)} > 0)"
     return f"{slowed} / on ({RUN}) group_left () {_held()}"
 
 
 def _held() -> str:
-    return f"sum by ({RUN}) ({rate(RunReadings.gpu_seconds_total)} > 0)"
+    return f"sum by ({RUN}) ({rate(RunUsageReadings.gpu_seconds_total)} > 0)"
 
 
 def lost() -> list[Panel]:
     """Draw what takes a run's time from it, each as a part of that time; docs/slow.md goes through them."""
-    idle = f"sum by ({RUN}) ({rate(RunReadings.gpu_idle_seconds_total)})"
+    idle = f"sum by ({RUN}) ({rate(RunUsageReadings.gpu_idle_seconds_total)})"
     return [
         timeseries(
             63,

@@ -13,6 +13,7 @@ from ways import BOX, IN_CLUSTER, ONE_RUN, link
 from gpuwarden.protocol.messages import PHASES
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.outcome import OUTCOMES
+from gpuwarden.usage.metrics import RunUsageReadings
 
 _PHASES = {
     "train": ("train", GOOD),
@@ -84,9 +85,9 @@ def _queries() -> list[Query]:
     """Totals are of a run's life, not of the time range, in which only its last word is."""
     ended, reported = last(RunReadings.ended_timestamp_seconds), last(RunReadings.last_report_timestamp_seconds)
     start = last(RunReadings.start_timestamp_seconds)
-    gpu_seconds, idle = last(RunReadings.gpu_seconds_total), last(RunReadings.gpu_idle_seconds_total)
+    gpu_seconds, idle = last(RunUsageReadings.gpu_seconds_total), last(RunUsageReadings.gpu_idle_seconds_total)
     wait, observed = last(RunReadings.input_wait_seconds_total), last(RunReadings.input_observed_seconds_total)
-    throttled = f"max by ({RUN}, uuid) ({last(RunReadings.throttled_step_seconds_total)})"
+    throttled = f"max by ({RUN}, uuid) ({last(RunUsageReadings.throttled_step_seconds_total)})"
     steps = f"sum by ({RUN}, le) ({last(RunReadings.step_duration_seconds)})"
     wanted = {
         "state": run_state(last),
@@ -98,7 +99,7 @@ def _queries() -> list[Query]:
         "wait": f"{wait} / ({observed} > 0)",
         "throttled": f"sum by {_EACH} ({throttled}) / sum by {_EACH} ({gpu_seconds} > 0)",
         "idle": f"sum by {_EACH} ({idle}) / sum by {_EACH} ({gpu_seconds} > 0)",
-        "energy": f"sum by {_EACH} ({last(RunReadings.energy_joules_total)}) / 3.6e6",
+        "energy": f"sum by {_EACH} ({last(RunUsageReadings.energy_joules_total)}) / 3.6e6",
         "errors": f"sum by {_EACH} ({last(RunReadings.errors_total)})",
     }
     return [

@@ -14,6 +14,7 @@ from gpuwarden.metrics.model import Metric
 from gpuwarden.owners.metrics import OwnerReadings, ProcessReadings
 from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.usage.metrics import RunUsageReadings
 
 # What tells one box, device or run from another. A site may have given its targets a cluster, and further labels, which
 # an aggregation has to leave out or a match to name.
@@ -24,7 +25,7 @@ _LABELS = {row: table.key + row.labels for table in TABLES for row in table.rows
 _VARIABLES = {"cluster": "$cluster", "instance": "$instance", "uuid": "$gpu", "run_id": "$run", "owner": "$owner"}
 # A MIG instance has a UUID of its own. Who chooses its GPU has chosen it too: a hidden variable has the instances then.
 _DEVICES = {**_VARIABLES, "uuid": "$gpu|$mig"}
-_OF_DEVICES = {row for table in (MigReadings, PressureReadings, RunReadings) for row in table.rows}
+_OF_DEVICES = {row for table in (MigReadings, PressureReadings, RunReadings, RunUsageReadings) for row in table.rows}
 # What a process of no run has, too.
 _OF_SOME = {**_VARIABLES, "run_id": "($run)|"}
 _OF_PROCESSES = set(ProcessReadings.rows)

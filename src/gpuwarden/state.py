@@ -12,6 +12,7 @@ from gpuwarden.host.host_reader import Host
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure
 from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.usage.run_usage import RunUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,15 @@ class Counts:
 class State:
     """One poll, the runs joined with it, and the daemon's own health.
 
-    `processes` are those that get series. `access` says of sources that need a permission whether the daemon has it;
-    one that is not there, or that there was no occasion to try, is not named.
+    `usage` is by run id. `processes` are those that get series. `access` says of sources that need a permission whether
+    the daemon has it; one that is not there, or that there was no occasion to try, is not named.
     """
 
     source: str
     poll_interval: float  # seconds
     snapshot: Snapshot
     runs: tuple[RunSnapshot, ...] = ()
+    usage: Mapping[str, RunUsage] = field(default_factory=dict)
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     owners: Owners = field(default_factory=Owners)
     host: Host = field(default_factory=Host)

@@ -159,11 +159,11 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
             registry.receive(peer, _as_sent(liar.message()), now)
         box = liar.box()
         runs = registry.runs(box, now)
-        accounts.join(runs, box, now)
-        receipts.see(runs, now)
+        usage = accounts.update(runs, box, now)
+        receipts.update(runs, usage, now)
         found = pressure.see(box, runs, now)
         adviser.see(box, runs, found, {}, now)
-        assert exposition.render(read_tables(State("nvml", 1.0, box, runs, pressure=found))).text
+        assert exposition.render(read_tables(State("nvml", 1.0, box, runs, usage, pressure=found))).text
         _read(receipts, peers)
     assert sent
 

@@ -37,11 +37,14 @@ from gpuwarden.health.model import Condition
 from gpuwarden.owners.metrics import ProcessReadings
 from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
+from gpuwarden.usage.metrics import RunUsageReadings
 
 COUNTERS = {row.name for table in TABLES for row in table.rows if row.kind == "counter"}
 COUNTERS |= {f"{row.name}_bucket" for table in TABLES for row in table.rows if row.kind == "histogram"}
 CHOSEN = {"cluster": "cluster", "instance": "instance", "uuid": "gpu", "run_id": "run", "owner": "owner"}
-OF_DEVICES = {row.name for table in (MigReadings, PressureReadings, RunReadings) for row in table.rows}
+OF_DEVICES = {
+    row.name for table in (MigReadings, PressureReadings, RunReadings, RunUsageReadings) for row in table.rows
+}
 OF_DEVICES |= {f"{row.name}_bucket" for row in RunReadings.rows if row.kind == "histogram"}
 OF_PROCESSES = {row.name for row in ProcessReadings.rows}
 

@@ -238,11 +238,12 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
     assert ending is not None
     with caplog.at_level("INFO"):
         for number in range(5):
-            receipts.see([run(ended=False)], number)
-            receipts.see([run()], number)
-        receipts.see([run(ended=False)], 6)
-        receipts.see([replace(run(), ending=replace(ending, outcome="killed", evidence="ended by SIGKILL"))], 7)
-        receipts.see([], 8)
+            receipts.update([run(ended=False)], {}, number)
+            receipts.update([run()], {}, number)
+        receipts.update([run(ended=False)], {}, 6)
+        killed = replace(ending, outcome="killed", evidence="ended by SIGKILL")
+        receipts.update([replace(run(), ending=killed)], {}, 7)
+        receipts.update([], {}, 8)
     assert [re.findall(r"ended: (\w+) after \S+ \((.*)\): steps=1000 ", line) for line in caplog.messages] == [
         [("failed", ending.evidence)],
         [("killed", "ended by SIGKILL")],
@@ -365,8 +366,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
         receipts = Recorder(tmp_path, 10, most_runs=9)
         await receipts.open()
         found = json.loads(await receipts.listing())
-        receipts.take_up([there])
-        receipts.see([there], 0.0)
+        receipts.update([there], receipts.resume([there]), 0.0)
         return found, json.loads(await receipts.listing())
 
     found, again = asyncio.run(restart())

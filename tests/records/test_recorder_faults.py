@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
+from receipt_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, receipt, run
 
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import recorder as module
@@ -42,17 +42,19 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> None:
 class Keeper:
     """Records in a folder, fed by polls."""
 
-    def __init__(self, folder: Path, most_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980) -> None:
+    def __init__(
+        self, folder: Path, most_runs: int = 99, uptime: float = BEGAN_UPTIME + 7980, usage: RunUsage = ACCOUNT
+    ) -> None:
         self.folder = folder
+        self.usage = usage  # of each run
         self.accounts = UsageAccountant(1.0)
         self.receipts = Recorder(folder, 10, most_runs=most_runs, uptime=lambda: uptime)
 
     def poll(self, *runs: RunSnapshot, later: float = 0.0) -> None:
         """Have a poll with those runs, as if it came so much later."""
         now = time.monotonic() + later
-        self.receipts.take_up(runs)
-        self.accounts.join(runs, snapshot(), now)
-        self.receipts.see(runs, now)
+        usage = self.accounts.update(runs, snapshot(), now, self.receipts.resume(runs))
+        self.receipts.update(runs, {run_id: self.usage.after(each) for run_id, each in usage.items()}, now)
 
     async def until(self, what: Callable[[], bool], *runs: RunSnapshot, later: float = 0.0) -> None:
         """Poll until that is so, at least once."""
@@ -104,7 +106,7 @@ def test_disk_is_tried_again(tmp_path: Path) -> None:
         await keeper.until(keeper.is_written, *runs, later=RETRY_SECONDS + 1)
         assert keeper.receipts.errors == 1
         assert [each["pid"] for each in (await keeper.listed())["past"]] == [8]
-        await keeper.receipts.stop()
+        await keeper.receipts.stop({})
         assert [each.pid for each in kept(folder)[1]] == [each.peer.pid for each in runs]
 
     play(scenario(tmp_path / "a" / "receipts"))
@@ -128,7 +130,7 @@ def test_stop_soon_after_a_failure(tmp_path: Path, *, opened: bool) -> None:
         assert [[each["pid"] for each in listed[name]] for name in ("live", "past")] == [[4711], [9]]
         assert json.loads(await keeper.receipts.one("9-99") or b"")["marks"]
         keeper.folder.unlink()
-        await keeper.receipts.stop()
+        await keeper.receipts.stop({})
         ended, unfinished = kept(keeper.folder)
         assert (ended, [each.pid for each in unfinished]) == ([9], [4711])
 
@@ -148,13 +150,13 @@ def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         began = keeper.receipts._seen_at
         for second in range(int(seconds)):
             before = written.total()
-            keeper.receipts.see(runs, began + second)
+            keeper.receipts.update(runs, {}, began + second)
             assert written.total() - before <= 4
         assert set(written) == set(range(1, number + 1))
         assert set(written.values()) <= {1, 2}
         before = written.total()
         for second in range(int(seconds)):  # the first one is late
-            keeper.receipts.see(runs, began + 3 * seconds + second)
+            keeper.receipts.update(runs, {}, began + 3 * seconds + second)
             assert written.total() - before <= 40 + 4 * second
         assert set(written.values()) <= {2, 3, 4}
 
@@ -192,7 +194,7 @@ def test_run_that_goes_on_after_its_end(tmp_path: Path) -> None:
             await keeper.until(keeper.is_written, each, later=2.0)
             listed = await keeper.listed()
             assert {name: len(listed[name]) for name in ("live", "past")} == {"live": 0, "past": 0, place: 1}
-        await keeper.receipts.stop()
+        await keeper.receipts.stop({})
         assert kept(tmp_path) == ([4711], [])
 
     play(scenario())
@@ -212,7 +214,7 @@ def test_rows_of_few_stay_where_a_disk_fails_for_long(tmp_path: Path, monkeypatc
         keeper.poll(*few, *many)
         assert keeper.receipts.errors == 1 + 6
         keeper.folder.unlink()
-        await keeper.receipts.stop()
+        await keeper.receipts.stop({})
         assert kept(keeper.folder)[0] == [1, 2, 17, 18, 19]
 
     play(scenario())
@@ -238,7 +240,7 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
         assert {getattr(each, "strerror", "") for each in refused} == {"it does not answer"}
         assert keeper.receipts._thread is not None
         assert keeper.receipts._thread._calls.qsize() <= 66
-        await keeper.receipts.stop()
+        await keeper.receipts.stop({})
 
     play(scenario())
     mended.set()
@@ -261,7 +263,7 @@ def test_stop_on_a_disk_that_hangs_while_nothing_waits(
         monkeypatch.setattr(keeper.receipts._store, hanging, lambda *_: mended.wait())
         listing = asyncio.create_task(keeper.listed())
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(keeper.receipts.stop(), 5)
+        await asyncio.wait_for(keeper.receipts.stop({}), 5)
         mended.set()
         listing.cancel()
 
@@ -278,13 +280,13 @@ def test_runs_that_report_no_more_are_bounded(tmp_path: Path) -> None:
         for pid in range(11, 29):
             first.poll(run(pid, ended=False))
         assert json.loads(await first.receipts.one("22-99") or b"")["outcome"] == "unknown"
-        await first.receipts.stop()
+        await first.receipts.stop({})
         assert [each.pid for each in kept(tmp_path)[1]] == [1, 2, 23, 24, 25, 26, 27, 28]
 
         again = Keeper(tmp_path, most_runs=3)
         await again.receipts.open()
         again.poll(run(90, ended=False))
-        await again.receipts.stop()
+        await again.receipts.stop({})
         assert sorted(each["pid"] for each in (await again.listed())["live"]) == [1, 2, 26, 27, 28, 90]
         assert sorted(each.pid for each in kept(tmp_path)[1]) == [1, 2, 26, 27, 28, 90]
 
@@ -295,21 +297,21 @@ def test_clock_set_back_and_two_restarts(tmp_path: Path) -> None:
     """The record of a run keeps its begin, and its totals go on in it."""
 
     async def restart(seen: RunSnapshot) -> RunRecord:
-        keeper = Keeper(tmp_path)
+        keeper = Keeper(tmp_path, usage=RunUsage())
         await keeper.receipts.open()
         keeper.poll(seen)
-        await keeper.receipts.stop()
+        await keeper.receipts.stop({})
         (found,) = kept(tmp_path)[1]
         return found
 
     async def scenario() -> None:
-        begun = await restart(run(ended=False, account=RunUsage()))
+        begun = await restart(run(ended=False))
         whole = receipt(ended=False)
         store = RecordStore(tmp_path, 10)
         store.write([row_from_record(replace(begun, devices=whole.devices, gpu_seconds=whole.gpu_seconds))])
         store.close()
         for days in (1, 2):
-            later = replace(run(ended=False, account=RunUsage()), began=BEGAN - days * 86400)
+            later = replace(run(ended=False), began=BEGAN - days * 86400)
             seen = await restart(later)
             assert (seen.began_timestamp_seconds, seen.gpu_seconds) == (BEGAN, 8000)
         assert seen.began_uptime_seconds == begun.began_uptime_seconds
@@ -334,5 +336,5 @@ def test_run_that_is_older_than_the_machine_seems(tmp_path: Path) -> None:
 def test_daemon_that_did_not_begin_leaves_the_folder_alone(tmp_path: Path) -> None:
     """A second daemon, which ends before it has opened the database, makes none at its end."""
     keeper = Keeper(tmp_path / "receipts")
-    play(keeper.receipts.stop())
+    play(keeper.receipts.stop({}))
     assert not keeper.folder.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from gpuwarden.records.store import as_json, row_from_record
 from gpuwarden.records.timeline import continue_timeline, with_timeline, without_timeline
 from gpuwarden.runs.run_events import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from gpuwarden.usage.run_usage import DeviceUsage
+from gpuwarden.usage.run_usage import RunUsage
 from snapshots import GIB
 
 REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
@@ -38,15 +39,19 @@ def busy_history(seconds: int, *, polls: bool = True) -> MemoryHistory:
 def run_on(devices: int, history: MemoryHistory) -> RunSnapshot:
     """Make a run that holds so many devices, with the same history on each."""
     uuids = [f"GPU-12345678-1234-1234-1234-{each:012}" for each in range(devices)]
+    return replace(run(), histories=dict.fromkeys(uuids, history))
+
+
+def usage_on(uuids: Iterable[str]) -> RunUsage:
+    """Make the usage of a run that holds these devices."""
     full = next(iter(ACCOUNT.shares.values()))
-    account = replace(ACCOUNT, shares=dict.fromkeys(uuids, full))
-    return replace(run(), account=account, histories=dict.fromkeys(uuids, history))
+    return replace(ACCOUNT, shares=dict.fromkeys(uuids, full))
 
 
 def told(made: RunSnapshot) -> RunRecord:
     """Make its receipt."""
-    bare = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", account=made.account.now())
-    return with_timeline(bare, made)
+    usage = usage_on(made.histories)
+    return with_timeline(build_record(made, BEGAN + 7980, boot_id="b0", user="alice", account=usage), made)
 
 
 def test_a_long_run_is_told_in_few_points() -> None:
@@ -116,7 +121,8 @@ def test_story_goes_on_after_a_restart() -> None:
     later = replace(
         run_on(1, busy_history(50)), began=BEGAN + 160, marks=merged([Mark(7.0, "pressure", "memory: critical")], [])
     )
-    since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, account=later.account.now()), later)
+    usage = usage_on(later.histories)
+    since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, account=usage), later)
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
     since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
@@ -138,9 +144,8 @@ def test_story_of_a_run_that_reports_no_more() -> None:
     """A daemon that has heard no memory of it tells what the one before knew."""
     before = told(run_on(1, busy_history(100)))
     silent = replace(run_on(1, MemoryHistory()), histories={}, began=BEGAN + 160)
-    since = with_timeline(
-        build_record(silent, BEGAN + 300, boot_id="b0", user=None, account=silent.account.now()), silent
-    )
+    usage = usage_on(run_on(1, MemoryHistory()).histories)
+    since = with_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, account=usage), silent)
     assert continue_record(before, continue_timeline(before, since)).devices[0].story == before.devices[0].story
 
 
@@ -191,8 +196,7 @@ def test_out_of_memory_is_marked() -> None:
 
 def test_share_without_history_has_no_story() -> None:
     """A device on which the run told no memory has no story."""
-    account = replace(ACCOUNT, shares={"GPU-9": DeviceUsage(name="H100", seconds=1.0)})
-    made = replace(run(), account=account, histories={"GPU-9": MemoryHistory()})
+    made = replace(run(), histories={"GPU-9": MemoryHistory()})
     assert told(made).devices[0].story is None
     assert isinstance(receipt().devices[0].story, MemoryTimeline)
     assert thinned([]) == []

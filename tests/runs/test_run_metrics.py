@@ -10,6 +10,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.usage.metrics import RunUsageReadings
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import gpu, snapshot
 
@@ -61,12 +62,9 @@ def test_reserved_memory() -> None:
 
 def test_xids() -> None:
     """A run has the XIDs that its GPUs had while it lived, by code, and no series without one."""
-    runs = RunRegistry(limit=1, expiry=60.0, overhead=0.0)
-    runs.receive(PEER, Hello("resnet", "", {}), 0.0)
-    (run,) = runs.runs(snapshot(), 1.0)
-    assert RunReadings.xid_events_total.read(run) == {}
+    assert RunUsageReadings.xid_events_total.read(RunUsage()) == {}
     shares = {"GPU-a": DeviceUsage("A100", xids={31: 2, 43: 1}), "GPU-b": DeviceUsage("A100")}
-    assert RunReadings.xid_events_total.read(replace(run, account=RunUsage(shares))) == {
+    assert RunUsageReadings.xid_events_total.read(RunUsage(shares)) == {
         ("GPU-a", "31"): 2,
         ("GPU-a", "43"): 1,
     }

@@ -89,7 +89,7 @@ def batch_sizes() -> BatchSizeTracker:
     return watch
 
 
-def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: RunUsage = ACCOUNT) -> RunSnapshot:
+def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnapshot:
     """Make a run that has told all there is to tell."""
     report = Report(
         phase="idle",
@@ -122,7 +122,6 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: R
         ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
         else None,
-        account=account.now(),
         histories={UUID: history()},
         batch_sizes=batch_sizes(),
         batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
@@ -137,8 +136,5 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet", account: R
 def receipt(pid: int = 4711, **settings: Any) -> RunRecord:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
-    account = made.account.now()
-    told = build_record(
-        made, BEGAN + 7980, boot_id="b0", user="alice", account=account.now(), began_uptime=BEGAN_UPTIME
-    )
+    told = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", account=ACCOUNT, began_uptime=BEGAN_UPTIME)
     return with_timeline(told, made)

@@ -39,7 +39,7 @@ def mount(folder: str, options: str) -> None:
 
 async def step(name: str, receipts: Recorder, runs: list[RunSnapshot], later: float) -> None:
     """Poll until the disk has all or has failed, and print what is known then."""
-    receipts.see(runs, time.monotonic() + later)
+    receipts.update(runs, {}, time.monotonic() + later)
     while receipts._flushing:
         await asyncio.sleep(0.01)
     listed = len(json.loads(await receipts.listing(1000))["past"])
@@ -77,7 +77,7 @@ async def main(folder: str) -> None:
     await step("full still", receipts, runs, 2 * pause)
     empty(folder)
     await step("mended", receipts, runs, 3 * pause)
-    await receipts.stop()
+    await receipts.stop({})
     for name, fail, mend in (
         ("full", fill, empty),
         ("read-only", forbid, allow),
@@ -88,7 +88,7 @@ async def main(folder: str) -> None:
         await step(f"{name} at the start", receipts, runs[:1], 2)
         mend(folder)
         await step("mended", receipts, runs[:1], 2 * pause)
-        await receipts.stop()
+        await receipts.stop({})
 
 
 if __name__ == "__main__":

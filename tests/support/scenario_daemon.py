@@ -522,7 +522,7 @@ class Box:
             sender._thread.join(SETTLE_SECONDS)
         if self._pipeline.kernel_log:
             self._pipeline.kernel_log.close()
-        await self._pipeline.recorder.stop()
+        await self._pipeline.recorder.stop(self._pipeline.accountant.settle())
 
     async def open(self) -> None:
         """Start what the daemon starts before its first poll: the run database, and the thread of the target."""

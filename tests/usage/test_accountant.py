@@ -17,10 +17,9 @@ from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
-from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.run_state import RunState
 from gpuwarden.usage.accountant import UsageAccountant
-from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
+from gpuwarden.usage.run_usage import NO_USAGE, DeviceUsage, RunUsage
 from snapshots import GIB, divided, gpu, snapshot
 
 ALICE = ProcessKey(pid=7, uid=1000, start=1)
@@ -95,25 +94,20 @@ class Box:
             xids=self.xids,
         )
 
-    def join(self, seen: Snapshot | None = None) -> tuple[RunSnapshot, ...]:
-        """Join a poll."""
+    def join(self, seen: Snapshot | None = None, earlier: RunUsage = NO_USAGE) -> list[RunUsage]:
+        """Join a poll, with what an earlier daemon has counted of the first run; return what each run used."""
         now = float(self.seconds)
         found = snapshot(self.gpu()) if seen is None else seen
         runs = self.registry.runs(found, now)
-        self.accounts.join(runs, found, now)
-        return runs
-
-    def resume(self, before: RunUsage) -> None:
-        """Take up what an earlier daemon has counted of the first run."""
-        self.registry.runs(snapshot(self.gpu()), float(self.seconds))[0].account.resume(before)
+        return list(self.accounts.update(runs, found, now, {ALICE.run_id: earlier}).values())
 
     def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> DeviceUsage:
         """Poll for so many seconds and return the first run's share of the GPU."""
         for _ in range(seconds):
             self.pass_second()
             before_each()
-            runs = self.join()
-        return runs[0].account.now().shares["GPU-0"]
+            usage = self.join()
+        return usage[0].shares["GPU-0"]
 
 
 @pytest.fixture
@@ -140,7 +134,7 @@ def test_energy_is_the_counters(box: Box) -> None:
     box.meet(BOB)
     assert box.poll(10).joules == 6000
     box.poll(10)
-    assert [run.account.shares["GPU-0"].joules for run in box.join()] == [9000, 6000]  # all of it for each
+    assert [usage.shares["GPU-0"].joules for usage in box.join()] == [9000, 6000]  # all of it for each
 
 
 def test_run_that_begins_between_two_looks_has_its_part() -> None:
@@ -259,9 +253,9 @@ def test_mig_instance_has_no_energy() -> None:
         seen = box.gpu()
         instances = divided(0, free=(GIB, GIB), held={ALICE.pid: 1})
         seen = replace(seen, mig=instances.mig, processes=instances.processes)
-        (run,) = box.join(snapshot(seen))
-    (share,) = run.account.shares.values()
-    assert set(run.account.shares) == {"MIG-0-1"}
+        (usage,) = box.join(snapshot(seen))
+    (share,) = usage.shares.values()
+    assert set(usage.shares) == {"MIG-0-1"}
     assert (share.seconds, share.joules, share.idle) == (10, None, None)
     assert share.throttled["sw_power_cap"] > 4
 
@@ -299,8 +293,8 @@ def test_phases(box: Box) -> None:
     box.poll(3)
     box.registry.receive(ALICE, report("test"), box.seconds)
     box.poll(2)
-    (run,) = box.join()
-    assert run.account.phases == {"train": 3, "test": 2, "predict": 0, "idle": 0}
+    (usage,) = box.join()
+    assert usage.phases == {"train": 3, "test": 2, "predict": 0, "idle": 0}
 
 
 def test_account_is_taken_up() -> None:
@@ -320,18 +314,17 @@ def test_account_is_taken_up() -> None:
     )
     gone = DeviceUsage("H100", 50.0)
     box.meet(ALICE)
-    box.resume(RunUsage({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
-    (run,) = box.join()
-    assert run.account.shares["GPU-0"].seconds == 100
+    (usage,) = box.join(earlier=RunUsage({"GPU-0": before, "GPU-9": gone}, {"train": 90.0}, 123))
+    assert usage.shares["GPU-0"].seconds == 100
     share = box.poll(10)
     assert (share.seconds, share.busy, share.joules) == (110, 77.5, 23000)
     assert share.throttled == {"sw_power_cap": 12}
     assert (share.memory_peak, share.headroom_at_peak, share.lowest_headroom) == (8 * GIB, 5, 4)
     assert share.xids == {31: 2}
-    (run,) = box.join()
-    assert run.account.shares["GPU-9"] == gone
-    assert run.account.phases["train"] == 100
-    assert run.account.host_memory_peak == 123
+    (usage,) = box.join()
+    assert usage.shares["GPU-9"] == gone
+    assert usage.phases["train"] == 100
+    assert usage.host_memory_peak == 123
 
 
 def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
@@ -339,21 +332,23 @@ def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
     held = DeviceUsage("H100", 100.0, 70.0, 30.0, 2e4, None, {"sw_power_cap": 7.0}, {}, GIB, None, None, 4.0, {31: 2})
     gone = DeviceUsage("A100", 50.0)
     box.poll(10)
-    box.resume(RunUsage({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
-    box.resume(RunUsage({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
+    box.join(earlier=RunUsage({"GPU-0": held, "GPU-9": gone}, {"predict": 90.0}, 123))
+    box.join(earlier=RunUsage({"GPU-9": gone}, {"train": 5.0, "test": 1.0}, 99))
     share = box.poll(1)
     assert (share.seconds, share.joules, share.memory_peak, share.lowest_headroom) == (111, 23000, 2 * GIB, 4)
     assert share.throttled == {"sw_power_cap": 12}
-    (run,) = box.join()
-    assert run.account.shares["GPU-9"].seconds == 100
-    assert run.account.phases == {"train": 16, "test": 1, "predict": 90, "idle": 0}
-    assert run.account.host_memory_peak == 123
+    (usage,) = box.join()
+    assert usage.shares["GPU-9"].seconds == 100
+    assert usage.phases == {"train": 16, "test": 1, "predict": 90, "idle": 0}
+    assert usage.host_memory_peak == 123
 
 
 def test_nothing_is_kept_without_runs(box: Box) -> None:
     """A run that is forgotten leaves nothing behind."""
     box.poll(2)
-    box.accounts.join((), snapshot(box.gpu()), 3.0)
+    (last,) = box.accounts.update((), snapshot(box.gpu()), 3.0).values()
+    assert last.shares["GPU-0"].joules == 600
+    assert not box.accounts.update((), snapshot(box.gpu()), 4.0)
     assert not box.accounts._meters
 
 
@@ -370,9 +365,8 @@ class WithReceipts:
             self.box.pass_second()
             seen, now = snapshot(self.box.gpu()), float(self.box.seconds)
             runs = self.box.registry.runs(seen, now)
-            self.receipts.take_up(runs)
-            self.box.accounts.join(runs, seen, now)
-            self.receipts.see(runs, now)
+            usage = self.box.accounts.update(runs, seen, now, self.receipts.resume(runs))
+            self.receipts.update(runs, usage, now)
 
     def receipt(self) -> dict[str, Any]:
         """Return the run's receipt."""
@@ -412,19 +406,6 @@ def test_run_that_parts_keeps_what_the_counters_were_not_asked_for_yet(monkeypat
     it.poll(21)
     receipt = it.receipt()
     assert (receipt["gpu_seconds"], receipt["energy_joules"]) == (47, 47 * it.box.watts)
-
-
-def test_late_word_in_the_poll_in_which_a_run_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is taken up goes to the account that goes on, and not to the one that was let go of."""
-    monkeypatch.setattr("gpuwarden.records.recorder.procfs.lives", lambda *_: True)
-    it = WithReceipts()
-    it.box.registry.receive(ALICE, Hello("resnet", "test", {"GPU:0": "GPU-0"}), it.box.seconds)
-    it.poll(5)
-    it.box.registry._forget(ALICE.run_id, float(it.box.seconds))
-    it.box.meet(ALICE)
-    (back,) = it.box.registry.runs(snapshot(it.box.gpu()), float(it.box.seconds))
-    it.receipts.take_up([back])
-    assert it.receipts._live[ALICE.run_id].run.account is back.account
 
 
 def test_run_that_is_forgotten_and_back_before_a_poll_keeps_its_account(monkeypatch: pytest.MonkeyPatch) -> None:

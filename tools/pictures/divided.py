@@ -27,6 +27,9 @@ def divided(state: State) -> State:
         snapshot=replace(state.snapshot, gpus=(gpu, *others)),
         pressure=replace(state.pressure, levels=levels),
         runs=tuple(_moved(run, whole, part) for run in state.runs),
+        usage={
+            run_id: replace(usage, shares=_renamed(usage.shares, whole, part)) for run_id, usage in state.usage.items()
+        },
     )
 
 
@@ -53,10 +56,7 @@ def _moved(run: RunSnapshot, whole: str, part: str) -> RunSnapshot:
     moved: dict[str, Any] = {
         name: _renamed(held, whole, part) for name, held in by_device.items() if isinstance(held, Mapping)
     }
-    account = replace(run.account.now(), shares=_renamed(run.account.shares, whole, part))
-    return replace(
-        run, **moved, account=account, devices=tuple(part if each == whole else each for each in run.devices)
-    )
+    return replace(run, **moved, devices=tuple(part if each == whole else each for each in run.devices))
 
 
 def _renamed(held: Mapping[_Key, Any], whole: _Key, part: _Key) -> dict[_Key, Any]:

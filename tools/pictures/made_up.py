@@ -196,7 +196,7 @@ def _with_report(run: RunSnapshot, now: float) -> RunSnapshot:
     )
     memory = next(iter(run.memory.values()), None)
     advice = None
-    if batch and memory and run.account.shares:
+    if batch and memory:
         spare = min(run.headroom_at_peak.values(), default=0.0) / max(memory.peak, 1)
         advised = max(1, int(batch * (1 + 0.5 * min(spare, 1.0))) // 8 * 8)
         cost = BatchCost(memory.peak / 4, memory.peak / batch, 0.0, 2, batch, "high")

@@ -14,6 +14,7 @@ from gpuwarden.owners.metrics import OwnerReadings, ProcessesInPoll, ProcessRead
 from gpuwarden.pressure.metrics import PressureReadings
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.state import State
+from gpuwarden.usage.metrics import RunUsageReadings
 
 
 def _read_gpu_health(state: State) -> SubjectReadings:
@@ -38,6 +39,9 @@ _READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
     OwnerReadings: lambda state: [((), OwnerReadings.read(state.owners))],
     ProcessReadings: _read_processes,
     RunReadings: lambda state: [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs],
+    RunUsageReadings: lambda state: [
+        ((run_id,), RunUsageReadings.read(usage)) for run_id, usage in state.usage.items()
+    ],
 }
 TABLES = tuple(_READERS)
 

@@ -102,7 +102,7 @@ class Pipeline:
         self.poller.stop()
         self.containers.stop()
         self.run_server.stop()
-        await self.recorder.stop()
+        await self.recorder.stop(self.accountant.settle())
 
     def follow_events(self, snapshot: Snapshot) -> None:
         """Wait, on a thread, for XIDs of the GPUs that a poll found."""
@@ -126,9 +126,8 @@ class Pipeline:
         owners = self.owners.join(snapshot, self.registry.living())
         self.registry.neighbours.see(snapshot, owners, now)
         runs = self.registry.runs(snapshot, now, sample.usages, available=sample.available)
-        self.recorder.take_up(runs)
-        self.accountant.join(runs, snapshot, now)
-        self.recorder.see(runs, now)
+        usage = self.accountant.update(runs, snapshot, now, self.recorder.resume(runs))
+        self.recorder.update(runs, usage, now)
         pressure = self.pressure.see(snapshot, runs, now)
         self.advisor.see(snapshot, runs, pressure, owners.holders, now)
         self.poller.arm(self.advisor.limits, self._request_if_urgent)
@@ -138,6 +137,7 @@ class Pipeline:
             poll_interval=self._config.poll.interval,
             snapshot=snapshot,
             runs=runs,
+            usage={run.peer.run_id: usage[run.peer.run_id] for run in runs},
             processes=self._chosen(snapshot) if self._config.processes.series else (),
             owners=owners,
             host=sample.host,

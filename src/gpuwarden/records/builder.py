@@ -240,9 +240,7 @@ def _share(device: RecordedDevice) -> DeviceUsage:
     """Return what `_device` was made of."""
     values = {source: getattr(device, name) for name, source in _FIELDS_OF_SHARE.items()}
     known: dict[str, Any] = {source: value for source, value in values.items() if value is not None}
-    return DeviceUsage(
-        device.name, xids={int(code): count for code, count in (device.xids or {}).items()}, **known
-    ).copy()
+    return DeviceUsage(device.name, xids={int(code): count for code, count in (device.xids or {}).items()}, **known)
 
 
 def _told(seen: SeenError) -> RecordedError:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import continue_timeline, with_timeline, without_timeline
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
-from gpuwarden.usage.run_usage import RunUsage
+from gpuwarden.usage.run_usage import NO_USAGE, RunUsage
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class _Live:
     """
 
     run: RunSnapshot
+    usage: RunUsage
     began_uptime: float
     slept: float
     before: RunRecord | None = None
@@ -79,7 +80,6 @@ class _Absent:
 
     receipt: RunRecord
     evidence: str  # of its end, once that is found
-    account: RunUsage | None = None  # that the record was made of, by this daemon
 
 
 class Recorder:
@@ -112,6 +112,7 @@ class Recorder:
         self._boot_id = _boot_id()
         self._live: dict[str, _Live] = {}
         self._absent: dict[str, _Absent] = {}
+        self._resumed: dict[str, RunUsage] = {}  # usage in records that were read since the last poll, by run id
         self._waiting: dict[_Key, RecordRow] = {}
         self._batch: dict[_Key, RecordRow] = {}  # that the thread writes now
         self._flushing: asyncio.Task[None] | None = None
@@ -130,8 +131,13 @@ class Recorder:
             self._flush(time.monotonic())
             await self._wait(OPEN_SECONDS)
 
-    async def stop(self) -> None:
-        """Write the records of all runs, and wait for that a little; once more, where the disk failed a moment ago."""
+    async def stop(self, usage: Mapping[str, RunUsage]) -> None:
+        """Write the records of all runs, and wait for that a little; once more, where the disk failed a moment ago.
+
+        `usage` is by run id, with all that was polled.
+        """
+        for run_id, live in self._live.items():
+            live.usage = usage.get(run_id, live.usage)
         until = time.monotonic() + 2 * STOP_SECONDS
         await self._wait(STOP_SECONDS)
         if (
@@ -140,7 +146,6 @@ class Recorder:
             await self._flush_until(until)
         for live in self._live.values():
             if live.run.up:
-                live.run.account.settle()
                 self._write(self._receipt(live))
             elif live.recorded != live.run.ending:
                 self._end(live)
@@ -160,29 +165,32 @@ class Recorder:
         if self._flushing:
             await asyncio.wait([self._flushing], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
 
-    def take_up(self, runs: Iterable[RunSnapshot]) -> None:
-        """Go on with accounts that an earlier daemon began, or the registry let go of, before the poll's are joined."""
+    def resume(self, runs: Iterable[RunSnapshot]) -> Mapping[str, RunUsage]:
+        """Resume the records of runs that an earlier daemon, or the registry, has dropped; return their usage then.
+
+        It is by run id, and returned once.
+        """
+        resumed, self._resumed = self._resumed, {}
         for run in runs:
-            live = self._live.get(run.peer.run_id)
-            if live is not None and live.run.account is not run.account:  # forgotten, and back before a poll saw that
-                run.account.take_over(live.run.account)
-                live.run = run
             absent = self._absent.pop(run.peer.run_id, None) if self._absent else None
             if absent is not None:
+                resumed[run.peer.run_id] = usage_from_record(absent.receipt)
                 self._live[run.peer.run_id] = self._new(run, absent.receipt)
-                if absent.account is not run.account:  # else it was in no poll, but not forgotten
-                    run.account.resume(usage_from_record(absent.receipt))
+        return resumed
 
     def _new(self, run: RunSnapshot, before: RunRecord | None = None) -> _Live:
         # Never negative: where the clocks disagree (a time namespace, a replay) the reader would refuse the record.
-        return _Live(run, max(self._uptime() - run.lasted, 0.0), self._slept(), before)
+        return _Live(run, NO_USAGE, max(self._uptime() - run.lasted, 0.0), self._slept(), before)
 
     def _slept(self) -> float:
         """Return for how long the machine has slept since its boot: the monotonic clock stood still meanwhile."""
         return self._uptime() - time.monotonic()
 
-    def see(self, runs: Sequence[RunSnapshot], now: float) -> None:
-        """Update with the runs of a poll and their accounts; `now` is monotonic. Does not block."""
+    def update(self, runs: Sequence[RunSnapshot], usage: Mapping[str, RunUsage], now: float) -> None:
+        """Update with the runs of a poll, and the usage by run id, of those that are gone too. Does not block.
+
+        `now` is monotonic.
+        """
         self._going_on = None
         if self._flushing and now - self._flush_began > HANG_SECONDS:
             self._fail("it does not answer")
@@ -190,11 +198,12 @@ class Recorder:
             live = self._live.get(run.peer.run_id)
             if live is None:
                 live = self._live[run.peer.run_id] = self._new(run)
+            live.usage = usage.get(run.peer.run_id, live.usage)
             self._follow(live, run)
         present = {run.peer.run_id for run in runs}
         parted = [run_id for run_id in self._live if run_id not in present]
         for run_id in parted:
-            self._part(self._live.pop(run_id))
+            self._part(self._live.pop(run_id), usage)
         self._bound_absent()
         if parted or now >= self._look_due:
             self._look_due = now + WRITE_SECONDS
@@ -218,15 +227,15 @@ class Recorder:
         self._keep(receipt, log_it=(receipt.outcome or "") not in live.logged)  # one may end again and again
         live.logged |= {receipt.outcome or ""}
 
-    def _part(self, live: _Live) -> None:
+    def _part(self, live: _Live, usage: Mapping[str, RunUsage]) -> None:
         """Drop a run that the registry has dropped; it may come back if its end was not seen."""
+        live.usage = usage.get(live.run.peer.run_id, live.usage)
         if not live.run.up:
             if live.recorded != live.run.ending:
                 self._end(live)
             return
-        live.run.account.settle()  # else what the driver's counters were not asked for yet would be lost
         receipt = self._receipt(live)
-        self._absent[receipt.run_id] = _Absent(receipt, _LOST, live.run.account)
+        self._absent[receipt.run_id] = _Absent(receipt, _LOST)
         self._write(receipt)
 
     def _receipt(self, live: _Live) -> RunRecord:
@@ -248,7 +257,7 @@ class Recorder:
             self._wall(),
             boot_id=self._boot_id,
             user=None if user == str(run.peer.uid) else user,
-            account=run.account.now(),
+            account=live.usage,
             began_uptime=live.began_uptime,
             slept=max(self._slept() - live.slept, 0.0),
         )
@@ -360,7 +369,9 @@ class Recorder:
                 continue
             own = row_from_record(self._receipt(live)).key  # the disk was slower than the run
             live.before = receipt
-            live.run.account.resume(usage_from_record(receipt))
+            earlier = usage_from_record(receipt)
+            live.usage = live.usage.after(earlier)
+            self._resumed[receipt.run_id] = earlier
             if self._waiting.pop(own, None):
                 self._write(self._receipt(live))
         self._look_for_absent()

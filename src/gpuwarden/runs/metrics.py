@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.host.process_tree import STATES, Present
@@ -11,7 +11,6 @@ from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKE
 from gpuwarden.runs.outcome import OUTCOMES
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.stall import CAUSES
-from gpuwarden.usage.run_usage import DeviceUsage
 
 
 def _info(run: RunSnapshot) -> Reading:
@@ -65,29 +64,6 @@ def _of_processes(reading: Callable[[Present], Reading]) -> Callable[[RunSnapsho
         return reading(present) if present else None
 
     return read
-
-
-def _of_shares(reading: Callable[[DeviceUsage], float | None]) -> Callable[[RunSnapshot], Reading]:
-    """Read something of each GPU that the run has held."""
-
-    def read(run: RunSnapshot) -> Reading:
-        shares = run.account.shares
-        return {(uuid,): value for uuid, share in shares.items() if (value := reading(share)) is not None}
-
-    return read
-
-
-def _by_reason(reading: Callable[[DeviceUsage], Mapping[str, float]]) -> Callable[[RunSnapshot], Reading]:
-    def read(run: RunSnapshot) -> Reading:
-        shares = run.account.shares
-        return {(uuid, reason): value for uuid, share in shares.items() for reason, value in reading(share).items()}
-
-    return read
-
-
-def _xids(run: RunSnapshot) -> Reading:
-    shares = run.account.shares
-    return {(uuid, str(code)): count for uuid, share in shares.items() for code, count in share.xids.items()}
 
 
 def _state(present: Present) -> Reading:
@@ -258,25 +234,6 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     reports_dropped_total = Metric[RunSnapshot](
         "gpuwarden_run_reports_dropped_total", "counter", "", "Reports the run could not send because the daemon did not read.",
         lambda run: run.report.dropped if run.report else None, source="report")
-    gpu_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_gpu_seconds_total", "counter", "seconds", "Time that the run has held memory on the GPU; on one that several runs share it counts for each.",
-        _of_shares(lambda share: share.seconds), labels=("uuid",), source="the process lists, report")
-    gpu_idle_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_gpu_idle_seconds_total", "counter", "seconds", "Of that, time without a kernel of any program running.",
-        _of_shares(lambda share: share.idle), labels=("uuid",), source="gpuwarden_gpu_busy_seconds_total")
-    energy_joules_total = Metric[RunSnapshot](
-        "gpuwarden_run_energy_joules_total", "counter", "joules",
-        "Energy that the GPU has drawn while the run held memory there, all of it for each run that shares it; where it has no energy counter, its power added up over the polls.",
-        _of_shares(lambda share: share.joules), labels=("uuid",), source="gpuwarden_gpu_energy_joules_total, else gpuwarden_gpu_power_usage_watts", tier="slow")
-    throttled_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_throttled_seconds_total", "counter", "seconds", "Time that a clock event reason has slowed the GPU down while the run held memory there; reasons may hold at once.",
-        _by_reason(lambda share: share.throttled), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total", tier="slow")
-    throttled_step_seconds_total = Metric[RunSnapshot](
-        "gpuwarden_run_throttled_step_seconds_total", "counter", "seconds", "Of that, time with training steps under way.",
-        _by_reason(lambda share: share.throttled_steps), labels=("uuid", "reason"), source="gpuwarden_gpu_clock_event_seconds_total, report", tier="slow")
-    xid_events_total = Metric[RunSnapshot](
-        "gpuwarden_run_xid_events_total", "counter", "", "XIDs that the GPU has had while the run lived and used it; docs/xid.md has the codes.",
-        _xids, labels=("uuid", "xid"), source="gpuwarden_gpu_xid_events_total")
     cpu_seconds_total = Metric[RunSnapshot](
         "gpuwarden_run_cpu_seconds_total", "counter", "seconds", "CPU time of the run's processes, data loader workers included, ended ones too.",
         lambda run: run.usage.cpu_seconds if run.usage else None, source="/proc/PID/stat", tier="slow")

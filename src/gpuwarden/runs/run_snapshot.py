@@ -19,7 +19,6 @@ from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, R
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import Marks
 from gpuwarden.runs.stall import Stall
-from gpuwarden.usage.run_usage import RunUsage
 
 KEPT_ERRORS = 8  # of a run
 
@@ -51,10 +50,10 @@ class RunSnapshot:
     seconds since by a clock that nobody sets, up to its end. `errors` are the last that it told; the report counts them
     all. `last_errors` is when the last of each kind was heard of, in Unix time; `ooms` are the allocations that failed
     in the last out-of-memory on GPUs, by UUID. `ending` is there once the run is not up, and may change until it is
-    settled. `stall` is there while a step hangs, which it did `stalls` times so far. `account`, what it has had of the
-    GPUs, `histories` of its memory, by UUID, the `marks` in its story, `ear`, what it has been told, and `batch_sizes`
-    go on after the poll: they are read on the event loop, and kept by nobody. `devices` are the UUIDs of its GPUs and
-    MIG instances, while it lives. `verdict` is that of the last out-of-memory.
+    settled. `stall` is there while a step hangs, which it did `stalls` times so far. `histories` of its memory, by
+    UUID, the `marks` in its story, `ear`, what it has been told, and `batch_sizes` go on after the poll: they are read
+    on the event loop, and kept by nobody. `devices` are the UUIDs of its GPUs and MIG instances, while it lives.
+    `verdict` is that of the last out-of-memory.
     """
 
     peer: ProcessKey
@@ -77,7 +76,6 @@ class RunSnapshot:
     ending: Ending | None = None
     stall: Stall | None = None
     stalls: int = 0
-    account: RunUsage = field(default_factory=RunUsage, compare=False)
     growth: Mapping[str, Leak] = field(default_factory=dict)
     host_growth: Leak | None = None
     histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)

@@ -41,7 +41,6 @@ from gpuwarden.runs.outcome_evidence import OutcomeEvidence, xids
 from gpuwarden.runs.run_events import Mark, MarkKind, Marks
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
-from gpuwarden.usage.run_usage import RunUsage
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,6 @@ class RunState:
     ear: DeliveryState = field(default_factory=DeliveryState)
     marks: Marks = field(default_factory=Marks)
     outlook: LeakWatch = field(default_factory=LeakWatch)
-    account: RunUsage = field(default_factory=RunUsage)
     headroom: HeadroomTracker = field(init=False)
     batch_sizes: BatchSizeTracker = field(init=False)
 
@@ -319,7 +317,6 @@ class RunState:
             ear=self.ear,
             marks=self.marks,
             batch_sizes=self.batch_sizes,
-            account=self.account,
             batch_size_advice=self.batch_sizes.look(self.hello, self.histories, now),
             growth=self.outlook.on_gpus(self.histories, memory, who, age),
             host_growth=self.outlook.on_host(usage if up else None, available, who, age),

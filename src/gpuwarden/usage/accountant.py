@@ -6,33 +6,58 @@ Only what was read counts: nothing is added for a poll that failed, a pause, or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.gpu_meter import Meter
+from gpuwarden.usage.run_usage import RunUsage
+from gpuwarden.usage.tally import DeviceTally, RunTally
 
-LONGEST = 3  # intervals between two readings, beyond which something else lay between them
+MAX_GAP_INTERVALS = 3  # between two readings; beyond that something else lay between them
 XID_SECONDS = 2.0  # that an XID may come after its run's end: the driver tells it as it cleans up
 
+NOTHING: Mapping[str, RunUsage] = MappingProxyType({})
 _Devices: TypeAlias = "dict[str, tuple[Gpu, bool]]"
 
 
 class UsageAccountant:
-    """Accountant of all runs of a poll; each run carries its own account. Used by one event loop."""
+    """Accountant of all runs. Used by one event loop; `now` is monotonic."""
 
     def __init__(self, longest_interval: float) -> None:
-        self._longest = LONGEST * longest_interval
+        self._max_gap = MAX_GAP_INTERVALS * longest_interval
         self._meters: dict[str, Meter] = {}
+        self._tallies: dict[str, RunTally] = {}  # by run id
         self._last: float | None = None
 
-    def join(self, runs: Sequence[RunSnapshot], snapshot: Snapshot, now: float) -> None:
-        """Add what came with a poll to the accounts of its runs; `now` is monotonic."""
-        if not runs:
+    def update(
+        self, runs: Sequence[RunSnapshot], snapshot: Snapshot, now: float, earlier: Mapping[str, RunUsage] = NOTHING
+    ) -> dict[str, RunUsage]:
+        """Add what came with a poll; return what each run has used, by id: once more, settled, of those that are gone.
+
+        `earlier` is usage of runs that was counted elsewhere before, as it becomes known.
+        """
+        before, self._tallies = self._tallies, {}
+        for run_id in (run.peer.run_id for run in runs):
+            self._tallies[run_id] = before.pop(run_id) if run_id in before else RunTally()
+        for run_id, usage in earlier.items():
+            tally = self._tallies.get(run_id) or before.get(run_id)
+            if tally is not None:
+                tally.earlier = tally.earlier.after(usage)
+        if runs:
+            self._add_poll(runs, snapshot, now)
+        else:
             self._meters, self._last = {}, None
-            return
+        return {**_settled(before), **{run_id: tally.usage() for run_id, tally in self._tallies.items()}}
+
+    def settle(self) -> dict[str, RunUsage]:
+        """Return what each run has used, with all that was polled: the daemon ends."""
+        return _settled(self._tallies)
+
+    def _add_poll(self, runs: Sequence[RunSnapshot], snapshot: Snapshot, now: float) -> None:
         last, self._last = self._last, now
-        elapsed = now - last if last is not None and now - last <= self._longest else 0.0
+        elapsed = now - last if last is not None and now - last <= self._max_gap else 0.0
         devices = _devices(snapshot)
         listed = _listed(snapshot)
         held = [_held(run, listed, devices) if run.up else set[str]() for run in runs]
@@ -42,44 +67,50 @@ class UsageAccountant:
 
     def _read_meters(self, runs: Sequence[RunSnapshot], held: Iterable[set[str]], devices: _Devices) -> None:
         wanted = {uuid for each in held for uuid in each}
-        wanted.update(uuid for run in runs if run.up for uuid in run.account.tallies)
+        wanted.update(uuid for run in runs if run.up for uuid in self._tallies[run.peer.run_id].devices)
         gpus = {gpu.identity.uuid: gpu for uuid in wanted if uuid in devices for gpu in devices[uuid][:1]}
-        self._meters = {uuid: self._meters.get(uuid) or Meter(self._longest) for uuid in gpus}
+        self._meters = {uuid: self._meters.get(uuid) or Meter(self._max_gap) for uuid in gpus}
         for uuid, meter in self._meters.items():
             meter.read(gpus[uuid])
 
     def _update(self, run: RunSnapshot, held: set[str], devices: _Devices, elapsed: float) -> None:
-        account = run.account
-        if account.up and not run.up:
-            account.settle()
-        account.up = run.up
-        stepping = _is_stepping(run)
+        tally = self._tallies[run.peer.run_id]
+        if tally.up and not run.up:
+            tally.settle()
+        tally.up = run.up
+        stepping = _is_stepping(run, tally)
         if run.up:
             if run.report is not None and run.current:
-                account.add_phase(run.report.phase, elapsed)
-            for uuid in held - account.tallies.keys():
+                tally.add_phase(run.report.phase, elapsed)
+            for uuid in held - tally.devices.keys():
                 gpu, whole = devices[uuid]
-                account.hold(uuid, gpu, whole=whole)
+                tally.devices[uuid] = DeviceTally(gpu, whole=whole)
         if run.usage and run.usage.present:
-            account.update_host_memory(run.usage.present.memory)
+            tally.update_host_memory(run.usage.present.memory)
         last = float("inf") if run.ending is None else run.ending.at + XID_SECONDS
-        for uuid, tally in account.tallies.items():
+        for uuid, device in tally.devices.items():
             if uuid not in devices:
                 continue
             gpu = devices[uuid][0]
             if gpu.xids:
-                tally.update_xids(gpu, run.began, last)
+                device.update_xids(gpu, run.began, last)
             if run.up:
-                tally.update(self._meters[gpu.identity.uuid], held=uuid in held, stepping=stepping)
-                tally.share.update_memory(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
+                device.update(self._meters[gpu.identity.uuid], held=uuid in held, stepping=stepping)
+                device.update_memory(run.memory.get(uuid), run.headroom.get(uuid), run.headroom_at_peak.get(uuid))
 
 
-def _is_stepping(run: RunSnapshot) -> bool:
-    """Tell whether training steps were under way since the last poll: the run says so, or has finished some."""
+def _settled(tallies: Mapping[str, RunTally]) -> dict[str, RunUsage]:
+    for tally in tallies.values():
+        tally.settle()
+    return {run_id: tally.usage() for run_id, tally in tallies.items()}
+
+
+def _is_stepping(run: RunSnapshot, tally: RunTally) -> bool:
+    """Return whether training steps were under way since the last poll: the run says so, or has finished some."""
     report = run.report
     if report is None or not run.current:
         return False
-    before, run.account.step_seconds = run.account.step_seconds, report.step_seconds
+    before, tally.step_seconds = tally.step_seconds, report.step_seconds
     return report.phase == "train" and (report.stepping or report.step_seconds > before)
 
 

@@ -1,0 +1,169 @@
+"""Tallies that add up the usage of one run, on each of its devices, from poll to poll."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.protocol.messages import PHASES, DeviceMemory, Phase
+from gpuwarden.usage.gpu_meter import Lapse, Meter, Window, throttled_seconds
+from gpuwarden.usage.run_usage import NO_USAGE, DeviceUsage, RunUsage, known, sum_of_known
+
+
+class DeviceTally:
+    """Tally of one run on one GPU or MIG instance.
+
+    The driver's counters are read seldom: what they count is the run's in the proportion of the time that it held the
+    GPU since the last reading. Where the run ends before the next reading, power and clock events as polled stand in.
+    """
+
+    def __init__(self, gpu: Gpu, *, whole: bool) -> None:
+        self._name = gpu.identity.name
+        self._whole = whole
+        self._xids_before = {code: xid.count for code, xid in gpu.xids.items()}
+        counts_busy = whole and gpu.value(GpuReadings.busy_seconds_total) is not None
+        energy = (GpuReadings.energy_joules_total, GpuReadings.power_usage_watts)
+        counts_energy = whole and any(gpu.value(row) is not None for row in energy)
+        self._seconds = 0.0
+        self._busy = 0.0 if counts_busy else None
+        self._idle = 0.0 if counts_busy else None
+        self._joules = 0.0 if counts_energy else None
+        self._joules_by_power: float | None = None
+        self._throttled = dict.fromkeys(throttled_seconds(gpu), 0.0)
+        self._throttled_steps = dict(self._throttled)
+        self._memory_peak: int | None = None
+        self._memory_limit: int | None = None
+        self._headroom_at_peak: float | None = None
+        self._lowest_headroom: float | None = None
+        self._xids: dict[int, int] = {}
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._held = self._stepped = 0.0
+        self._window_joules: float | None = None
+        self._events: dict[str, tuple[float, float]] = {}  # seconds, and those in steps
+
+    def usage(self) -> DeviceUsage:
+        """Return the usage up to now."""
+        return DeviceUsage(
+            self._name,
+            self._seconds,
+            self._busy,
+            self._idle,
+            self._joules,
+            self._joules_by_power,
+            dict(self._throttled),
+            dict(self._throttled_steps),
+            self._memory_peak,
+            self._memory_limit,
+            self._headroom_at_peak,
+            self._lowest_headroom,
+            dict(self._xids),
+        )
+
+    def update(self, meter: Meter, *, held: bool, stepping: bool) -> None:
+        """Add what the GPU did since the last poll, if the run held it."""
+        if meter.lapse is not None and held:
+            self._add_lapse(meter.lapse, counts_joules=meter.counts_joules, stepping=stepping)
+        if meter.window is not None:
+            self._add_window(meter.window)
+
+    def update_memory(self, memory: DeviceMemory | None, left: float | None, at_peak: float | None) -> None:
+        """Record the peak of the run's memory, and its headroom then and at its lowest."""
+        if memory is not None and (self._memory_peak is None or memory.peak > self._memory_peak):
+            self._memory_peak, self._headroom_at_peak = memory.peak, at_peak
+        elif self._headroom_at_peak is None:
+            self._headroom_at_peak = at_peak
+        if memory is not None:
+            self._memory_limit = memory.limit
+        self._lowest_headroom = min(known(self._lowest_headroom, left), default=None)
+
+    def update_xids(self, gpu: Gpu, first: float, last: float) -> None:
+        """Count XIDs that are new and came from `first` to `last`, in Unix time."""
+        for code, xid in gpu.xids.items():
+            new = xid.count - self._xids_before.get(code, 0)
+            if new > 0:
+                self._xids_before[code] = xid.count
+                if first <= xid.last <= last:
+                    self._xids[code] = self._xids.get(code, 0) + new
+
+    def settle(self) -> None:
+        """Count what was polled since the driver's counters were last read: the run has ended, or the daemon does."""
+        self._add_joules_by_power(self._window_joules)
+        self._add_throttled(self._events)
+        self._begin_window()
+
+    def _add_lapse(self, lapse: Lapse, *, counts_joules: bool, stepping: bool) -> None:
+        seconds = lapse.seconds
+        self._seconds += seconds
+        if self._whole and lapse.busy is not None:
+            self._busy = (self._busy or 0.0) + lapse.busy
+            self._idle = (self._idle or 0.0) + seconds - lapse.busy
+        self._held += seconds
+        in_steps = seconds if stepping else 0.0
+        self._stepped += in_steps
+        for reason in lapse.active:
+            before = self._events.get(reason, (0.0, 0.0))
+            self._events[reason] = before[0] + seconds, before[1] + in_steps
+        if self._whole and lapse.joules is not None:
+            if counts_joules:
+                self._window_joules = (self._window_joules or 0.0) + lapse.joules
+            else:
+                self._add_joules_by_power(lapse.joules)
+
+    def _add_window(self, window: Window) -> None:
+        if self._held:
+            part, in_steps = (min(each / window.seconds, 1.0) for each in (self._held, self._stepped))
+            if self._whole and window.joules is not None:  # the counter is the whole GPU's
+                self._joules = (self._joules or 0.0) + window.joules * part
+            else:
+                self._add_joules_by_power(self._window_joules)
+            self._add_throttled({r: (each * part, each * in_steps) for r, each in window.throttled.items()})
+        self._begin_window()
+
+    def _add_joules_by_power(self, joules: float | None) -> None:
+        self._joules = sum_of_known(self._joules, joules)
+        self._joules_by_power = sum_of_known(self._joules_by_power, joules)
+
+    def _add_throttled(self, seconds: Mapping[str, tuple[float, float]]) -> None:
+        for reason, (each, in_steps) in seconds.items():
+            self._throttled[reason] = self._throttled.get(reason, 0.0) + each
+            self._throttled_steps[reason] = self._throttled_steps.get(reason, 0.0) + in_steps
+
+
+@dataclass(slots=True)
+class RunTally:
+    """Tally of one run: `devices` by UUID are those that it holds or held, `earlier` was counted before it was there.
+
+    `step_seconds` is as of the run's last report, `up` as of the last poll.
+    """
+
+    devices: dict[str, DeviceTally] = field(default_factory=dict)
+    earlier: RunUsage = NO_USAGE
+    step_seconds: float = 0.0
+    up: bool = True
+    _phases: dict[str, float] = field(default_factory=dict)
+    _host_memory_peak: int | None = None
+
+    def usage(self) -> RunUsage:
+        """Return the usage up to now, with the earlier one."""
+        shares = {uuid: device.usage() for uuid, device in self.devices.items()}
+        usage = RunUsage(shares, dict(self._phases), self._host_memory_peak)
+        return usage if self.earlier is NO_USAGE else usage.after(self.earlier)
+
+    def add_phase(self, phase: Phase, seconds: float) -> None:
+        """Count time in a phase."""
+        if not self._phases:
+            self._phases = dict[str, float].fromkeys(PHASES, 0.0)
+        self._phases[phase] += seconds
+
+    def update_host_memory(self, used: int) -> None:
+        """Record the peak of host memory, in bytes."""
+        self._host_memory_peak = max(known(self._host_memory_peak, used or None), default=None)
+
+    def settle(self) -> None:
+        """Count all that was polled: the run has ended, or the daemon does."""
+        for device in self.devices.values():
+            device.settle()
