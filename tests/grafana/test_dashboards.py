@@ -152,7 +152,7 @@ def _follows(expression: str) -> None:
             chosen["uuid"] = "$gpu|$mig"  # an instance has a UUID of its own
         if name in OF_PROCESSES and "run_id" in chosen:
             chosen["run_id"] = "($run)|"  # and a process may be of no run
-        if name == "CONDITIONS":
+        if name == "ALERTS":
             chosen = {label: f"({value})|" for label, value in {**chosen, "uuid": "$gpu|$mig"}.items()}
         patterns = {label: value for label, (how, value) in matched.items() if how == "MatchOp.Re"}
         assert chosen.items() <= patterns.items(), name
