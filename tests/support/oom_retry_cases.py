@@ -415,17 +415,21 @@ def case_second_optimizer(_: Path) -> Any:
     return outcomes
 
 
-class Unreadable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no types
-    """Cannot be read back."""
+class Breaks(Runs):
+    """Runs out of memory, and leaves a model that cannot be restored."""
 
-    def load_own_variables(self, store: Any) -> None:  # noqa: ARG002, D102
-        raise LookupError("nothing there")
+    def _out(self, hook: str) -> None:
+        def fails() -> None:
+            raise LookupError("nothing there")
+
+        self.model.reset_metrics = fails
+        super()._out(hook)
 
 
-def case_unreadable(_: Path) -> Any:
-    made = keras.Sequential([keras.layers.Input((3,)), Unreadable(1)])
+def case_unrestorable(_: Path) -> Any:
+    made = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     made.compile("adam", "mse")
-    return raised(lambda: fit_with_oom_retry(made, dataset, 1024, verbose=0, callbacks=[Runs(0, "batch")]))
+    return raised(lambda: fit_with_oom_retry(made, dataset, 1024, verbose=0, callbacks=[Breaks(0, "batch")]))
 
 
 def case_of_a_callback(_: Path) -> Any:
@@ -458,11 +462,13 @@ class Unsavable(keras.layers.Dense):  # type: ignore[misc] # Keras ships no type
         super().save_own_variables(store)
 
 
-def case_of_the_checkpoint(_: Path) -> Any:
+def case_of_the_checkpoint(folder: Path) -> Any:
     made = keras.Sequential([keras.layers.Input((3,)), Unsavable(1)])
     made.compile("adam", "mse")
-    counts = Counts()
-    seen = raised(lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, verbose=0, callbacks=[counts]))
+    counts, file = Counts(), folder / "second.weights.h5"
+    seen = raised(
+        lambda: fit_with_oom_retry(made, dataset, 1024, epochs=3, verbose=0, callbacks=[counts], checkpoint=file)
+    )
     return {**seen, "hooks": counts.hooks}
 
 

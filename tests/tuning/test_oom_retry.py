@@ -15,7 +15,7 @@ AT_ONCE = (  # each line in a process of its own, none of which waits for memory
     ("two_retries", "validation", "other_errors"),
     ("before_the_first_epoch", "later", "second_optimizer", "of_a_callback"),
     ("half_written", "without_y", "validated", "of_the_checkpoint"),
-    ("effective", "exhausted", "unreadable", "arguments"),
+    ("effective", "exhausted", "unrestorable", "arguments"),
 )
 
 pytestmark = pytest.mark.frameworks
@@ -154,7 +154,7 @@ def test_second_optimizer(case: Any) -> None:
     }
 
 
-def test_unreadable(case: Any) -> None:
+def test_unrestorable(case: Any) -> None:
     """Whatever fails as the model is put back, it is the out-of-memory that is raised, and the log says why."""
     saw = case["saw"]
     assert (saw["type"], "OOM when allocating tensor" in saw["text"]) == ("ResourceExhaustedError", True)

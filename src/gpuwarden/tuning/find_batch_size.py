@@ -14,8 +14,14 @@ from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
 from gpuwarden.tuning import allocator_peak
 from gpuwarden.tuning.device_oom import is_device_oom
-from gpuwarden.tuning.model_checks import check_built, check_model, check_whole
-from gpuwarden.tuning.model_snapshot import ModelSnapshot, OptimizerSubstitute, TemporaryTraces, keep_seeds
+from gpuwarden.tuning.model_checks import check_model, check_whole
+from gpuwarden.tuning.model_snapshot import (
+    ModelSnapshot,
+    TemporaryTraces,
+    keep_attributes,
+    keep_seeds,
+    substitute_optimizer,
+)
 
 TRIAL_STEPS = 3  # of a trial: the optimizer's variables exist and the peak is seen
 MAX_BATCH_SIZE = 1 << 16
@@ -45,7 +51,6 @@ def find_batch_size(
     work with, MemoryError where not even `smallest` fits.
     """
     check_model(model, "find_batch_size")
-    check_built(model)
     smallest = check_whole(smallest, "smallest")
     make_batch, most = _source(data)
     largest = min(most, MAX_BATCH_SIZE if largest is None else check_whole(largest, "largest"))
@@ -53,8 +58,20 @@ def find_batch_size(
         raise ValueError(f"largest: want {smallest} or more, which is the smallest, not {largest}")
     if isinstance(margin, bool) or not isinstance(margin, Real) or not 0 <= float(margin) < 1:
         raise ValueError(f"margin: want a share from 0 to 1, such as 0.1, not {margin!r}")
-    with keep_seeds(), TemporaryTraces():
-        return _Trials(model, make_batch, float(margin)).find(smallest, largest, most)
+    try:
+        with keep_seeds(), TemporaryTraces(), substitute_optimizer(model), keep_attributes(model):
+            found = _Trials(model, make_batch, float(margin)).find(smallest, largest, most)
+    finally:
+        allocator_peak.reset_peaks()
+    if found is None or found < smallest:
+        raise MemoryError(
+            f"find_batch_size: not even a batch of {smallest} fits with a margin of {margin:g}; "
+            f"{'give a smaller `smallest`, ' if smallest > 1 else ''}end what else holds memory of the device "
+            "(`gpuwarden top` says who does), or make the model need less: mixed precision, smaller inputs, fewer "
+            "or smaller layers"
+        )
+    log.info("found batch size=%d with margin=%g", found, margin)
+    return found
 
 
 def search(fits: Callable[[int], bool], smallest: int, largest: int) -> int | None:
@@ -79,32 +96,19 @@ class _Trials:
         self._make_batch = make_batch
         self._margin = margin
         self._steps = max(TRIAL_STEPS, int(model.steps_per_execution))
+        self._snapshot = ModelSnapshot(model)
         self._seen: dict[int, tuple[bool, float | None]] = {}
 
-    def find(self, smallest: int, largest: int, most: int) -> int:
-        """Find the size; of `most` examples there is a batch at most."""
-        substitute = OptimizerSubstitute(self._model)
+    def find(self, smallest: int, largest: int, most: int) -> int | None:
+        """Return the size, None where none fits; of `most` examples there is a batch at most."""
+        self._model.train_function = None  # the model's own stays as it is traced
         try:
-            self._state = ModelSnapshot(self._model)
-            try:
-                self._model.train_function = None  # the model's own stays as it is traced
-                _, share = self._trial(smallest)
-                by_memory = share is not None
-                found = self._by_memory(smallest, largest) if by_memory else self._by_size(smallest, largest, most)
-            finally:
-                self._state.restore()
+            _, share = self._trial(smallest)
+            if share is None:
+                return self._by_size(smallest, largest, most)
+            return self._by_memory(smallest, largest)
         finally:
-            substitute.leave()
-            allocator_peak.reset_peaks()
-        if found is None or found < smallest:
-            raise MemoryError(
-                f"find_batch_size: not even a batch of {smallest} fits with a margin of {self._margin:g}; "
-                f"{'give a smaller `smallest`, ' if smallest > 1 else ''}end what else holds memory of the device "
-                "(`gpuwarden top` says who does), or make the model need less: mixed precision, smaller inputs, fewer "
-                "or smaller layers"
-            )
-        log.info("found batch size=%d with margin=%g", found, self._margin)
-        return found
+            self._snapshot.restore()
 
     def _by_memory(self, smallest: int, largest: int) -> int | None:
         def fits(size: int) -> bool:
@@ -139,7 +143,7 @@ class _Trials:
         else:
             return True, allocator_peak.read_peak_ratio() if known else None
         finally:
-            self._state.restore_values()
+            self._snapshot.restore_values()
         gc.collect()  # the error's frames, which hold tensors
         return False, allocator_peak.read_peak_ratio() if known else None
 

@@ -11,7 +11,10 @@ from gpuwarden.client.keras_import import keras
 
 
 def check_model(model: Any, wanting: str) -> None:
-    """Raise TypeError or ValueError, in words, where `wanting` cannot work with the model or in this process."""
+    """Raise TypeError or ValueError, in words, where `wanting` cannot work with the model or in this process.
+
+    A model without weights is refused: they could not be taken away again.
+    """
     if int(keras.__version__.split(".")[0]) < 3:  # noqa: PLR2004 - Keras 2 saves and builds optimizers otherwise
         raise ValueError(f"{wanting} needs Keras 3, not {keras.__version__}")
     if not isinstance(model, keras.Model):
@@ -24,10 +27,11 @@ def check_model(model: Any, wanting: str) -> None:
             f"{wanting} works in one process alone: this one is a worker of {workers} with {read_strategy(model)}, and "
             "each would find another batch size; find it in one process, and give it to all"
         )
+    _check_built(model)
 
 
-def check_built(model: Any) -> None:
-    """Raise ValueError where the model has no weights yet: they could not be taken away again."""
+def _check_built(model: Any) -> None:
+    """Raise ValueError where the model, or a layer of it, has no weights yet."""
     if not model.built:
         raise ValueError("model: build it first: call it on a batch of data, or model.build(shape)")
     # Keras's own `build` only marks a subclass of Model as built, where that has none of its own.

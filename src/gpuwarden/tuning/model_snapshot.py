@@ -1,4 +1,4 @@
-"""All that training changes of a Keras 3 model, kept in host memory and put back as it was."""
+"""Snapshot of all that training changes of a Keras 3 model, and its restoring."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _ABSENT = object()
 
 
 class ModelSnapshot:
-    """The state of a built model whose optimizer is built, as of the making of this.
+    """State of a built model as of the making of this, in host memory: one copy of all its variables.
 
-    Of another optimizer that is not built the variables that its first step makes are unknown: those begin anew.
+    Of an optimizer that is not built the variables that its first step makes are unknown: those get their initial
+    values.
     """
 
     def __init__(self, model: Any) -> None:
@@ -34,23 +35,17 @@ class ModelSnapshot:
         self._variables = [(each, keras.ops.convert_to_numpy(each).copy()) for each in _variables(model)]
         self._buffers = _buffers(model)
         self._unbuilt = [each for each in list_optimizers(model) if not each.built]
-        self._attributes = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
 
     def restore(self) -> None:
-        """Put all back: weights, layers' seeds, optimizer, metrics, compiled functions."""
+        """Restore weights, layers' seeds, optimizers and metrics."""
         self.restore_values()
-        for name, value in self._attributes.items():
-            if value is not _ABSENT:
-                setattr(self._model, name, value)
-            elif hasattr(self._model, name):
-                delattr(self._model, name)
         if built := [each for each in self._unbuilt if each.built]:
             for each in built:
                 reset_optimizer(self._model, each)
             self.restore_values()  # their count of steps, which need not be 0
 
     def restore_values(self) -> None:
-        """Put back the values of the variables, and of torch modules' buffers, alone."""
+        """Restore the values of the variables, and of torch modules' buffers, alone."""
         model = self._model
         if hasattr(model, "_jax_state"):
             model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - else it comes after these values
@@ -63,27 +58,39 @@ class ModelSnapshot:
             model.zero_grad()  # gradients hold as much memory as weights
 
 
-class OptimizerSubstitute:
-    """An optimizer like the model's own, which is in its place from now on and stays as it is: not yet built.
+@contextlib.contextmanager
+def keep_attributes(model: Any) -> Iterator[None]:
+    """Restore at the end what fit sets on a model beside its variables: compiled functions, history."""
+    before = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not _ABSENT:
+                setattr(model, name, value)
+            elif hasattr(model, name):
+                delattr(model, name)
 
-    For a model whose optimizer is built it does nothing: what that one holds can be put back. The other optimizers stay
-    in their places: a function of the program's own that is traced meanwhile has their variables for good.
+
+@contextlib.contextmanager
+def substitute_optimizer(model: Any) -> Iterator[None]:
+    """Put an optimizer like the model's own in its place meanwhile, so that the own one stays as it is: not built.
+
+    For a model whose optimizer is built it does nothing: what that one holds can be restored. The other optimizers stay
+    in their places: a function of the program's own that is traced meanwhile keeps their variables.
     """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._own = own = model.optimizer
+    own = model.optimizer
+    try:
         for each in list_optimizers(model):
             if not each.built:
-                new = _like(model, each)  # of others too: those that cannot begin anew are refused before they train
+                new = _like(model, each)  # of others too: those that cannot be made again are refused before they train
                 if each is own:
                     with variable_scope(model):
                         new.build(model.trainable_variables)
                     model.optimizer = new  # only now, as memory may run out before
-
-    def leave(self) -> None:
-        """Put the model's own optimizer back."""
-        self._model.optimizer = self._own
+        yield
+    finally:
+        model.optimizer = own
 
 
 def _like(model: Any, own: Any) -> Any:

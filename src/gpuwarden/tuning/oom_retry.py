@@ -6,8 +6,6 @@ import contextlib
 import gc
 import math
 import os
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +17,14 @@ from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
 from gpuwarden.tuning.device_oom import is_device_oom
 from gpuwarden.tuning.gradient_accumulation import accumulate, check_accumulation, read_accumulation
-from gpuwarden.tuning.model_checks import check_built, check_model, check_whole, variable_scope
-from gpuwarden.tuning.optimizers import list_optimizers, reset_optimizer, unwrap_optimizer
+from gpuwarden.tuning.model_checks import check_model, check_whole, variable_scope
+from gpuwarden.tuning.model_snapshot import ModelSnapshot
+from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer
 
 _OURS = ("x", "y", "batch_size")
 _ARRAYS = ("x", "y", "sample_weight")  # of a tuple that make_dataset makes
 _KERAS_BATCH_SIZE = 32  # of arrays, where nobody says another
-_ENDING = ".weights.h5"  # Keras saves the whole state of a model to such a file
+_CHECKPOINT_SUFFIX = ".weights.h5"  # Keras saves the whole state of a model to such a file
 _BESIDE = {  # callbacks of Keras that do not go with this
     "BackupAndRestore": "it would go on from a checkpoint of its own",
     "SwapEMAWeights": "after an out-of-memory nobody knows which weights are in the model",
@@ -49,9 +48,9 @@ def fit_with_oom_retry(
     `make_dataset` makes the training data for a batch size: a dataset in batches of that size, or arrays, of which
     `(x, y)` and `(x, y, sample_weight)` are tuples. `fit_kwargs` are fit's own; `validation_data` may be a function
     of the batch size too, and `steps_per_epoch` is of `batch_size`: with half of it there are twice as many. At each
-    epoch's begin all of the model's state is written to the file `checkpoint`, which ends in .weights.h5, by default
-    to a temporary one. `keep_effective_batch` has Keras accumulate gradients so that an update sees as many examples
-    as before.
+    epoch's begin all of the model's state is copied to host memory, and written to the file `checkpoint`, which ends
+    in .weights.h5, where one is given. `keep_effective_batch` has Keras accumulate gradients so that an update sees as
+    many examples as before.
 
     At most `tries` fits are begun, none with less than `smallest`. Then, and where a smaller batch cannot help, the
     out-of-memory is raised as it is with a note; any other error is raised at once. Each new try is one line in the log
@@ -60,17 +59,14 @@ def fit_with_oom_retry(
     Raises TypeError or ValueError for what it cannot work with.
     """
     check_model(model, "fit_with_oom_retry")
-    check_built(model)
     _check_rates(model)
     _check_arguments(make_dataset, fit_kwargs)
     limits = _limits(batch_size, smallest, tries)
-    given = _checked_path(checkpoint)
+    path = _check_path(checkpoint)
     if keep_effective_batch:
         check_accumulation(model)
-    with tempfile.TemporaryDirectory(prefix="gpuwarden-") as folder:
-        state = _Checkpoint(given or Path(folder) / f"checkpoint{_ENDING}", initial_epoch)
-        training = _Training(model, make_dataset, limits, state, fit_kwargs)
-        return training.fit(read_accumulation(model) * limits.batch_size if keep_effective_batch else None)
+    training = _Training(model, make_dataset, limits, _EpochBegin(path, initial_epoch), fit_kwargs)
+    return training.fit(read_accumulation(model) * limits.batch_size if keep_effective_batch else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +86,25 @@ class _Training:
         model: Any,
         make_dataset: Callable[[int], Any],
         limits: _Limits,
-        checkpoint: _Checkpoint,
+        begin: _EpochBegin,
         fit_kwargs: dict[str, Any],
     ) -> None:
         self._model = model
         self._make_dataset = make_dataset
         self._limits = limits
         self._kwargs = fit_kwargs
-        self._checkpoint = checkpoint
+        self._begin = begin
         self._user = _listed(fit_kwargs.get("callbacks"))
         history = next((each for each in self._user if isinstance(each, keras.callbacks.History)), None)
         self._history = history or keras.callbacks.History()
-        # The checkpoint comes first: at an epoch's begin nobody has changed anything for it yet.
-        self._callbacks = [self._checkpoint, *self._user, *([] if history else [self._history])]
+        # First: at an epoch's begin no other callback has changed anything for it yet.
+        self._callbacks = [self._begin, *self._user, *([] if history else [self._history])]
 
     def fit(self, effective: int | None) -> Any:
         """Fit until it is done; `effective` is how many examples an update is to see, None where that may change."""
         size = self._limits.batch_size
         for attempt in range(1, self._limits.tries + 1):
-            self._checkpoint.size = size
+            self._begin.size = size
             smaller = _smaller(size, effective, self._limits.smallest)
             error = self._try(size, attempt, smaller)
             if error is None:
@@ -119,11 +115,11 @@ class _Training:
             log.warning(
                 "out of memory with batch size=%d in epoch=%d: going on from the epoch's begin with batch size=%d, "
                 "try=%d of %d",
-                *(size, self._checkpoint.epoch, smaller, attempt + 1, self._limits.tries),
+                *(size, self._begin.epoch, smaller, attempt + 1, self._limits.tries),
             )
             report_oom_retry()
             size = smaller
-        self._history.batch_sizes, self._history.oom_retries = self._checkpoint.sizes, attempt - 1
+        self._history.batch_sizes, self._history.oom_retries = self._begin.sizes, attempt - 1
         return self._history
 
     def _try(self, size: int, attempt: int, smaller: int | None) -> Exception | None:
@@ -136,7 +132,7 @@ class _Training:
                     **data,
                     **kwargs,
                     callbacks=self._callbacks,
-                    initial_epoch=self._checkpoint.epoch,
+                    initial_epoch=self._begin.epoch,
                 )
         except Exception as error:
             if not is_device_oom(error):
@@ -150,7 +146,8 @@ class _Training:
     def _go_back(self, error: Exception, steps: int | None) -> None:
         """Put the model back, and have it accumulate `steps` batches; if that fails, raise the out-of-memory."""
         try:
-            self._checkpoint.restore(self._model)
+            assert self._begin.snapshot is not None  # else the error was raised
+            self._begin.snapshot.restore()
             if steps is not None:
                 accumulate(self._model, steps)
         except Exception as failure:
@@ -163,15 +160,15 @@ class _Training:
 
     def _hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
         """Say why no further try is made; empty where there is one."""
-        if not self._checkpoint.written:  # nor is there anything to go back to, but perhaps a file of another training
-            return "out of memory before the first epoch had begun, which no smaller batch changes"
-        if self._checkpoint.ended:
+        if self._begin.ended:
             return (
                 "out of memory in a callback, in on_epoch_end or on_train_end, or as the next epoch's checkpoint was "
                 "written, which no smaller batch of training changes: have callbacks take less"
             )
+        if self._begin.snapshot is None:
+            return "out of memory before the first epoch had begun, which no smaller batch changes"
         validation = self._kwargs.get("validation_data")
-        if self._checkpoint.validating and _batched(validation):
+        if self._begin.validating and _batched(validation):
             return (
                 "out of memory in validation, whose data have a batch size of their own: give validation_data as a "
                 "function of the batch size"
@@ -201,35 +198,34 @@ class _Training:
             kwargs[steps] = math.ceil(given * self._limits.batch_size / size)
 
 
-class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
-    """Writes all of the model's state at the begin of each epoch, and knows where the training stands."""
+class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
+    """State of the model at the begin of the epoch under way, and the training's progress.
 
-    def __init__(self, path: Path, epoch: int) -> None:
+    With a `path` the state is written to that file too.
+    """
+
+    def __init__(self, path: Path | None, epoch: int) -> None:
         super().__init__()
         self.epoch = epoch  # that is under way
         self.sizes: dict[int, int] = {}  # of the epochs that are done
         self.size = 0
         self.validating = False
         self.ended = False  # the epoch, but for what other callbacks do then
-        self.written = False
+        self.snapshot: ModelSnapshot | None = None
         self._path = path
-        self._values: list[tuple[Any, Any]] = []  # of what is not in the file: Keras saves layers' seeds nowhere
-        self._unbuilt: list[Any] = []  # optimizers, of which nobody knows yet what they will train
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
-        """Write it; before an optimizer has trained it is built, so that the checkpoint holds all of it."""
+        """Copy the state; an optimizer that has not trained is built before, so that the copy holds all of it."""
         model = self.model
         if not model.optimizer.built:
             with variable_scope(model):
                 model.optimizer.build(model.trainable_variables)
-        unbuilt = [each for each in list_optimizers(model) if not each.built]
-        saved = {id(each) for each in model.weights}
-        apart = [each for each in model.variables if id(each) not in saved]
-        apart += [each for optimizer in unbuilt for each in optimizer.variables]
-        values = [(each, keras.ops.convert_to_numpy(each).copy()) for each in apart]
-        save(model, self._path)
-        # Only now: where memory runs out before, what there is to go back to is the epoch before.
-        self._unbuilt, self._values, self.written = unbuilt, values, True
+        if self.ended:
+            self.snapshot = None  # of an epoch that no try begins again: its memory is for the next
+        snapshot = ModelSnapshot(model)
+        if self._path is not None:
+            save(model, self._path)
+        self.snapshot = snapshot
         self.epoch, self.validating, self.ended = epoch, False, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
@@ -243,32 +239,6 @@ class _Checkpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
     def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
         """Note that it is over."""
         self.validating = False
-
-    def restore(self, model: Any) -> None:
-        """Put the model back to the begin of the epoch under way. Raises ValueError rather than leave out a part."""
-        if hasattr(model, "_jax_state"):
-            model._jax_state, model._jax_state_synced = None, True  # noqa: SLF001 - else it comes after what is read
-        anew = [each for each in self._unbuilt if each.built]
-        with _unread(anew), warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Skipping variable loading")
-            model.load_weights(self._path)
-        for each in anew:
-            reset_optimizer(model, each)
-        for variable, value in self._values:
-            variable.assign(value)
-
-
-@contextlib.contextmanager
-def _unread(unbuilt: Sequence[Any]) -> Iterator[None]:
-    """Have Keras read nothing for these: they were not built when it wrote the file."""
-    read = {id(each): each for optimizer in unbuilt for each in (optimizer, unwrap_optimizer(optimizer))}.values()
-    for each in read:
-        vars(each)["load_own_variables"] = _nothing
-    try:
-        yield
-    finally:
-        for each in read:
-            vars(each).pop("load_own_variables")
 
 
 @contextlib.contextmanager
@@ -383,8 +353,8 @@ def _limits(batch_size: Any, smallest: Any, tries: Any) -> _Limits:
     return limits
 
 
-def _checked_path(checkpoint: Any) -> Path | None:
+def _check_path(checkpoint: Any) -> Path | None:
     path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and not path.name.endswith(_ENDING):
-        raise ValueError(f"checkpoint: want a file that ends in {_ENDING}, not {path}")
+    if path is not None and not path.name.endswith(_CHECKPOINT_SUFFIX):
+        raise ValueError(f"checkpoint: want a file that ends in {_CHECKPOINT_SUFFIX}, not {path}")
     return path
