@@ -9,6 +9,7 @@ from series import BOX, DEVICE, placed, series, with_gpu
 from ways import IN_CLUSTER, ONE_RUN, link
 
 from gpuwarden.gpu.health_metrics import GpuHealth
+from gpuwarden.owners.kinds import BY_PRIORITY
 from gpuwarden.owners.metrics import ProcessReadings
 
 _WHO = tuple(label for label in ProcessReadings.info.labels if label != "pid")
@@ -32,11 +33,7 @@ def processes() -> list[Panel]:
                 "User": "user",
                 "Program": "comm",
                 "Memory": "memory",
-                "Slurm job": "slurm_job_id",
-                "Unit": "systemd_unit",
-                "Container": "container",
-                "Pod": "pod",
-                "Run id": "run_id",
+                **{kind.label.replace("_", " ").capitalize(): kind.label for kind in BY_PRIORITY},
                 "Box": "instance",
                 IN_CLUSTER: "place",
             },
@@ -48,7 +45,7 @@ def processes() -> list[Panel]:
             overrides=[
                 override("GPU", custom__width=50),
                 override("PID", custom__width=85),
-                *(override(name, custom__width=90) for name in ("User", "Slurm job")),
+                *(override(name, custom__width=90) for name in ("User", "Slurm job id")),
                 override("Program", custom__width=110),
                 override("Memory", unit="bytes", custom__width=90),
                 override("Run id", links=[link(ONE_RUN, "This run", instance="Box", run="Run id")]),

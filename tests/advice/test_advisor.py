@@ -19,7 +19,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Present, Usage
-from gpuwarden.owners.resolver import Holder, Owners
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.codec import decode_advice, encode
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello
@@ -73,7 +73,7 @@ class Box:
         pressure = self._watch.see(seen, runs, self.now)
         begun = len(self.sent)
         self.neighbours.see(seen, Owners(), self.now)
-        self.adviser.see(seen, runs, pressure, {9: Holder("alice", run="9-1")}, self.now)
+        self.adviser.see(seen, runs, pressure, {9: {"user": "alice", "run": "9-1"}}, self.now)
         return [(pid, advice.kind, advice.level) for pid, advice in self.sent[begun:]]
 
 

@@ -16,7 +16,7 @@ from gpuwarden.health.conditions import CONDITIONS, ConditionChecks
 from gpuwarden.health.evaluator import MAX_ALERTS, STEADY_SECONDS, AlertEvaluator
 from gpuwarden.health.model import Alert, Occurrence
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.owners.resolver import Holder, Owners
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.outcome import Ending, Outcome
@@ -27,7 +27,7 @@ from snapshots import GIB, divided, gpu, snapshot
 
 LIMITS = Limits()
 NOW = 10_000.0  # Unix time of the polls
-ALICE = Owners(holders={7: Holder("alice", slurm_job="12")})
+ALICE = Owners(by_pid={7: {"user": "alice", "slurm_job": "12"}})
 
 
 LOST = replace(gpu(0), fault="gpu_is_lost", readings={}, processes=())

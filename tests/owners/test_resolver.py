@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from services import until
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.cgroup_path import NOWHERE, Container, Place
 from gpuwarden.owners.containers import ContainerNames
-from gpuwarden.owners.kinds import NAMES, WORKLOADS
+from gpuwarden.owners.kinds import NAMES
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.owners.resolver import OTHER, Holder, OwnerResolver, Owners
+from gpuwarden.owners.resolver import OTHER, OwnerResolver, Owners
 from gpuwarden.owners.slurm import JobMaps
 from gpuwarden.owners.users import UserNames
 from snapshots import GIB, divided, gpu, snapshot
@@ -91,20 +90,27 @@ def test_each_kind_has_the_whole_memory() -> None:
     }
     assert owners.jobs == {("GPU-0", "4711"): 1, ("GPU-1", "4711"): 1}
     assert owners.dropped == 0
-    assert owners.holders[1] == Holder("ada", ID[:12], POD, "4711", "train.service", "1-99")
+    assert owners.by_pid[1] == {
+        "user": "ada",
+        "container": ID[:12],
+        "pod": POD,
+        "slurm_job": "4711",
+        "systemd_unit": "train.service",
+        "run": "1-99",
+    }
 
 
 def test_unseen_processes_are_unknown() -> None:
     """What no /proc here tells of belongs to the user unknown; memory that the driver does not tell to nobody."""
     owners = Desk().join({2: who(None)}, gpu(0, held={1: 10, 2: 5, 3: None}))
     assert owners.memory == {("GPU-0", "user", "unknown"): 15}
-    assert set(owners.holders) == {1, 2, 3}
+    assert set(owners.by_pid) == {1, 2, 3}
 
 
 def test_a_user_s_own_container_bears_the_user_s_name() -> None:
     """Nobody passes off a container as another's by its name: that of a user's own runtime begins with the user."""
     owners = Desk().join({1: who(1001, Place(Container(ID, "podman", 1001)))}, gpu(0, held={1: 1}))
-    assert owners.holders[1].container == f"grace/{ID[:12]}"
+    assert owners.by_pid[1]["container"] == f"grace/{ID[:12]}"
 
 
 def test_owners_beyond_the_limit_are_one() -> None:
@@ -163,7 +169,7 @@ def test_job_map_gives_a_process_its_job(tmp_path: Path, *, hidden: bool) -> Non
         ("GPU-0", "slurm_job", "4711"): 10
     }
     assert owners.jobs == {("GPU-0", "4711"): 1, ("GPU-1", "1"): 1, ("GPU-1", "2"): 1}
-    assert owners.holders[1].slurm_job == "4711"
+    assert owners.by_pid[1].get("slurm_job", "") == "4711"
 
 
 def test_a_mig_instance_s_job_has_only_that(tmp_path: Path) -> None:
@@ -172,11 +178,11 @@ def test_a_mig_instance_s_job_has_only_that(tmp_path: Path) -> None:
     desk, box = Desk(job_map=tmp_path), divided(0, free=[1, 1], held={1: 0, 2: 1})
     people = {1: who(), 2: who()}
     owners = desk.join(people, box)
-    assert [owners.holders[pid].slurm_job for pid in (1, 2)] == ["100", ""]
+    assert [owners.by_pid[pid].get("slurm_job", "") for pid in (1, 2)] == ["100", ""]
     (tmp_path / "0.1").write_text("200\n")
     owners = desk.join(people, box, runs={2: "2-99"})
-    assert [owners.holders[pid].slurm_job for pid in (1, 2)] == ["100", "200"]
-    assert owners.holders[2].run == "2-99"
+    assert [owners.by_pid[pid].get("slurm_job", "") for pid in (1, 2)] == ["100", "200"]
+    assert owners.by_pid[2]["run"] == "2-99"
     assert {key[2]: held for key, held in owners.memory.items() if key[1] == "slurm_job"} == {"100": GIB, "200": GIB}
     assert owners.jobs == {("GPU-0", "100"): 1, ("GPU-0", "200"): 1}
 
@@ -185,7 +191,7 @@ def test_group_wins_over_the_map(tmp_path: Path) -> None:
     """The kernel knows better than a prolog's file; the GPU is given to both."""
     (tmp_path / "0").write_text("4711\n")
     owners = Desk(job_map=tmp_path).join({1: who(1000, Place(slurm_job="9"))}, gpu(0, held={1: 10}))
-    assert owners.holders[1].slurm_job == "9"
+    assert owners.by_pid[1].get("slurm_job", "") == "9"
     assert set(owners.jobs) == {("GPU-0", "4711"), ("GPU-0", "9")}
 
 
@@ -193,7 +199,7 @@ def test_another_user_s_process_is_not_the_job_s(tmp_path: Path) -> None:
     """Where the map has the job's user, a display server on its GPU is no part of it."""
     (tmp_path / "0").write_text("4711 1000\n")
     owners = Desk(gpustat=tmp_path).join({1: who(1000), 2: who(0)}, gpu(0, held={1: 10, 2: 1}))
-    assert (owners.holders[1].slurm_job, owners.holders[2].slurm_job) == ("4711", "")
+    assert (owners.by_pid[1].get("slurm_job", ""), owners.by_pid[2].get("slurm_job", "")) == ("4711", "")
 
 
 def test_gpu_given_to_a_job_without_a_process(tmp_path: Path) -> None:
@@ -208,15 +214,15 @@ def test_news_reach_the_next_poll(tmp_path: Path) -> None:
     """Processes, runs, job files and names that change do so at once."""
     desk = Desk(gpustat=tmp_path)
     box = gpu(0, held={1: 1})
-    assert desk.join({1: who(1000)}, box).holders[1].user == "ada"
+    assert desk.join({1: who(1000)}, box).by_pid[1]["user"] == "ada"
     (tmp_path / "0").write_text("4711 1001")
-    second = desk.join({1: who(1001)}, box, runs={1: "r"}).holders[1]
-    assert (second.user, second.run, second.slurm_job) == ("grace", "r", "4711")
+    second = desk.join({1: who(1001)}, box, runs={1: "r"}).by_pid[1]
+    assert second == {"user": "grace", "slurm_job": "4711", "run": "r"}
     (tmp_path / "0").unlink()
     desk.book._users._names[1001] = ("hopper", desk.book._users._clock())
     third = desk.join({1: who(1001)}, gpu(0, held={1: 1, 2: 2}))
-    assert third.holders[1] == Holder("hopper")
-    assert third.holders[2].user == "unknown"
+    assert third.by_pid[1] == {"user": "hopper"}
+    assert third.by_pid[2]["user"] == "unknown"
     assert not third.jobs
 
 
@@ -225,12 +231,7 @@ def test_kinds() -> None:
     assert NAMES == ("user", "container", "pod", "slurm_job", "systemd_unit", "run")
 
 
-def test_every_place_that_lists_the_kinds_has_each() -> None:
-    """The fields of a process's owners, the table in the docs, and the status page's list."""
+def test_docs_list_each_kind() -> None:
+    """Everything else reads the table of kinds."""
     docs = (ROOT / "docs/owners.md").read_text(encoding="utf-8").split("\n## ")[0]
-    page = (ROOT / "src/gpuwarden/web/static/lists.js").read_text(encoding="utf-8")
-    listed = re.search(r"const OWNERS = \[(.*)\];", page)
-    assert listed
-    assert tuple(field.name for field in fields(Holder)) == NAMES
     assert tuple(re.findall(r"^\| `(\w+)` \|", docs, re.MULTILINE)) == ("owner_kind", *NAMES)
-    assert sorted(re.findall(r'"(\w+)"', listed[1])) == sorted(kind.name for kind in WORKLOADS)

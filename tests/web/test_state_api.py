@@ -28,7 +28,7 @@ from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Readings
-from gpuwarden.owners.resolver import Holder, Owners
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Hello, Report
 from gpuwarden.runs.outcome import Ending
@@ -105,7 +105,7 @@ def full() -> State:
         {("GPU-0", "memory"): "critical", ("GPU-0", "thermal"): "none"},
         {("7-1", "GPU-0"): RunPressure("critical", GIB, 9 * GIB, 50.0)},
     )
-    owners = Owners({("GPU-0", "user", "ada"): 50 * GIB, ("GPU-1", "user", "bob"): 1}, holders={7: Holder("ada")})
+    owners = Owners({("GPU-0", "user", "ada"): 50 * GIB, ("GPU-1", "user", "bob"): 1}, by_pid={7: {"user": "ada"}})
     host = Host(memory_size=64 * GIB, swap=Space(1, 0), cpu_seconds={("busy",): 1.234}, oom_kills=0)
     return box(whole, mig, gpu(2), runs=(dead, run), pressure=pressure, owners=owners, host=host)
 

@@ -17,7 +17,7 @@ from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, 
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import XidCount
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.owners.resolver import Holder, Owners
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure, RunPressure
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.outcome import Ending
@@ -323,8 +323,11 @@ def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, 
     """Each process has its user and its job, container, unit or run; the largest first, and the rest is counted."""
     held = {pid: pid * GIB for pid in range(1, MAX_PROCESSES + 3)}
     identities = {52: ProcessIdentity(1000, "<b>"), 51: ProcessIdentity(1000, "python")}
-    holders = {52: Holder("ada", "<i>", "", "4711", "", "52-9"), 51: Holder("grace", "", "", "", "a.service")}
-    shown = page.show(tab, box(gpu(0, held=held), owners=Owners(holders=holders, identities=identities)))
+    holders = {
+        52: {"user": "ada", "container": "<i>", "slurm_job": "4711", "run": "52-9"},
+        51: {"user": "grace", "systemd_unit": "a.service"},
+    }
+    shown = page.show(tab, box(gpu(0, held=held), owners=Owners(by_pid=holders, identities=identities)))
     rows = tab.evaluate(
         "[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent.trim()))"
     )
@@ -348,7 +351,7 @@ def test_names_of_strangers_stay_text(page: Stage, tab: Tab) -> None:
     pressure = Pressure({("GPU-0", "memory"): "critical"}, {("7-1", "GPU-0"): RunPressure("critical", 0.0, GIB)})
     owners = Owners(
         {("GPU-0", "user", HOSTILE): GIB},
-        holders={7: Holder(HOSTILE, HOSTILE)},
+        by_pid={7: {"user": HOSTILE, "container": HOSTILE}},
         identities={7: ProcessIdentity(0, HOSTILE)},
     )
     dead = replace(run, peer=replace(run.peer, pid=8), up=False, ending=Ending("failed", HOSTILE, 1.0, settled=True))

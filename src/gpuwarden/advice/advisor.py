@@ -22,7 +22,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.host import procfs
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.owners.resolver import Holder
+from gpuwarden.owners.resolver import UNKNOWN, ProcessOwners
 from gpuwarden.pressure.levels import RANK, Pressure, RunPressure, memory_level
 from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Advice, Level
 from gpuwarden.protocol.validators import clip
@@ -53,11 +53,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """One poll: `gpus` by their UUIDs and those of their MIG instances, `holders` by pid."""
+    """One poll: `gpus` by their UUIDs and those of their MIG instances, `owners` by pid."""
 
     gpus: Mapping[str, Gpu]
     pressure: Pressure
-    holders: Mapping[int, Holder]
+    owners: Mapping[int, ProcessOwners]
     time: float  # Unix
     now: float  # monotonic
 
@@ -99,10 +99,10 @@ class Advisor:
         snapshot: Snapshot,
         runs: Iterable[RunSnapshot],
         pressure: Pressure,
-        holders: Mapping[int, Holder],
+        owners: Mapping[int, ProcessOwners],
         now: float,
     ) -> None:
-        """Tell the runs of a poll what is new to them; `holders` are processes by pid. Does not block."""
+        """Tell the runs of a poll what is new to them; `owners` are those of processes by pid. Does not block."""
         self.limits = {}
         living = [run for run in runs if run.up]
         if not living:
@@ -110,7 +110,7 @@ class Advisor:
         hung = [gpu.identity.uuid for gpu in snapshot.gpus if gpu.fault == HUNG]
         self._hung = {uuid: self._hung.get(uuid, now) for uuid in hung}
         self._belongs, self._roots = {}, {run.peer.pid for run in living} - {0}
-        poll = _Poll(self._by_uuid(snapshot), pressure, holders, snapshot.time, now)
+        poll = _Poll(self._by_uuid(snapshot), pressure, owners, snapshot.time, now)
         for run in living:
             self._advise(run, poll)
 
@@ -195,7 +195,7 @@ class Advisor:
             if growth is None or poll.now - growth.rose > poll.time - run.began:
                 continue  # what was taken before the run began is none of its own
             if growth.grown >= self._least_growth(memory, growth.grown):
-                text = partial(_neighbour, memory, pid, growth, poll.holders.get(pid))
+                text = partial(_neighbour, memory, pid, growth, poll.owners.get(pid))
                 yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
 
     def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu) -> tuple[int, CoTenant | None]:
@@ -289,10 +289,10 @@ def _heat(gpu: Gpu, level: Level, name: str) -> str:
     return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its slowdown" if margin is not None else "")
 
 
-def _neighbour(memory: RunPressure, pid: int, growth: CoTenant, holder: Holder | None, name: str) -> str:
-    who = f" of user {holder.user}" if holder else ""
-    if holder and holder.run:
-        who += f", run {holder.run}"
+def _neighbour(memory: RunPressure, pid: int, growth: CoTenant, owners: ProcessOwners | None, name: str) -> str:
+    who = f" of user {owners.get('user', UNKNOWN)}" if owners else ""
+    if owners and "run" in owners:
+        who += f", run {owners['run']}"
     took = format_elapsed(growth.rose - growth.since)
     return (
         f"process {pid}{who} has taken {format_bytes(growth.grown)} of {name} within {took}: "

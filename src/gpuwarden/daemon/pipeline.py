@@ -129,7 +129,7 @@ class Pipeline:
         usage = self.accountant.update(runs, snapshot, now, self.recorder.resume(runs))
         self.recorder.update(runs, usage, now)
         pressure = self.pressure.see(snapshot, runs, now)
-        self.advisor.see(snapshot, runs, pressure, owners.holders, now)
+        self.advisor.see(snapshot, runs, pressure, owners.by_pid, now)
         self.poller.arm(self.advisor.limits, self._request_if_urgent)
         self._dropped["owners"] += owners.dropped
         return State(

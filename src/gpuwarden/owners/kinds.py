@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerKind:
-    """One kind; `name` is its value of `owner_kind`, and the field of `Holder`.
+    """One kind; `name` is its value of `owner_kind`, which a process's owners are looked up by.
 
-    `label` is its label in gpuwarden_process_info, `text` its name in alerts. Where only one owner can be shown next to
+    `label` is its label in gpuwarden_process_info, `text` its name in alerts and diagnoses, `key` and `meaning` are its
+    key in the API's list of processes, and what that documents. Where only one owner can be shown next to
     the user, it is the one of the lowest `priority`; the user has none. `in_alerts`: texts of alerts name it, as a
     `fallback` only where no other kind but the user is known. `recorded`: gpuwarden:gpu:owner takes it as it is.
     """
@@ -17,6 +18,8 @@ class OwnerKind:
     name: str
     label: str
     text: str
+    key: str
+    meaning: str
     priority: int | None
     in_alerts: bool = True
     fallback: bool = False
@@ -24,15 +27,47 @@ class OwnerKind:
 
 
 OWNER_KINDS = (
-    OwnerKind(name="user", label="user", text="user", priority=None, recorded=True),
-    OwnerKind(name="container", label="container", text="container", priority=4),
-    OwnerKind(name="pod", label="pod", text="pod", priority=3, recorded=True),
-    OwnerKind(name="slurm_job", label="slurm_job_id", text="Slurm job", priority=2, recorded=True),
-    OwnerKind(name="systemd_unit", label="systemd_unit", text="unit", priority=5, fallback=True),
-    OwnerKind(name="run", label="run_id", text="run", priority=1, in_alerts=False),
+    OwnerKind(
+        name="user",
+        label="user",
+        text="user",
+        key="user",
+        meaning="Whose it is: a name, else the id.",
+        priority=None,
+        recorded=True,
+    ),
+    OwnerKind(
+        name="container", label="container", text="container", key="container", meaning="Its container.", priority=4
+    ),
+    OwnerKind(name="pod", label="pod", text="pod", key="pod", meaning="Its pod.", priority=3, recorded=True),
+    OwnerKind(
+        name="slurm_job",
+        label="slurm_job_id",
+        text="Slurm job",
+        key="slurm_job",
+        meaning="Its slurm job.",
+        priority=2,
+        recorded=True,
+    ),
+    OwnerKind(
+        name="systemd_unit",
+        label="systemd_unit",
+        text="unit",
+        key="systemd_unit",
+        meaning="Its systemd unit.",
+        priority=5,
+        fallback=True,
+    ),
+    OwnerKind(
+        name="run",
+        label="run_id",
+        text="run",
+        key="run_id",
+        meaning="Its training run's id.",
+        priority=1,
+        in_alerts=False,
+    ),
 )
 NAMES = tuple(kind.name for kind in OWNER_KINDS)
 WORKLOADS = tuple(kind for kind in OWNER_KINDS if kind.name not in ("user", "run"))
-BY_PRIORITY = tuple(
-    kind.name for kind in sorted(OWNER_KINDS, key=lambda kind: kind.priority or 0) if kind.priority is not None
-)
+BY_PRIORITY = tuple(sorted((kind for kind in OWNER_KINDS if kind.priority), key=lambda kind: kind.priority or 0))

@@ -47,8 +47,9 @@ _BESIDE_USER = tuple(kind for kind in OWNER_KINDS if kind.name != "user")
 def _process_info(subject: ProcessesInPoll) -> Reading:
     found: dict[Labels, float] = {}
     for pid in dict.fromkeys(process.pid for _gpu, process in subject.processes):
-        if (who := subject.owners.identities.get(pid)) and (holder := subject.owners.holders.get(pid)):
-            labels = (str(pid), holder.user, who.comm, *(getattr(holder, kind.name) for kind in _BESIDE_USER))
+        if (who := subject.owners.identities.get(pid)) and (owners := subject.owners.by_pid.get(pid)):
+            others = (owners.get(kind.name, "") for kind in _BESIDE_USER)
+            labels = (str(pid), owners.get("user", ""), who.comm, *others)
             found[labels] = 1
     return found
 

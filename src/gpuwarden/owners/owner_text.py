@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.kinds import OWNER_KINDS
-from gpuwarden.owners.resolver import UNKNOWN, Holder, Owners
+from gpuwarden.owners.resolver import UNKNOWN, Owners, ProcessOwners
 
 MAX_NAMED = 3  # of those who hold one GPU, the ones with most first
 
 
 def process_owner_text(owners: Owners, pid: int, uid: int) -> str:
     """Return whose process it is: by its owners, or by its user id where no more is known."""
-    holder = owners.holders.get(pid)
-    return (holder_text(holder) if holder else "") or f"user id {uid}"
+    return process_owners_text(owners.by_pid.get(pid, {})) or f"user id {uid}"
 
 
 def gpu_owner_text(owners: Owners, gpu: Gpu) -> str:
     """Return who holds memory of a GPU; empty where it is not held, or the holders are unknown."""
     held: dict[str, int] = {}
     for process in gpu.processes:
-        holder = owners.holders.get(process.pid)
-        if name := holder_text(holder) if holder else "":
+        if name := process_owners_text(owners.by_pid.get(process.pid, {})):
             held[name] = held.get(name, 0) + (process.memory or 0)
     names = sorted(held, key=lambda name: -held[name])
     more = len(names) - MAX_NAMED
     return "; ".join(names[:MAX_NAMED] + ([f"{more} more"] if more > 0 else []))
 
 
-def holder_text(holder: Holder) -> str:
+def process_owners_text(owners: ProcessOwners) -> str:
     """Return one process's owners: its user, and the job or container; the unit only where there is none of these."""
-    known = {kind: name for kind in OWNER_KINDS if kind.in_alerts and (name := getattr(holder, kind.name))}
+    known = {kind: name for kind in OWNER_KINDS if kind.in_alerts and (name := owners.get(kind.name))}
     alone = all(kind.fallback or kind.name == "user" for kind in known)
     return ", ".join(
         f"{kind.text} {name}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.metrics.labels import label
@@ -20,18 +20,8 @@ OTHER = "other"  # the owners beyond the limit
 STAYS = 2  # times as much an owner must hold to take the place of one that has a series
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process by its owners, each field a kind; an empty one: none of that kind, or nobody can tell."""
-
-    user: str
-    container: str = ""
-    pod: str = ""
-    slurm_job: str = ""
-    systemd_unit: str = ""
-    run: str = ""
-
-
+# Names of a process's owners by kind, in the order of the kinds; a kind is left out where the owner is unknown.
+ProcessOwners: TypeAlias = "Mapping[str, str]"
 Owner = tuple[str, str]  # kind and name
 
 
@@ -39,14 +29,13 @@ Owner = tuple[str, str]  # kind and name
 class Owners:
     """One poll. `memory` is bytes by GPU UUID, kind and owner; `jobs` has GPU UUID and Slurm job of what is allocated.
 
-    `identities` are by pid, as far as the system tells; `holders` too, and miss none of the poll's processes. `dropped`
-    counts the owners that went into OTHER, and
-    the jobs left out.
+    `identities` are by pid, as far as the system tells; `by_pid` are the owners of each of the poll's processes.
+    `dropped` counts the owners that went into OTHER, and the jobs left out.
     """
 
     memory: Mapping[Labels, int] = field(default_factory=dict)
     jobs: Mapping[Labels, int] = field(default_factory=dict)
-    holders: Mapping[int, Holder] = field(default_factory=dict)
+    by_pid: Mapping[int, ProcessOwners] = field(default_factory=dict)
     identities: Mapping[int, ProcessIdentity] = field(default_factory=dict)
     dropped: int = 0
 
@@ -84,36 +73,39 @@ class OwnerResolver:
         mapped = self._maps.jobs(gpus)
         memory: dict[Labels, int] = {}
         jobs: dict[Labels, int] = {}
-        holders: dict[int, Holder] = {}
+        by_pid: dict[int, ProcessOwners] = {}
         dropped = 0
         for gpu in gpus:
             uuid, on_gpu = gpu.identity.uuid, mapped.get(gpu.identity.uuid, _NO_JOBS)
             here = {process.pid: by_system.get(process.pid, _UNSEEN) for process in gpu.processes}
             given = {process.pid: had for process in gpu.processes if (had := on_gpu.of(process))} if on_gpu.all else {}
             for pid in given.keys() | (runs.keys() & here.keys()):
-                here[pid] = _holder(here[pid], identities.get(pid), runs.get(pid, ""), given.get(pid, ()))
-            holders |= {pid: holder for pid, holder in here.items() if holder.slurm_job or pid not in holders}
-            names = dict.fromkeys([job.id for job in on_gpu.all] + [h.slurm_job for h in here.values() if h.slurm_job])
+                here[pid] = _completed(here[pid], identities.get(pid), runs.get(pid, ""), given.get(pid, ()))
+            by_pid |= {pid: owners for pid, owners in here.items() if "slurm_job" in owners or pid not in by_pid}
+            used = [owners["slurm_job"] for owners in here.values() if "slurm_job" in owners]
+            names = dict.fromkeys([job.id for job in on_gpu.all] + used)
             jobs |= {(uuid, name): 1 for name in list(names)[: self._limit]}
             sums = _sums(gpu, here)
             chosen = self._bounded(uuid, sums)
             memory |= {(uuid, *owner): held for owner, held in chosen.items()}
             dropped += max(len(names) - self._limit, 0) + len(sums.keys() - chosen.keys())
-        return Owners(memory, jobs, holders, identities, dropped)
+        return Owners(memory, jobs, by_pid, identities, dropped)
 
-    def _of_system(self, identity: ProcessIdentity) -> Holder:
+    def _of_system(self, identity: ProcessIdentity) -> ProcessOwners:
         place = identity.place
         container = ""
         if place.container:
             container = self._containers.container(place.container)
             if place.container.uid is not None:  # named by that user, who may choose the name of another's
                 container = f"{self._users.name(place.container.uid)}/{container}"
-        return Holder(
-            user=UNKNOWN if identity.uid is None else self._users.name(identity.uid),
-            container=container,
-            pod=self._containers.pod(place.pod_uid) if place.pod_uid else "",
-            slurm_job=place.slurm_job,
-            systemd_unit=label(place.systemd_unit),
+        return _in_order(
+            {
+                "user": UNKNOWN if identity.uid is None else self._users.name(identity.uid),
+                "container": container,
+                "pod": self._containers.pod(place.pod_uid) if place.pod_uid else "",
+                "slurm_job": place.slurm_job,
+                "systemd_unit": label(place.systemd_unit),
+            }
         )
 
     def _bounded(self, uuid: str, sums: dict[Owner, int]) -> dict[Owner, int]:
@@ -139,31 +131,33 @@ class OwnerResolver:
         return chosen
 
 
-_UNSEEN = Holder(UNKNOWN)
+_UNSEEN: ProcessOwners = {"user": UNKNOWN}
 _NO_JOBS = GpuJobs()
 
 
-def _holder(holder: Holder, identity: ProcessIdentity | None, run: str, given: tuple[Job, ...]) -> Holder:
+def _in_order(names: Mapping[str, str]) -> ProcessOwners:
+    """Return the names that are known, in the order of the kinds."""
+    return {kind: name for kind in NAMES if (name := names.get(kind))}
+
+
+def _completed(
+    owners: ProcessOwners, identity: ProcessIdentity | None, run: str, given: tuple[Job, ...]
+) -> ProcessOwners:
     """Add the run, and where the process has no job the one that alone is given what it is on."""
-    job = holder.slurm_job
+    job = owners.get("slurm_job", "")
     if not job and len(given) == 1:
         user = given[0].uid
         # Another user's process on the GPU, such as a display server, is not the job's.
         if identity is None or None in (user, identity.uid) or user == identity.uid:
             job = given[0].id
-    return replace(holder, slurm_job=job, run=run) if run or job != holder.slurm_job else holder
+    return _in_order({**owners, "slurm_job": job, "run": run})
 
 
-def _sums(gpu: Gpu, holders: Mapping[int, Holder]) -> dict[Owner, int]:
+def _sums(gpu: Gpu, by_pid: Mapping[int, ProcessOwners]) -> dict[Owner, int]:
     """Sum up what each owner holds; a process whose memory the driver does not tell is in no sum."""
     sums: dict[Owner, int] = {}
     for process in gpu.processes:
         if process.memory is not None:
-            for owner in _owners(holders[process.pid]):
+            for owner in by_pid[process.pid].items():
                 sums[owner] = sums.get(owner, 0) + process.memory
     return sums
-
-
-@lru_cache(512)  # few are new at a poll; the name of a run is part of each, so that most are soon of no use
-def _owners(holder: Holder) -> tuple[Owner, ...]:
-    return tuple((kind, name) for kind in NAMES if (name := getattr(holder, kind)))

@@ -11,14 +11,14 @@ from gpuwarden.analysis.oom.co_tenants import MAX_CHANGES, MAX_PROCESSES, CoTena
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.owners.resolver import Holder, Owners
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
 
 OWNERS = Owners(
-    holders={8: Holder("bob", container="jupyter-bob", run="8-77"), 9: Holder("unknown")},
+    by_pid={8: {"user": "bob", "container": "jupyter-bob", "run": "8-77"}, 9: {"user": "unknown"}},
     identities={8: ProcessIdentity(1001, "python")},
 )
 

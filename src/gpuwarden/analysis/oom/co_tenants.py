@@ -6,11 +6,12 @@ memory in use has changed, graphics processes of the slow tier.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.oom.context import CoTenantMemory
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
+from gpuwarden.owners.kinds import BY_PRIORITY
 from gpuwarden.owners.resolver import UNKNOWN, Owners
 
 MAX_CHANGES = 32  # of a process that are kept
@@ -131,17 +132,12 @@ class CoTenants:
 
 def _who(pid: int, owners: Owners) -> str:
     """Say in words who a process is."""
-    holder, identity = owners.holders.get(pid), owners.identities.get(pid)
+    named, identity = owners.by_pid.get(pid), owners.identities.get(pid)
     comm = f"{identity.comm} " if identity and identity.comm else ""
     words = [f"{comm}process {pid}" if comm else f"process {pid}"]
-    if holder is None:
+    if named is None:
         return words[0]
-    if holder.user != UNKNOWN:
-        words.append(f"of {holder.user}")
-    where: Mapping[str, str] = {
-        "run": holder.run,
-        "job": holder.slurm_job,
-        "container": holder.container or holder.pod,
-    }
-    named = [f"{kind} {name}" for kind, name in where.items() if name]
-    return " ".join(words) + (f" ({', '.join(named)})" if named else "")
+    if (user := named.get("user", UNKNOWN)) != UNKNOWN:
+        words.append(f"of {user}")
+    what = [f"{kind.text} {named[kind.name]}" for kind in BY_PRIORITY if not kind.fallback and kind.name in named]
+    return " ".join(words) + (f" ({', '.join(what)})" if what else "")

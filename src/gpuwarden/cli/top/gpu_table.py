@@ -135,7 +135,7 @@ def _owner(gpu: ApiObject, run_names: Mapping[str, str]) -> str:
         run_names.get(name, name) if kind == "run" else name
         for wanted in BY_PRIORITY
         for kind, name in owners
-        if kind == wanted
+        if kind == wanted.name
     ]
     what = rest[:1] if len(users) < 2 else []  # noqa: PLR2004 - several: whose it is would not be clear
     return " ".join([", ".join(users), *what])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from os import uname
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from gpuwarden.history.event_log import MAX_EVENTS, Event, EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host
 from gpuwarden.nvml.troubleshooting import advice
-from gpuwarden.owners.resolver import Holder
+from gpuwarden.owners.kinds import OWNER_KINDS
 from gpuwarden.state import State
 from gpuwarden.web.api.document import API_VERSION, VERSION_MEANING, render_json
 from gpuwarden.web.api.gpu_document import GpuDocument, Number, gpu_documents
@@ -89,7 +89,7 @@ class ThresholdsDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessDocument:
+class _Process:
     """Process that holds memory of a GPU; one that is on several stands there once each."""
 
     pid: Annotated[int, "Its pid."]
@@ -98,12 +98,17 @@ class ProcessDocument:
     type: Annotated[str, "compute or graphics."]
     memory_bytes: Annotated[int | None, "What it holds, where the driver reports it."] = None
     command: Annotated[str | None, "Name of its program."] = None
-    user: Annotated[str | None, "Whose it is: a name, else the id."] = None
-    container: Annotated[str | None, "Its container."] = None
-    pod: Annotated[str | None, "Its pod."] = None
-    slurm_job: Annotated[str | None, "Its slurm job."] = None
-    systemd_unit: Annotated[str | None, "Its systemd unit."] = None
-    run_id: Annotated[str | None, "Its training run's id."] = None
+
+
+ProcessDocument = make_dataclass(
+    "ProcessDocument",
+    [(kind.key, Annotated[str | None, kind.meaning], None) for kind in OWNER_KINDS],
+    bases=(_Process,),
+    namespace={"__doc__": _Process.__doc__},
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +126,7 @@ class BoxDocument:
     gpus: Annotated[Sequence[GpuDocument], "The GPUs that are known."]
     runs: Annotated[Sequence[RunDocument], f"Training runs, {MAX_RUNS} at most: those that go on first, then the worst, then the newest."]
     runs_dropped: Annotated[int | None, "How many more there are."] = None
-    processes: Annotated[Sequence[ProcessDocument], f"Who holds memory, those with most first, {MAX_PROCESSES} at most."]
+    processes: Annotated[Sequence[ProcessDocument], f"Who holds memory, those with most first, {MAX_PROCESSES} at most."]  # type: ignore[valid-type] # made of the table of owner kinds
     processes_dropped: Annotated[int | None, "How many more there are."] = None
     events: Annotated[Sequence[Event], f"The last {MAX_EVENTS} events since the daemon was started, the newest first."]
 # fmt: on
@@ -202,20 +207,16 @@ def _thresholds(poll_interval: float) -> ThresholdsDocument:
     )
 
 
-def _process(gpu: Gpu, process: GpuProcess, state: State) -> ProcessDocument:
+def _process(gpu: Gpu, process: GpuProcess, state: State) -> _Process:
     identity = state.owners.identities.get(process.pid)
-    holder = state.owners.holders.get(process.pid) or Holder("")
-    return ProcessDocument(
+    owners = state.owners.by_pid.get(process.pid, {})
+    found: _Process = ProcessDocument(
         pid=process.pid,
         uuid=gpu.identity.uuid,
         instance_uuid=process.instance,
         type=process.type,
         memory_bytes=process.memory,
         command=(identity.comm or None) if identity else None,
-        user=holder.user or None,
-        container=holder.container or None,
-        pod=holder.pod or None,
-        slurm_job=holder.slurm_job or None,
-        systemd_unit=holder.systemd_unit or None,
-        run_id=holder.run or None,
+        **{kind.key: owners.get(kind.name) for kind in OWNER_KINDS},
     )
+    return found

@@ -6,7 +6,8 @@ import { amount, clock, known, plain, short } from "./words.js";
 
 const MOST_PROCESSES = 12;
 const MOST_EVENTS = 12;
-const OWNERS = ["slurm_job", "container", "pod", "systemd_unit"];
+// The other keys of a process are its owners, by kind.
+const OF_ITSELF = new Set(["pid", "uuid", "instance_uuid", "type", "memory_bytes", "command", "user", "run_id"]);
 
 export function processes(state, places) {
   const names = new Map(state.runs.map(({ run_id: id, name }) => [id, name]));
@@ -26,7 +27,7 @@ function table(rows) {
 }
 
 function row(each, places, names) {
-  const owners = OWNERS.filter((kind) => each[kind]).map((kind) => `${plain(kind)} ${each[kind]}`);
+  const owners = Object.keys(each).filter((key) => !OF_ITSELF.has(key)).map((kind) => `${plain(kind)} ${each[kind]}`);
   if (each.run_id) owners.push(`run ${short(names.get(each.run_id) ?? each.run_id)}`);
   return h("tr", { "data-key": `${each.uuid} ${each.pid} ${each.type}` },
     h("td", {}, places.get(each.instance_uuid) ?? places.get(each.uuid) ?? "?"),
