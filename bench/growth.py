@@ -45,7 +45,7 @@ SHAPES: dict[str, tuple[Held, float]] = {  # bytes in use by time; and bytes a s
 def hear(history: MemoryHistory, at: float, current: float) -> None:
     """Report as the callback does."""
     memory = DeviceMemory(int(current), int(current) + 5000 * MIB)
-    history.hear(memory, replace(REPORT, steps=int(at * 100) + 1, epoch=int(at / EPOCH_SECONDS)), at)
+    history.add_report(memory, replace(REPORT, steps=int(at * 100) + 1, epoch=int(at / EPOCH_SECONDS)), at)
 
 
 def of_reports(rounds: int) -> float:
@@ -62,7 +62,7 @@ def of_reports(rounds: int) -> float:
     begin = time.process_time()
     for at, memory, report in reports:
         for history in histories:
-            history.hear(memory, report, at)
+            history.add_report(memory, report, at)
     return (time.process_time() - begin) / rounds / RUNS_REPORTING * 1e6
 
 
@@ -77,7 +77,7 @@ def of_polls(shape: str, age: float, polls: int) -> float:
         for histories, _ in runs:
             current = held(at, chance) + lost * at / age
             hear(histories["GPU-0"], at, current)
-            histories["GPU-0"].see(CAP - int(current), 0.0)
+            histories["GPU-0"].add_poll(CAP - int(current), 0.0)
         at += long_ago
     costs = []
     for _ in range(polls):
@@ -88,10 +88,10 @@ def of_polls(shape: str, age: float, polls: int) -> float:
         for histories, _ in runs:
             last = histories["GPU-0"].last
             assert last is not None
-            histories["GPU-0"].see(CAP - last.current, 0.0)
+            histories["GPU-0"].add_poll(CAP - last.current, 0.0)
         begin = time.process_time()
         for histories, outlook in runs:
-            outlook.on_gpus(histories, {"GPU-0": None}, ("", ""), at)
+            outlook.update_gpus(histories, {"GPU-0": None}, ("", ""), at)
         costs.append(time.process_time() - begin)
     return sum(costs) / len(costs)
 

@@ -9,13 +9,19 @@ from dataclasses import replace
 import pytest
 from receipt_cases import ACCOUNT, BEGAN, receipt, run
 
+from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.records.builder import build_record, continue_record
-from gpuwarden.records.memory_points import MOST_POINTS, points_each, thinned
 from gpuwarden.records.record import MemoryTimeline, RunRecord, RunRecordError, json_from_record, record_from_json
 from gpuwarden.records.store import as_json, row_from_record
-from gpuwarden.records.timeline import continue_timeline, with_timeline, without_timeline
+from gpuwarden.records.timeline import (
+    MAX_POINTS,
+    continue_timeline,
+    max_points,
+    with_timeline,
+    without_timeline,
+)
 from gpuwarden.runs.run_events import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.run_usage import RunUsage
@@ -30,9 +36,9 @@ def busy_history(seconds: int, *, polls: bool = True) -> MemoryHistory:
     for each in range(seconds * 4):
         current = 70 * GIB + each * 123_457 % (5 * GIB)
         report = replace(REPORT, steps=each, epoch=each // 400, batch_size=64)
-        history.hear(DeviceMemory(current, current + 3 * GIB + each), report, each / 4)
+        history.add_report(DeviceMemory(current, current + 3 * GIB + each), report, each / 4)
         if polls and each % 4 == 0:
-            history.see(9.0 * GIB - each, 1.0 * GIB + each)
+            history.add_poll(9.0 * GIB - each, 1.0 * GIB + each)
     return history
 
 
@@ -57,8 +63,8 @@ def told(made: RunSnapshot) -> RunRecord:
 def test_a_long_run_is_told_in_few_points() -> None:
     """No low, high or peak is lost, points follow each other without gaps, and they share the time evenly."""
     windows = busy_history(4000).windows
-    points = thinned(windows)
-    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
+    points = downsample(windows, MAX_POINTS)
+    assert MAX_POINTS / 2 < len(points) <= MAX_POINTS
     assert min(each.lowest for each in points) == min(each.lowest for each in windows)
     assert max(each.highest for each in points) == max(each.highest for each in windows)
     assert points[-1].peak == max(each.peak for each in windows)
@@ -71,7 +77,7 @@ def test_a_long_run_is_told_in_few_points() -> None:
 @pytest.mark.parametrize(("devices", "points"), [(1, 60), (8, 60), (16, 30), (64, 7), (1000, 2)])
 def test_devices_share_the_room(devices: int, points: int) -> None:
     """A run with many devices has fewer points on each."""
-    assert points_each(devices) == points
+    assert max_points(devices) == points
 
 
 def test_receipt_of_many_devices_stays_small() -> None:
@@ -129,7 +135,7 @@ def test_story_goes_on_after_a_restart() -> None:
     both = continue_record(before, continue_timeline(before, since))
     story = both.devices[0].story
     assert story is not None
-    assert len(story.began_seconds) <= MOST_POINTS
+    assert len(story.began_seconds) <= MAX_POINTS
     assert (story.began_seconds[0], story.ended_seconds[-1]) == (0.0, 160 + 49.8)
     gaps = [b - a for a, b in zip(story.ended_seconds, story.began_seconds[1:], strict=False)]
     assert sum(gap > 30 for gap in gaps) <= 1  # points that met in the gap are joined over it
@@ -199,6 +205,6 @@ def test_share_without_history_has_no_story() -> None:
     made = replace(run(), histories={"GPU-9": MemoryHistory()})
     assert told(made).devices[0].story is None
     assert isinstance(receipt().devices[0].story, MemoryTimeline)
-    assert thinned([]) == []
+    assert downsample([], MAX_POINTS) == []
     window = MemoryWindow(0.0, 0.0, 0, "train", None, 1, 1, 1)
-    assert thinned([window] * 100) != []
+    assert downsample([window] * 100, MAX_POINTS) != []

@@ -74,8 +74,8 @@ def history() -> MemoryHistory:
             epoch=each // 30,
             batch_size=64,
         )
-        history.hear(DeviceMemory(in_use, in_use + GIB // 8), report, each * 80.0)
-        history.see(4.0 * GIB - 0.04 * GIB * each, None if each < 50 else 2.0 * GIB)
+        history.add_report(DeviceMemory(in_use, in_use + GIB // 8), report, each * 80.0)
+        history.add_poll(4.0 * GIB - 0.04 * GIB * each, None if each < 50 else 2.0 * GIB)
     return history
 
 
@@ -83,9 +83,9 @@ def batch_sizes() -> BatchSizeTracker:
     """Make what it showed of batch sizes."""
     watch = BatchSizeTracker(PriorRuns(), 1000)
     report = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(GIB, GIB)})
-    watch.hear(report, {"GPU:0": UUID}, 0.0)
+    watch.add_report(report, {"GPU:0": UUID}, 0.0)
     told = replace(report, steps=9, memory={"GPU:0": DeviceMemory(10 * GIB, 11 * GIB)})
-    watch.hear(replace(told, batch_size=64, largest_batch_size=64), {"GPU:0": UUID}, 1.0)
+    watch.add_report(replace(told, batch_size=64, largest_batch_size=64), {"GPU:0": UUID}, 1.0)
     return watch
 
 

@@ -153,7 +153,7 @@ def _growing(device: RecordedDevice, growth: Leak | None) -> RecordedDevice:
 
 
 def _batch_memory(run: RunSnapshot, uuid: str) -> tuple[RecordedBatchMemory, ...]:
-    seen = run.batch_sizes.seen(uuid, run.histories) if run.batch_sizes else ()
+    seen = run.batch_sizes.peaks(uuid, run.histories) if run.batch_sizes else ()
     return tuple(RecordedBatchMemory(each.batch_size, each.floor, each.peak) for each in seen)
 
 

@@ -312,7 +312,7 @@ class Recorder:
     def _learn(self, receipt: RunRecord) -> None:
         batches = [each for device in receipt.devices for each in device.batch_memory]
         seen = [SizePeak(each.batch_size, each.floor_bytes, each.peak_bytes) for each in batches]
-        self._predecessors.learn(receipt.uid, receipt.name, receipt.framework, seen)
+        self._predecessors.add(receipt.uid, receipt.name, receipt.framework, seen)
 
     def _write(self, receipt: RunRecord) -> None:
         """Have a record written with the next flush."""

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import format_bytes
 from gpuwarden.records.builder import seconds_between
-from gpuwarden.records.memory_points import points_each, shifted, thinned
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
 from gpuwarden.runs.run_events import Mark, MarkKind, followed, merged
 from gpuwarden.runs.run_snapshot import RunSnapshot
 
 _OOMS = ("device_oom", "host_oom")
+MAX_POINTS = 60  # of a device
+MAX_RUN_POINTS = 480  # of all devices of a run
 _COLUMNS = {  # of a MemoryStory, by the fields of a Window
     "began_seconds": "began",
     "ended_seconds": "ended",
@@ -31,9 +33,9 @@ _COLUMNS = {  # of a MemoryStory, by the fields of a Window
 
 def with_timeline(receipt: RunRecord, run: RunSnapshot) -> RunRecord:
     """Return a run's receipt with what its memory did since this daemon heard of it."""
-    most = points_each(len(run.histories))
+    most = max_points(len(run.histories))
     devices = (
-        replace(each, story=_story(thinned(run.histories[each.uuid].windows, most)))
+        replace(each, story=_story(downsample(run.histories[each.uuid].windows, most)))
         if each.uuid in run.histories
         else each
         for each in receipt.devices
@@ -52,7 +54,7 @@ def continue_timeline(before: RunRecord, since: RunRecord) -> RunRecord:
     """Return the later receipt with the story that the earlier one begins."""
     later = seconds_between(before, since)
     told = {each.uuid: each.story for each in before.devices if each.story is not None}
-    most = points_each(max(len(told), len(since.devices)))
+    most = max_points(max(len(told), len(since.devices)))
     devices = (_continued(each, told.get(each.uuid), later, most) for each in since.devices)
     marks = followed(_marks(before.marks), (replace(mark, at=mark.at + later) for mark in _marks(since.marks)))
     return replace(since, devices=tuple(devices), marks=_told(marks))
@@ -61,8 +63,11 @@ def continue_timeline(before: RunRecord, since: RunRecord) -> RunRecord:
 def _continued(device: RecordedDevice, before: MemoryTimeline | None, later: float, most: int) -> RecordedDevice:
     if before is None and not later:
         return device
-    windows = [*(_windows(before) if before else ()), *shifted(_windows(device.story) if device.story else (), later)]
-    return replace(device, story=_story(thinned(windows, most)))
+    windows = [
+        *(_windows(before) if before else ()),
+        *(_shifted(each, later) for each in (_windows(device.story) if device.story else ())),
+    ]
+    return replace(device, story=_story(downsample(windows, most)))
 
 
 def _story(windows: Sequence[MemoryWindow]) -> MemoryTimeline | None:
@@ -103,3 +108,13 @@ def _failed(error: RecordedError, receipt: RunRecord) -> Mark:
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
     at = error.timestamp_seconds - receipt.began_timestamp_seconds  # the clock may have been set meanwhile
     return Mark(min(max(at, 0.0), receipt.duration_seconds), "oom", f"out of {where}{wanted}{why}")
+
+
+def max_points(devices: int) -> int:
+    """Return how many points each of so many devices may have."""
+    return max(min(MAX_POINTS, MAX_RUN_POINTS // max(devices, 1)), 2)
+
+
+def _shifted(window: MemoryWindow, seconds: float) -> MemoryWindow:
+    """Return a window as seen from a begin that is so many seconds earlier."""
+    return replace(window, began=window.began + seconds, ended=window.ended + seconds)

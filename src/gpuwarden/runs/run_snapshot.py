@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
-from gpuwarden.analysis.memory.device_memory import HeadroomUnknown
+from gpuwarden.analysis.memory.headroom import HeadroomUnknown
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.diagnosis import Diagnosis

@@ -13,14 +13,8 @@ from typing import Any, cast
 from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
-from gpuwarden.analysis.memory.device_memory import (
-    HeadroomTracker,
-    HeadroomUnknown,
-    held_by_others,
-    is_listed,
-    memory_by_gpu,
-    unknown_headroom,
-)
+from gpuwarden.analysis.memory.device_memory import held_by_others, is_listed, memory_by_gpu
+from gpuwarden.analysis.memory.headroom import HeadroomTracker, HeadroomUnknown, unreported_devices
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
@@ -140,12 +134,12 @@ class RunState:
 
     def _note(self, error: Error, now: float) -> None:
         if error.kind == "device_oom":
-            self.batch_sizes.fail(error)
+            self.batch_sizes.handle_oom(error)
         verdict = None
         if error.kind in OOM_KINDS:
             verdict = self._judge(error, now)
-            self.outlook.fail()
-        left = self.headroom.since(memory_by_gpu(error.memory, self.uuids))
+            self.outlook.handle_oom()
+        left = self.headroom.at_error(memory_by_gpu(error.memory, self.uuids))
         seen = SeenError(error, self.rules.wall(), left.now, left.at_peak, verdict)
         self.errors.append(seen)
         self.last_errors[error.kind] = seen.at
@@ -166,7 +160,7 @@ class RunState:
             self.outlook.leaks,
             self.outlook.leaks.get(HOST),
             host_memory=self.present.memory if self.present else None,
-            advice=self.batch_sizes.look(self.hello, self.histories, now),
+            advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
         )
         return self.inquiry.handle_error(error, known)
 
@@ -202,12 +196,12 @@ class RunState:
     def _remember(self, report: Report, now: float) -> None:
         at = now - self.began_at
         self.marks.hear(self.report, report, at)
-        self.batch_sizes.hear(report, self.uuids, at)
+        self.batch_sizes.add_report(report, self.uuids, at)
         for uuid, memory in memory_by_gpu(report.memory, self.uuids).items():
             history = self.histories.get(uuid)
             if history is None:
                 history = self.histories[uuid] = MemoryHistory()
-            history.hear(memory, report, at)
+            history.add_report(memory, report, at)
             if self.ear.alarms and memory.current > self.ear.alarms.get(uuid, math.inf):
                 self.ear.alarms.clear()
                 self.rules.alarm()
@@ -234,7 +228,7 @@ class RunState:
 
     def _end(self, now: float) -> OutcomeEvidence:
         if self.inquest is None:
-            self.batch_sizes.conclude()
+            self.batch_sizes.handle_end()
             error = self.errors[-1].error if self.errors else None
             evidence = Evidence(error=error, host_growth=self.outlook.leaks.get(HOST))
             self.inquest = OutcomeEvidence(self.peer.pid, self.began_at, now, self.rules.wall(), evidence)
@@ -281,12 +275,12 @@ class RunState:
         memory = memory_by_gpu(self.report.memory, uuids) if self.report and current else {}
         if self.report and memory and not self.histories:  # it came before the first poll told its devices
             self._remember(self.report, now)
-        headroom = self.headroom.look(self.peer.pid, memory, self.last_report, snapshot)
+        headroom = self.headroom.update(self.peer.pid, memory, self.last_report, snapshot)
         own = self._own
         for uuid in memory:
             if history := self.histories.get(uuid):
                 others = held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
-                history.see(headroom.now.get(uuid), others)
+                history.add_poll(headroom.now.get(uuid), others)
         gone = bool(own) and self.inquest is not None and self.inquest.gone is not None
         self._review_verdict(PollFacts(memory, headroom.now, own, snapshot, uuids, gone=gone), up=up)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_at
@@ -317,16 +311,16 @@ class RunState:
             ear=self.ear,
             marks=self.marks,
             batch_sizes=self.batch_sizes,
-            batch_size_advice=self.batch_sizes.look(self.hello, self.histories, now),
-            growth=self.outlook.on_gpus(self.histories, memory, who, age),
-            host_growth=self.outlook.on_host(usage if up else None, available, who, age),
+            batch_size_advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
+            growth=self.outlook.update_gpus(self.histories, memory, who, age),
+            host_growth=self.outlook.update_host(usage if up else None, available, who, age),
         )
 
     def _unknown(
         self, uuids: Mapping[str, str], found: Mapping[str, HeadroomUnknown], *, current: bool
     ) -> Mapping[str, HeadroomUnknown]:
         """Say why devices of it have no headroom, by UUID."""
-        return {**unknown_headroom(self.hello, self.report, uuids, self.uuids, current=current), **found}
+        return {**unreported_devices(self.hello, self.report, uuids, self.uuids, current=current), **found}
 
     def _stall(self, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
         watch, before = self.stalling, self.stalling.stall

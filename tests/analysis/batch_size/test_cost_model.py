@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.analysis.batch_size.cost_model import BatchCost, BatchSizeAdvice, SizePeak, advise, fit_cost, usual_sizes
 from gpuwarden.analysis.batch_size.prior_runs import MAX_NAMES, PriorRuns
-from gpuwarden.analysis.batch_size.size_peaks import LATE_SECONDS, MAX_SIZES, SizePeaks
+from gpuwarden.analysis.batch_size.size_peaks import MAX_LATE_SECONDS, MAX_SIZES, SizePeaks
 from gpuwarden.analysis.batch_size.tracker import (
     EVALUATION_SECONDS,
     MIN_RETRAINED_SECONDS,
@@ -51,7 +51,7 @@ def test_one_size_bounds_what_an_example_takes() -> None:
     found = cost(64)
     assert (found.base, found.confidence, found.sizes) == (FLOOR, "low", 1)
     assert found.per_example == EXAMPLE + 200 * MIB / 64
-    assert found.of(128) > BASE + EXAMPLE * 128
+    assert found.peak(128) > BASE + EXAMPLE * 128
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_batch_needs_less_than_nothing() -> None:
     line = fit_cost([SizePeak(each, 10, 100 * each - 90) for each in (10, 20, 40)])
     assert line is not None
     assert line.base < 0
-    assert line.of(0) == 0
+    assert line.peak(0) == 0
 
 
 def test_nothing_seen_is_no_cost() -> None:
@@ -158,7 +158,7 @@ def test_memory_that_others_took_makes_a_size_too_large() -> None:
 
 def test_sizes_are_shared_by_devices() -> None:
     """A batch is divided among the run's devices."""
-    assert told(advise(cost(32, 64), 64, BASE + 140.0 * EXAMPLE, of=8)).advised % 8 == 0
+    assert told(advise(cost(32, 64), 64, BASE + 140.0 * EXAMPLE, multiple_of=8)).advised % 8 == 0
 
 
 def test_usual_sizes() -> None:
@@ -189,12 +189,12 @@ def test_advice_never_exceeds_what_there_is(
 def hear(memory: SizePeaks, at: float, size: int | None, peak: int, current: int = 100) -> None:
     """Have it hear one report."""
     report = replace(REPORT, batch_size=size, largest_batch_size=size)
-    memory.hear(DeviceMemory(current * MIB, peak * MIB), report, at)
+    memory.add_report(DeviceMemory(current * MIB, peak * MIB), report, at)
 
 
 def known(memory: SizePeaks, low: int | None = None) -> dict[int, tuple[int, int]]:
     """Return floors and peaks in MiB by size."""
-    found = memory.seen(None if low is None else low * MIB)
+    found = memory.peaks(None if low is None else low * MIB)
     return {each.batch_size: (each.floor // MIB, each.peak // MIB) for each in found}
 
 
@@ -223,7 +223,7 @@ def test_a_size_that_is_told_late_takes_its_rise_along() -> None:
     memory = SizePeaks(100 * MIB)
     hear(memory, 0.0, 32, 200)
     hear(memory, 10.0, 32, 300)  # of the next size already
-    hear(memory, 10.0 + LATE_SECONDS / 2, 64, 300)
+    hear(memory, 10.0 + MAX_LATE_SECONDS / 2, 64, 300)
     assert known(memory) == {32: (100, 200), 64: (100, 300)}
 
 
@@ -255,14 +255,14 @@ def test_sizes_are_bounded() -> None:
 def test_predecessors_are_known_by_name_and_framework() -> None:
     """The newest word on a size counts, of each model; names are bounded."""
     predecessors = PriorRuns()
-    predecessors.learn(USER, "resnet", "tensorflow", (seen(32), seen(64)))
-    predecessors.learn(USER, "resnet", "tensorflow", (seen(64, off=MIB), seen(64, floor=2 * FLOOR)))
-    predecessors.learn(USER, "resnet", "torch", (seen(8),))
-    predecessors.learn(USER, "vgg", "tensorflow", ())
-    assert predecessors.of(USER, HELLO) == (seen(32), seen(64, off=MIB), seen(64, floor=2 * FLOOR))
+    predecessors.add(USER, "resnet", "tensorflow", (seen(32), seen(64)))
+    predecessors.add(USER, "resnet", "tensorflow", (seen(64, off=MIB), seen(64, floor=2 * FLOOR)))
+    predecessors.add(USER, "resnet", "torch", (seen(8),))
+    predecessors.add(USER, "vgg", "tensorflow", ())
+    assert predecessors.peaks(USER, HELLO) == (seen(32), seen(64, off=MIB), seen(64, floor=2 * FLOOR))
     for each in range(MAX_NAMES):
-        predecessors.learn(USER, f"{each}", "tensorflow", (seen(1),))
-    assert predecessors.of(USER, HELLO) == ()
+        predecessors.add(USER, f"{each}", "tensorflow", (seen(1),))
+    assert predecessors.peaks(USER, HELLO) == ()
 
 
 def test_nobody_teaches_the_runs_of_others() -> None:
@@ -270,30 +270,30 @@ def test_nobody_teaches_the_runs_of_others() -> None:
     own = BASE + 64 * EXAMPLE
     assert told(look(watch_of(64, own, uid=OTHER), 0.0)) == told(look(watch_of(64, own, taught=False), 0.0))
     predecessors = PriorRuns()
-    predecessors.learn(USER, "resnet", "tensorflow", (seen(32),))
+    predecessors.add(USER, "resnet", "tensorflow", (seen(32),))
     for each in range(2 * MAX_NAMES):
-        predecessors.learn(OTHER, f"{each}", "tensorflow", (seen(1),))
-    assert predecessors.of(USER, HELLO) == (seen(32),)
-    assert len(predecessors._seen) == MAX_NAMES
+        predecessors.add(OTHER, f"{each}", "tensorflow", (seen(1),))
+    assert predecessors.peaks(USER, HELLO) == (seen(32),)
+    assert len(predecessors._peaks) == MAX_NAMES
 
 
 def watch_of(size: int, peak: int, *, first_steps: int = 0, uid: int = USER, taught: bool = True) -> BatchSizeTracker:
     """Make a watch that has heard a run's first report and one of its steps."""
     predecessors = PriorRuns()
     if taught:
-        predecessors.learn(USER, "resnet", "tensorflow", (seen(32), seen(16)))
+        predecessors.add(USER, "resnet", "tensorflow", (seen(32), seen(16)))
     watch = BatchSizeTracker(predecessors, uid)
     first = replace(REPORT, steps=first_steps, memory={"GPU:0": DeviceMemory(MIB, MIB)})
-    watch.hear(first, {}, 0.0)
+    watch.add_report(first, {}, 0.0)
     memory = {"GPU:0": DeviceMemory(FLOOR, peak)}
     told_sizes = replace(REPORT, memory=memory, batch_size=size, largest_batch_size=size)
-    watch.hear(told_sizes, {"GPU:0": "GPU-0"}, 1.0)
+    watch.add_report(told_sizes, {"GPU:0": "GPU-0"}, 1.0)
     return watch
 
 
 def look(watch: BatchSizeTracker, now: float, capacity: float = 5096.0 * MIB) -> BatchSizeAdvice | None:
     """Have it look at a run that can have so many bytes."""
-    return watch.look(HELLO, {"GPU-0": MemoryHistory(limit=capacity)}, now)
+    return watch.evaluate(HELLO, {"GPU-0": MemoryHistory(limit=capacity)}, now)
 
 
 def test_advice_for_a_run() -> None:
@@ -303,7 +303,7 @@ def test_advice_for_a_run() -> None:
     assert (advice.present, advice.advised, advice.cost.confidence) == (64, 256, "high")
     assert advice.capacity == 4096 * MIB
     assert look(watch, EVALUATION_SECONDS / 2, 0.0) is advice
-    watch.conclude()
+    watch.handle_end()
     assert look(watch, EVALUATION_SECONDS / 2, 1300.0 * MIB) is not advice
 
 
@@ -311,7 +311,7 @@ def test_out_of_memory_is_looked_at_at_once() -> None:
     """The size that failed is too large, whatever was thought before."""
     watch = watch_of(64, BASE + 64 * EXAMPLE)
     assert not told(look(watch, 0.0)).too_large
-    watch.fail(Error("device_oom", "E", "", "train", 2, batch_size=64))
+    watch.handle_oom(Error("device_oom", "E", "", "train", 2, batch_size=64))
     advice = told(look(watch, 0.1))
     assert advice.too_large
     assert advice.advised < 64
@@ -329,11 +329,11 @@ def test_out_of_memory_is_looked_at_at_once() -> None:
 def test_a_size_that_trains_again(size: int, steps: int, seconds: float, *, too_large: bool) -> None:
     """What was out of memory once and trains since is not called too large; none larger is advised."""
     watch = watch_of(64, BASE + 64 * EXAMPLE)
-    watch.fail(Error("device_oom", "E", "", "train", 2, batch_size=64))
+    watch.handle_oom(Error("device_oom", "E", "", "train", 2, batch_size=64))
     for step, at in ((2, 2.0), (3, 3.0), (2 + steps, 3.0 + seconds)):
         memory = {"GPU:0": DeviceMemory(FLOOR, BASE + 64 * EXAMPLE)}
-        watch.hear(replace(REPORT, steps=step, memory=memory, batch_size=size), {"GPU:0": "GPU-0"}, at)
-    watch.hear(replace(REPORT, steps=2 + steps, memory=memory, batch_size=64), {"GPU:0": "GPU-0"}, 4.0 + seconds)
+        watch.add_report(replace(REPORT, steps=step, memory=memory, batch_size=size), {"GPU:0": "GPU-0"}, at)
+    watch.add_report(replace(REPORT, steps=2 + steps, memory=memory, batch_size=64), {"GPU:0": "GPU-0"}, 4.0 + seconds)
     advice = told(look(watch, 100.0))
     assert advice.present == 64
     assert advice.too_large == too_large
@@ -348,6 +348,6 @@ def test_a_daemon_that_comes_later_knows_no_peak() -> None:
 def test_a_run_without_batch_sizes_has_no_advice() -> None:
     """Nothing is known, so nothing is said."""
     watch = BatchSizeTracker(PriorRuns(), USER)
-    watch.hear(replace(REPORT, memory={"GPU:0": DeviceMemory(1, 2)}), {"GPU:0": "GPU-0"}, 0.0)
+    watch.add_report(replace(REPORT, memory={"GPU:0": DeviceMemory(1, 2)}), {"GPU:0": "GPU-0"}, 0.0)
     assert look(watch, 0.0) is None
-    assert watch.seen("GPU-0", {}) == ()
+    assert watch.peaks("GPU-0", {}) == ()

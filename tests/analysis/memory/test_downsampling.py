@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_shapes import Memory
 
-from gpuwarden.analysis.memory.downsampling import MAX_PER_LEVEL
+from gpuwarden.analysis.memory.downsampling import MAX_WINDOWS_PER_LEVEL
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=400), st.sampled_from([0.1, 0.5, 3.0]))
@@ -32,7 +32,7 @@ def test_a_long_series_stays_small() -> None:
     for number in range(200_000):
         memory.report(number * 13.0, 5 if number == 77_777 else 1000 + number % 7)
     windows = list(memory)
-    assert len(windows) <= MAX_PER_LEVEL * 14
+    assert len(windows) <= MAX_WINDOWS_PER_LEVEL * 14
     assert min(windows, key=lambda each: each.lowest).lowest_at == 77_777 * 13.0
     assert windows[0].began == 0
     assert max(each.ended - each.began for each in windows) <= 200_000 * 13.0 / 30

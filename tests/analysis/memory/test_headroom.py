@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
-from gpuwarden.analysis.memory.device_memory import HEADROOM_UNKNOWN, held_by_others
-from gpuwarden.analysis.memory.headroom import DeviceSpace, Overhead, headroom
+from gpuwarden.analysis.memory.device_memory import held_by_others
+from gpuwarden.analysis.memory.headroom import HEADROOM_UNKNOWN, DeviceSpace, Overhead, headroom
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.process_key import ProcessKey
@@ -318,9 +318,9 @@ def test_measuring_needs_the_same_before_and_after_a_report() -> None:
     """Only a report between two equal answers of the driver's is of the same pool as they."""
     overhead = Overhead(GUESS)
     for held, reserved, heard in ((None, 5, 1.0), (9, None, 2.0), (8, 5, 3.0), (9, 5, 4.0), (9, 6, 4.0)):
-        overhead.see(held, reserved, heard)
+        overhead.update(held, reserved, heard)
         assert overhead.bytes == GUESS
-    overhead.see(9, 6, 5.0)
+    overhead.update(9, 6, 5.0)
     assert overhead.bytes == 3
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_shapes import MIB, POLL_SECONDS, Memory, Training, watched
 
-from gpuwarden.analysis.memory.leak_detector import LASTING_SECONDS, Leak, LeakDetector, find_leak
+from gpuwarden.analysis.memory.leak_detector import MIN_LASTING_SECONDS, Leak, LeakDetector, find_leak
 
 GIB = 1 << 30
 
@@ -184,7 +184,7 @@ def test_pages_that_the_kernel_can_drop_are_no_growth() -> None:
 def test_others_that_come_or_leave_once_make_no_trend(before: int, since: int) -> None:
     """What others took or gave back at one moment counts as what there is since, and takes no growth away."""
     memory = leaking(55, lambda at: (before if at < 45 else since) * MIB)
-    assert left(find_leak(list(memory), 55.0, known=True)) == pytest.approx((since - 150) / 5 - 55, rel=0.05)
+    assert left(find_leak(list(memory), 55.0, reported=True)) == pytest.approx((since - 150) / 5 - 55, rel=0.05)
 
 
 @pytest.mark.parametrize("begin", [4.9, 5.8, 5.9])
@@ -198,7 +198,7 @@ def test_growth_at_an_uneven_pace_holds_on(begin: float) -> None:
         ended = bisect_right(ends, number / 4)
         current = (26 if ended < len(kept) else 9 + 5 * (ended - len(kept))) * MIB
         memory.report(number / 4, current, max(current, 27 * MIB), 128 * MIB)
-        told.append(watch.look(memory, number / 4) is not None)
+        told.append(watch.update(memory, number / 4) is not None)
     assert sum(map(ne, told[1:], told)) == 1
 
 
@@ -208,7 +208,7 @@ def test_a_moment_without_a_limit_ends_no_growth() -> None:
     found = {}
     for at in range(60):
         memory.report(at, (100 + 5 * at) * MIB, (150 + 5 * at) * MIB, None if 40 <= at < 45 else 600 * MIB)
-        found[at] = watch.look(memory, at)
+        found[at] = watch.update(memory, at)
     assert [at for at in range(40, 60) if found[at] is None] == []
     without = {at for at, growth in found.items() if growth is not None and growth.left is None}
     assert without
@@ -219,7 +219,7 @@ def test_without_a_limit_growth_has_no_end() -> None:
     """Where nobody knows what it can have, growth has to last for long, and has no time to its end."""
     memory = leaking(1200, lambda _at: None)
     points = list(memory)
-    assert find_leak([each for each in points if each.ended < LASTING_SECONDS], LASTING_SECONDS) is None
+    assert find_leak([each for each in points if each.ended < MIN_LASTING_SECONDS], MIN_LASTING_SECONDS) is None
     found = find_leak(points, 1200.0)
     assert found is not None
     assert found.left is None
@@ -251,6 +251,6 @@ def test_few_points_are_no_growth() -> None:
 def test_between_two_points_time_passes() -> None:
     """A poll that finds nothing new reports the same growth, and as much less time as has passed."""
     memory, watch = leaking(40, lambda _at: 600 * MIB), LeakDetector()
-    first = left(watch.look(memory, 40.0))
-    assert left(watch.look(memory, 42.0)) == pytest.approx(first - 2)
-    assert left(watch.look(memory, 43.0)) == pytest.approx(first - 3)
+    first = left(watch.update(memory, 40.0))
+    assert left(watch.update(memory, 42.0)) == pytest.approx(first - 2)
+    assert left(watch.update(memory, 43.0)) == pytest.approx(first - 3)

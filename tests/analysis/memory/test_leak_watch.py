@@ -152,12 +152,12 @@ def test_the_host_ends_at_what_ends_first() -> None:
         for look in range(60):
             held = GIB + look * 40 * MIB
             cgroup = None if limit is None else CgroupMemory(limit, held)
-            growth = outlook.on_host(usage(held, cgroup), 6 * GIB - held, WHO, look * 5.0)
+            growth = outlook.update_host(usage(held, cgroup), 6 * GIB - held, WHO, look * 5.0)
         assert growth is not None
         assert growth.bytes_per_second == pytest.approx(8 * MIB, rel=0.02)
         assert growth.left is not None
         ends.append(growth.left.seconds)
-        assert outlook.on_host(None, None, WHO, 301.0) is None
+        assert outlook.update_host(None, None, WHO, 301.0) is None
     assert ends[1] == pytest.approx((4 * GIB - GIB - 59 * 40 * MIB) / (8 * MIB), rel=0.1)
     assert ends[0] == pytest.approx((6 * GIB - GIB - 59 * 40 * MIB) / (8 * MIB), rel=0.1)
 
@@ -167,7 +167,7 @@ def test_a_fast_leak_on_the_host_is_urgent() -> None:
     outlook = LeakWatch()
     wanted = []
     for at, memory in ((0.0, GIB), (5.0, GIB + 10 * MIB), (10.0, 2 * GIB), (15.0, 3 * GIB), (20.0, 3 * GIB)):
-        outlook.on_host(usage(memory), 16 * GIB - memory, WHO, at)
+        outlook.update_host(usage(memory), 16 * GIB - memory, WHO, at)
         wanted.append(outlook.urgent)
     assert wanted == [False, False, True, True, False]
 

@@ -12,7 +12,7 @@ REPORT = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {})
 def report(history: MemoryHistory, at: float, current: int, peak: int | None = None, **changes: object) -> None:
     """Have the history take one report."""
     memory = DeviceMemory(current, current if peak is None else peak)
-    history.hear(memory, replace(REPORT, **changes), at)  # type: ignore[arg-type] # fields of a report
+    history.add_report(memory, replace(REPORT, **changes), at)  # type: ignore[arg-type] # fields of a report
 
 
 def test_reports_of_a_window() -> None:
@@ -52,12 +52,12 @@ def test_the_peak_of_training_is_not_that_of_a_validation() -> None:
 def test_polls_add_what_the_driver_knows() -> None:
     """The least headroom and the most that others held, of all polls of a window; and what it can have by the last."""
     history = MemoryHistory()
-    history.see(1.0, 2.0)  # before the first report there is no window
+    history.add_poll(1.0, 2.0)  # before the first report there is no window
     report(history, 0.0, MIB)
-    history.see(500.0, None)
-    history.see(300.0, 70.0)
-    history.see(None, 60.0)
+    history.add_poll(500.0, None)
+    history.add_poll(300.0, 70.0)
+    history.add_poll(None, 60.0)
     assert (history.windows[-1].headroom, history.windows[-1].others) == (300.0, 70.0)
     assert history.limit is None
-    history.see(400.0, 60.0)
+    history.add_poll(400.0, 60.0)
     assert history.limit == 400.0 + MIB

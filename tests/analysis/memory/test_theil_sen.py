@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.analysis.memory.theil_sen import MIN_TREND_POINTS, fit_trend, running_minimum
+from gpuwarden.analysis.memory.running_minimum import running_minimum
+from gpuwarden.analysis.memory.theil_sen import MIN_TREND_POINTS, fit_trend
 
 VALUES = st.lists(st.integers(-(10**6), 10**6), min_size=MIN_TREND_POINTS, max_size=24)
 

@@ -1,24 +1,23 @@
-"""Downsampled series of windows: fine for what is recent, ever coarser for what is long ago.
+"""Downsampled series of windows: fine for recent time, ever coarser for the past.
 
-A leak that ends a run in half a minute shows in it after a day as well as after a minute, and a leak that takes a day
-does too, in some tens of kilobytes.
+It shows a leak that ends a run in half a minute and one that takes a day, in some tens of kilobytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # which a service need not have
 
-FINEST_SECONDS = 0.5  # least length of the newest windows; twice that is the most, unless values are rarer
-MAX_PER_LEVEL = 32  # each half of the whole time keeps at least as many windows
+MIN_WINDOW_SECONDS = 0.5  # length of the newest windows, which is at most twice that unless values are rarer
+MAX_WINDOWS_PER_LEVEL = 32  # each half of the whole time keeps at least so many windows
 
 
 class Joinable(Protocol):
-    """Stretch of time with its values, which can be joined with the one after it; seconds."""
+    """Stretch of time in seconds with its values, which can be joined with the next one."""
 
     @property
     def began(self) -> float: ...  # noqa: D102
@@ -34,9 +33,9 @@ WindowT = TypeVar("WindowT", bound=Joinable)
 
 @dataclass(slots=True)
 class Downsampled(Generic[WindowT]):
-    """One series. `newest` is its last window, which still grows; `closed` counts all that ever were before it.
+    """Series of windows. `newest` is the last one, which still grows; `closed` counts all that ever came before it.
 
-    Windows lie in levels; where a level is full, its two oldest are joined and go to the next.
+    Windows are kept in levels; where a level is full, its two oldest are joined and go to the next.
     """
 
     newest: WindowT | None = None
@@ -44,11 +43,11 @@ class Downsampled(Generic[WindowT]):
     _levels: list[list[WindowT]] = field(default_factory=list)  # the finest first; in each the oldest first
 
     def append(self, window: WindowT) -> None:
-        """Add what came last: to the newest window as long as that stays short, else as a new one."""
+        """Add a window: join it to the newest one as long as that stays short."""
         newest = self.newest
         if newest is None:
             self.newest = window
-        elif newest.ended - newest.began < FINEST_SECONDS and window.ended - newest.began < 2 * FINEST_SECONDS:
+        elif newest.ended - newest.began < MIN_WINDOW_SECONDS and window.ended - newest.began < 2 * MIN_WINDOW_SECONDS:
             self.newest = newest.joined(window)
         else:
             self.newest = window
@@ -65,8 +64,26 @@ class Downsampled(Generic[WindowT]):
         self.closed += 1
         for level in self._levels:
             level.append(window)
-            if len(level) <= MAX_PER_LEVEL:
+            if len(level) <= MAX_WINDOWS_PER_LEVEL:
                 return
             window = level[0].joined(level[1])
             del level[:2]
         self._levels.append([window])
+
+
+def downsample(windows: Sequence[WindowT], max_count: int) -> list[WindowT]:
+    """Return at most `max_count` windows: those that end in the same part of the whole time are joined."""
+    if len(windows) <= max_count:
+        return list(windows)
+    began = windows[0].began
+    part_seconds = (windows[-1].ended - began) / max_count or 1.0
+    found: list[WindowT] = []
+    last = -1
+    for window in windows:
+        part = min(int((window.ended - began) / part_seconds), max_count - 1)  # the end of all is no part of its own
+        if part == last:
+            found[-1] = found[-1].joined(window)
+        else:
+            found.append(window)
+        last = part
+    return found

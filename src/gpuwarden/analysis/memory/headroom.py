@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from gpuwarden.gpu.metrics import GpuReadings, MigReadings
+from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
+from gpuwarden.protocol.messages import DeviceMemory, Hello, Report
+
+# Reason for which a device of a run has no headroom; docs/headroom.md says what to do about each.
+HeadroomUnknown: TypeAlias = Literal[
+    "device_unresolved",
+    "free_memory_untold",
+    "gpu_down",
+    "no_allocator_figures",
+    "no_report",
+    "process_memory_untold",
+    "process_unlisted",
+    "report_expired",
+]
+HEADROOM_UNKNOWN: tuple[HeadroomUnknown, ...] = get_args(HeadroomUnknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +60,126 @@ class Overhead:
 
     bytes: float
     _held: float | None = None
-    _heard: float | None = None
+    _reported_at: float | None = None
 
-    def see(self, held: float | None, reserved: float | None, heard: float | None) -> None:
-        """Take what the driver says of the process at a poll, and the allocator of its pool in the report `heard` last.
+    def update(self, held: float | None, reserved: float | None, reported_at: float | None) -> None:
+        """Update with what the process holds at a poll, and its allocator's pool in the last report, at `reported_at`.
 
-        Measures where the driver says the same before a report and after it: then the pool was, at the report, what it
-        is at the poll. A run that grows all the while, or is within one long step, is not measured.
+        Measures where the driver's figure is the same before a report and after it: then the pool was, at the report,
+        what it is at the poll. A run that grows all the while, or is within one long step, is not measured.
         """
-        if held is not None and reserved is not None and held == self._held and heard != self._heard:
+        if held is not None and reserved is not None and held == self._held and reported_at != self._reported_at:
             self.bytes = held - reserved
-        self._held, self._heard = held, heard
+        self._held, self._reported_at = held, reported_at
+
+
+@dataclass(frozen=True, slots=True)
+class Headrooms:
+    """Headroom of a run by UUID, in bytes: `now`, and `at_peak`, if the run used as much as at its peak.
+
+    `unknown` has the devices without any, and the reason.
+    """
+
+    now: Mapping[str, float] = field(default_factory=dict)
+    at_peak: Mapping[str, float] = field(default_factory=dict)
+    unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)
+
+
+class HeadroomTracker:
+    """Headroom of one run, computed at each poll with the overheads that were measured. Used by one event loop."""
+
+    def __init__(self, overhead: float) -> None:
+        self._guess = overhead
+        self._overheads: dict[str, Overhead] = {}
+        self._basis: Mapping[str, DeviceMemory] = {}
+        self._last = Headrooms()
+
+    def update(
+        self, pid: int, memory: Mapping[str, DeviceMemory], reported_at: float | None, snapshot: Snapshot
+    ) -> Headrooms:
+        """Return the headroom by a poll and the run's last report of its memory, at `reported_at`."""
+        now: dict[str, float] = {}
+        at_peak: dict[str, float] = {}
+        unknown: dict[str, HeadroomUnknown] = {}
+        for uuid, device in memory.items():
+            gpu = snapshot.gpu_with(uuid)
+            if gpu is None or not gpu.up:
+                unknown[uuid] = "gpu_down"
+                continue
+            space, process = _space(gpu, uuid), gpu.holds(pid, uuid)
+            pool = self._pool(uuid, device, process, reported_at)
+            left = headroom(space, pool, device.limit, device.current)
+            if left is None:
+                unknown[uuid] = _missing_figure(space, process)
+                continue
+            now[uuid] = left
+            at_peak[uuid] = headroom(space, pool, device.limit, device.peak) or 0
+        self._basis = memory
+        self._last = Headrooms(now, at_peak, unknown)
+        return self._last
+
+    def _pool(
+        self, uuid: str, device: DeviceMemory, process: GpuProcess | None, reported_at: float | None
+    ) -> float | None:
+        held = process.memory if process else None
+        # An allocator that says less than it has handed out does not count it.
+        reserved = device.reserved if device.reserved and device.reserved >= device.current else None
+        overhead = self._overheads.setdefault(uuid, Overhead(self._guess))
+        overhead.update(held, reserved, reported_at)
+        return reserved if held is None else held - overhead.bytes
+
+    def at_error(self, memory: Mapping[str, DeviceMemory]) -> Headrooms:
+        """Return the last poll's headroom less what the run's allocators have handed out since, by an error's figures.
+
+        What was given back since is left out: when an allocation fails, what the step before it had is gone already.
+        `at_peak` is the least it can have been meanwhile: the peak may have risen since the poll and fallen again.
+        """
+        now: dict[str, float] = {}
+        least: dict[str, float] = {}
+        for uuid, left in self._last.now.items():
+            before = self._basis[uuid]
+            after = memory.get(uuid, before)
+            now[uuid] = max(0, left - max(0, after.current - before.current))
+            least[uuid] = max(0, left - max(0, after.peak - before.current))
+        return Headrooms(now, least)
+
+
+def _space(gpu: Gpu, uuid: str) -> DeviceSpace:
+    instance = gpu.instance(uuid)
+    rows = MigReadings if instance else GpuReadings
+    device = instance or gpu
+    return DeviceSpace(device.value(rows.memory_free_bytes), device.value(rows.memory_size_bytes))
+
+
+def _missing_figure(space: DeviceSpace, process: GpuProcess | None) -> HeadroomUnknown:
+    if space.free is None:
+        return "free_memory_untold"
+    return "process_memory_untold" if process else "process_unlisted"
+
+
+def unreported_devices(
+    hello: Hello, report: Report | None, uuids: Mapping[str, str], before: Mapping[str, str], *, current: bool
+) -> dict[str, HeadroomUnknown]:
+    """Return why devices of a run have no figures of its allocators, by UUID; one that is no certain GPU goes by "".
+
+    `uuids` of its devices are the present ones, `before` those known last. Where the run reports some devices and not
+    others, it does not use the others.
+    """
+    reason: HeadroomUnknown | None = None
+    if report is None:
+        reason = "no_report"
+    elif not current:
+        reason = "report_expired"
+    elif not report.memory:
+        reason = "no_allocator_figures"
+    found: dict[str, HeadroomUnknown] = {}
+    for device in hello.devices:
+        uuid = uuids.get(device)
+        if uuid is not None:
+            if reason:
+                found[uuid] = reason
+        elif device in before:
+            found[before[device]] = "gpu_down"
+        elif report is None or not report.memory or device in report.memory:
+            found[""] = "device_unresolved"
+    return found

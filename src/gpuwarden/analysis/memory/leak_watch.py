@@ -23,9 +23,9 @@ URGENT_SECONDS = 120.0  # at the rate from sample to sample, until the host has 
 
 @dataclass(slots=True)
 class _Place:
-    """One GPU, or the host: the watch over it, and the leak that is reported there."""
+    """One GPU, or the host: its detector, and the leak that is reported there."""
 
-    watch: LeakDetector = field(default_factory=LeakDetector)
+    detector: LeakDetector = field(default_factory=LeakDetector)
     reported: Leak | None = None
     logged: bool = False  # a line in the log reports it
 
@@ -41,13 +41,13 @@ class LeakWatch:
     _places: defaultdict[str, _Place] = field(default_factory=lambda: defaultdict(_Place))  # by UUID, or HOST
     _host_memory: Downsampled[MemoryWindow] = field(default_factory=Downsampled)
     _usage: Usage | None = None  # the last sample of the host
-    _failed: bool = False  # since a leak was reported last
+    _out_of_memory: bool = False  # since a leak was reported last
     _lines: int = 0
 
-    def on_gpus(
+    def update_gpus(
         self, histories: Mapping[str, MemoryHistory], current: Collection[str], who: tuple[str, str], now: float
     ) -> dict[str, Leak]:
-        """Return by UUID what grows, of those that are current; `who` is the run's id and name."""
+        """Return the leaks by UUID, of the GPUs that are current; `who` is the run's id and name."""
         for uuid in self._places.keys() - {HOST}:
             if uuid not in current:  # the run has ended, or is silent: that its memory stopped growing is no news
                 self._places[uuid].reported = None
@@ -56,16 +56,18 @@ class LeakWatch:
             history = histories.get(uuid)
             if history is None or history.training_began is None:
                 continue
-            growth = self._places[uuid].watch.look(history.series, now, history.training_began)
-            self._report(uuid, growth, who)
-            if growth is not None:
-                found[uuid] = growth
+            leak = self._places[uuid].detector.update(history.series, now, history.training_began)
+            self._report(uuid, leak, who)
+            if leak is not None:
+                found[uuid] = leak
         return found
 
-    def on_host(self, usage: Usage | None, available: float | None, who: tuple[str, str], now: float) -> Leak | None:
-        """Return how the processes' memory grows; `available` is what the host has left, in bytes.
+    def update_host(
+        self, usage: Usage | None, available: float | None, who: tuple[str, str], now: float
+    ) -> Leak | None:
+        """Return the leak of the processes' memory; `available` is what the host has left, in bytes.
 
-        It ends at the cgroup's limit where that has less left.
+        The limit is the cgroup's where that has less left.
         """
         present = usage.present if usage else None
         if present is None:
@@ -75,18 +77,18 @@ class LeakWatch:
         if usage is not self._usage:
             self._usage = usage
             self._sample_host(present.memory, _host_limit(present, available), now)
-        growth = self._places[HOST].watch.look(self._host_memory, now)
-        self._report(HOST, growth, who)
-        return growth
+        leak = self._places[HOST].detector.update(self._host_memory, now)
+        self._report(HOST, leak, who)
+        return leak
 
     @property
     def leaks(self) -> dict[str, Leak]:
         """Leaks that the last poll found, by the GPU's UUID or HOST."""
         return {where: place.reported for where, place in self._places.items() if place.reported is not None}
 
-    def fail(self) -> None:
+    def handle_oom(self) -> None:
         """Record an out-of-memory of the run: that its memory stops growing after that is not logged."""
-        self._failed = True
+        self._out_of_memory = True
 
     def _sample_host(self, memory: int, limit: float | None, now: float) -> None:
         before = self._host_memory.newest
@@ -95,16 +97,16 @@ class LeakWatch:
         since = now if before is None else before.ended
         self._host_memory.append(window_from_sample(now, DeviceMemory(memory, memory), since=since, limit=limit))
 
-    def _report(self, where: str, growth: Leak | None, who: tuple[str, str]) -> None:
+    def _report(self, where: str, leak: Leak | None, who: tuple[str, str]) -> None:
         place = self._places[where]
-        before, place.reported = place.reported, growth
-        if growth is not None and before is None:
-            self._failed = False
+        before, place.reported = place.reported, leak
+        if leak is not None and before is None:
+            self._out_of_memory = False
             place.logged = self._lines < MAX_LOGGED_LEAKS
             if place.logged:
                 self._lines += 1
-                log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(growth))
-        elif before is not None and growth is None and place.logged and not self._failed:
+                log.warning("run=%s name=%r memory grows on %s: %s", *who, where, _line(leak))
+        elif before is not None and leak is None and place.logged and not self._out_of_memory:
             log.info(
                 "run=%s name=%r memory grows no more on %s: it grew by %s", *who, where, format_bytes(before.grown)
             )
@@ -112,14 +114,14 @@ class LeakWatch:
 
 def _host_limit(present: Present, available: float | None) -> float | None:
     cgroup = present.cgroup_memory
-    rooms = [] if available is None else [available]
+    left = [] if available is None else [available]
     if cgroup is not None:
-        rooms.append(max(cgroup.limit - cgroup.used, 0))
-    return present.memory + min(rooms) if rooms else None
+        left.append(max(cgroup.limit - cgroup.used, 0))
+    return present.memory + min(left) if left else None
 
 
-def _line(growth: Leak) -> str:
-    """Say it in words: `12.3 MiB a minute, out of memory in about 14m10s (11m20s to 20m05s)`."""
-    left = growth.left
+def _line(leak: Leak) -> str:
+    """Return it in words: `12.3 MiB a minute, out of memory in about 14m10s (11m20s to 20m05s)`."""
+    left = leak.left
     end = "" if left is None else f", out of memory {format_forecast(left.seconds, left.lower, left.upper)}"
-    return f"{format_growth(growth.bytes_per_second)}{end}"
+    return f"{format_growth(leak.bytes_per_second)}{end}"

@@ -9,18 +9,18 @@ from typing import TypeVar
 from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.protocol.messages import DeviceMemory, Phase, Report
 
-Number = TypeVar("Number", int, float)
+NumberT = TypeVar("NumberT", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryWindow:
-    """Stretch of a run's life, from `began` to `ended` in seconds since its first message.
+    """Memory of a run over a stretch of its life, from `began` to `ended` in seconds since its first message.
 
     Bytes: `lowest` and `highest` of what was in use at reports, which come between steps; `peak` is the allocator's own
     mark at the end, which lies within steps, and `peak_at_lowest` the mark when the lowest was reported, at
     `lowest_at`. `headroom` is the least of any poll, `others` the most that other processes held on the device, `limit`
-    what the run could have had in use at the end; None where no poll knew. `steps` is how many the run had made at the
-    end, `phase` and `epoch` are those of the end. `batch_size` is the largest, where the run knows.
+    what the run could have had in use at the end; None where unknown. `steps` is how many the run had made at the
+    end, `phase` and `epoch` are those of the end. `batch_size` is the largest, where the run reports it.
     """
 
     began: float
@@ -50,9 +50,9 @@ class MemoryWindow:
             low.lowest,
             max(self.highest, other.highest),
             max(self.peak, other.peak),
-            _known(min, self.headroom, other.headroom),
-            _known(max, self.others, other.others),
-            _known(max, self.batch_size, other.batch_size),
+            _combine(min, self.headroom, other.headroom),
+            _combine(max, self.others, other.others),
+            _combine(max, self.batch_size, other.batch_size),
             low.lowest_at,
             low.peak_at_lowest,
             other.limit,
@@ -100,8 +100,8 @@ class MemoryHistory:
         """All windows, oldest first; the last one still grows."""
         return list(self.series)
 
-    def hear(self, memory: DeviceMemory, report: Report, at: float) -> None:
-        """Take one report. What has risen since the one before is of the phase that that one named."""
+    def add_report(self, memory: DeviceMemory, report: Report, at: float) -> None:
+        """Add a report. What has risen since the one before belongs to the phase that that one named."""
         phase = report.phase if self._phase is None else self._phase
         if phase == "train" and (self.last is None or memory.peak > self.last.peak):
             self.training_peak = memory.peak
@@ -112,16 +112,18 @@ class MemoryHistory:
         since = at if newest is None else newest.ended
         self.series.append(window_from_sample(at, memory, since=since, limit=self.limit, report=report))
 
-    def see(self, headroom: float | None, others: float | None) -> None:
-        """Take what a poll knows: bytes of headroom, and what other processes hold on the device."""
+    def add_poll(self, headroom: float | None, others: float | None) -> None:
+        """Add the bytes of headroom at a poll, and what other processes hold on the device."""
         newest = self.series.newest
         if newest is None or self.last is None:
             return
         self.limit = None if headroom is None else headroom + self.last.current
         self.series.newest = replace(
-            newest, headroom=_known(min, newest.headroom, headroom), others=_known(max, newest.others, others)
+            newest, headroom=_combine(min, newest.headroom, headroom), others=_combine(max, newest.others, others)
         )
 
 
-def _known(choose: Callable[[Number, Number], Number], one: Number | None, other: Number | None) -> Number | None:
+def _combine(
+    choose: Callable[[NumberT, NumberT], NumberT], one: NumberT | None, other: NumberT | None
+) -> NumberT | None:
     return one if other is None else other if one is None else choose(one, other)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
-from gpuwarden.analysis.memory.theil_sen import running_minimum
+from gpuwarden.analysis.memory.running_minimum import running_minimum
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, Error
 
 FULL_RATIO = 0.9  # of what the run can have: a base above it leaves no room to train in
