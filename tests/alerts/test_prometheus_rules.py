@@ -15,7 +15,7 @@ from gpuwarden.alerts import prometheus_rules
 from gpuwarden.alerts.alert_docs import page
 from gpuwarden.alerts.prometheus_rules import Choices, prometheus_rule, rule_file
 from gpuwarden.alerts.recording_rules import RecordingRule
-from gpuwarden.cli import rules_command
+from gpuwarden.cli import rules_flags
 from gpuwarden.cli.main import main
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import CONDITIONS
@@ -200,7 +200,7 @@ def test_kubernetes_gets_the_same_rules() -> None:
 def test_what_would_spoil_the_rules_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Names and links stand within expressions and templates of Prometheus'."""
     parser = argparse.ArgumentParser()
-    rules_command.add_flags(parser)
+    rules_flags.add_rules_flags(parser)
     for flag, value in (
         ("--job", 'a"b'), ("--job", "a\\b"), ("--job", "{{x}}"), ("--job", "%{idle}"), ("--job", "a\nb"), ("--job", ""),
         ("--docs", "https://x/{{"), ("--docs", ""), ("--grafana", "https://x/{{"), ("--grafana", "{{ x"),

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from gpuwarden.alerts import prometheus_rules
-from gpuwarden.cli import rules_command
+from gpuwarden.cli import rules_flags
+from gpuwarden.cli.commands import rules_command
 from gpuwarden.health.conditions import CONDITIONS
 from system_parts import needs
 
@@ -45,7 +46,7 @@ def test_rule_tests_pass_as_shipped() -> None:
 def test_odd_names_are_taken(tmp_path: Path) -> None:
     """Prometheus takes what is not refused."""
     parser = argparse.ArgumentParser()
-    rules_command.add_flags(parser)
+    rules_flags.add_rules_flags(parser)
     flags = ["--job", "it's 100 % ✓", "--docs", "https://x/a%20'b\"/", "--grafana", ""]
     file = tmp_path / "rules.yml"
     file.write_text(rules_command.render_rules(parser.parse_args(flags)))

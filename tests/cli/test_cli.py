@@ -14,6 +14,7 @@ import pytest
 from services import ROOT, Daemon, Process, ending, until
 
 from gpuwarden._version import __version__
+from gpuwarden.cli.common.entry_points import COMMANDS, REFERENCES, load_function
 from mock_nvml import MockNvml
 
 NO_DRIVER = {"LD_LIBRARY_PATH": "/nonexistent"}
@@ -227,3 +228,9 @@ def test_wrong_capture_is_refused(tmp_path: Path, text: str) -> None:
     assert done.returncode == 1
     assert str(file) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("entry_point", [*COMMANDS.values(), *REFERENCES.values()])
+def test_entry_point_is_there(entry_point: str) -> None:
+    """Every command and every reference has its function."""
+    assert callable(load_function(entry_point))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from receipt_cases import receipt
 
-from gpuwarden.cli.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, choose_alphabet, render_chart
-from gpuwarden.cli.run_report import TerminalFormat, render_memory_story
+from gpuwarden.cli.runs.memory_chart import ASCII, BLOCKS, HEIGHT, LABEL_WIDTH, choose_alphabet, render_chart
+from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedDiagnosis, RecordedEvent, RunRecord
 from snapshots import GIB
 

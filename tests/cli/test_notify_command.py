@@ -18,7 +18,7 @@ from services import free_port
 from gpuwarden.alerts.delivery import validation
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
-from gpuwarden.cli import notify_command
+from gpuwarden.cli.commands import notify_command
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import NOT_ASCII, Secret
 from tests.config.test_schema import problems
@@ -68,7 +68,7 @@ notify:
 
 
 def test_target_that_drips_is_given_up(tmp_path: Path) -> None:
-    """A server that answers drop by drop without end costs the command no more than its steps may take."""
+    """A server that answers drop by drop without end costs the command no more than the timeout."""
     stop = threading.Event()
 
     def drip(server: socket.socket) -> None:
@@ -90,7 +90,7 @@ notify: {{webhook: "http://{place}", timeout: 300ms}}
             stop.set()
             thread.join()
     assert (ended.returncode, ended.stderr) == (1, "")
-    assert ended.stdout == "webhook at 127.0.0.1: NOT sent: not done within 1.8 s\n"
+    assert ended.stdout == "webhook at 127.0.0.1: NOT sent: no answer within 0.3 s\n"
 
 
 def test_fault_of_our_own_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

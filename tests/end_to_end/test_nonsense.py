@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import pytest
 
 from gpuwarden.advice.advisor import Advisor
-from gpuwarden.cli.api_client import sanitize
-from gpuwarden.cli.memory_chart import ASCII
-from gpuwarden.cli.run_report import TerminalFormat, render_memory_story
+from gpuwarden.cli.common.terminal import sanitize
+from gpuwarden.cli.runs.memory_chart import ASCII
+from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
 from gpuwarden.config.schema import Config
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.gpu.snapshot import Snapshot

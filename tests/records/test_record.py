@@ -14,8 +14,8 @@ import pytest
 from receipt_cases import BEGAN, BEGAN_UPTIME, receipt, run
 from services import ROOT
 
-from gpuwarden.cli.reference import RECEIPT_PARTS
-from gpuwarden.cli.run_report import conclusion
+from gpuwarden.cli.commands.reference_command import RECEIPT_PARTS
+from gpuwarden.cli.runs.memory_report import conclusion
 from gpuwarden.formatting import (
     format_bytes,
     format_count,

@@ -32,7 +32,7 @@ from gpuwarden._version import __version__
 from gpuwarden.alerts.delivery.message import Message as AlertMessage
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
-from gpuwarden.cli import run_commands
+from gpuwarden.cli.runs import runs_command
 from gpuwarden.config.schema import Config, load
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
@@ -506,13 +506,13 @@ class Box:
             return whole.get(path.rpartition("/")[2]) or listing
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_commands, "fetch_json", ask)
+            patch.setattr(runs_command, "fetch_json", ask)
             patch.setenv("COLUMNS", "120")
             patch.setenv("LC_ALL", "C.UTF-8")  # which characters a chart may have
             patch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
-            text = run_commands.listing(self._config, ("live", "past"), None, as_json=False)
+            text = runs_command.render_list(self._config, ("live", "past"), None, as_json=False)
             for run_id in sorted(whole):
-                text += f"\n== {run_id}\n{run_commands.one(self._config, run_id, as_json=False)}"
+                text += f"\n== {run_id}\n{runs_command.render_run(self._config, run_id, as_json=False)}"
         return text
 
     async def close(self) -> None:

@@ -1,4 +1,7 @@
-"""Import of asyncio without ssl, which takes 4 MiB; ssl itself stays importable."""
+"""Import of asyncio without ssl, which takes 4 MiB.
+
+No TLS of the daemon is asyncio's: alerts are sent by http.client, which imports ssl itself.
+"""
 
 from __future__ import annotations
 

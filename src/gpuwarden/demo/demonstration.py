@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import json
@@ -32,7 +33,7 @@ class DemoError(OSError):
     """The demonstration cannot go on; the text says why and what to do."""
 
 
-def run_demonstration(listen: str) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Run the demonstration until Ctrl-C, or until its terminal is closed. Raises DemoError."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # by default they would leave the programs behind
@@ -47,7 +48,7 @@ def run_demonstration(listen: str) -> int:
     with tempfile.TemporaryDirectory(prefix="gpuwarden-demo-") as name, contextlib.ExitStack() as programs:
         folder = Path(name)
         environment = {**os.environ, "GPUWARDEN_SOCKET": str(folder / "run.sock")}
-        serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "simulated", "--listen", listen]
+        serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "simulated", "--listen", parsed.listen]
         daemon = programs.enter_context(_running(serve, environment, folder / "daemon.log"))
         url = _url_of(daemon, folder / "daemon.log")
         uuid = _uuid(IDLE_GPU)

@@ -9,7 +9,8 @@ from http import HTTPStatus
 from math import isfinite
 from typing import Any
 
-from gpuwarden.cli.api_client import NoAnswerError, StatusError, daemon_url, fetch_json, sanitize
+from gpuwarden.cli.common.api_client import NoAnswerError, StatusError, daemon_url, fetch_json
+from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.config.schema import Address
 
 PATH = "/api/v1/state"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -22,7 +23,9 @@ from rich.live import Live
 from rich.styled import Styled
 from rich.text import Text
 
-from gpuwarden.cli.api_client import daemon_url
+from gpuwarden.cli.common.api_client import daemon_url
+from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output
 from gpuwarden.cli.top.layout import picture
 from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.cli.top.style import STYLES, text
@@ -44,27 +47,38 @@ class LastAnswer:
     trouble: str = ""
 
 
-def once(config: Config, *, as_json: bool) -> int:
+def run(parsed: argparse.Namespace) -> int:
+    """Show the box live, or once. Raises OSError."""
+    if parsed.json and not parsed.once:
+        complain("gpuwarden: top --json goes with --once")
+        return WRONG_USE
+    config = load_config(parsed)
+    if parsed.once:
+        _print_once(config, as_json=parsed.json)
+    else:
+        _show_live(config)
+    return 0
+
+
+def _print_once(config: Config, *, as_json: bool) -> None:
     """Print the box, or what the API says. Raises OSError that says why there is none."""
     state = fetch_state(config.web.listen)
     if as_json:
         sys.stdout.write(json.dumps(state, indent=2) + "\n")
-        return 0
+        return
     console = _console()
     console.print(picture(state, console.width, None, time.time()), crop=False)
-    return 0
 
 
-def live(config: Config) -> int:
+def _show_live(config: Config) -> None:
     """Show the box until q, Ctrl-C, SIGTERM, or the terminal is closed. Raises OSError without a terminal."""
     console = _console()
     if not console.is_terminal or console.is_dumb_terminal:
         raise OSError(None, "top needs a terminal; --once prints the box once, and --once --json is for scripts")
     try:
         _show(console, config.web.listen)
-    except OSError:  # the terminal is closed, and Python will flush it once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    except OSError:  # the terminal is closed
+        discard_output()
 
 
 def _show(console: Console, listen: Address) -> None:

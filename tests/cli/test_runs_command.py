@@ -20,8 +20,8 @@ import pytest
 from receipt_cases import BEGAN, receipt
 from services import Daemon, ending, free_port
 
-from gpuwarden.cli import run_commands
-from gpuwarden.cli.api_client import StatusError
+from gpuwarden.cli.common.api_client import StatusError
+from gpuwarden.cli.runs import runs_command
 from gpuwarden.config.schema import Address, Config
 from gpuwarden.records.record import RunRecord, json_from_record
 from gpuwarden.records.store import RecordStore, row_from_record
@@ -307,10 +307,10 @@ def test_one_that_cannot_be_read(tmp_path: Path) -> None:
 def test_whole_id_of_a_run_too_old_for_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon is asked for it; of the begin of an id it knows no more than the list."""
     known = {"": {"live": [], "past": []}, "/4711-99": json_from_record(receipt())}
-    monkeypatch.setattr(run_commands, "_ask", lambda _config, path: known.get(path))
-    assert json.loads(run_commands.one(Config(), "4711-99", as_json=True)) == json_from_record(receipt())
+    monkeypatch.setattr(runs_command, "_fetch", lambda _config, path: known.get(path))
+    assert json.loads(runs_command.render_run(Config(), "4711-99", as_json=True)) == json_from_record(receipt())
     with pytest.raises(OSError, match="no run 4711 is known"):
-        run_commands.one(Config(), "4711", as_json=True)
+        runs_command.render_run(Config(), "4711", as_json=True)
 
 
 def test_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,6 +321,6 @@ def test_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             raise StatusError(503)
         return {"live": [], "past": []}
 
-    monkeypatch.setattr(run_commands, "fetch_json", answered)
+    monkeypatch.setattr(runs_command, "fetch_json", answered)
     with pytest.raises(OSError, match=r"the daemon at http://\S+ cannot read its run database now; its log says why"):
-        run_commands.one(Config(), "4711-99", as_json=False)
+        runs_command.render_run(Config(), "4711-99", as_json=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpuwarden.cli.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
+from gpuwarden.cli.runs.memory_chart import LABEL_WIDTH, MIN_WIDTH, render_chart
 from gpuwarden.formatting import format_bytes, format_elapsed, format_forecast, format_growth
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedEvent, RunRecord
 

@@ -1,12 +1,18 @@
-"""References that are generated from the code's own tables: of metrics, XIDs, run records and verdicts."""
+"""Command `gpuwarden reference`, and the references of metrics, XIDs, run records and diagnoses.
+
+All are generated from the tables that the code itself reads.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
 
 from gpuwarden.analysis.oom.diagnosis_rules import RULES
+from gpuwarden.cli.common.entry_points import REFERENCES, load_function
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.records.record import (
     MemoryTimeline,
@@ -24,7 +30,13 @@ from gpuwarden.records.record import (
 from gpuwarden.xid.codes import XIDS, Action, Xid, explain
 
 
-def metrics_markdown() -> str:
+def run(parsed: argparse.Namespace) -> int:
+    """Print a reference."""
+    sys.stdout.write(load_function(REFERENCES[parsed.what])())
+    return 0
+
+
+def render_metrics() -> str:
     """Return the reference of all metrics, table by table."""
     return "\n".join(_metric_lines()) + "\n"
 
@@ -52,7 +64,7 @@ def _metric_lines() -> Iterator[str]:
             yield f"| `{row.name}` | {row.kind} | {labels} | {row.tier} | {row.help}{only} | {row.source} |"
 
 
-def xid_markdown() -> str:
+def render_xids() -> str:
     """Return the reference of all XIDs the project knows."""
     return "\n".join(_xid_lines()) + "\n"
 
@@ -87,7 +99,7 @@ def _xid_row(code: str, xid: Xid) -> str:
     return f"| {code} | {xid.meaning} | {xid.action.slug} | {xid.severity} |"
 
 
-def receipt_markdown() -> str:
+def render_records() -> str:
     """Return the reference of the receipt's fields."""
     return "\n".join(_receipt_lines()) + "\n"
 
@@ -110,7 +122,7 @@ def _receipt_lines() -> Iterator[str]:
             yield f"| `{name}` | {'yes' if always else ''} | {meaning} |"
 
 
-def verdicts_markdown() -> str:
+def render_diagnoses() -> str:
     """Return the reference of the rules by which out-of-memories are judged."""
     return "\n".join(_verdict_lines()) + "\n"
 

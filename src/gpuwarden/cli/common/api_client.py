@@ -1,6 +1,6 @@
 """HTTP client of a daemon's API, for the commands.
 
-Names and messages in its answers come from training processes: `sanitize` makes them harmless for a terminal.
+Names and messages in its answers come from training processes: `terminal.sanitize` makes them harmless.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.config.schema import Address
 
 TIMEOUT_SECONDS = 10.0
@@ -50,8 +51,3 @@ def fetch_json(listen: Address, path: str, timeout: float = TIMEOUT_SECONDS) -> 
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise NoAnswerError(sanitize(getattr(reason, "strerror", None) or str(reason))) from None
-
-
-def sanitize(text: str) -> str:
-    """Return text that a terminal only shows, whatever it holds."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

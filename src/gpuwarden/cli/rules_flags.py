@@ -1,7 +1,4 @@
-"""`gpuwarden rules`: prints the alert rules with other numbers, for Prometheus or for its operator on Kubernetes.
-
-And, for Alertmanager, which of the alerts hide which.
-"""
+"""Flags of `gpuwarden rules`: the form, and one flag for each number that the alert rules can have otherwise."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ JOB = Kind(
 GRAFANA = Kind("place of Grafana", "https://…", lambda text: DOCS.parse(text) if text else "")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_rules_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for all that can be chosen."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--kubernetes", action="store_true", help="as a PrometheusRule for Prometheus' operator")
@@ -59,24 +56,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             metavar=each.kind.name.split()[0].upper(),
             help=f"{each.meaning[0].lower()}{each.meaning[1:].rstrip('.')} (default {said})",
         )
-
-
-def render_rules(parsed: argparse.Namespace) -> str:
-    """Return what the command prints; raises ValueError for numbers that make no sense beside each other."""
-    from gpuwarden.alerts import inhibition, prometheus_rules  # noqa: PLC0415 - 13 MiB, which the parser's flags do not need
-
-    if parsed.inhibition:
-        return inhibition.section()
-    if 2 * parsed.leak_still >= parsed.leak_window:  # an alert that never fires
-        raise ValueError("--leak-still has to be less than half of --leak-window")
-    choices = prometheus_rules.Choices(
-        numbers={each.name: getattr(parsed, each.name) for each in SETTINGS},
-        job=parsed.job,
-        interval=parsed.interval,
-        docs=parsed.docs,
-        grafana=parsed.grafana,
-    )
-    return prometheus_rules.prometheus_rule(choices) if parsed.kubernetes else prometheus_rules.rule_file(choices)
 
 
 def argument_type(kind: Kind[Any]) -> Callable[[str], Any]:

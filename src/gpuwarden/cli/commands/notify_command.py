@@ -1,16 +1,28 @@
-"""`gpuwarden notify --test`: sends a test message to each target, and reports whether it was sent or why not."""
+"""Command `gpuwarden notify --test`: a test message to each target, and a report whether it was sent."""
 
 from __future__ import annotations
 
+import argparse
 import threading
 import time
 from collections.abc import Callable
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, traced
+from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, say
 from gpuwarden.config.schema import NotifyConfig
 
 MAX_STEPS = 6  # each with its own timeout, that a message may take: a server may answer drop by drop
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Send each target a test message."""
+    failed = send_test(load_config(parsed).notify, say)
+    if failed is None:
+        complain("gpuwarden: no notification target is configured: add one under `notify:`")
+        return WRONG_USE
+    return FAILED if failed else 0
 
 
 def send_test(settings: NotifyConfig, report: Callable[[str], None]) -> int | None:

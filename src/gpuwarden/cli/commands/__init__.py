@@ -1,0 +1,1 @@
+"""Commands, each in a module that the command line loads when it is called."""

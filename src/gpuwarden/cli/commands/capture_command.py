@@ -1,0 +1,53 @@
+"""Command `gpuwarden capture`: a recording of the driver's answers in a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuwarden.capture.capture_file import save_capture
+from gpuwarden.capture.masking import mask_capture
+from gpuwarden.capture.recording import record
+from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.configured_source import open_configured_source
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, say
+from gpuwarden.gpu.reader import Plan
+from gpuwarden.nvml.binding import NVMLError, error_name
+from gpuwarden.nvml.troubleshooting import advice
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Record as many frames as asked for, and write them. Raises OSError that says why there are none."""
+    config = load_config(parsed)
+    if not os.access(parsed.file.parent, os.W_OK):  # not only after the last frame
+        raise OSError(None, f"{parsed.file} cannot be written: no such folder, or not yours to write to")
+    if parsed.file.is_dir():
+        raise OSError(None, f"{parsed.file} is a folder: name a file in it")
+    source = open_configured_source(config)
+    plan = Plan(opted_in=config.gpus.opted_in)
+    try:
+        with _interruptible():
+            recorded = record(source.nvml, parsed.frames, parsed.interval, plan=plan, host_memory=source.host_memory)
+    except NVMLError as error:
+        what_to_do = "; ".join(filter(None, [str(error), advice(error_name(error))]))
+        raise OSError(None, f"nothing can be recorded: {what_to_do}") from None
+    except ValueError as error:
+        complain(f"gpuwarden: nothing can be recorded: {error}")
+        return WRONG_USE
+    save_capture(mask_capture(recorded) if parsed.mask else recorded, parsed.file)
+    gpus = len(recorded.frames[-1].gpus)
+    say(f"{parsed.file}: {len(recorded.frames)} frames of {gpus} GPUs; replay with --source capture:{parsed.file}")
+    return 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: Python would wait for the end of a call, and a driver's may hang."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,38 @@
+"""Command `gpuwarden rules`: the alert rules with other numbers, for Prometheus or its operator on Kubernetes.
+
+And, for Alertmanager, the inhibition rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from gpuwarden.alerts import inhibition, prometheus_rules
+from gpuwarden.cli.common.terminal import WRONG_USE, complain, write
+from gpuwarden.health.rule_settings import SETTINGS
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Print the rules."""
+    try:
+        write(render_rules(parsed))
+    except ValueError as error:
+        complain(f"gpuwarden rules: error: {error}")  # in argparse's words
+        return WRONG_USE
+    return 0
+
+
+def render_rules(parsed: argparse.Namespace) -> str:
+    """Return what the command prints; raises ValueError for numbers that make no sense beside each other."""
+    if parsed.inhibition:
+        return inhibition.section()
+    if 2 * parsed.leak_still >= parsed.leak_window:  # an alert that never fires
+        raise ValueError("--leak-still has to be less than half of --leak-window")
+    choices = prometheus_rules.Choices(
+        numbers={each.name: getattr(parsed, each.name) for each in SETTINGS},
+        job=parsed.job,
+        interval=parsed.interval,
+        docs=parsed.docs,
+        grafana=parsed.grafana,
+    )
+    return prometheus_rules.prometheus_rule(choices) if parsed.kubernetes else prometheus_rules.rule_file(choices)

@@ -1,0 +1,63 @@
+"""Commands `gpuwarden serve` and `gpuwarden once`: the daemon, and a single poll of it."""
+
+# ruff: noqa: E402  asyncio comes first, without ssl
+# isort: skip_file
+
+from __future__ import annotations
+
+from gpuwarden.daemon import asyncio_without_ssl
+
+asyncio_without_ssl.load()
+
+import argparse
+import asyncio
+import logging
+import resource
+import sys
+
+from gpuwarden.cli.common.config_flags import load_config
+from gpuwarden.cli.common.configured_source import open_configured_source
+from gpuwarden.cli.common.terminal import FAILED
+from gpuwarden.config.schema import Config
+from gpuwarden.daemon import log_setup
+from gpuwarden.daemon.daemon import Daemon
+
+log = logging.getLogger("gpuwarden")
+
+
+def serve(parsed: argparse.Namespace) -> int:
+    """Run the daemon until SIGTERM or SIGINT."""
+    config = load_config(parsed)
+    _raise_file_limit()
+    daemon = Daemon(config, open_configured_source(config))
+    asyncio.run(daemon.run(lambda: _log_addresses(daemon, config)))
+    return 0
+
+
+def once(parsed: argparse.Namespace) -> int:
+    """Poll once, and print the page."""
+    config = load_config(parsed)
+    log_setup.configure("warning")  # the page is the output
+    daemon = Daemon(config, open_configured_source(config))
+    state = asyncio.run(daemon.poll())
+    sys.stdout.write(daemon.text)
+    return FAILED if state.snapshot.fault else 0
+
+
+def _log_addresses(daemon: Daemon, config: Config) -> None:
+    host, port = daemon.web.address
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    log.info("%s", daemon.status)
+    # A line each: a terminal of 80 columns would break an address in two.
+    log.info("status page %s/", url)
+    log.info("metrics %s/metrics", url)
+    path = config.runs.socket
+    log.info("runs report to %s", path)
+    if path != Config().runs.socket:
+        log.info("where they run: export GPUWARDEN_SOCKET=%s", path)
+
+
+def _raise_file_limit() -> None:
+    """Use all open files that the system allows: many runs and clients must not lock out a scrape."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

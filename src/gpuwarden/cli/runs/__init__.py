@@ -1,0 +1,1 @@
+"""Command `gpuwarden runs`: lists of training runs and reports of one."""
