@@ -1,0 +1,113 @@
+"""docs/engineering/adding.md: each diff applies to a copy of the tree, and the new thing is where the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from services import ROOT
+
+from system_parts import needs
+
+PAGE = (ROOT / "docs/engineering/adding.md").read_text(encoding="utf-8")
+COPIED = ("src", "deploy/prometheus", "tests/error_messages", "tests/owners", "tests/rules", "tests/support")
+
+
+class Copy:
+    """A copy of the tree with the diff of one section applied."""
+
+    def __init__(self, heading: str, folder: Path) -> None:
+        self.folder = folder
+        for path in COPIED:
+            shutil.copytree(ROOT / path, folder / path, ignore=shutil.ignore_patterns("__pycache__"))
+        diff = re.search(rf"^## {heading}\n.*?^```diff\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+        assert diff
+        self.changed = re.findall(r"^\+\+\+ b/(.*)$", diff[1], re.MULTILINE)
+        apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+        subprocess.run(["git", "apply", "-"], cwd=folder, env=apart, input=diff[1], text=True, check=True)
+
+    def python(self, *arguments: str) -> str:
+        """Run Python in the copy, and return what it prints."""
+        path = os.pathsep.join(str(self.folder / each) for each in ("src", "", "tests/support"))
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def gpuwarden(self, *arguments: str) -> str:
+        """Run a command of the copy's gpuwarden."""
+        return self.python("-m", "gpuwarden", *arguments)
+
+
+def test_metric(tmp_path: Path) -> None:
+    """It is on the metrics page with a value for each GPU, and in the reference."""
+    copy = Copy("A metric", tmp_path)
+    assert len(copy.changed) == 2
+    name = "gpuwarden_gpu_pcie_link_bandwidth_bytes_per_second"
+    assert re.search(
+        rf'^{name}{{uuid="GPU-[^"]+"}} [1-9]', copy.gpuwarden("once", "--source", "simulated"), re.MULTILINE
+    )
+    assert f"`{name}`" in copy.gpuwarden("reference", "metrics")
+
+
+def test_owner_kind(tmp_path: Path) -> None:
+    """Its owners have memory, and the process list of the metrics and of the API show it."""
+    copy = Copy("An owner kind", tmp_path)
+    assert len(copy.changed) == 2
+    program = """
+from tests.owners.test_resolver import Desk, Place, gpu, who
+place = Place(systemd_unit="jupyter-ada-singleuser.service")
+print(Desk().join({1: who(1000, place)}, gpu(0, held={1: 5})).memory["GPU-0", "notebook", "ada"])
+"""
+    assert copy.python("-c", program) == "5\n"
+    (info,) = (
+        line for line in copy.gpuwarden("reference", "metrics").splitlines() if "`gpuwarden_process_info`" in line
+    )
+    assert "`notebook`" in info
+    assert "`notebook`" in copy.gpuwarden("reference", "state")
+
+
+def test_condition(tmp_path: Path) -> None:
+    """It is in the rules and in the alerts' reference, and the daemon checks it."""
+    copy = Copy("A condition with an alert", tmp_path)
+    assert len(copy.changed) == 2
+    assert "alert: GpuComputeProhibited" in copy.gpuwarden("rules")
+    assert "## GpuComputeProhibited" in copy.gpuwarden("reference", "alerts")
+    program = "from gpuwarden.health.conditions import CHECKED; print([each.name for each in CHECKED])"
+    assert "GpuComputeProhibited" in copy.python("-c", program)
+
+
+@pytest.mark.system
+def test_condition_passes_its_rule_test(tmp_path: Path) -> None:
+    """The alert fires, and is silent, as its rule test says."""
+    promtool = needs("promtool", "prometheus")
+    copy = Copy("A condition with an alert", tmp_path)
+    (test,) = (path for path in copy.changed if path.startswith("tests/rules/"))
+    (tmp_path / "deploy/prometheus/rules/gpuwarden.yml").write_text(copy.gpuwarden("rules"), encoding="utf-8")
+    subprocess.run([promtool, "test", "rules", tmp_path / test], check=True)
+
+
+def test_error_class(tmp_path: Path) -> None:
+    """The classifier finds it in each of its samples."""
+    copy = Copy("An error class", tmp_path)
+    assert set(copy.changed) >= {"src/gpuwarden/client/errors/patterns.py", "tests/error_messages/cuda_libraries.yaml"}
+    program = """
+import yaml
+from gpuwarden.client.errors.classifier import describe
+samples = yaml.safe_load(open("tests/error_messages/cuda_libraries.yaml"))
+messages = [each["message"] for each in samples if each["class"] == "collective_timeout"]
+print({describe(RuntimeError(message), "train", 1).kind for message in messages})
+"""
+    assert copy.python("-c", program) == "{'collective_timeout'}\n"
