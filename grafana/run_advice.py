@@ -9,6 +9,7 @@ from run_memory import NAME
 from series import DEVICE, RUN, last, placed, pressure, risen, series, with_device, with_run
 from ways import IN_CLUSTER, ONE_RUN, link
 
+from gpuwarden.advice.metrics import AdviceReadings
 from gpuwarden.runs.metrics import RunReadings
 
 _DEAF = f"no run hears advice (docs/pressure.md); {NO_RUN}"
@@ -33,7 +34,9 @@ def advice() -> list[Panel]:
             78,
             "Advice and actions",
             "What runs were told by kind, and what they did on it because their users had asked for that.",
-            Query(with_run(f"sum by ({RUN}, kind) ({risen(RunReadings.advice_total)})"), f"{NAME} told {{{{kind}}}}"),
+            Query(
+                with_run(f"sum by ({RUN}, kind) ({risen(AdviceReadings.advice_total)})"), f"{NAME} told {{{{kind}}}}"
+            ),
             Query(
                 with_run(f"sum by ({RUN}, action) ({risen(RunReadings.actions_total)})"), f"{NAME} did {{{{action}}}}"
             ),

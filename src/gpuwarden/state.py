@@ -11,6 +11,7 @@ from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.host_reader import Host
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import Pressure
+from gpuwarden.protocol.messages import AdviceKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.run_usage import RunUsage
 
@@ -53,8 +54,9 @@ class Counts:
 class State:
     """One poll, the runs joined with it, and the daemon's own health.
 
-    `usage` is by run id. `processes` are those that get series. `access` says of sources that need a permission whether
-    the daemon has it; one that is not there, or that there was no occasion to try, is not named.
+    `usage` is by run id, as is `advice_sent`, of runs that hear. `processes` are those that get series. `access` says
+    of sources that need a permission whether the daemon has it; one that is not there, or that there was no occasion to
+    try, is not named.
     """
 
     source: str
@@ -62,6 +64,7 @@ class State:
     snapshot: Snapshot
     runs: tuple[RunSnapshot, ...] = ()
     usage: Mapping[str, RunUsage] = field(default_factory=dict)
+    advice_sent: Mapping[str, Mapping[AdviceKind, int]] = field(default_factory=dict)
     processes: tuple[tuple[Gpu, GpuProcess], ...] = ()
     owners: Owners = field(default_factory=Owners)
     host: Host = field(default_factory=Host)

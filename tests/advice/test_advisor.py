@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.advice.advisor import HUNG_SECONDS, LEAST_GROWTH, Advisor
-from gpuwarden.advice.delivery_state import DeliveryState
+from gpuwarden.advice.advisor import HUNG_SECONDS, MIN_GROWTH_BYTES, Advisor
+from gpuwarden.advice.delivery_state import AdviceRound, DeliveryState
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
-from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenants
+from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenantTracker
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
 from gpuwarden.gpu.memory_sampler import NEVER
@@ -23,58 +23,49 @@ from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.codec import decode_advice, encode
 from gpuwarden.protocol.messages import Advice, DeviceMemory, Hello
-from gpuwarden.runs.run_events import MarkKind
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_events import RunEventKind
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
 
 BEGAN = 1000.0  # Unix time
 
 
 class Box:
-    """An adviser and what it sends, with polls one second apart unless said."""
+    """An advisor and what it sends, with polls one second apart unless said."""
 
     def __init__(self, *, alerting: bool = False) -> None:
         self.sent: list[tuple[int, Advice]] = []
         self.takes = True
-        self.marks: list[tuple[int, MarkKind, str]] = []
+        self.marks: list[tuple[int, RunEventKind, str]] = []
         self.parents: dict[int, int] = {}
-        self.neighbours = CoTenants()
-        self.adviser = Advisor(
-            Limits(),
-            self._send,
-            self._mark,
-            self.neighbours,
-            alerting=alerting,
-            nearest_above=self._nearest_above,
-        )
+        self.advice = AdviceRound()
+        self.advisor = Advisor(Limits(), alerting=alerting, nearest_above=self._nearest_above)
+        self._co_tenants = CoTenantTracker()
         self._watch = PressureWatch(Limits())
         self.now = 0.0
-
-    def _send(self, peer: ProcessKey, advice: Advice) -> bool:
-        assert decode_advice(encode(advice)) == advice  # fit for the wire
-        if self.takes:
-            self.sent.append((peer.pid, advice))
-        return self.takes
 
     def _nearest_above(self, pid: int, tops: Collection[int]) -> int:
         while pid not in tops and pid:
             pid = self.parents.get(pid, 0)
         return pid
 
-    def _mark(self, peer: ProcessKey, kind: MarkKind, text: str, now: float, uuid: str | None) -> None:
-        assert now == self.now
-        assert uuid in ("GPU-0", "MIG-0-1")
-        self.marks.append((peer.pid, kind, text))
-
     def poll(self, gpus: list[Gpu], *runs: RunSnapshot, passed: float = 1.0) -> list[tuple[int, str, str]]:
         """Make a poll; return pid, kind and level of what was sent."""
         self.now += passed
         seen = replace(snapshot(*gpus), time=BEGAN + self.now)
-        pressure = self._watch.see(seen, runs, self.now)
-        begun = len(self.sent)
-        self.neighbours.see(seen, Owners(), self.now)
-        self.adviser.see(seen, runs, pressure, {9: {"user": "alice", "run": "9-1"}}, self.now)
-        return [(pid, advice.kind, advice.level) for pid, advice in self.sent[begun:]]
+        owners = Owners(by_pid={9: {"user": "alice", "run": "9-1"}})
+        co_tenants = self._co_tenants.update(seen, owners, self.now)
+        poll = JoinedPoll(seen, runs, self.now, owners, co_tenants)
+        self.advice = self.advisor.update(poll, self._watch.update(poll))
+        for message in self.advice.messages:
+            assert decode_advice(encode(message.advice)) == message.advice  # fit for the wire
+        sent = self.advice.messages if self.takes else ()
+        self.advisor.confirm(sent, self.now)
+        self.sent += [(each.run.pid, each.advice) for each in sent]
+        for run_id, events in self.advice.events_with(sent).items():
+            assert {event.uuid for event in events} <= {"GPU-0", "MIG-0-1"}
+            self.marks += [(int(run_id.partition("-")[0]), event.kind, event.text) for event in events]
+        return [(each.run.pid, each.advice.kind, each.advice.level) for each in sent]
 
 
 def run(number: int, uuid: str, *, in_use: float = 50, left: float | None = 50) -> RunSnapshot:
@@ -93,7 +84,6 @@ def run(number: int, uuid: str, *, in_use: float = 50, left: float | None = 50) 
         headroom,
         began=BEGAN,
         devices=(uuid,),
-        ear=DeliveryState(),
     )
 
 
@@ -114,7 +104,6 @@ def test_what_was_not_sent_is_sent_later() -> None:
     box, near = Box(), run(7, "GPU-0", left=1)
     box.takes = False
     assert box.poll([gpu(0)], near) == box.poll([gpu(0)], near) == []
-    assert box.adviser.dropped == 2
     box.takes = True
     assert box.poll([gpu(0)], near) == [(7, "pressure", "critical")]
     assert box.sent[-1][1].serial == 1
@@ -133,7 +122,7 @@ def test_ended_run_is_not_told() -> None:
     """Nobody hears who is gone."""
     box = Box()
     assert box.poll([gpu(0)], replace(run(7, "GPU-0", left=1), up=False)) == []
-    assert box.adviser.limits == {}
+    assert box.advice.gpu_limits == {}
 
 
 def test_run_on_an_instance_is_told_of_the_loss_of_its_gpu() -> None:
@@ -191,7 +180,7 @@ def test_a_runs_own_processes_are_no_neighbours() -> None:
     after: dict[int, float] = {7: 21, 71: 9, 72: 8, 73: 10, 0: 11}
     box.poll([holding(gpu(0), {7: 21, 71: 1, 72: 1})], there)
     assert box.poll([holding(gpu(0), after)], there) == []
-    assert box.adviser.limits["GPU-0"] == pytest.approx(35 * GIB)  # a tenth of what is left, for who may come
+    assert box.advice.gpu_limits["GPU-0"] == pytest.approx(35 * GIB)  # a tenth of what is left, for who may come
     told = box.poll([holding(gpu(0), {**after, 8: 1, 81: 7, 9: 6})], there, child)
     assert told == [(7, "neighbour", "some"), (8, "neighbour", "some")]
     assert [advice.text.split()[1] for _, advice in box.sent] == ["81", "73"]
@@ -236,8 +225,8 @@ def test_little_growth_is_no_news() -> None:
     """Where next to nothing is left a tenth of it is nothing."""
     box, there = Box(), run(7, "GPU-0", left=0.01)
     box.poll([holding(gpu(0), {7: 51, 9: 10})], there)
-    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + (LEAST_GROWTH - 1) / GIB})], there) == []
-    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + LEAST_GROWTH / GIB})], there) == [(7, "neighbour", "some")]
+    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + (MIN_GROWTH_BYTES - 1) / GIB})], there) == []
+    assert box.poll([holding(gpu(0), {7: 51, 9: 10 + MIN_GROWTH_BYTES / GIB})], there) == [(7, "neighbour", "some")]
 
 
 @pytest.mark.parametrize(
@@ -253,17 +242,17 @@ def test_limits_beyond_which_there_may_be_news(left: float, of_others: float, ow
     """What others may take, and the run itself, until there is something to tell."""
     box, there = Box(), run(7, "GPU-0", left=left)
     if left in (1.0, 4.0):
-        there.ear.neighbour_at = 0.0
+        box.advisor._states[there.peer.run_id] = DeliveryState(neighbour_at=0.0)
     box.poll([holding(gpu(0), {7: 51})], there)
-    assert box.adviser.limits["GPU-0"] == pytest.approx((30 + of_others) * GIB)
-    assert there.ear.alarms["GPU-0"] == pytest.approx((50 + own) * GIB)
+    assert box.advice.gpu_limits["GPU-0"] == pytest.approx((30 + of_others) * GIB)
+    assert box.advice.run_limits["7-1"]["GPU-0"] == pytest.approx((50 + own) * GIB)
 
 
 def test_limits_are_the_least_of_all_runs() -> None:
     """The run that is closest decides; where none is known to be close it counts that the GPU answers."""
     box, gpus = Box(), [holding(gpu(n), {7: 51}) for n in range(3)]
     box.poll(gpus, run(7, "GPU-0"), run(8, "GPU-0", left=20), run(5, "GPU-1", left=None))
-    assert box.adviser.limits == {"GPU-0": pytest.approx(32 * GIB), "GPU-1": NEVER}
+    assert box.advice.gpu_limits == {"GPU-0": pytest.approx(32 * GIB), "GPU-1": NEVER}
 
 
 @pytest.mark.parametrize("alerting", [True, False])
@@ -273,8 +262,8 @@ def test_limits_of_runs_that_do_not_hear(alerting: bool) -> None:  # noqa: FBT00
     deaf = replace(there, hello=replace(there.hello, hears=False))
     assert box.poll([holding(gpu(0), {7: 51})], deaf) == []
     at_some = 50 - 0.1 * 50 / 0.9
-    assert box.adviser.limits == ({"GPU-0": pytest.approx((30 + at_some) * GIB)} if alerting else {})
-    assert deaf.ear.alarms == ({"GPU-0": pytest.approx(90 * GIB)} if alerting else {})
+    assert box.advice.gpu_limits == ({"GPU-0": pytest.approx((30 + at_some) * GIB)} if alerting else {})
+    assert box.advice.run_limits == ({"7-1": {"GPU-0": pytest.approx(90 * GIB)}} if alerting else {})
 
 
 def test_neighbour_that_goes_on_is_no_reason_for_polls() -> None:
@@ -284,7 +273,7 @@ def test_neighbour_that_goes_on_is_no_reason_for_polls() -> None:
     box.poll([holding(gpu(0), {7: 51, 9: 21})], there)
     for more in range(3):
         box.poll([holding(gpu(0), {7: 51, 9: 22 + more})], there, passed=REST_SECONDS * 0.9)
-        assert box.adviser.limits["GPU-0"] == pytest.approx((30 + 50 - 0.1 * 50 / 0.9) * GIB)
+        assert box.advice.gpu_limits["GPU-0"] == pytest.approx((30 + 50 - 0.1 * 50 / 0.9) * GIB)
 
 
 def test_faults_stand_in_every_story() -> None:
@@ -303,7 +292,7 @@ def test_faults_stand_in_every_story() -> None:
         (8, "event", "GPU 0 met XID 48"),
         (7, "event", "GPU 0 does not answer the driver any more"),
     ]
-    assert box.adviser.limits == {}  # nobody hears: no reason for a poll
+    assert box.advice.gpu_limits == {}  # nobody hears: no reason for a poll
 
 
 def test_pressure_stands_in_every_story() -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from gpuwarden.advice.advisor import Advisor
+from gpuwarden.analysis.oom.co_tenants import CoTenantTracker
 from gpuwarden.cli.common.terminal import sanitize
 from gpuwarden.cli.runs.memory_chart import ASCII
 from gpuwarden.cli.runs.memory_report import TerminalFormat, render_memory_story
@@ -20,8 +21,9 @@ from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import Exposition
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.protocol.codec import ProtocolError, decode, encode
+from gpuwarden.protocol.codec import ProtocolError, decode, decode_advice, encode
 from gpuwarden.protocol.messages import (
     ERROR_KINDS,
     PHASES,
@@ -40,6 +42,7 @@ from gpuwarden.protocol.validators import MAX_COUNT
 from gpuwarden.records.record import record_from_json
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.run_state import RunState
 from gpuwarden.state import State
 from gpuwarden.usage.accountant import UsageAccountant
@@ -142,14 +145,10 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
     """Every poll comes to a page, receipts that its readers take, and stories that a terminal shows."""
     liar, config, sent = Liar(Random(seed)), Config(), list[Advice]()  # noqa: S311 - no secret
 
-    def hears(_peer: ProcessKey, advice: Advice) -> bool:
-        sent.append(advice)
-        return True
-
     registry, accounts = RunRegistry(limit=10, expiry=60.0, overhead=GIB), UsageAccountant(10.0)
     receipts = Recorder(None, 10, most_runs=9)
     pressure, exposition = PressureWatch(config.pressure), Exposition()
-    adviser = Advisor(config.pressure, hears, registry.mark, registry.neighbours)
+    advisor, tracker = Advisor(config.pressure), CoTenantTracker()
     peers = [ProcessKey(pid, 1000, pid, 1e9) for pid in range(1, 4)]
     for peer in peers:
         registry.receive(peer, liar.hello(), 1000.0)
@@ -158,11 +157,15 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
         for peer in peers * 2:
             registry.receive(peer, _as_sent(liar.message()), now)
         box = liar.box()
-        runs = registry.runs(box, now)
-        usage = accounts.update(runs, box, now)
-        receipts.update(runs, usage, now)
-        found = pressure.see(box, runs, now)
-        adviser.see(box, runs, found, {}, now)
+        co_tenants = tracker.update(box, Owners(), now)
+        runs = registry.runs(box, now, co_tenants=co_tenants)
+        joined = JoinedPoll(box, runs, now, co_tenants=co_tenants)
+        usage = accounts.update(joined)
+        found = pressure.update(joined)
+        advice = advisor.update(joined, found)
+        advisor.confirm(advice.messages, now)
+        sent += [decode_advice(encode(each.advice)) for each in advice.messages]
+        receipts.update(joined, usage, advice.events_with(advice.messages))
         assert exposition.render(read_tables(State("nvml", 1.0, box, runs, usage, pressure=found))).text
         _read(receipts, peers)
     assert sent
@@ -191,13 +194,13 @@ def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog:
     for peer in peers:
         registry.receive(peer, Hello(f"run {peer.pid}", "tensorflow", {}), 0.0)
 
-    def fails(record: RunState, *_: Any, **__: Any) -> None:
+    def fails(record: RunState, *_: Any, **__: Any) -> bool:
         if record.peer.pid == 1:
             raise ZeroDivisionError
-        registry_run(record, *_, **__)
+        return registry_run(record, *_, **__)
 
-    registry_run = RunState.hear
-    monkeypatch.setattr(RunState, "hear", fails)
+    registry_run = RunState.handle
+    monkeypatch.setattr(RunState, "handle", fails)
     with pytest.raises(ProtocolError, match="internal"):
         registry.receive(peers[0], End("exit"), 1.0)
     registry.receive(peers[1], End("exit"), 1.0)

@@ -20,7 +20,7 @@ from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.outcome import Ending, Outcome
-from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot, SeenError
 from gpuwarden.runs.stall import Stall
 from gpuwarden.state import State
 from snapshots import GIB, divided, gpu, snapshot
@@ -43,7 +43,7 @@ def run(uuid: str = "GPU-0", *, in_use: float = 76.5, left: float = 1.5) -> RunS
 def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> State:
     """Make a poll's state, with pressure as it is judged."""
     seen = replace(snapshot(*gpus), time=NOW)
-    pressure = PressureWatch(LIMITS).see(seen, runs, NOW)
+    pressure = PressureWatch(LIMITS).update(JoinedPoll(seen, runs, NOW))
     state = State("nvml", 1.0, seen, runs, pressure=pressure, owners=ALICE)
     return replace(state, **more)  # type: ignore[arg-type] # fields by name
 

@@ -17,7 +17,7 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Metric, Reading
 from gpuwarden.pressure.levels import Pressure, PressureWatch, RunPressure, memory_level, thermal_level
 from gpuwarden.protocol.messages import DeviceMemory, Hello, Level
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from snapshots import GIB, divided, gpu, snapshot
 
 LIMITS = Limits()
@@ -104,7 +104,7 @@ class Box:
     def level(self, percent: float, now: float) -> Level:
         """Let a poll find so much left; return the level."""
         there = run(7, "GPU-0", in_use=100 - percent, left=percent)
-        return self.watch.see(snapshot(listed(gpu(0), 7)), [there], now).levels["GPU-0", "memory"]
+        return self.watch.update(JoinedPoll(snapshot(listed(gpu(0), 7)), [there], now)).levels["GPU-0", "memory"]
 
 
 def test_level_rises_at_once() -> None:
@@ -151,13 +151,15 @@ def test_what_is_not_known_for_a_while_ends_no_episode() -> None:
     near = run(7, "GPU-0", in_use=96, left=4)
     better = run(7, "GPU-0", in_use=50, left=50)
     critical = {("GPU-0", "memory"): "critical", ("GPU-0", "thermal"): "some"}
-    assert watch.see(snapshot(hot(gpu(0), 3.0)), [near], 0.0).levels == critical
+    assert watch.update(JoinedPoll(snapshot(hot(gpu(0), 3.0)), [near], 0.0)).levels == critical
     down = Gpu(gpu(0).identity, fault="timeout")
-    assert watch.see(snapshot(down), [replace(near, headroom={})], 1.0).levels == {}
-    assert watch.see(snapshot(hot(gpu(0), 50.0)), [better], 2.0).levels == critical
-    watch.see(snapshot(hot(gpu(0), 50.0)), [replace(better, up=False, headroom={})], 3.0)
-    assert watch.see(snapshot(), [better], 4.0).levels == {("GPU-0", "memory"): "none"}  # it has ended meanwhile
-    assert watch.see(snapshot(hot(gpu(0), 7.0)), [], 5.0).levels == {("GPU-0", "thermal"): "none"}
+    assert watch.update(JoinedPoll(snapshot(down), [replace(near, headroom={})], 1.0)).levels == {}
+    assert watch.update(JoinedPoll(snapshot(hot(gpu(0), 50.0)), [better], 2.0)).levels == critical
+    watch.update(JoinedPoll(snapshot(hot(gpu(0), 50.0)), [replace(better, up=False, headroom={})], 3.0))
+    assert watch.update(JoinedPoll(snapshot(), [better], 4.0)).levels == {
+        ("GPU-0", "memory"): "none"
+    }  # it has ended meanwhile
+    assert watch.update(JoinedPoll(snapshot(hot(gpu(0), 7.0)), [], 5.0)).levels == {("GPU-0", "thermal"): "none"}
 
 
 def test_level_of_a_gpu_is_that_of_its_worst_run() -> None:
@@ -165,14 +167,14 @@ def test_level_of_a_gpu_is_that_of_its_worst_run() -> None:
     watch = PressureWatch(LIMITS)
     near, far = run(7, "GPU-0", in_use=96, left=4), run(8, "GPU-0", in_use=50, left=50)
     box = snapshot(listed(gpu(0), 7, 8))
-    pressure = watch.see(box, [near, far], 0.0)
+    pressure = watch.update(JoinedPoll(box, [near, far], 0.0))
     assert pressure.levels == {("GPU-0", "memory"): "critical"}
     assert {key: each.level for key, each in pressure.of_runs.items()} == {
         ("7-1", "GPU-0"): "critical",
         ("8-1", "GPU-0"): "none",
     }
-    assert watch.see(box, [far], 1.0).levels == {("GPU-0", "memory"): "none"}
-    assert watch.see(box, [far, replace(near, headroom={"GPU-0": 50 * GIB})], 2.0).levels == {
+    assert watch.update(JoinedPoll(box, [far], 1.0)).levels == {("GPU-0", "memory"): "none"}
+    assert watch.update(JoinedPoll(box, [far, replace(near, headroom={"GPU-0": 50 * GIB})], 2.0)).levels == {
         ("GPU-0", "memory"): "none"
     }  # nothing is remembered of a run that is gone
 
@@ -181,7 +183,7 @@ def test_memory_without_a_report_has_no_level() -> None:
     """What others hold does not say what they need; an unused GPU has none, an unknown one nothing."""
     free, taken, silent = listed(gpu(0)), listed(gpu(1), 9), replace(gpu(2), processes=())
     down = Gpu(gpu(3).identity, fault="gpu_is_lost", process_lists=("compute",))
-    assert PressureWatch(LIMITS).see(snapshot(free, taken, silent, down), [], 0.0).levels == {
+    assert PressureWatch(LIMITS).update(JoinedPoll(snapshot(free, taken, silent, down), [], 0.0)).levels == {
         ("GPU-0", "memory"): "none"
     }
 
@@ -193,7 +195,7 @@ def test_growth_that_ends_in_an_out_of_memory_counts() -> None:
     growth = Leak(1.0, GIB, TimeLeft(300.0, 250.0, None))
     grows = replace(still, growth={"GPU-0": growth})
     unbounded = replace(still, growth={"GPU-0": replace(growth, left=None)})
-    seen = [watch.see(box, [each], now) for each, now in ((grows, 0.0), (unbounded, 1.0), (still, 31.0))]
+    seen = [watch.update(JoinedPoll(box, [each], now)) for each, now in ((grows, 0.0), (unbounded, 1.0), (still, 31.0))]
     assert [each.levels["GPU-0", "memory"] for each in seen] == ["some", "some", "none"]
     assert [each.of_runs["7-1", "GPU-0"].seconds_to_oom for each in seen] == [300.0, None, None]
 
@@ -202,7 +204,7 @@ def test_mig_instances_have_memory_of_their_own() -> None:
     """Each instance is judged by its own runs and processes, and the divided GPU by none."""
     box = replace(divided(0, free=(1, 2, 3), held={7: 0, 9: 1}), process_lists=("compute",))
     there = run(7, "MIG-0-0", in_use=9.7, left=0.3)
-    assert PressureWatch(LIMITS).see(snapshot(box), [there], 0.0).levels == {
+    assert PressureWatch(LIMITS).update(JoinedPoll(snapshot(box), [there], 0.0)).levels == {
         ("MIG-0-0", "memory"): "critical",
         ("MIG-0-2", "memory"): "none",
     }
@@ -213,7 +215,7 @@ def test_heat_is_judged_where_the_device_tells_of_it() -> None:
     watch = PressureWatch(LIMITS)
 
     def levels(*gpus: Gpu, now: float) -> Pressure:
-        return watch.see(snapshot(*gpus), [], now)
+        return watch.update(JoinedPoll(snapshot(*gpus), [], now))
 
     first = levels(hot(gpu(0), 40.0), hot(gpu(1), 5.0), hot(gpu(2), None, "hw_thermal_slowdown"), gpu(3), now=0.0)
     assert first.levels == {

@@ -36,9 +36,9 @@ from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordStore, row_from_record
 from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import with_timeline
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
-from snapshots import GIB
+from snapshots import GIB, snapshot
 
 GOLDEN = ROOT / "tests/records/record.json"
 
@@ -238,12 +238,12 @@ def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixtur
     assert ending is not None
     with caplog.at_level("INFO"):
         for number in range(5):
-            receipts.update([run(ended=False)], {}, number)
-            receipts.update([run()], {}, number)
-        receipts.update([run(ended=False)], {}, 6)
+            receipts.update(JoinedPoll(snapshot(), [run(ended=False)], number), {})
+            receipts.update(JoinedPoll(snapshot(), [run()], number), {})
+        receipts.update(JoinedPoll(snapshot(), [run(ended=False)], 6), {})
         killed = replace(ending, outcome="killed", evidence="ended by SIGKILL")
-        receipts.update([replace(run(), ending=killed)], {}, 7)
-        receipts.update([], {}, 8)
+        receipts.update(JoinedPoll(snapshot(), [replace(run(), ending=killed)], 7), {})
+        receipts.update(JoinedPoll(snapshot(), [], 8), {})
     assert [re.findall(r"ended: (\w+) after \S+ \((.*)\): steps=1000 ", line) for line in caplog.messages] == [
         [("failed", ending.evidence)],
         [("killed", "ended by SIGKILL")],
@@ -366,7 +366,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
         receipts = Recorder(tmp_path, 10, most_runs=9)
         await receipts.open()
         found = json.loads(await receipts.listing())
-        receipts.update([there], receipts.resume([there]), 0.0)
+        receipts.update(JoinedPoll(snapshot(), [there], 0.0), receipts.resume([there]))
         return found, json.loads(await receipts.listing())
 
     found, again = asyncio.run(restart())

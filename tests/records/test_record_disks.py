@@ -21,6 +21,8 @@ from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.records import recorder as module
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import FILE_NAME, RecordStore
+from gpuwarden.runs.run_snapshot import JoinedPoll
+from snapshots import snapshot
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +40,7 @@ async def write_without_end(folder: Path, first: int, told: int) -> None:
     ended, going_on = run(), [run(pid, ended=False) for pid in range(900_001, 900_009)]
     for pid in range(first, 900_000, 5):
         runs = [replace(ended, peer=ProcessKey(each, 1000, 99)) for each in range(pid, pid + 5)]
-        receipts.update([*runs, *going_on], {}, time.monotonic())
+        receipts.update(JoinedPoll(snapshot(), [*runs, *going_on], time.monotonic()), {})
         while receipts._flushing:
             await asyncio.sleep(0)
         if not receipts._waiting:

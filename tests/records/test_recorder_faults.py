@@ -20,7 +20,7 @@ from gpuwarden.records import recorder as module
 from gpuwarden.records.record import RunRecord, json_from_record, record_from_json
 from gpuwarden.records.recorder import RETRY_SECONDS, WRITE_SECONDS, Recorder
 from gpuwarden.records.store import RecordStore, row_from_record
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.usage.run_usage import RunUsage
 from snapshots import snapshot
@@ -53,8 +53,9 @@ class Keeper:
     def poll(self, *runs: RunSnapshot, later: float = 0.0) -> None:
         """Have a poll with those runs, as if it came so much later."""
         now = time.monotonic() + later
-        usage = self.accounts.update(runs, snapshot(), now, self.receipts.resume(runs))
-        self.receipts.update(runs, {run_id: self.usage.after(each) for run_id, each in usage.items()}, now)
+        poll = JoinedPoll(snapshot(), runs, now)
+        usage = self.accounts.update(poll, self.receipts.resume(runs))
+        self.receipts.update(poll, {run_id: self.usage.after(each) for run_id, each in usage.items()})
 
     async def until(self, what: Callable[[], bool], *runs: RunSnapshot, later: float = 0.0) -> None:
         """Poll until that is so, at least once."""
@@ -150,13 +151,13 @@ def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         began = keeper.receipts._seen_at
         for second in range(int(seconds)):
             before = written.total()
-            keeper.receipts.update(runs, {}, began + second)
+            keeper.receipts.update(JoinedPoll(snapshot(), runs, began + second), {})
             assert written.total() - before <= 4
         assert set(written) == set(range(1, number + 1))
         assert set(written.values()) <= {1, 2}
         before = written.total()
         for second in range(int(seconds)):  # the first one is late
-            keeper.receipts.update(runs, {}, began + 3 * seconds + second)
+            keeper.receipts.update(JoinedPoll(snapshot(), runs, began + 3 * seconds + second), {})
             assert written.total() - before <= 40 + 4 * second
         assert set(written.values()) <= {2, 3, 4}
 

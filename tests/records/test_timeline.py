@@ -22,7 +22,7 @@ from gpuwarden.records.timeline import (
     with_timeline,
     without_timeline,
 )
-from gpuwarden.runs.run_events import MAX_MARK_TEXT, MOST_OF_A_KIND, Mark, Marks, merged
+from gpuwarden.runs.run_events import MAX_EVENT_TEXT, MAX_EVENTS_PER_KIND, ReportEvents, RunEvent, bounded
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.usage.run_usage import RunUsage
 from snapshots import GIB
@@ -125,7 +125,7 @@ def test_story_goes_on_after_a_restart() -> None:
     """What the next daemon sees follows what the one before saw, on its time, with the gap between them."""
     before = told(run_on(1, busy_history(100)))
     later = replace(
-        run_on(1, busy_history(50)), began=BEGAN + 160, marks=merged([Mark(7.0, "pressure", "memory: critical")], [])
+        run_on(1, busy_history(50)), began=BEGAN + 160, events=(RunEvent(7.0, "pressure", "memory: critical"),)
     )
     usage = usage_on(later.histories)
     since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, account=usage), later)
@@ -156,20 +156,17 @@ def test_story_of_a_run_that_reports_no_more() -> None:
 
 
 def test_marks_tell_begin_and_end() -> None:
-    """Of each kind the first and the newest are kept, in the order of time; what is dropped is counted."""
-    marks = Marks()
-    for each in range(100):
-        marks.add(Mark(float(each), "neighbour", f"{each}"))
-    marks.add(Mark(50.5, "oom", "x" * 1000))
-    newest = [float(each) for each in range(100 - MOST_OF_A_KIND + 1, 100)]
-    assert [mark.at for mark in marks] == [0.0, 50.5, *newest]
-    assert marks.dropped == 100 - MOST_OF_A_KIND
-    assert {len(mark.text) for mark in marks if mark.kind == "oom"} == {MAX_MARK_TEXT}
+    """Of each kind the first and the newest are kept, in the order of time."""
+    events = [RunEvent(float(each), "neighbour", f"{each}") for each in range(100)]
+    kept = bounded([*events, RunEvent(50.5, "oom", "x" * 1000)])
+    newest = [float(each) for each in range(100 - MAX_EVENTS_PER_KIND + 1, 100)]
+    assert [event.at for event in kept] == [0.0, 50.5, *newest]
+    assert {len(event.text) for event in kept if event.kind == "oom"} == {MAX_EVENT_TEXT}
 
 
 def test_reports_leave_marks_of_what_is_new() -> None:
-    """A new phase, a fit anew, another batch size and a retry are marked; each epoch's validation is not."""
-    marks = Marks()
+    """A new phase, a fit anew, another batch size and a retry are events; each epoch's validation is none."""
+    found = ReportEvents()
     before = None
     steps = [
         replace(REPORT, largest_batch_size=64),
@@ -181,9 +178,9 @@ def test_reports_leave_marks_of_what_is_new() -> None:
         replace(REPORT, largest_batch_size=128, batch_size=32, oom_retries=1),
     ]
     for at, report in enumerate(steps):
-        marks.hear(before, report, float(at))
+        found.update(before, report, float(at))
         before = report
-    assert [(mark.at, mark.text) for mark in marks] == [
+    assert [(event.at, event.text) for event in found.events] == [
         (0.0, "training begins"),
         (0.0, "batches of 64"),
         (1.0, "first evaluation"),

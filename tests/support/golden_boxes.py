@@ -33,6 +33,7 @@ from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.nvml.binding import Field, Handle, Nvml, NVMLError, code_of
 from gpuwarden.nvml.driver import binding
 from gpuwarden.pressure.levels import PressureWatch
+from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.state import State
 from gpuwarden.web.api.state_document import StateInputs, render_state
 from mock_nvml import MockNvml
@@ -168,7 +169,7 @@ def page(nvml: Nvml, time: _Time, frames: int, tables: Callable[[State], Iterato
                 time.sleep(INTERVAL)
             snapshot = await poller.poll()
             processes = tuple((gpu, process) for gpu in snapshot.gpus for process in gpu.processes)
-            pressure = PressureWatch(Config().pressure).see(snapshot, (), 0.0)
+            pressure = PressureWatch(Config().pressure).update(JoinedPoll(snapshot, (), 0.0))
             state = State("capture", INTERVAL, snapshot, processes=processes, version="0.0.0", python="3.0.0")
             state = replace(state, pressure=pressure)
             written = tables(state)

@@ -19,7 +19,7 @@ from gpuwarden.records.builder import build_record
 from gpuwarden.records.record import RunRecord
 from gpuwarden.records.timeline import with_timeline
 from gpuwarden.runs.outcome import Ending
-from gpuwarden.runs.run_events import Mark, merged
+from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB
@@ -127,8 +127,9 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
         growth={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
         host_growth=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),
-        marks=merged(
-            [Mark(0.0, "phase", "training begins"), Mark(4000.0, "neighbour", "pid 9 took 2.0 GiB", UUID)], []
+        events=(
+            RunEvent(0.0, "phase", "training begins"),
+            RunEvent(4000.0, "neighbour", "pid 9 took 2.0 GiB", UUID),
         ),
     )
 

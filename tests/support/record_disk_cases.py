@@ -20,7 +20,8 @@ from pathlib import Path
 from receipt_cases import run
 
 from gpuwarden.records.recorder import RETRY_SECONDS, Recorder
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
+from snapshots import snapshot
 
 messages: list[str] = []
 
@@ -39,7 +40,7 @@ def mount(folder: str, options: str) -> None:
 
 async def step(name: str, receipts: Recorder, runs: list[RunSnapshot], later: float) -> None:
     """Poll until the disk has all or has failed, and print what is known then."""
-    receipts.update(runs, {}, time.monotonic() + later)
+    receipts.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
     while receipts._flushing:
         await asyncio.sleep(0.01)
     listed = len(json.loads(await receipts.listing(1000))["past"])

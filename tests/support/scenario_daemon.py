@@ -332,7 +332,7 @@ class Box:
         self._daemon = Daemon(self._config, self._source())
         self._pipeline = self._daemon.pipeline
         self._pipeline.knows_pids_of_kernel_log = True
-        self._pipeline.advisor._send = self._take_advice
+        self._pipeline.run_server.send = self._take_advice  # type: ignore[method-assign]
         target = cast("Any", _Target(self._config, self.record))
         self._dispatcher = delivery.Dispatcher(self._config, self._folder / "notified", [target])
         self._daemon._dispatcher = self._dispatcher

@@ -17,6 +17,7 @@ from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Hello, Report
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.run_state import RunState
 from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.usage.run_usage import NO_USAGE, DeviceUsage, RunUsage
@@ -99,7 +100,7 @@ class Box:
         now = float(self.seconds)
         found = snapshot(self.gpu()) if seen is None else seen
         runs = self.registry.runs(found, now)
-        return list(self.accounts.update(runs, found, now, {ALICE.run_id: earlier}).values())
+        return list(self.accounts.update(JoinedPoll(found, runs, now), {ALICE.run_id: earlier}).values())
 
     def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> DeviceUsage:
         """Poll for so many seconds and return the first run's share of the GPU."""
@@ -346,9 +347,9 @@ def test_late_word_of_an_earlier_daemon_is_added(box: Box) -> None:
 def test_nothing_is_kept_without_runs(box: Box) -> None:
     """A run that is forgotten leaves nothing behind."""
     box.poll(2)
-    (last,) = box.accounts.update((), snapshot(box.gpu()), 3.0).values()
+    (last,) = box.accounts.update(JoinedPoll(snapshot(box.gpu()), (), 3.0)).values()
     assert last.shares["GPU-0"].joules == 600
-    assert not box.accounts.update((), snapshot(box.gpu()), 4.0)
+    assert not box.accounts.update(JoinedPoll(snapshot(box.gpu()), (), 4.0))
     assert not box.accounts._meters
 
 
@@ -365,8 +366,9 @@ class WithReceipts:
             self.box.pass_second()
             seen, now = snapshot(self.box.gpu()), float(self.box.seconds)
             runs = self.box.registry.runs(seen, now)
-            usage = self.box.accounts.update(runs, seen, now, self.receipts.resume(runs))
-            self.receipts.update(runs, usage, now)
+            poll = JoinedPoll(seen, runs, now)
+            usage = self.box.accounts.update(poll, self.receipts.resume(runs))
+            self.receipts.update(poll, usage)
 
     def receipt(self) -> dict[str, Any]:
         """Return the run's receipt."""

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchCost, BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -19,6 +18,7 @@ from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.host_reader import Host, Space
 from gpuwarden.host.process_tree import Present, Usage
 from gpuwarden.metrics.model import Readings
+from gpuwarden.protocol.messages import ADVICE_KINDS, AdviceKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.state import State
@@ -78,16 +78,16 @@ class MadeUp:
             if level != "none" and level != self._levels.get((uuid, resource), "none")
         ]
         self._levels = {(uuid, resource): level for (uuid, resource), level in state.pressure.levels.items()}
-        runs = []
+        runs, sent = [], dict[str, dict[AdviceKind, int]]()
         for run in state.runs:
             told = self._told.setdefault(f"{run.peer.pid}-{run.began}", Counter())
             told["pressure"] += sum(uuid in run.memory for uuid in risen)
-            ear = DeliveryState(sent={**DeliveryState().sent, "pressure": told["pressure"]})
+            sent[run.peer.run_id] = {**dict.fromkeys(ADVICE_KINDS, 0), "pressure": told["pressure"]}
             report = run.report
             if report:
                 report = replace(report, advice_heard=told["pressure"], actions={"checkpoint": told["pressure"]})
-            runs.append(replace(run, hello=replace(run.hello, hears=True), ear=ear, report=report))
-        return replace(state, runs=tuple(runs))
+            runs.append(replace(run, hello=replace(run.hello, hears=True), report=report))
+        return replace(state, runs=tuple(runs), advice_sent=sent)
 
     def _worn(self, state: State, now: float, seconds: float) -> State:
         """Add the XIDs that a driver tells of, and a GPU whose memory and links wear out."""

@@ -1,36 +1,42 @@
-"""Advice to runs: their pressure as it changes, and what happens to their GPUs, once an episode.
+"""Advisor of runs: on their pressure as it changes, and on what happens to their GPUs, once an episode.
 
-Only runs whose hello says that they hear get it, each of its own GPUs and MIG instances. What could not be sent is
-tried again at the next poll, for as long as it holds. So that a run need not wait for a poll, the adviser computes
-beyond which use of memory there would be news. Pressure and faults of a GPU are marked in the story of every run on it,
-a neighbour that grows in that of a run that was advised of it.
+Only runs whose hello says that they hear get advice, each of its own GPUs and MIG instances. What could not be sent is
+tried again at the next poll, for as long as it holds. So that a run need not wait for a poll, the advisor computes
+beyond which use of memory there would be news. Pressure and faults of a GPU are events in the record of every run on
+it, a co-tenant that grows in that of a run that was advised of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from gpuwarden.advice.delivery_state import DeliveryState, Matter
+from gpuwarden.advice.delivery_state import AdviceMessage, AdviceRound, DeliveryState, Matter
+from gpuwarden.advice.wording import (
+    co_tenant_text,
+    loss_text,
+    memory_text,
+    name_with_uuid,
+    short_name,
+    thermal_text,
+    xid_text,
+)
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenant, CoTenants
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
-from gpuwarden.formatting import format_bytes, format_elapsed, format_ratio
 from gpuwarden.gpu.memory_sampler import NEVER
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.host import procfs
-from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.owners.resolver import UNKNOWN, ProcessOwners
-from gpuwarden.pressure.levels import RANK, Pressure, RunPressure, memory_level
-from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Advice, Level
+from gpuwarden.pressure.levels import Pressure, RunPressure
+from gpuwarden.protocol.messages import MAX_ADVICE_CHARACTERS, Advice, AdviceKind, Level
 from gpuwarden.protocol.validators import clip
-from gpuwarden.runs.run_events import MarkKind
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_events import RunEvent, RunEventKind
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.xid.codes import Action, explain
 
-LEAST_GROWTH = 64 * 2**20  # bytes that a neighbour has to take, however little there is
+MIN_GROWTH_BYTES = 64 * 2**20  # that a co-tenant has to take, however little there is
 HUNG_SECONDS = 10.0  # that a GPU has to hang for it to count as lost: one that is only slow comes back
 # The XIDs after which a GPU is good for nothing, or not for long, until somebody does something about it.
 _GRAVITY: Mapping[Action, Level] = {
@@ -42,7 +48,7 @@ _GRAVITY: Mapping[Action, Level] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MatterState:
     """Level of a matter for a run; `text` makes its sentence from a GPU's name, `memory` is set where it matters."""
 
     level: Level
@@ -52,31 +58,24 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Poll:
-    """One poll: `gpus` by their UUIDs and those of their MIG instances, `owners` by pid."""
+class _Facts:
+    """Facts of one poll: `gpus` are by their UUIDs and those of their MIG instances."""
 
+    poll: JoinedPoll
     gpus: Mapping[str, Gpu]
     pressure: Pressure
-    owners: Mapping[int, ProcessOwners]
-    time: float  # Unix
-    now: float  # monotonic
 
 
 class Advisor:
-    """Sender of advice to runs. Used by one event loop.
+    """Advisor of runs: decides poll by poll what is news to each. Used by one event loop.
 
-    `send` sends a message to a run's process without blocking, and returns whether it could; `mark` adds what happened
-    at a time (monotonic), on a GPU or MIG instance, to a run's story. `neighbours` is updated with each poll before the
-    adviser. `alerting`: pressure is also sent as alerts, whether the runs read advice or not. `nearest_above` returns
-    which run's process one belongs to, by pids.
+    `alerting`: pressure is also sent as alerts, whether the runs read advice or not. `nearest_above` returns which
+    run's process one belongs to, by pids.
     """
 
     def __init__(
         self,
         limits: Limits,
-        send: Callable[[ProcessKey, Advice], bool],
-        mark: Callable[[ProcessKey, MarkKind, str, float, str | None], object],
-        neighbours: CoTenants,
         *,
         alerting: bool = False,
         nearest_above: Callable[[int, Collection[int]], int] = procfs.nearest_above,
@@ -86,33 +85,36 @@ class Advisor:
         self._belongs: dict[int, int] = {}  # to which run's process a process belongs, by pids; of this poll
         self._roots: set[int] = set()  # the runs' processes
         self._limits = limits
-        self._send = send
-        self._mark = mark
-        self._processes = neighbours
+        self._states: dict[str, DeliveryState] = {}  # by run id
         self._hung: dict[str, float] = {}  # since when, monotonic, by UUID
         self._divided: dict[str, str] = {}  # GPUs by their instances' UUIDs: one that is lost tells of none
-        self.dropped = 0  # messages that a run's connection did not take
-        self.limits: dict[str, float] = {}  # bytes in use by UUID of a GPU, beyond which there may be news
 
-    def see(
-        self,
-        snapshot: Snapshot,
-        runs: Iterable[RunSnapshot],
-        pressure: Pressure,
-        owners: Mapping[int, ProcessOwners],
-        now: float,
-    ) -> None:
-        """Tell the runs of a poll what is new to them; `owners` are those of processes by pid. Does not block."""
-        self.limits = {}
-        living = [run for run in runs if run.up]
+    @property
+    def sent(self) -> dict[str, Mapping[AdviceKind, int]]:
+        """Messages that each run of the last poll was sent so far, by run id and kind."""
+        return {run_id: dict(state.sent) for run_id, state in self._states.items()}
+
+    def update(self, poll: JoinedPoll, pressure: Pressure) -> AdviceRound:
+        """Return what is news to the runs of a poll; whoever sends it confirms what was sent."""
+        self._states = {run.peer.run_id: self._states.get(run.peer.run_id) or DeliveryState() for run in poll.runs}
+        living = [run for run in poll.runs if run.up]
         if not living:
-            return
-        hung = [gpu.identity.uuid for gpu in snapshot.gpus if gpu.fault == HUNG]
-        self._hung = {uuid: self._hung.get(uuid, now) for uuid in hung}
+            return AdviceRound()
+        hung = [gpu.identity.uuid for gpu in poll.snapshot.gpus if gpu.fault == HUNG]
+        self._hung = {uuid: self._hung.get(uuid, poll.now) for uuid in hung}
         self._belongs, self._roots = {}, {run.peer.pid for run in living} - {0}
-        poll = _Poll(self._by_uuid(snapshot), pressure, owners, snapshot.time, now)
-        for run in living:
-            self._advise(run, poll)
+        facts = _Facts(poll, self._by_uuid(poll.snapshot), pressure)
+        return _together([self._advise(run, facts) for run in living])
+
+    def confirm(self, sent: Iterable[AdviceMessage], now: float) -> None:
+        """Note which messages of the last poll were sent; the others are tried again for as long as they hold."""
+        for message in sent:
+            state = self._states[message.run.run_id]
+            state.serial = message.advice.serial
+            state.told[message.matter] = message.advice.level
+            state.sent[message.matter.kind] += 1
+            if message.matter.kind == "neighbour":
+                state.neighbour_at = now
 
     def _by_uuid(self, snapshot: Snapshot) -> Mapping[str, Gpu]:
         found = {gpu.identity.uuid: gpu for gpu in snapshot.gpus}
@@ -121,95 +123,126 @@ class Advisor:
         self._divided = now | before
         return found | {uuid: found[whole] for uuid, whole in self._divided.items()}
 
-    def _advise(self, run: RunSnapshot, poll: _Poll) -> None:
-        ear, hears = run.ear, run.hello.hears
-        ear.alarms.clear()
-        gpus = {uuid: gpu for uuid in run.devices if (gpu := poll.gpus.get(uuid))}
-        standing = dict(self._standing(run, gpus, poll))
-        for matter, each in _news(ear.marked, standing):
-            ear.marked[matter] = each.level
-            kind: MarkKind = "pressure" if matter.kind == "pressure" else "event"
-            self._mark(run.peer, kind, each.text(_short(each.gpu)), poll.now, matter.uuid)
+    def _advise(self, run: RunSnapshot, facts: _Facts) -> AdviceRound:
+        state, hears = self._states[run.peer.run_id], run.hello.hears
+        if state.connection != run.advice_connection:
+            state.connection = run.advice_connection
+            state.told.clear()
+        gpus = {uuid: gpu for uuid in run.devices if (gpu := facts.gpus.get(uuid))}
+        matters = dict(self._matters(run, gpus, facts))
+        events: list[RunEvent] = []
+        for matter, each in _news(state.recorded, matters):
+            state.recorded[matter] = each.level
+            kind: RunEventKind = "pressure" if matter.kind == "pressure" else "event"
+            events.append(RunEvent(run.lasted, kind, each.text(short_name(each.gpu)), matter.uuid))
+        messages: list[AdviceMessage] = []
         if hears:
-            standing.update(self._neighbours(run, gpus, poll))
-            for matter, each in _news(ear.told, standing):
-                self._tell(run, matter, each, poll.now)
-        if hears or self._alerting:
-            for uuid, gpu in gpus.items():
-                self.limits.setdefault(gpu.identity.uuid, NEVER)  # that it does not answer is to be sent at least
-                if (memory := poll.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
-                    self._arm(run, uuid, gpu, memory, poll.now)
+            matters.update(self._co_tenants(run, gpus, facts))
+            messages = self._messages(run, state, _news(state.told, matters), facts.poll.now)
+        run_id, advised = run.peer.run_id, AdviceRound(tuple(messages), {run.peer.run_id: tuple(events)})
+        if not (hears or self._alerting):
+            return advised
+        listens = hears and _can_hear_of_co_tenants(state, messages, facts.poll.now)
+        gpu_limits, run_limits = self._next_news(run, gpus, facts, listens=listens)
+        return replace(advised, gpu_limits=gpu_limits, run_limits={run_id: run_limits})
 
-    def _standing(self, run: RunSnapshot, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
-        """Yield how the matters of a run stand that are not about its neighbours."""
+    def _next_news(
+        self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts, *, listens: bool
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Return how much may be in use on each GPU, and in the run's allocator, until there may be news.
+
+        `listens`: of a co-tenant too.
+        """
+        gpu_limits: dict[str, float] = {}
+        run_limits: dict[str, float] = {}
+        for uuid, gpu in gpus.items():
+            whole = gpu.identity.uuid
+            gpu_limits.setdefault(whole, NEVER)  # that it does not answer is to be sent at least
+            if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
+                others, own = memory.slack(self._limits)
+                run_limits[uuid] = memory.in_use + own
+                if listens:
+                    others = min(others, self._co_tenant_slack(run, uuid, gpu, memory, facts.poll.co_tenants))
+                used = gpu.value(GpuReadings.memory_used_bytes)
+                if used is not None:
+                    # On a MIG instance it takes as much at least: what others give back meanwhile is not known.
+                    gpu_limits[whole] = min(gpu_limits[whole], used + others)
+        return gpu_limits, run_limits
+
+    def _messages(
+        self, run: RunSnapshot, state: DeliveryState, news: Iterable[tuple[Matter, MatterState]], now: float
+    ) -> list[AdviceMessage]:
+        messages: list[AdviceMessage] = []
+        for matter, each in news:
+            memory, is_co_tenant = each.memory, matter.kind == "neighbour"
+            if is_co_tenant and not _can_hear_of_co_tenants(state, messages, now):
+                continue
+            advice = Advice(
+                serial=state.serial + len(messages) + 1,
+                kind=matter.kind,
+                level=each.level,
+                uuid=matter.uuid,
+                text=clip(each.text(name_with_uuid(each.gpu)), MAX_ADVICE_CHARACTERS),
+                resource=None if matter.kind != "pressure" else "memory" if memory else "thermal",
+                headroom=round(memory.headroom) if memory else None,
+                seconds_to_oom=memory.seconds_to_oom if memory else None,
+            )
+            text = each.text(short_name(each.gpu))
+            event = RunEvent(run.lasted, "neighbour", text, matter.uuid) if is_co_tenant else None
+            messages.append(AdviceMessage(run.peer, matter, advice, event))
+        return messages
+
+    def _matters(
+        self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts
+    ) -> Iterator[tuple[Matter, MatterState]]:
+        """Yield the matters of a run that are not about co-tenants."""
         for uuid, gpu in gpus.items():
             whole = gpu.identity.uuid  # heat is the GPU's, whatever instances of it the run has
-            if (level := poll.pressure.levels.get((whole, "thermal"))) is not None:
-                yield Matter("pressure", whole, "thermal"), Standing(level, partial(_heat, gpu, level), gpu)
-            if (memory := poll.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
-                text = partial(_memory, self._limits, memory)
-                yield Matter("pressure", uuid, "memory"), Standing(memory.level, text, gpu, memory)
+            if (level := facts.pressure.levels.get((whole, "thermal"))) is not None:
+                yield Matter("pressure", whole, "thermal"), MatterState(level, partial(thermal_text, gpu, level), gpu)
+            if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
+                text = partial(memory_text, self._limits, memory)
+                yield Matter("pressure", uuid, "memory"), MatterState(memory.level, text, gpu, memory)
         for gpu in {gpu.identity.uuid: gpu for gpu in gpus.values()}.values():
-            yield from self._faults(run, gpu, poll)
+            yield from self._faults(run, gpu, facts)
 
-    def _tell(self, run: RunSnapshot, matter: Matter, standing: Standing, now: float) -> None:
-        memory, neighbour = standing.memory, matter.kind == "neighbour"
-        if neighbour and not _listens_to_neighbours(run.ear, now):
-            return
-        advice = Advice(
-            serial=sum(run.ear.sent.values()) + 1,
-            kind=matter.kind,
-            level=standing.level,
-            uuid=matter.uuid,
-            text=clip(standing.text(_name(standing.gpu)), MAX_ADVICE_CHARACTERS),
-            resource=None if matter.kind != "pressure" else "memory" if memory else "thermal",
-            headroom=round(memory.headroom) if memory else None,
-            seconds_to_oom=memory.seconds_to_oom if memory else None,
-        )
-        if self._send(run.peer, advice):
-            run.ear.told[matter] = standing.level
-            run.ear.sent[matter.kind] += 1
-            if neighbour:
-                run.ear.neighbour_at = now
-                self._mark(run.peer, "neighbour", standing.text(_short(standing.gpu)), now, matter.uuid)
-        else:
-            self.dropped += 1
-
-    def _faults(self, run: RunSnapshot, gpu: Gpu, poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+    def _faults(self, run: RunSnapshot, gpu: Gpu, facts: _Facts) -> Iterator[tuple[Matter, MatterState]]:
         uuid = gpu.identity.uuid
-        if gpu.fault is not None and poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
-            yield Matter("gpu_lost", uuid), Standing("critical", partial(_loss, gpu.fault), gpu)
+        if gpu.fault is not None and facts.poll.now - self._hung.get(uuid, -HUNG_SECONDS) >= HUNG_SECONDS:
+            yield Matter("gpu_lost", uuid), MatterState("critical", partial(loss_text, gpu.fault), gpu)
         for code, count in gpu.xids.items():
             level = _GRAVITY.get(explain(code).action)
-            if level and count.last >= run.began and poll.time - count.last < XID_SECONDS:
-                yield Matter("xid", uuid, str(code)), Standing(level, partial(_xid, code), gpu)
+            if level and count.last >= run.began and facts.poll.snapshot.time - count.last < XID_SECONDS:
+                yield Matter("xid", uuid, str(code)), MatterState(level, partial(xid_text, code), gpu)
 
-    def _neighbours(self, run: RunSnapshot, gpus: Mapping[str, Gpu], poll: _Poll) -> Iterator[tuple[Matter, Standing]]:
+    def _co_tenants(
+        self, run: RunSnapshot, gpus: Mapping[str, Gpu], facts: _Facts
+    ) -> Iterator[tuple[Matter, MatterState]]:
         """Yield which processes have taken much of what the run could have had."""
         for uuid, gpu in gpus.items():
-            memory = poll.pressure.of_runs.get((run.peer.run_id, uuid))
+            memory = facts.pressure.of_runs.get((run.peer.run_id, uuid))
             limit = run.memory[uuid].limit if uuid in run.memory else None
             if memory is None or (limit and memory.headroom >= limit - memory.in_use):
                 continue  # a limit of its own ends it, from which other processes take nothing
-            pid, growth = self._largest(run, uuid, gpu)
-            if growth is None or poll.now - growth.rose > poll.time - run.began:
+            pid, co_tenant = self._largest(run, uuid, gpu, facts.poll.co_tenants)
+            if co_tenant is None or facts.poll.now - co_tenant.rose > facts.poll.snapshot.time - run.began:
                 continue  # what was taken before the run began is none of its own
-            if growth.grown >= self._least_growth(memory, growth.grown):
-                text = partial(_neighbour, memory, pid, growth, poll.owners.get(pid))
-                yield Matter("neighbour", uuid, str(pid)), Standing("some", text, gpu, memory)
+            if co_tenant.grown >= self._min_growth(memory, co_tenant.grown):
+                text = partial(co_tenant_text, memory, pid, co_tenant, facts.poll.owners.by_pid.get(pid))
+                yield Matter("neighbour", uuid, str(pid)), MatterState("some", text, gpu, memory)
 
-    def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu) -> tuple[int, CoTenant | None]:
-        """Return the neighbour of a run that has grown most; None where none has, or where the run may be any of them.
+    def _largest(self, run: RunSnapshot, uuid: str, gpu: Gpu, co_tenants: CoTenants) -> tuple[int, CoTenant | None]:
+        """Return the co-tenant of a run that has grown most; None where none has, or where the run may be any of them.
 
-        The run's children are no neighbours, and one that has begun since its processes were looked at is a child too.
+        The run's children are none, and one that has begun since its processes were read is a child too.
         """
-        grown = self._processes.grown(uuid)
+        grown = co_tenants.grown(uuid)
         if not grown or not gpu.holds(run.peer.pid, uuid):
             return 0, None
         own = run.usage.present.pids if run.usage and run.usage.present else ()
-        for pid, growth in grown:
+        for pid, co_tenant in grown:
             if pid not in own and self._root_of(pid) != run.peer.pid:
-                return pid, growth
+                return pid, co_tenant
         return 0, None
 
     def _root_of(self, pid: int) -> int:
@@ -217,93 +250,43 @@ class Advisor:
             self._belongs[pid] = self._nearest_above(pid, self._roots)
         return self._belongs[pid]
 
-    def _least_growth(self, memory: RunPressure, grown: float) -> float:
-        """Return the bytes that a neighbour that has grown by so much must have grown by, to be told."""
-        return max(LEAST_GROWTH, self._limits.neighbour_share * (memory.headroom + grown))
+    def _min_growth(self, memory: RunPressure, grown: float) -> float:
+        """Return the bytes that a co-tenant that has grown by so much must have grown by, to be reported."""
+        return max(MIN_GROWTH_BYTES, self._limits.neighbour_share * (memory.headroom + grown))
 
-    def _arm(self, run: RunSnapshot, uuid: str, gpu: Gpu, memory: RunPressure, now: float) -> None:
-        """Note how much more may be in use on the GPU, and in the run's allocator, until there may be news."""
-        others, own = memory.slack(self._limits)
-        run.ear.alarms[uuid] = memory.in_use + own
-        if run.hello.hears and _listens_to_neighbours(run.ear, now):
-            _pid, growth = self._largest(run, uuid, gpu)
-            grown = growth.grown if growth else 0
-            more = self._least_growth(memory, grown) - grown
-            others = min(others, more) if more > 0 else others  # else it has been told, and may go on
-        used = gpu.value(GpuReadings.memory_used_bytes)
-        if used is not None:
-            # On a MIG instance it takes as much at least: what others give back meanwhile is not known.
-            whole = gpu.identity.uuid
-            self.limits[whole] = min(self.limits[whole], used + others)
+    def _co_tenant_slack(
+        self, run: RunSnapshot, uuid: str, gpu: Gpu, memory: RunPressure, co_tenants: CoTenants
+    ) -> float:
+        """Return the bytes that a co-tenant may still grow by until that is news; infinite where it has been."""
+        _pid, co_tenant = self._largest(run, uuid, gpu, co_tenants)
+        grown = co_tenant.grown if co_tenant else 0
+        more = self._min_growth(memory, grown) - grown
+        return more if more > 0 else float("inf")  # else it was sent, and may go on
 
 
-def _news(known: dict[Matter, Level], standing: Mapping[Matter, Standing]) -> list[tuple[Matter, Standing]]:
-    """Return what stands otherwise than is known, and forget what is over: pressure alone is not by being absent."""
-    for over in [each for each in known if each.kind != "pressure" and each not in standing]:
+def _together(rounds: Sequence[AdviceRound]) -> AdviceRound:
+    """Join the advice to several runs; of the limits of a GPU the least holds."""
+    gpu_limits: dict[str, float] = {}
+    for each in rounds:
+        for uuid, limit in each.gpu_limits.items():
+            gpu_limits[uuid] = min(limit, gpu_limits.get(uuid, NEVER))
+    return AdviceRound(
+        tuple(message for each in rounds for message in each.messages),
+        {run_id: events for each in rounds for run_id, events in each.events.items()},
+        gpu_limits,
+        {run_id: limits for each in rounds for run_id, limits in each.run_limits.items()},
+    )
+
+
+def _news(known: dict[Matter, Level], matters: Mapping[Matter, MatterState]) -> list[tuple[Matter, MatterState]]:
+    """Return what is otherwise than known, and drop what is over: pressure alone is not by being absent."""
+    for over in [each for each in known if each.kind != "pressure" and each not in matters]:
         del known[over]
-    return [(matter, each) for matter, each in standing.items() if known.get(matter, "none") != each.level]
+    return [(matter, each) for matter, each in matters.items() if known.get(matter, "none") != each.level]
 
 
-def _listens_to_neighbours(ear: DeliveryState, now: float) -> bool:
-    """Tell whether the last word on neighbours was long ago."""
-    return ear.neighbour_at is None or now - ear.neighbour_at >= REST_SECONDS
-
-
-_MEMORY_IS: Mapping[Level, str] = {
-    "critical": "device memory of {} is nearly used up",
-    "some": "device memory of {} becomes scarce",
-    "none": "device memory of {} is no longer scarce",
-}
-_AHEAD_IS: Mapping[Level, str] = {
-    "critical": "device memory of {} will very soon be used up",
-    "some": "device memory of {} will soon be used up",
-}
-_HEAT_IS: Mapping[Level, str] = {
-    "critical": "{} is too hot and slows itself down",
-    "some": "{} is hot",
-    "none": "{} is no longer hot",
-}
-
-
-def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.identity.index} ({gpu.identity.uuid})"
-
-
-def _short(gpu: Gpu) -> str:
-    return f"GPU {gpu.identity.index}"
-
-
-def _memory(limits: Limits, memory: RunPressure, name: str) -> str:
-    ahead = memory.seconds_to_oom
-    by_time = ahead is not None and RANK[memory_level(limits, memory.share, None)] < RANK[memory.level]
-    what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
-    return (
-        f"{what.format(name)}: {format_bytes(memory.headroom)} can still be allocated, "
-        f"{format_ratio(memory.share)} of what the run uses and could get"
-        + (f"; as it grows now that lasts {format_elapsed(ahead)}" if ahead is not None else "")
-    )
-
-
-def _heat(gpu: Gpu, level: Level, name: str) -> str:
-    margin = gpu.value(GpuReadings.temperature_margin_celsius)
-    return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its slowdown" if margin is not None else "")
-
-
-def _neighbour(memory: RunPressure, pid: int, growth: CoTenant, owners: ProcessOwners | None, name: str) -> str:
-    who = f" of user {owners.get('user', UNKNOWN)}" if owners else ""
-    if owners and "run" in owners:
-        who += f", run {owners['run']}"
-    took = format_elapsed(growth.rose - growth.since)
-    return (
-        f"process {pid}{who} has taken {format_bytes(growth.grown)} of {name} within {took}: "
-        f"{format_bytes(memory.headroom)} can still be allocated"
-    )
-
-
-def _loss(fault: str, name: str) -> str:
-    return f"{name} does not answer the driver any more: {fault}"
-
-
-def _xid(code: int, name: str) -> str:
-    xid = explain(code)
-    return f"{name} met XID {code}: {xid.meaning} {xid.action.value}"
+def _can_hear_of_co_tenants(state: DeliveryState, messages: Iterable[AdviceMessage], now: float) -> bool:
+    """Return whether the last message about a co-tenant was long ago; `messages` are about to be sent."""
+    if any(message.matter.kind == "neighbour" for message in messages):
+        return False
+    return state.neighbour_at is None or now - state.neighbour_at >= REST_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from gpuwarden.advice.metrics import AdviceReadings
 from gpuwarden.daemon.metrics import DaemonReadings
 from gpuwarden.gpu.health_metrics import GpuHealth, GpuInPoll
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
@@ -39,6 +40,9 @@ _READERS: Mapping[type[Table[Any]], Callable[[State], SubjectReadings]] = {
     OwnerReadings: lambda state: [((), OwnerReadings.read(state.owners))],
     ProcessReadings: _read_processes,
     RunReadings: lambda state: [((run.peer.run_id,), RunReadings.read(run)) for run in state.runs],
+    AdviceReadings: lambda state: [
+        ((run_id,), AdviceReadings.read(sent)) for run_id, sent in state.advice_sent.items()
+    ],
     RunUsageReadings: lambda state: [
         ((run_id,), RunUsageReadings.read(usage)) for run_id, usage in state.usage.items()
     ],

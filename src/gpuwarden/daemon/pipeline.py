@@ -7,11 +7,13 @@ itself what it needs of a GPU or run from poll to poll.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuwarden.advice.advisor import Advisor
+from gpuwarden.advice.delivery_state import AdviceRound
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
+from gpuwarden.analysis.oom.co_tenants import CoTenantTracker
 from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
@@ -30,7 +32,9 @@ from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.records.paths import database_folder
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
+from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_server import RunServer
+from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.stall import Patience
 from gpuwarden.state import Counts, State
 from gpuwarden.usage.accountant import UsageAccountant
@@ -65,19 +69,15 @@ class Pipeline:
         self.processes = ProcessNames() if _is_this_machine(source) else None
         self.containers = _containers(config, source)
         self.owners = self._resolver()
+        self.co_tenants = CoTenantTracker()
         prior_runs = PriorRuns()
-        self.registry = _registry(config, prior_runs, request_poll)
-        self.run_server = RunServer(self.registry)
+        self.registry = _registry(config, prior_runs)
+        self.run_server = RunServer(self.registry, request_poll)
         self.recorder = _recorder(config, source, prior_runs, self.users)
         self.accountant = UsageAccountant(max(config.poll.interval, config.poll.slow_interval))
         self.pressure = PressureWatch(config.pressure)
-        self.advisor = Advisor(
-            config.pressure,
-            self.run_server.send,
-            self.registry.mark,
-            self.registry.neighbours,
-            alerting=config.alerting,
-        )
+        self.advisor = Advisor(config.pressure, alerting=config.alerting)
+        self._gpu_limits: Mapping[str, float] = {}  # of the advice of the last poll
         self._dropped = {"processes": 0, "owners": 0}
 
     def _resolver(self) -> OwnerResolver:
@@ -124,13 +124,14 @@ class Pipeline:
         self.run_server.update()
         sample = self._sample_host(now)
         owners = self.owners.join(snapshot, self.registry.living())
-        self.registry.neighbours.see(snapshot, owners, now)
-        runs = self.registry.runs(snapshot, now, sample.usages, available=sample.available)
-        usage = self.accountant.update(runs, snapshot, now, self.recorder.resume(runs))
-        self.recorder.update(runs, usage, now)
-        pressure = self.pressure.see(snapshot, runs, now)
-        self.advisor.see(snapshot, runs, pressure, owners.by_pid, now)
-        self.poller.arm(self.advisor.limits, self._request_if_urgent)
+        co_tenants = self.co_tenants.update(snapshot, owners, now)
+        runs = self.registry.runs(snapshot, now, sample.usages, co_tenants, available=sample.available)
+        poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
+        usage = self.accountant.update(poll, self.recorder.resume(runs))
+        pressure = self.pressure.update(poll)
+        advice = self.advisor.update(poll, pressure)
+        self.recorder.update(poll, usage, self._send(advice, now))
+        sent = self.advisor.sent
         self._dropped["owners"] += owners.dropped
         return State(
             source=self._source.name,
@@ -138,6 +139,7 @@ class Pipeline:
             snapshot=snapshot,
             runs=runs,
             usage={run.peer.run_id: usage[run.peer.run_id] for run in runs},
+            advice_sent={run.peer.run_id: sent[run.peer.run_id] for run in runs if run.hello.hears},
             processes=self._chosen(snapshot) if self._config.processes.series else (),
             owners=owners,
             host=sample.host,
@@ -159,9 +161,18 @@ class Pipeline:
             registry.peers(), now, newest_age=registry.newest_age(now), urgent=registry.is_urgent_on_host()
         )
 
+    def _send(self, advice: AdviceRound, now: float) -> Mapping[str, Sequence[RunEvent]]:
+        """Send advice, and watch for the use of memory with which there may be more; return the events for records."""
+        sent = [each for each in advice.messages if self.run_server.send(each.run, each.advice)]
+        self.advisor.confirm(sent, now)
+        self._gpu_limits = advice.gpu_limits
+        self.poller.arm(advice.gpu_limits, self._request_if_urgent)
+        self.registry.set_advice_limits(advice.run_limits)
+        return advice.events_with(sent)
+
     def _request_if_urgent(self) -> None:
         """Request a poll on a thread, if a run reads advice or alerts are sent."""
-        if self.advisor.limits or self._config.alerting:
+        if self._gpu_limits or self._config.alerting:
             self._request_from_thread()
 
     def _counted(self, counts: Counts) -> Counts:
@@ -177,7 +188,7 @@ class Pipeline:
             kernel_log_records_lost=log.lost if log and log.readable else None,
             tree_processes_dropped=self.host.dropped,
             receipt_errors=self.recorder.errors,
-            advice_dropped=self.advisor.dropped,
+            advice_dropped=self.run_server.advice_dropped,
         )
 
     def _access(self) -> Mapping[str, bool]:
@@ -228,14 +239,13 @@ def _containers(config: Config, source: Source) -> ContainerNames:
     return ContainerNames(owners.docker, owners.podman, owners.kubernetes_logs)
 
 
-def _registry(config: Config, prior_runs: PriorRuns, request_poll: Callable[[], object]) -> RunRegistry:
+def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
     return RunRegistry(
         limit=config.runs.max,
         expiry=config.runs.expiry,
         overhead=config.runs.context_overhead,
         patience=Patience(config.runs.stall_factor, config.runs.stall_after),
         predecessors=prior_runs,
-        alarm=request_poll,
         alerting=config.alerting,
     )
 

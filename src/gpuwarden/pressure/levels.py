@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.gpu.snapshot import Gpu, Snapshot
+from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import LEVELS, Level
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 
 RANK: Mapping[Level, int] = {level: rank for rank, level in enumerate(LEVELS)}
 CLEARLY = 1.5  # times a threshold of memory that has to be left for it to be clearly better,
@@ -44,14 +44,14 @@ def thermal_level(limits: Limits, margin: float | None, slowed: tuple[bool, bool
 
 
 @dataclass(slots=True)
-class Standing:
+class LevelHysteresis:
     """One level as time passes; times are monotonic."""
 
     level: Level = "none"
     better_since: float | None = None
     worst: Level = "none"  # since then
 
-    def see(self, strictly: Level, clearly: Level, hold: float, now: float) -> Level:
+    def update(self, strictly: Level, clearly: Level, hold: float, now: float) -> Level:
         """Take the level by the thresholds, and the one that leaves no doubt; return the one that stands."""
         if RANK[strictly] > RANK[self.level]:
             self.level, self.better_since = strictly, None
@@ -101,26 +101,26 @@ class Pressure:
 
 
 class PressureWatch:
-    """Judges from poll to poll. Used by one event loop; `now` is monotonic."""
+    """Watch over pressure, from poll to poll. Used by one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._memory: dict[tuple[str, str], Standing] = {}  # by run and UUID
-        self._thermal: dict[str, Standing] = {}  # by UUID
+        self._memory: dict[tuple[str, str], LevelHysteresis] = {}  # by run and UUID
+        self._thermal: dict[str, LevelHysteresis] = {}  # by UUID
 
-    def see(self, snapshot: Snapshot, runs: Iterable[RunSnapshot], now: float) -> Pressure:
+    def update(self, poll: JoinedPoll) -> Pressure:
         """Judge a poll, with its runs. What one poll does not know of does not end an episode."""
-        living = {run.peer.run_id: run for run in runs if run.up}
-        of_runs = dict(self._runs(living.values(), now))
+        living = {run.peer.run_id: run for run in poll.runs if run.up}
+        of_runs = dict(self._runs(living.values(), poll.now))
         self._memory = {key: standing for key, standing in self._memory.items() if key[0] in living}
         levels: dict[Labels, Level] = {}
         for (_run_id, uuid), each in of_runs.items():
             levels[uuid, "memory"] = max(each.level, levels.get((uuid, "memory"), "none"), key=RANK.__getitem__)
-        for gpu in snapshot.gpus:
+        for gpu in poll.snapshot.gpus:
             if gpu.up:
                 levels |= {(uuid, "memory"): "none" for uuid in _unused(gpu) if (uuid, "memory") not in levels}
-                self._judge_heat(gpu, levels, now)
-        known = {gpu.identity.uuid for gpu in snapshot.gpus}
+                self._judge_heat(gpu, levels, poll.now)
+        known = {gpu.identity.uuid for gpu in poll.snapshot.gpus}
         self._thermal = {uuid: standing for uuid, standing in self._thermal.items() if uuid in known}
         return Pressure(levels, of_runs, self._limits)
 
@@ -133,10 +133,13 @@ class PressureWatch:
                 share, seconds = _share(left, in_use), growth.left.seconds if growth and growth.left else None
                 standing = self._memory.get(key)
                 if standing is None:
-                    standing = self._memory[key] = Standing()
+                    standing = self._memory[key] = LevelHysteresis()
                 strictly = memory_level(self._limits, share, seconds)
                 clearly = memory_level(self._limits, share, seconds, CLEARLY)
-                yield key, RunPressure(standing.see(strictly, clearly, self._limits.hold, now), left, in_use, seconds)
+                yield (
+                    key,
+                    RunPressure(standing.update(strictly, clearly, self._limits.hold, now), left, in_use, seconds),
+                )
 
     def _judge_heat(self, gpu: Gpu, levels: dict[Labels, Level], now: float) -> None:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)
@@ -144,10 +147,10 @@ class PressureWatch:
         if margin is None and slowed == [None, None]:
             return
         uuid, told = gpu.identity.uuid, (bool(slowed[0]), bool(slowed[1]))
-        standing = self._thermal.setdefault(uuid, Standing())
+        standing = self._thermal.setdefault(uuid, LevelHysteresis())
         strictly = thermal_level(self._limits, margin, told)
         clearly = thermal_level(self._limits, margin, told, CLEARLY_COOLER)
-        levels[uuid, "thermal"] = standing.see(strictly, clearly, self._limits.hold, now)
+        levels[uuid, "thermal"] = standing.update(strictly, clearly, self._limits.hold, now)
 
 
 def _share(headroom: float, in_use: float) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from gpuwarden.analysis.batch_size.cost_model import SizePeak
@@ -26,7 +27,8 @@ from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, Store
 from gpuwarden.records.summary import log_line
 from gpuwarden.records.timeline import continue_timeline, with_timeline, without_timeline
 from gpuwarden.runs.outcome import Ending
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_events import RunEvent, bounded
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.run_usage import NO_USAGE, RunUsage
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ READ_SECONDS = 5.0  # and a request
 HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
 MAX_WAITING = 1024  # rows that wait for a disk, or stay in memory where there is none
 
+NO_EVENTS: Mapping[str, Sequence[RunEvent]] = MappingProxyType({})
 _STOPPED = "it ended while the daemon did not run"
 _LOST = "it ended some time after its connection was lost"
 _REBOOTED = "the machine was booted anew"
@@ -69,6 +72,7 @@ class _Live:
     began_uptime: float
     slept: float
     before: RunRecord | None = None
+    events: tuple[RunEvent, ...] = ()
     recorded: Ending | None = None
     logged: frozenset[str] = frozenset()  # outcomes
     due: float = 0.0
@@ -186,11 +190,14 @@ class Recorder:
         """Return for how long the machine has slept since its boot: the monotonic clock stood still meanwhile."""
         return self._uptime() - time.monotonic()
 
-    def update(self, runs: Sequence[RunSnapshot], usage: Mapping[str, RunUsage], now: float) -> None:
-        """Update with the runs of a poll, and the usage by run id, of those that are gone too. Does not block.
+    def update(
+        self, poll: JoinedPoll, usage: Mapping[str, RunUsage], events: Mapping[str, Sequence[RunEvent]] = NO_EVENTS
+    ) -> None:
+        """Update with the runs of a poll and their usage, of those that are gone too. Does not block.
 
-        `now` is monotonic.
+        `usage` is by run id, as are `events`: new ones, that a run's own reports do not tell of.
         """
+        runs, now = poll.runs, poll.now
         self._going_on = None
         if self._flushing and now - self._flush_began > HANG_SECONDS:
             self._fail("it does not answer")
@@ -199,6 +206,8 @@ class Recorder:
             if live is None:
                 live = self._live[run.peer.run_id] = self._new(run)
             live.usage = usage.get(run.peer.run_id, live.usage)
+            if new := events.get(run.peer.run_id):
+                live.events = bounded((*live.events, *new))
             self._follow(live, run)
         present = {run.peer.run_id for run in runs}
         parted = [run_id for run_id in self._live if run_id not in present]
@@ -240,7 +249,7 @@ class Recorder:
 
     def _receipt(self, live: _Live) -> RunRecord:
         """Make a run's record with its story; some 100 µs a device."""
-        receipt = with_timeline(self._since(live), live.run)
+        receipt = with_timeline(self._since(live), live.run, live.events)
         return continue_record(live.before, continue_timeline(live.before, receipt)) if live.before else receipt
 
     def _outline(self, live: _Live) -> RunRecord:

@@ -11,7 +11,7 @@ from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import format_bytes
 from gpuwarden.records.builder import seconds_between
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
-from gpuwarden.runs.run_events import Mark, MarkKind, followed, merged
+from gpuwarden.runs.run_events import RunEvent, RunEventKind, bounded, joined
 from gpuwarden.runs.run_snapshot import RunSnapshot
 
 _OOMS = ("device_oom", "host_oom")
@@ -31,8 +31,11 @@ _COLUMNS = {  # of a MemoryStory, by the fields of a Window
 }
 
 
-def with_timeline(receipt: RunRecord, run: RunSnapshot) -> RunRecord:
-    """Return a run's receipt with what its memory did since this daemon heard of it."""
+def with_timeline(receipt: RunRecord, run: RunSnapshot, events: Iterable[RunEvent] = ()) -> RunRecord:
+    """Return a run's record with what its memory did since this daemon watches it.
+
+    `events` are those that its own reports do not tell of.
+    """
     most = max_points(len(run.histories))
     devices = (
         replace(each, story=_story(downsample(run.histories[each.uuid].windows, most)))
@@ -41,7 +44,9 @@ def with_timeline(receipt: RunRecord, run: RunSnapshot) -> RunRecord:
         for each in receipt.devices
     )
     failed = (_failed(error, receipt) for error in receipt.errors_told if error.kind in _OOMS)
-    return replace(receipt, devices=tuple(devices), marks=_told(merged(run.marks, failed)))
+    return replace(
+        receipt, devices=tuple(devices), marks=_told(bounded(dict.fromkeys((*run.events, *events, *failed))))
+    )
 
 
 def without_timeline(receipt: RunRecord) -> RunRecord:
@@ -56,7 +61,7 @@ def continue_timeline(before: RunRecord, since: RunRecord) -> RunRecord:
     told = {each.uuid: each.story for each in before.devices if each.story is not None}
     most = max_points(max(len(told), len(since.devices)))
     devices = (_continued(each, told.get(each.uuid), later, most) for each in since.devices)
-    marks = followed(_marks(before.marks), (replace(mark, at=mark.at + later) for mark in _marks(since.marks)))
+    marks = joined(_marks(before.marks), (replace(mark, at=mark.at + later) for mark in _marks(since.marks)))
     return replace(since, devices=tuple(devices), marks=_told(marks))
 
 
@@ -92,22 +97,22 @@ def _windows(story: MemoryTimeline) -> list[MemoryWindow]:
     return [MemoryWindow(steps=0, **dict(zip(_COLUMNS.values(), row, strict=True))) for row in rows]
 
 
-def _told(marks: Iterable[Mark]) -> tuple[RecordedEvent, ...]:
+def _told(marks: Iterable[RunEvent]) -> tuple[RecordedEvent, ...]:
     return tuple(RecordedEvent(round(mark.at, 1), mark.kind, mark.text, mark.uuid) for mark in marks)
 
 
-def _marks(told: Iterable[RecordedEvent]) -> list[Mark]:
-    return [Mark(each.at_seconds, cast("MarkKind", each.kind), each.text, each.uuid) for each in told]
+def _marks(told: Iterable[RecordedEvent]) -> list[RunEvent]:
+    return [RunEvent(each.at_seconds, cast("RunEventKind", each.kind), each.text, each.uuid) for each in told]
 
 
-def _failed(error: RecordedError, receipt: RunRecord) -> Mark:
+def _failed(error: RecordedError, receipt: RunRecord) -> RunEvent:
     """Mark an out-of-memory, with the largest allocation that failed and why."""
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"
     wanted = f": {format_bytes(asked)} wanted" if asked else ""
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
     at = error.timestamp_seconds - receipt.began_timestamp_seconds  # the clock may have been set meanwhile
-    return Mark(min(max(at, 0.0), receipt.duration_seconds), "oom", f"out of {where}{wanted}{why}")
+    return RunEvent(min(max(at, 0.0), receipt.duration_seconds), "oom", f"out of {where}{wanted}{why}")
 
 
 def max_points(devices: int) -> int:

@@ -220,10 +220,6 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
     oom_retries_total = Metric[RunSnapshot](
         "gpuwarden_run_oom_retries_total", "counter", "", "Tries that the run began anew with a smaller batch after an out-of-memory.",
         _of_report(lambda report: report.oom_retries), source="report")
-    advice_total = Metric[RunSnapshot](
-        "gpuwarden_run_advice_total", "counter", "", "Advice sent to the run, by kind; nothing for a run that does not hear.",
-        lambda run: {(kind,): count for kind, count in run.ear.sent.items()} if run.hello.hears else None,
-        labels=("kind",), source="docs/pressure.md")
     advice_heard_total = Metric[RunSnapshot](
         "gpuwarden_run_advice_heard_total", "counter", "", "Advice that has come to the run.",
         lambda run: run.report.advice_heard if run.report and run.hello.hears else None, source="report")

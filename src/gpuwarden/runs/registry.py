@@ -5,6 +5,7 @@ Ages are taken by the monotonic clock: a wall clock that is set back must not ma
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -22,7 +23,6 @@ from gpuwarden.host.process_tree import Usage
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
 from gpuwarden.runs.outcome import OUTCOMES, Outcome
-from gpuwarden.runs.run_events import MarkKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.runs.run_state import Rules, RunState
 from gpuwarden.runs.stall import Patience
@@ -30,6 +30,7 @@ from gpuwarden.runs.stall import Patience
 log = logging.getLogger(__name__)
 
 KEPT_OOM_KILLS = 256
+NO_CO_TENANTS = CoTenants()
 _PATIENCE = Patience()
 
 
@@ -45,21 +46,20 @@ class RunRegistry:
         patience: Patience = _PATIENCE,
         wall: Callable[[], float] = time.time,
         predecessors: PriorRuns | None = None,
-        alarm: Callable[[], object] = lambda: None,
         alerting: bool = False,
     ) -> None:
         self._limit = limit
-        self._rules = Rules(expiry, overhead, patience, wall, predecessors or PriorRuns(), alarm, alerting)
+        self._rules = Rules(expiry, overhead, patience, wall, predecessors or PriorRuns(), alerting)
         self._records: dict[str, RunState] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
-        self.neighbours = CoTenants()
+        self._advice_connections = itertools.count(1)
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.displaced: list[ProcessKey] = []  # whose connections are to be closed, by whoever holds them
         self.received = 0
         self.rejected: Counter[str] = Counter()
 
-    def receive(self, peer: ProcessKey, message: Message, now: float) -> None:
-        """Take one message.
+    def receive(self, peer: ProcessKey, message: Message, now: float) -> bool:
+        """Handle one message; return whether it is worth a poll before the next is due.
 
         Raises ProtocolError: a report before its hello, one run too many, or a fault of our own that the message met.
         """
@@ -69,11 +69,12 @@ class RunRegistry:
                 raise ProtocolError("no_hello", f"run {peer.run_id} sends a report before its hello")
             record = self._admit(peer, message, now)
         try:
-            record.hear(message, now)
+            is_urgent = record.handle(message, now)
         except Exception as error:
             self._tell_fault(record, error)
             raise ProtocolError("internal", f"{type(error).__name__}: the log of the daemon says more") from error
         self.received += 1
+        return is_urgent
 
     def _tell_fault(self, record: RunState, fault: Exception) -> None:
         """Log a fault of our own with its traceback, the first time: one that lasts would come with each message."""
@@ -91,7 +92,6 @@ class RunRegistry:
             peer,
             hello,
             self._rules,
-            self.neighbours,
             seen=now,
             named=now,
             began=self._rules.wall(),
@@ -146,23 +146,23 @@ class RunRegistry:
         if record is not None:
             record.see_exit(now, status)
 
-    def connects_anew(self, peer: ProcessKey) -> None:
-        """Note that a run hears by another connection than before: it is to be told again what holds."""
+    def reconnect_advice(self, peer: ProcessKey) -> bool:
+        """Note that a run reads advice on another connection: it gets again what holds. Return whether it had one."""
         record = self._records.get(peer.run_id)
-        if record is not None and record.ear.told:
-            record.ear.told.clear()
-            self._rules.alarm()
+        if record is None:
+            return False
+        before, record.advice_connection = record.advice_connection, next(self._advice_connections)
+        return before > 0
+
+    def set_advice_limits(self, limits: Mapping[str, Mapping[str, float]]) -> None:
+        """Set beyond how many bytes in use, by run id and UUID, a report is worth a poll before the next is due."""
+        for run_id, record in self._records.items():
+            record.advice_limits = limits.get(run_id, {})
 
     def awaits(self, peer: ProcessKey) -> bool:
         """Tell whether the exit status of a run that has ended would still count."""
         record = self._records.get(peer.run_id)
         return record is not None and record.inquest is not None and not record.inquest.settled
-
-    def mark(self, peer: ProcessKey, kind: MarkKind, text: str, now: float, uuid: str | None = None) -> None:
-        """Mark in a run's story what happened to its memory; nothing where the run is not known."""
-        record = self._records.get(peer.run_id)
-        if record is not None:
-            record.mark(kind, text, uuid, now)
 
     def note_oom_kills(self, kills: Iterable[OomKill]) -> None:
         """Take whom the kernel's OOM killer killed, by pids as this daemon sees them."""
@@ -206,16 +206,18 @@ class RunRegistry:
         snapshot: Snapshot,
         now: float,
         usages: Mapping[ProcessKey, Usage] = MappingProxyType({}),
+        co_tenants: CoTenants = NO_CO_TENANTS,
         *,
         available: float | None = None,
     ) -> tuple[RunSnapshot, ...]:
         """Return all runs, joined with the GPUs of `snapshot` and with what their processes use on the host.
 
-        `available` is the memory that the host has left, in bytes, as of the same look.
+        `available` is the memory that the host has left, in bytes, as of the same sample.
         """
         joined: list[RunSnapshot] = []
         for record in self._records.values():
             try:
+                record.co_tenants = co_tenants
                 self._count(record.review(self._oom_kills, snapshot, now))
                 run = record.run(snapshot, usages.get(record.peer), now, available=available)
             except Exception as error:  # noqa: BLE001 - told; what one run says must not cost the others their poll

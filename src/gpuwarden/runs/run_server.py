@@ -35,8 +35,9 @@ UNREAD_ADVICE_BYTES = 16384  # that the kernel queues for a run that does not re
 class RunServer:
     """Server that accepts runs and hands their messages to the registry. All on one event loop, without threads."""
 
-    def __init__(self, registry: RunRegistry) -> None:
+    def __init__(self, registry: RunRegistry, request_poll: Callable[[], object] = lambda: None) -> None:
         self._registry = registry
+        self._request_poll = request_poll  # before the next is due
         self._listener: socket.socket | None = None
         self._path = Path()
         self._mode = 0
@@ -50,6 +51,7 @@ class RunServer:
         self._unexplained: dict[ProcessKey, int] = {}  # pidfds of ended runs whose exit status is not known yet
         self._serial = 0
         self._limit = MAX_CONNECTIONS
+        self.advice_dropped = 0  # that a connection did not take
         self.refused = 0  # connections closed or not accepted because there were too many
 
     def start(self, path: Path, mode: int, group: str | None = None) -> None:
@@ -233,7 +235,7 @@ class RunServer:
         peer = self._connections[connection]
         try:
             message = decode(data)
-            self._registry.receive(peer, message, time.monotonic())
+            self._hand_over(peer, message)
             if isinstance(message, Hello):
                 self._set_advised(connection, peer, message)
             while self._registry.displaced:
@@ -252,25 +254,31 @@ class RunServer:
         elif self._advised.get(peer) is not connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_ADVICE_BYTES)
             self._advised[peer] = connection
-            self._registry.connects_anew(peer)
+            if self._registry.reconnect_advice(peer):
+                self._request_poll()
 
     def send(self, peer: ProcessKey, advice: Advice) -> bool:
         """Send advice to a run, without blocking; return whether its connection took it."""
         connection = self._advised.get(peer)
-        if connection is None:
-            return False
         try:
-            connection.send(encode(advice), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            if connection is not None:
+                connection.send(encode(advice), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                return True
         except OSError:  # it does not read, or has hung up, which the next read finds
-            return False
-        return True
+            pass
+        self.advice_dropped += 1
+        return False
 
     def receive(self, peer: ProcessKey, message: Message) -> None:
         """Handle one message that came by another way than the socket; count it where it is refused."""
         try:
-            self._registry.receive(peer, message, time.monotonic())
+            self._hand_over(peer, message)
         except ProtocolError as error:
             self._reject(peer, error)
+
+    def _hand_over(self, peer: ProcessKey, message: Message) -> None:
+        if self._registry.receive(peer, message, time.monotonic()):
+            self._request_poll()
 
     def _reject(self, peer: ProcessKey, error: ProtocolError) -> None:
         if not self._registry.rejected[error.reason]:

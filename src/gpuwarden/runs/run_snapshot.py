@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
 from gpuwarden.analysis.memory.headroom import HeadroomUnknown
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
+from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom
+from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.host.process_tree import Usage
+from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.outcome import Ending
-from gpuwarden.runs.run_events import Marks
+from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.stall import Stall
 
 KEPT_ERRORS = 8  # of a run
@@ -51,9 +53,10 @@ class RunSnapshot:
     all. `last_errors` is when the last of each kind was heard of, in Unix time; `ooms` are the allocations that failed
     in the last out-of-memory on GPUs, by UUID. `ending` is there once the run is not up, and may change until it is
     settled. `stall` is there while a step hangs, which it did `stalls` times so far. `histories` of its memory, by
-    UUID, the `marks` in its story, `ear`, what it has been told, and `batch_sizes` go on after the poll: they are read
-    on the event loop, and kept by nobody. `devices` are the UUIDs of its GPUs and MIG instances, while it lives.
-    `verdict` is that of the last out-of-memory.
+    UUID, and `batch_sizes` go on after the poll: they are read on the event loop, and kept by nobody. `events` are
+    those that its reports tell of. `advice_connection` is another number each time that it connects anew to read
+    advice, 0 where it does not. `devices` are the UUIDs of its GPUs and MIG instances, while it lives. `verdict` is
+    that of the last out-of-memory.
     """
 
     peer: ProcessKey
@@ -81,7 +84,18 @@ class RunSnapshot:
     histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)
     verdict: Diagnosis | None = None
     devices: tuple[str, ...] = ()
-    ear: DeliveryState = field(default_factory=DeliveryState, compare=False)
-    marks: Marks = field(default_factory=Marks, compare=False)
+    events: tuple[RunEvent, ...] = ()
+    advice_connection: int = 0
     batch_sizes: BatchSizeTracker | None = field(default=None, compare=False)
     batch_size_advice: BatchSizeAdvice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPoll:
+    """Poll joined with its runs, for the stages that follow; `now` is monotonic."""
+
+    snapshot: Snapshot
+    runs: Sequence[RunSnapshot]
+    now: float
+    owners: Owners = field(default_factory=Owners)
+    co_tenants: CoTenants = field(default_factory=CoTenants)

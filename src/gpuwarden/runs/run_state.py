@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from gpuwarden.advice.delivery_state import DeliveryState
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
 from gpuwarden.analysis.memory.device_memory import held_by_others, is_listed, memory_by_gpu
@@ -32,7 +31,7 @@ from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.error_log import ErrorLog
 from gpuwarden.runs.outcome import Evidence, Outcome
 from gpuwarden.runs.outcome_evidence import OutcomeEvidence, xids
-from gpuwarden.runs.run_events import Mark, MarkKind, Marks
+from gpuwarden.runs.run_events import ReportEvents
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
 from gpuwarden.runs.stall import Patience, Stall, StallWatch
 
@@ -46,8 +45,7 @@ TOLD_STALLS = 20  # of a run, in the log
 class Rules:
     """Settings of runs: `expiry` in seconds, `overhead` in bytes (docs/headroom.md); `wall` tells Unix time.
 
-    `alarm` is called when there may be something that a run is to be told before the next poll is due, or somebody
-    else, where the daemon is `alerting`.
+    `alerting`: the daemon itself sends alerts.
     """
 
     expiry: float
@@ -55,7 +53,6 @@ class Rules:
     patience: Patience
     wall: Callable[[], float]
     predecessors: PriorRuns = field(default_factory=PriorRuns)
-    alarm: Callable[[], object] = lambda: None
     alerting: bool = False
 
 
@@ -66,7 +63,6 @@ class RunState:
     peer: ProcessKey
     hello: Hello
     rules: Rules
-    neighbours: CoTenants
     seen: float
     named: float  # when its name or framework last changed
     began: float  # Unix time, to show
@@ -88,8 +84,10 @@ class RunState:
     inquiry: Diagnoser = field(default_factory=Diagnoser)
     error_log: ErrorLog = field(default_factory=ErrorLog)
     histories: dict[str, MemoryHistory] = field(default_factory=dict)  # of its memory, by UUID
-    ear: DeliveryState = field(default_factory=DeliveryState)
-    marks: Marks = field(default_factory=Marks)
+    co_tenants: CoTenants = field(default_factory=CoTenants)  # of the last poll
+    advice_connection: int = 0  # another number each time that it connects anew to read advice
+    advice_limits: Mapping[str, float] = field(default_factory=dict)  # bytes in use by UUID, beyond which there is news
+    events: ReportEvents = field(default_factory=ReportEvents)
     outlook: LeakWatch = field(default_factory=LeakWatch)
     headroom: HeadroomTracker = field(init=False)
     batch_sizes: BatchSizeTracker = field(init=False)
@@ -98,8 +96,8 @@ class RunState:
         self.headroom = HeadroomTracker(self.rules.overhead)
         self.batch_sizes = BatchSizeTracker(self.rules.predecessors, self.peer.uid)
 
-    def hear(self, message: Message, now: float) -> None:
-        """Take a message, of which a hello is the first."""
+    def handle(self, message: Message, now: float) -> bool:
+        """Handle a message, of which a hello is the first; return whether it is worth a poll before the next is due."""
         if isinstance(message, Hello):
             self._rename(message, now)
         elif self.wish is not None:
@@ -109,17 +107,19 @@ class RunState:
             self.inquest = None
         if isinstance(message, Error):
             self._note(message, now)
-        elif isinstance(message, Report):
+            return self.rules.alerting and message.kind in OOM_KINDS
+        if isinstance(message, Report):
             self._date_errors(message)
-            if self.report is None and (self.hello.hears or self.rules.alerting):
-                self.rules.alarm()  # it is not to wait for the next poll to be watched over
-            self._remember(message, now)
+            urgent = self.report is None and (self.hello.hears or self.rules.alerting)
+            urgent = self._remember(message, now) or urgent
             self.inquiry.handle_report(message, self.report)
             self.report, self.last_report, self.last_report_time = message, now, self.rules.wall()
             self.stalling.hear(message, now)
-        elif isinstance(message, End):
+            return urgent
+        if isinstance(message, End):
             inquest = self._end(now)
             inquest.evidence = replace(inquest.evidence, farewell=message)
+        return False
 
     def _rename(self, hello: Hello, now: float) -> None:
         """Take a changed hello; but a new name makes new series, so there is one an expiry at most: the last one."""
@@ -143,8 +143,6 @@ class RunState:
         seen = SeenError(error, self.rules.wall(), left.now, left.at_peak, verdict)
         self.errors.append(seen)
         self.last_errors[error.kind] = seen.at
-        if self.rules.alerting and error.kind in OOM_KINDS:
-            self.rules.alarm()
         failed = self._failed(seen) if error.kind == "device_oom" else {}
         if error.kind == "device_oom":
             self.last_oom, self.ooms = seen, failed
@@ -168,7 +166,7 @@ class RunState:
         """Say what others took of a device; a process whose pid nobody knows cannot be told from its neighbours."""
         if not self.peer.pid:
             return ()
-        return self.neighbours.taken(uuid, self._own, None if since is None else self.began_at + since, now)
+        return self.co_tenants.taken(uuid, self._own, None if since is None else self.began_at + since, now)
 
     @property
     def _own(self) -> set[int]:
@@ -189,22 +187,20 @@ class RunState:
     def _failed(self, seen: SeenError) -> dict[str, Oom]:
         return ooms_by_gpu(seen.error, self.hello, self.uuids, seen.headroom, seen.least_headroom)
 
-    def mark(self, kind: MarkKind, text: str, uuid: str | None, now: float) -> None:
-        """Mark in its story that something happened to its memory."""
-        self.marks.add(Mark(max(now - self.began_at, 0.0), kind, text, uuid))
-
-    def _remember(self, report: Report, now: float) -> None:
-        at = now - self.began_at
-        self.marks.hear(self.report, report, at)
+    def _remember(self, report: Report, now: float) -> bool:
+        """Add a report to what is known of its memory; return whether it uses so much that there is news."""
+        at, passed = now - self.began_at, False
+        self.events.update(self.report, report, at)
         self.batch_sizes.add_report(report, self.uuids, at)
         for uuid, memory in memory_by_gpu(report.memory, self.uuids).items():
             history = self.histories.get(uuid)
             if history is None:
                 history = self.histories[uuid] = MemoryHistory()
             history.add_report(memory, report, at)
-            if self.ear.alarms and memory.current > self.ear.alarms.get(uuid, math.inf):
-                self.ear.alarms.clear()
-                self.rules.alarm()
+            if memory.current > self.advice_limits.get(uuid, math.inf):
+                self.advice_limits = {}  # one poll is enough
+                passed = True
+        return passed
 
     def _date_errors(self, report: Report) -> None:
         """Take note of errors that were not told one by one; of a first report nobody knows how old they are."""
@@ -308,8 +304,8 @@ class RunState:
             histories=self.histories,
             verdict=self.inquiry.diagnosis,
             devices=tuple(dict.fromkeys(self.uuids.values())) if up else (),
-            ear=self.ear,
-            marks=self.marks,
+            events=self.events.events,
+            advice_connection=self.advice_connection,
             batch_sizes=self.batch_sizes,
             batch_size_advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
             growth=self.outlook.update_gpus(self.histories, memory, who, age),

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.runs.run_snapshot import RunSnapshot
+from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.gpu_meter import Meter
 from gpuwarden.usage.run_usage import RunUsage
 from gpuwarden.usage.tally import DeviceTally, RunTally
@@ -23,7 +23,7 @@ _Devices: TypeAlias = "dict[str, tuple[Gpu, bool]]"
 
 
 class UsageAccountant:
-    """Accountant of all runs. Used by one event loop; `now` is monotonic."""
+    """Accountant of all runs. Used by one event loop."""
 
     def __init__(self, longest_interval: float) -> None:
         self._max_gap = MAX_GAP_INTERVALS * longest_interval
@@ -31,22 +31,20 @@ class UsageAccountant:
         self._tallies: dict[str, RunTally] = {}  # by run id
         self._last: float | None = None
 
-    def update(
-        self, runs: Sequence[RunSnapshot], snapshot: Snapshot, now: float, earlier: Mapping[str, RunUsage] = NOTHING
-    ) -> dict[str, RunUsage]:
+    def update(self, poll: JoinedPoll, earlier: Mapping[str, RunUsage] = NOTHING) -> dict[str, RunUsage]:
         """Add what came with a poll; return what each run has used, by id: once more, settled, of those that are gone.
 
         `earlier` is usage of runs that was counted elsewhere before, as it becomes known.
         """
         before, self._tallies = self._tallies, {}
-        for run_id in (run.peer.run_id for run in runs):
+        for run_id in (run.peer.run_id for run in poll.runs):
             self._tallies[run_id] = before.pop(run_id) if run_id in before else RunTally()
         for run_id, usage in earlier.items():
             tally = self._tallies.get(run_id) or before.get(run_id)
             if tally is not None:
                 tally.earlier = tally.earlier.after(usage)
-        if runs:
-            self._add_poll(runs, snapshot, now)
+        if poll.runs:
+            self._add_poll(poll)
         else:
             self._meters, self._last = {}, None
         return {**_settled(before), **{run_id: tally.usage() for run_id, tally in self._tallies.items()}}
@@ -55,11 +53,11 @@ class UsageAccountant:
         """Return what each run has used, with all that was polled: the daemon ends."""
         return _settled(self._tallies)
 
-    def _add_poll(self, runs: Sequence[RunSnapshot], snapshot: Snapshot, now: float) -> None:
-        last, self._last = self._last, now
-        elapsed = now - last if last is not None and now - last <= self._max_gap else 0.0
-        devices = _devices(snapshot)
-        listed = _listed(snapshot)
+    def _add_poll(self, poll: JoinedPoll) -> None:
+        last, self._last, runs = self._last, poll.now, poll.runs
+        elapsed = poll.now - last if last is not None and poll.now - last <= self._max_gap else 0.0
+        devices = _devices(poll.snapshot)
+        listed = _listed(poll.snapshot)
         held = [_held(run, listed, devices) if run.up else set[str]() for run in runs]
         self._read_meters(runs, held, devices)
         for run, uuids in zip(runs, held, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuwarden.analysis.oom.co_tenants import MAX_CHANGES, MAX_PROCESSES, CoTenants
+from gpuwarden.analysis.oom.co_tenants import MAX_CHANGES, MAX_PROCESSES, CoTenantTracker
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.owners.processes import ProcessIdentity
@@ -31,15 +31,15 @@ def box(**held: float) -> Snapshot:
 
 def test_growth_since() -> None:
     """What a process took since a time, when it began to, and who it is; one that shrank or stayed took nothing."""
-    book = CoTenants()
+    tracker = CoTenantTracker()
     for at, seen in (
         (0.0, box(p7=10, p8=5, p9=3, p10=2)),
         (1.0, box(p7=10, p8=5, p9=3, p10=2)),
         (2.0, box(p7=12, p8=20, p9=1, p10=2)),
         (3.0, box(p7=12, p8=25, p9=1, p10=2, p11=4)),
     ):
-        book.see(seen, OWNERS, at)
-    most, least = book.taken("GPU-0", {7}, 0.5, now=4.0)
+        found = tracker.update(seen, OWNERS, at)
+    most, least = found.taken("GPU-0", {7}, 0.5, now=4.0)
     assert (most.name, most.grown, most.held, most.seconds) == (
         "python process 8 of bob (run 8-77, container jupyter-bob)",
         20 * GIB,
@@ -47,45 +47,45 @@ def test_growth_since() -> None:
         2.0,
     )
     assert (least.name, least.grown, least.seconds) == ("process 11", 4 * GIB, 1.0)
-    assert [each.grown for each in book.taken("GPU-0", {7}, 2.5, now=4.0)] == [5 * GIB, 4 * GIB]
-    assert book.taken("GPU-0", {7, 8, 11}, 0.0, now=4.0) == ()
-    assert book.taken("GPU-1", {7}, 0.0, now=4.0) == ()
+    assert [each.grown for each in found.taken("GPU-0", {7}, 2.5, now=4.0)] == [5 * GIB, 4 * GIB]
+    assert found.taken("GPU-0", {7, 8, 11}, 0.0, now=4.0) == ()
+    assert found.taken("GPU-1", {7}, 0.0, now=4.0) == ()
 
 
 def test_who_was_there_before() -> None:
     """A process that the first poll found took nothing by that; one that comes in a later poll did."""
-    book = CoTenants()
-    book.see(box(p8=60), OWNERS, 100.0)
-    assert book.taken("GPU-0", (), 50.0, now=101.0) == ()
-    book.see(box(), OWNERS, 101.0)
-    book.see(box(p8=60), OWNERS, 102.0)
-    assert [each.grown for each in book.taken("GPU-0", (), 50.0, now=103.0)] == [60 * GIB]
+    tracker = CoTenantTracker()
+    found = tracker.update(box(p8=60), OWNERS, 100.0)
+    assert found.taken("GPU-0", (), 50.0, now=101.0) == ()
+    found = tracker.update(box(), OWNERS, 101.0)
+    found = tracker.update(box(p8=60), OWNERS, 102.0)
+    assert [each.grown for each in found.taken("GPU-0", (), 50.0, now=103.0)] == [60 * GIB]
 
 
 def test_bounds() -> None:
     """However many processes come and however often one changes, little is kept, and the first and last are right."""
-    book = CoTenants()
+    tracker = CoTenantTracker()
     for each in range(1000):
-        book.see(box(p8=1 + each / 100), OWNERS, float(each))
-    (taken,) = book.taken("GPU-0", (), 0.0, now=1000.0)
+        found = tracker.update(box(p8=1 + each / 100), OWNERS, float(each))
+    (taken,) = found.taken("GPU-0", (), 0.0, now=1000.0)
     assert taken.grown == pytest.approx(9.99 * GIB)
-    (process,) = book._devices["GPU-0"].values()
+    (process,) = found.devices["GPU-0"].values()
     assert len(process.changes) <= MAX_CHANGES
-    book.see(box(**{f"p{each}": each / 1e4 for each in range(1, 1000)}), OWNERS, 1001.0)
-    assert len(book._devices["GPU-0"]) == MAX_PROCESSES
+    found = tracker.update(box(**{f"p{each}": each / 1e4 for each in range(1, 1000)}), OWNERS, 1001.0)
+    assert len(found.devices["GPU-0"]) == MAX_PROCESSES
 
 
 def test_instances() -> None:
     """A MIG instance has its own neighbours; a GPU that does not answer has none that are new."""
-    book = CoTenants()
-    book.see(snapshot(divided(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
+    tracker = CoTenantTracker()
+    found = tracker.update(snapshot(divided(0, free=[5 * GIB, 5 * GIB])), OWNERS, 0.0)
     shared = snapshot(divided(0, free=[4 * GIB, 5 * GIB], held={8: 0}))
-    book.see(shared, OWNERS, 1.0)
-    assert [each.pid for each in book.taken("MIG-0-0", (), 0.5, now=2.0)] == [8]
-    assert book.taken("MIG-0-1", (), 0.5, now=2.0) == ()
-    assert book.taken("GPU-0", (), 0.5, now=2.0) == ()
-    book.see(snapshot(replace(shared.gpus[0], fault="timeout", processes=())), OWNERS, 3.0)
-    assert [each.pid for each in book.taken("MIG-0-0", (), 0.5, now=4.0)] == [8]
+    found = tracker.update(shared, OWNERS, 1.0)
+    assert [each.pid for each in found.taken("MIG-0-0", (), 0.5, now=2.0)] == [8]
+    assert found.taken("MIG-0-1", (), 0.5, now=2.0) == ()
+    assert found.taken("GPU-0", (), 0.5, now=2.0) == ()
+    found = tracker.update(snapshot(replace(shared.gpus[0], fault="timeout", processes=())), OWNERS, 3.0)
+    assert [each.pid for each in found.taken("MIG-0-0", (), 0.5, now=4.0)] == [8]
 
 
 ALICE = ProcessKey(pid=7, uid=1000, start=1)
@@ -99,6 +99,7 @@ class Life:
     def __init__(self, peer: ProcessKey) -> None:
         self.peer = peer
         self.registry = RunRegistry(limit=10, expiry=60.0, overhead=GIB)
+        self._tracker = CoTenantTracker()
         self.now = 0.0
         self.registry.receive(self.peer, Hello("resnet", "tensorflow 2.21.0", {"GPU:0": "GPU-0"}), 0.0)
 
@@ -106,8 +107,7 @@ class Life:
         """Take a poll."""
         self.now += 0.5
         seen = box(**held)
-        self.registry.neighbours.see(seen, OWNERS, self.now)
-        (run,) = self.registry.runs(seen, self.now)
+        (run,) = self.registry.runs(seen, self.now, co_tenants=self._tracker.update(seen, OWNERS, self.now))
         return run
 
     def report(self, steps: int, current: float = 2, peak: float = 12) -> None:

@@ -6,7 +6,7 @@ memory in use has changed, graphics processes of the slow tier.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuwarden.analysis.oom.context import CoTenantMemory
@@ -27,7 +27,7 @@ class Change:
     memory: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CoTenant:
     """One process on one device; bytes, and monotonic times.
 
@@ -39,7 +39,7 @@ class CoTenant:
     base: int
     since: float
     rose: float
-    changes: list[Change] = field(default_factory=list)
+    changes: tuple[Change, ...] = ()
 
     @property
     def held(self) -> int:
@@ -51,16 +51,16 @@ class CoTenant:
         """Bytes by which it has grown without a rest."""
         return self.held - self.base
 
-    def update(self, memory: int, now: float) -> None:
-        """Take what it holds at a poll."""
-        if memory > self.held:
-            self.rose = now
-        if memory <= self.base or now - self.rose >= REST_SECONDS:
-            self.base, self.since = memory, now
-        if not self.changes or memory != self.held:
-            self.changes.append(Change(now, memory))
-        if len(self.changes) > MAX_CHANGES:
-            del self.changes[1:-1:2]  # the first and the last stay, between them time gets coarser
+    def updated(self, memory: int, now: float) -> CoTenant:
+        """Return it as of a poll that finds it to hold so much."""
+        rose = now if memory > self.held else self.rose
+        base, since = (memory, now) if memory <= self.base or now - rose >= REST_SECONDS else (self.base, self.since)
+        changes = self.changes
+        if not changes or memory != self.held:
+            changes = (*changes, Change(now, memory))
+        if len(changes) > MAX_CHANGES:  # the first and the last stay, between them time gets coarser
+            changes = (changes[0], *changes[2:-1:2], changes[-1])
+        return CoTenant(self.initial, base, since, rose, changes)
 
     def held_at(self, then: float | None) -> int:
         """Return what it held then; None is before anything was there."""
@@ -76,44 +76,16 @@ class CoTenant:
         return next((each.at for each in self.changes if each.at > then and each.memory > held), self.changes[-1].at)
 
 
+@dataclass(frozen=True, slots=True)
 class CoTenants:
-    """The processes on all devices; used by one event loop. What has ended is forgotten: its memory is free again."""
+    """Processes on all devices at a poll, by the device's UUID and by pid, and who they are."""
 
-    def __init__(self) -> None:
-        self._devices: dict[str, dict[int, CoTenant]] = {}
-        self._last = 0.0  # poll
-        self._owners = Owners()
-
-    def see(self, snapshot: Snapshot, owners: Owners, now: float) -> None:
-        """Take the processes of a poll and who they are."""
-        self._owners = owners
-        for gpu in snapshot.gpus:
-            if gpu.up:
-                whole = gpu.identity.uuid
-                for device in (whole, *(each.identity.uuid for each in gpu.mig)):
-                    self._update(device, [each for each in gpu.processes if (each.instance or whole) == device], now)
-        self._last = now
-
-    def _update(self, device: str, processes: Sequence[GpuProcess], now: float) -> None:
-        """Update one device: all that is there when it is first seen may have been so for long, and is no growth."""
-        if len(processes) > MAX_PROCESSES:
-            processes = sorted(processes, key=lambda process: -(process.memory or 0))[:MAX_PROCESSES]
-        known = self._devices.get(device)
-        kept = self._devices[device] = {}
-        for process in processes:
-            memory = process.memory
-            if memory is None:
-                continue
-            if known is None:
-                neighbour = CoTenant(memory, memory, now, now)
-            else:
-                neighbour = known.get(process.pid) or CoTenant(0, 0, self._last, now)
-            neighbour.update(memory, now)
-            kept[process.pid] = neighbour
+    devices: Mapping[str, Mapping[int, CoTenant]] = field(default_factory=dict)
+    owners: Owners = field(default_factory=Owners)
 
     def grown(self, device: str) -> list[tuple[int, CoTenant]]:
         """Return the processes that grow by pid, the one that grew most first; those without a pid are left out."""
-        there = self._devices.get(device, {}).items()
+        there = self.devices.get(device, {}).items()
         return sorted(((pid, each) for pid, each in there if pid and each.grown), key=lambda each: -each[1].grown)
 
     def taken(self, device: str, own: Collection[int], then: float | None, now: float) -> tuple[CoTenantMemory, ...]:
@@ -124,10 +96,54 @@ class CoTenants:
         return tuple(sorted(self._taken(device, own, then, now), key=lambda each: -each.grown))
 
     def _taken(self, device: str, own: Collection[int], then: float | None, now: float) -> Iterator[CoTenantMemory]:
-        for pid, each in self._devices.get(device, {}).items():
+        for pid, each in self.devices.get(device, {}).items():
             grown = each.held - each.held_at(then)
             if pid not in own and grown > 0:
-                yield CoTenantMemory(pid, _who(pid, self._owners), grown, each.held, now - each.grew_at(then))
+                yield CoTenantMemory(pid, _who(pid, self.owners), grown, each.held, now - each.grew_at(then))
+
+
+class CoTenantTracker:
+    """Tracker of all processes, from poll to poll. Used by one event loop.
+
+    A process that has ended is dropped, as its memory is free again.
+    """
+
+    def __init__(self) -> None:
+        self._devices: Mapping[str, Mapping[int, CoTenant]] = {}
+        self._last = 0.0  # poll
+
+    def update(self, snapshot: Snapshot, owners: Owners, now: float) -> CoTenants:
+        """Return the processes of a poll with what they held before; those of a GPU that is not up stay as they were.
+
+        `now` is monotonic.
+        """
+        devices = dict(self._devices)
+        for gpu in snapshot.gpus:
+            if gpu.up:
+                whole = gpu.identity.uuid
+                for device in (whole, *(each.identity.uuid for each in gpu.mig)):
+                    processes = [each for each in gpu.processes if (each.instance or whole) == device]
+                    devices[device] = self._updated(devices.get(device), processes, now)
+        self._devices, self._last = devices, now
+        return CoTenants(devices, owners)
+
+    def _updated(
+        self, known: Mapping[int, CoTenant] | None, processes: Sequence[GpuProcess], now: float
+    ) -> dict[int, CoTenant]:
+        """Update one device: all that is there when it is first seen may have been so for long, and is no growth."""
+        if len(processes) > MAX_PROCESSES:
+            processes = sorted(processes, key=lambda process: -(process.memory or 0))[:MAX_PROCESSES]
+        updated: dict[int, CoTenant] = {}
+        for process in processes:
+            memory = process.memory
+            if memory is None:
+                continue
+            if known is None:
+                before = CoTenant(memory, memory, now, now)
+            else:
+                before = known.get(process.pid) or CoTenant(0, 0, self._last, now)
+            updated[process.pid] = before.updated(memory, now)
+        return updated
 
 
 def _who(pid: int, owners: Owners) -> str:
