@@ -28,7 +28,7 @@ STYLE = """
 text { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1f2933; text-anchor: middle }
 .small { font-size: 11px; fill: #52606d }
 .title { font-size: 13px; fill: #52606d; text-anchor: start }
-.side { font-size: 13px; font-weight: bold; fill: #8a4b08 }
+.side { font-size: 13px; font-weight: bold; fill: #8a4b08; paint-order: stroke; stroke: #f4f6f8; stroke-width: 5px }
 .box { fill: #e3edf9; stroke: #3a6ea5 }
 .client { fill: #fdeeda; stroke: #b86e14 }
 .band { fill: #ffffff } .band.odd { fill: #f4f6f8 }
@@ -53,7 +53,7 @@ class Node:
         """Width in pixels."""
         if self.part is None:
             return BEND_WIDTH
-        return max(70, 9 * len(LABELS.get(self.part, self.part)) + 20, 5.6 * len(subpackages(self.part)) + 16)
+        return max(70, 9 * len(LABELS.get(self.part, self.part)) + 20, 6 * len(subpackages(self.part)) + 20)
 
 
 def subpackages(part: str) -> str:
