@@ -66,14 +66,14 @@ def test_golden_has_every_key() -> None:
 def test_clock_set(clock: float, duration: float) -> None:
     """A run has lasted no less than it has, and no more, whatever the clock was set to meanwhile."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = build_record(seen, BEGAN + clock, boot_id=None, user=None, account=RunUsage())
+    whole = build_record(seen, BEGAN + clock, boot_id=None, user=None, usage=RunUsage())
     assert (whole.duration_seconds, whole.updated_timestamp_seconds) == (duration, BEGAN + clock)
 
 
 def test_machine_that_slept() -> None:
     """That is a part of the run's time, which the monotonic clock leaves out."""
     seen = replace(run(), ending=None, began=BEGAN, lasted=9000.0)
-    whole = build_record(seen, BEGAN + 9700, boot_id=None, user=None, account=RunUsage(), slept=700.0)
+    whole = build_record(seen, BEGAN + 9700, boot_id=None, user=None, usage=RunUsage(), slept=700.0)
     assert whole.duration_seconds == 9700
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_known_has_no_key() -> None:
     bare = RunSnapshot(
         ProcessKey(7, 1000, 1), Hello("r", "f", {}), None, None, up=True, current=False, began=BEGAN, lasted=5.0
     )
-    plain = json_from_record(build_record(bare, BEGAN + 5, boot_id=None, user=None, account=RunUsage()))
+    plain = json_from_record(build_record(bare, BEGAN + 5, boot_id=None, user=None, usage=RunUsage()))
     assert plain == {
         "version": 1,
         "run_id": "7-1",
@@ -136,7 +136,7 @@ def test_receipt_comes_back_from_json() -> None:
     back = record_from_json(json.loads(json.dumps(json_from_record(made))))
     assert json_from_record(back) == json_from_record(made)
     account, uptime = usage_from_record(back), back.began_uptime_seconds
-    again = build_record(run(), BEGAN + 7980, boot_id="b0", user="alice", account=account, began_uptime=uptime)
+    again = build_record(run(), BEGAN + 7980, boot_id="b0", user="alice", usage=account, began_uptime=uptime)
     assert json_from_record(with_timeline(again, run())) == json_from_record(made)
 
 
@@ -187,7 +187,7 @@ def test_continued_receipt() -> None:
         BEGAN + 9100,
         boot_id="b0",
         user=None,
-        account=RunUsage(),
+        usage=RunUsage(),
     )
     both = continue_record(before, replace(since, updated_timestamp_seconds=BEGAN + 9100))
     assert (both.began_timestamp_seconds, both.duration_seconds) == (BEGAN, 9100)
@@ -205,7 +205,7 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
         BEGAN + 9100,
         boot_id="b0",
         user=None,
-        account=usage_from_record(before),
+        usage=usage_from_record(before),
     )
     for later in (continue_record(before, bare), conclude_record(before, "the machine was booted anew")):
         plain = json_from_record(later)
@@ -227,7 +227,7 @@ def test_log_line() -> None:
 def test_log_line_of_nothing_known() -> None:
     """It does not end in the middle of a sentence."""
     bare = replace(run(), report=None)
-    said = build_record(bare, BEGAN, boot_id=None, user=None, account=RunUsage())
+    said = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage())
     assert log_line(said).endswith("after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it")
 
 
@@ -337,13 +337,13 @@ def test_what_one_poll_saw() -> None:
         {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
     )
     bare = replace(run(), growth={}, batch_sizes=None)
-    made = build_record(bare, BEGAN, boot_id=None, user=None, account=account)
+    made = build_record(bare, BEGAN, boot_id=None, user=None, usage=account)
     plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
     assert "gpu_seconds" not in log_line(made)
     assert "energy" not in log_line(made)
-    again = build_record(bare, BEGAN, boot_id=None, user=None, account=usage_from_record(record_from_json(plain)))
+    again = build_record(bare, BEGAN, boot_id=None, user=None, usage=usage_from_record(record_from_json(plain)))
     assert json_from_record(again) == plain
 
 

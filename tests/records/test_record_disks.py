@@ -18,7 +18,7 @@ import pytest
 from receipt_cases import run
 
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.records import recorder as module
+from gpuwarden.records import writer as module
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import FILE_NAME, RecordStore
 from gpuwarden.runs.run_snapshot import JoinedPoll
@@ -41,9 +41,9 @@ async def write_without_end(folder: Path, first: int, told: int) -> None:
     for pid in range(first, 900_000, 5):
         runs = [replace(ended, peer=ProcessKey(each, 1000, 99)) for each in range(pid, pid + 5)]
         receipts.update(JoinedPoll(snapshot(), [*runs, *going_on], time.monotonic()), {})
-        while receipts._flushing:
+        while receipts._writer.is_busy:
             await asyncio.sleep(0)
-        if not receipts._waiting:
+        if not receipts._writer.pending:
             os.write(told, b"%d\n" % (pid + 4))
 
 

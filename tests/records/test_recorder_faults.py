@@ -16,10 +16,11 @@ import pytest
 from receipt_cases import ACCOUNT, BEGAN, BEGAN_UPTIME, receipt, run
 
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.records import recorder as module
+from gpuwarden.records import writer as module
 from gpuwarden.records.record import RunRecord, json_from_record, record_from_json
-from gpuwarden.records.recorder import RETRY_SECONDS, WRITE_SECONDS, Recorder
+from gpuwarden.records.recorder import WRITE_SECONDS, Recorder
 from gpuwarden.records.store import RecordStore, row_from_record
+from gpuwarden.records.writer import RETRY_SECONDS
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.usage.run_usage import RunUsage
@@ -70,7 +71,7 @@ class Keeper:
 
     def is_written(self) -> bool:
         """Tell whether nothing waits to be written."""
-        return self.receipts._is_open and not (self.receipts._waiting or self.receipts._batch)
+        return self.receipts._writer.is_open and not self.receipts._writer.pending
 
 
 def kept(folder: Path) -> tuple[list[int], list[RunRecord]]:
@@ -103,7 +104,7 @@ def test_disk_is_tried_again(tmp_path: Path) -> None:
         for _ in range(5):
             keeper.poll(*runs)
             await asyncio.sleep(0.02)
-        assert not keeper.receipts._is_open  # not again with each poll
+        assert not keeper.receipts._writer.is_open  # not again with each poll
         await keeper.until(keeper.is_written, *runs, later=RETRY_SECONDS + 1)
         assert keeper.receipts.errors == 1
         assert [each["pid"] for each in (await keeper.listed())["past"]] == [8]
@@ -146,9 +147,9 @@ def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def scenario() -> None:
         keeper, written = Keeper(tmp_path, most_runs=500), Counter[int]()
         await keeper.receipts.open()
-        monkeypatch.setattr(keeper.receipts, "_receipt", lambda live: live.run.peer.pid)
-        monkeypatch.setattr(keeper.receipts, "_write", lambda pid: written.update([pid]))
-        began = keeper.receipts._seen_at
+        monkeypatch.setattr(keeper.receipts, "_record", lambda present: present.run.peer.pid)
+        monkeypatch.setattr(keeper.receipts._writer, "write", lambda pid: written.update([pid]))
+        began = keeper.receipts._updated_at
         for second in range(int(seconds)):
             before = written.total()
             keeper.receipts.update(JoinedPoll(snapshot(), runs, began + second), {})
@@ -177,8 +178,8 @@ def test_errors_are_written_at_once(tmp_path: Path) -> None:
         keeper.poll(SO_FAR)
         assert not keeper.is_written()
         await keeper.until(keeper.is_written, SO_FAR, later=2.0)
-        assert keeper.receipts._store is not None
-        keeper.receipts._store.close()
+        assert keeper.receipts._writer._store is not None
+        keeper.receipts._writer._store.close()
         (found,) = kept(tmp_path)[1]
         assert len(found.errors_told) == 1
 
@@ -230,7 +231,7 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     async def scenario() -> None:
         keeper = Keeper(tmp_path)
         await keeper.receipts.open()
-        monkeypatch.setattr(keeper.receipts._store, "write", lambda _rows: mended.wait())
+        monkeypatch.setattr(keeper.receipts._writer._store, "write", lambda _rows: mended.wait())
         keeper.poll(ENDED, later=2.0)
         await asyncio.sleep(0)
         keeper.poll(ENDED, later=module.HANG_SECONDS + 3)
@@ -239,8 +240,8 @@ def test_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
             await keeper.receipts.one("7-7")
         refused = await asyncio.gather(*(keeper.receipts.one("7-7") for _ in range(200)), return_exceptions=True)
         assert {getattr(each, "strerror", "") for each in refused} == {"it does not answer"}
-        assert keeper.receipts._thread is not None
-        assert keeper.receipts._thread._calls.qsize() <= 66
+        assert keeper.receipts._writer._thread is not None
+        assert keeper.receipts._writer._thread._calls.qsize() <= 66
         await keeper.receipts.stop({})
 
     play(scenario())
@@ -261,7 +262,7 @@ def test_stop_on_a_disk_that_hangs_while_nothing_waits(
     async def scenario() -> None:
         keeper = Keeper(tmp_path)
         await keeper.receipts.open()
-        monkeypatch.setattr(keeper.receipts._store, hanging, lambda *_: mended.wait())
+        monkeypatch.setattr(keeper.receipts._writer._store, hanging, lambda *_: mended.wait())
         listing = asyncio.create_task(keeper.listed())
         await asyncio.sleep(0.05)
         await asyncio.wait_for(keeper.receipts.stop({}), 5)

@@ -57,7 +57,7 @@ def usage_on(uuids: Iterable[str]) -> RunUsage:
 def told(made: RunSnapshot) -> RunRecord:
     """Make its receipt."""
     usage = usage_on(made.histories)
-    return with_timeline(build_record(made, BEGAN + 7980, boot_id="b0", user="alice", account=usage), made)
+    return with_timeline(build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=usage), made)
 
 
 def test_a_long_run_is_told_in_few_points() -> None:
@@ -128,7 +128,7 @@ def test_story_goes_on_after_a_restart() -> None:
         run_on(1, busy_history(50)), began=BEGAN + 160, events=(RunEvent(7.0, "pressure", "memory: critical"),)
     )
     usage = usage_on(later.histories)
-    since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, account=usage), later)
+    since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, usage=usage), later)
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
     since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
@@ -151,7 +151,7 @@ def test_story_of_a_run_that_reports_no_more() -> None:
     before = told(run_on(1, busy_history(100)))
     silent = replace(run_on(1, MemoryHistory()), histories={}, began=BEGAN + 160)
     usage = usage_on(run_on(1, MemoryHistory()).histories)
-    since = with_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, account=usage), silent)
+    since = with_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, usage=usage), silent)
     assert continue_record(before, continue_timeline(before, since)).devices[0].story == before.devices[0].story
 
 

@@ -137,5 +137,5 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
 def receipt(pid: int = 4711, **settings: Any) -> RunRecord:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
-    told = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", account=ACCOUNT, began_uptime=BEGAN_UPTIME)
+    told = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=BEGAN_UPTIME)
     return with_timeline(told, made)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from receipt_cases import run
 
-from gpuwarden.records.recorder import RETRY_SECONDS, Recorder
+from gpuwarden.records.recorder import Recorder
+from gpuwarden.records.writer import RETRY_SECONDS
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from snapshots import snapshot
 
@@ -40,11 +41,12 @@ def mount(folder: str, options: str) -> None:
 
 async def step(name: str, receipts: Recorder, runs: list[RunSnapshot], later: float) -> None:
     """Poll until the disk has all or has failed, and print what is known then."""
-    receipts.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
-    while receipts._flushing:
-        await asyncio.sleep(0.01)
+    for _ in range(2):  # what is opened in one poll is written in the next
+        receipts.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
+        while receipts._writer.is_busy:
+            await asyncio.sleep(0.01)
     listed = len(json.loads(await receipts.listing(1000))["past"])
-    print(json.dumps([name, messages.copy(), listed, listed - len(receipts._waiting)]), flush=True)
+    print(json.dumps([name, messages.copy(), listed, listed - receipts._writer.pending]), flush=True)
     messages.clear()
 
 

@@ -459,8 +459,7 @@ class Box:
 
     async def _settle(self) -> None:
         """Wait until the daemon's threads have done what the poll gave them, and write the timeline."""
-        if self._pipeline.recorder._flushing:
-            await asyncio.wait([self._pipeline.recorder._flushing])
+        await self._pipeline.recorder._writer.wait(60.0)
         for turn in self._turns:
             turn.settle()
         await self._note_events()

@@ -253,4 +253,4 @@ def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
 def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
     # What runs report next to GPUs that are not this machine's is for looking at, and not to be kept.
     folder = database_folder(config.receipts) if _is_this_machine(source) else None
-    return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, predecessors=prior_runs)
+    return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, prior_runs=prior_runs)

@@ -13,7 +13,8 @@ from gpuwarden.history.series import HistorySeries
 from gpuwarden.metrics.exposition import OPENMETRICS, Exposition, MetricsPage, negotiate
 from gpuwarden.metrics.model import TableReadings
 from gpuwarden.records.record import MAX_LISTED
-from gpuwarden.records.recorder import DEFAULT_LISTED, Recorder
+from gpuwarden.records.recorder import Recorder
+from gpuwarden.records.writer import DEFAULT_LISTED
 from gpuwarden.state import State
 from gpuwarden.web import static_files
 from gpuwarden.web.api.history_document import render_history

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence
-from gpuwarden.records.recorder import MAX_WAITING
+from gpuwarden.records.writer import MAX_WAITING
 from gpuwarden.state import State
 
 _NVML = {"collector": "nvml"}

@@ -53,11 +53,11 @@ def build_record(
     *,
     boot_id: str | None,
     user: str | None,
-    account: RunUsage,
+    usage: RunUsage,
     began_uptime: float | None = None,
     slept: float = 0.0,
 ) -> RunRecord:
-    """Return the receipt of a run so far, or as a whole once it has ended; `now` is Unix time.
+    """Return the record of a run so far, or as a whole once it has ended; `now` is Unix time.
 
     `began_uptime` is its begin by the clock since boot, and `slept` how long the machine has slept since.
     """
@@ -85,7 +85,7 @@ def build_record(
         errors_told=tuple(map(_told, run.errors)),
         headroom_unknown=run.headroom_unknown,  # empty, not None: an earlier daemon's counts for nothing
         **(_training(run.report, run.stalls) if run.report else {}),
-        **_gpus(account, run),
+        **_devices(usage, run),
         batch_size_advice=_advice(run.batch_size_advice) if run.batch_size_advice else None,
         **(_host(run.usage) if run.usage else {}),
     )
@@ -117,15 +117,15 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
     }
 
 
-def _gpus(account: RunUsage, run: RunSnapshot) -> dict[str, Any]:
-    """Sum up what each GPU did meanwhile; and what the account has beside them."""
+def _devices(usage: RunUsage, run: RunSnapshot) -> dict[str, Any]:
+    """Return the fields of the devices, of their sums, and of the host."""
     devices = tuple(
         _growing(replace(_device(uuid, share), batch_memory=_batch_memory(run, uuid)), run.growth.get(uuid))
-        for uuid, share in account.shares.items()
+        for uuid, share in usage.shares.items()
     )
     busy, idle = _total(each.busy_seconds for each in devices), _total(each.idle_seconds for each in devices)
     return {
-        "phase_seconds": account.phases,
+        "phase_seconds": usage.phases,
         "gpu_seconds": _total(each.gpu_seconds for each in devices),
         "gpu_idle_ratio": idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None,
         "energy_joules": _total(each.energy_joules for each in devices),
@@ -135,7 +135,7 @@ def _gpus(account: RunUsage, run: RunSnapshot) -> dict[str, Any]:
         "xids": {code: int(count) for code, count in _by_key(each.xids or {} for each in devices).items()},
         "host_memory_growth_bytes_per_second": run.host_growth.bytes_per_second if run.host_growth else None,
         "seconds_to_host_oom": run.host_growth.left.seconds if run.host_growth and run.host_growth.left else None,
-        "host_memory_peak_bytes": account.host_memory_peak,
+        "host_memory_peak_bytes": usage.host_memory_peak,
     }
 
 
@@ -180,14 +180,14 @@ def _host(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_from_record(receipt: RunRecord) -> RunUsage:
+def usage_from_record(record: RunRecord) -> RunUsage:
     """Return what the run had had of GPUs, to go on with."""
-    shares = {each.uuid: _share(each) for each in receipt.devices}
-    return RunUsage(shares, dict(receipt.phase_seconds or {}), receipt.host_memory_peak_bytes)
+    shares = {each.uuid: _share(each) for each in record.devices}
+    return RunUsage(shares, dict(record.phase_seconds or {}), record.host_memory_peak_bytes)
 
 
 def continue_record(before: RunRecord, since: RunRecord) -> RunRecord:
-    """Return a run's receipt where an earlier daemon has written one of it; its account has been taken up already."""
+    """Return a run's record where an earlier daemon has written one of it; its account has been taken up already."""
     said = ((each.name, getattr(before, each.name)) for each in fields(RunRecord))
     missed = {
         name: value
@@ -221,12 +221,12 @@ def _with_sizes_of(device: RecordedDevice, before: Iterable[RecordedDevice]) -> 
     return replace(device, batch_memory=tuple(by_size[size] for size in sorted(by_size)))
 
 
-def conclude_record(receipt: RunRecord, evidence: str) -> RunRecord:
-    """Return the receipt of a run whose end nobody saw: it lasted until it was last seen, at least."""
+def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
+    """Return the record of a run whose end nobody saw: it lasted until it was last seen, at least."""
     of_host: dict[str, Any] = dict.fromkeys(_OF_HOST_GROWTH)
     of_device: dict[str, Any] = dict.fromkeys(_OF_GROWTH)
-    devices = tuple(replace(device, **of_device) for device in receipt.devices)
-    return replace(receipt, outcome="unknown", evidence=evidence, devices=devices, **of_host)
+    devices = tuple(replace(device, **of_device) for device in record.devices)
+    return replace(record, outcome="unknown", evidence=evidence, devices=devices, **of_host)
 
 
 def _device(uuid: str, share: DeviceUsage) -> RecordedDevice:

@@ -17,12 +17,13 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuwarden.nvml.call_pool import outcome_of
 from gpuwarden.records.legacy_files import read_record_files
 from gpuwarden.records.record import RunRecord, RunRecordError, json_from_record, record_from_json
 
@@ -351,32 +352,26 @@ def _is_damage(error: Exception) -> bool:
 class StoreThread:
     """Thread that makes blocking calls one after another.
 
-    A daemon thread: one in a hanging disk must not keep the process from ending.
+    A daemon thread: one in a hanging disk must not keep the process from ending, as an executor's would.
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="records", daemon=True).start()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return what a function returns, or raise what it raises. Raises OSError where too many calls wait."""
         if self._calls.qsize() > MAX_PENDING_CALLS:
             raise OSError(None, "it does not answer")
-        future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
-        self._calls.put((lambda: function(*arguments), future))
-        outcome = await future
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        future: Future[T] = Future()
+        self._calls.put((future, partial(function, *arguments)))
+        return await asyncio.wrap_future(future)
 
     def _run(self) -> None:
         while True:
-            function, future = self._calls.get()
-            outcome = outcome_of(function)
-            with suppress(RuntimeError):  # the loop is closed
-                future.get_loop().call_soon_threadsafe(_settle, future, outcome)
-
-
-def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
-    if not future.done():  # else the caller has given up
-        future.set_result(outcome)
+            future, call = self._calls.get()
+            if future.set_running_or_notify_cancel():  # else the caller has given up
+                try:
+                    future.set_result(call())
+                except Exception as error:  # noqa: BLE001 - raised where it is awaited
+                    future.set_exception(error)

@@ -1,0 +1,178 @@
+"""Writer of run records: rows that wait for the database, and the answers from both.
+
+The database is used on a thread of its own: the event loop never waits for a disk. A disk that fails is logged once,
+and counted; rows stay in memory, and are written when it works again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from gpuwarden.fair_eviction import select_evicted
+from gpuwarden.records.record import RunRecord
+from gpuwarden.records.store import RecordRow, RecordStore, StoredRecords, StoreThread, row_from_record
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LISTED = 256  # ended runs in a listing, unless more are asked for
+FLUSH_SECONDS = 1.0  # between two writes
+RETRY_SECONDS = 30.0  # between attempts at a disk that fails
+OPEN_SECONDS = 1.0  # that the start waits for the database
+STOP_SECONDS = 2.0  # and the end, twice so long at most
+READ_SECONDS = 5.0  # and a request
+HANG_SECONDS = 30.0  # after which a disk hangs that has not answered
+MAX_WAITING = 1024  # rows that wait for a disk, or stay in memory where there is none
+
+_Key: TypeAlias = "tuple[str, float]"
+
+
+class RecordWriter:
+    """Rows on their way to a database with at most `limit` records of ended runs. Used by one event loop.
+
+    `folder` is None to keep those of ended runs in memory. Times are monotonic.
+    """
+
+    def __init__(self, folder: Path | None, limit: int) -> None:
+        self.errors = 0  # faults of the database, each once until it is mended, and rows that were given up for it
+        self._store = RecordStore(folder, limit) if folder else None
+        self._thread: StoreThread | None = None  # once it is opened
+        self._is_open = False
+        self._found: StoredRecords | None = None  # as the database was opened; nothing is written before it is popped
+        self._waiting: dict[_Key, RecordRow] = {}
+        self._batch: dict[_Key, RecordRow] = {}  # that the thread writes now
+        self._task: asyncio.Task[None] | None = None  # that opens or writes
+        self._began = 0.0
+        self._due = 0.0
+        self._failure = ""  # logged, and not over
+
+    @property
+    def is_open(self) -> bool:
+        """True once the database has been opened."""
+        return self._is_open
+
+    @property
+    def is_busy(self) -> bool:
+        """True while the database is opened, or rows are written."""
+        return self._task is not None
+
+    @property
+    def pending(self) -> int:
+        """Number of rows that are not on the disk."""
+        return len(self._waiting) + len(self._batch)
+
+    async def open(self) -> None:
+        """Begin to open the database, and wait for that a little."""
+        if self._store:
+            self._thread = StoreThread()
+            self.flush(time.monotonic())
+            await self.wait(OPEN_SECONDS)
+
+    def pop_found(self) -> StoredRecords | None:
+        """Return once what the database had when it was opened."""
+        found, self._found = self._found, None
+        return found
+
+    async def close(self) -> None:
+        """Close the database if nothing uses it, and wait for that a little."""
+        if self._is_open and self._thread and self._store and not self._task:
+            with suppress(OSError, asyncio.TimeoutError):  # the disk may hang by now
+                await asyncio.wait_for(self._thread.call(self._store.close), STOP_SECONDS)
+            self._thread = None
+
+    def write(self, record: RunRecord) -> None:
+        """Have a record written with the next flush."""
+        row = row_from_record(record)
+        self._waiting.pop(row.key, None)
+        if row.ended or self._store:
+            self._waiting[row.key] = row
+        if len(self._waiting) > MAX_WAITING:
+            for key in select_evicted(((key, row.uid, 1) for key, row in self._waiting.items()), MAX_WAITING):
+                del self._waiting[key]
+                self.errors += self._store is not None
+
+    def withdraw(self, record: RunRecord) -> bool:
+        """Return True, and do not write a record, where it still waits."""
+        return self._waiting.pop(row_from_record(record).key, None) is not None
+
+    def flush(self, now: float) -> None:
+        """Begin to write what waits, unless that is under way, or the disk has failed a short time ago."""
+        if self._task and now - self._began > HANG_SECONDS:
+            self._fail("it does not answer")
+        has_work = not self._is_open or (self._waiting and self._found is None)
+        if self._thread and not self._task and now >= self._due and has_work:
+            self._began, self._due = now, now + FLUSH_SECONDS
+            self._task = asyncio.create_task(self._write_waiting())
+
+    async def flush_until(self, until: float) -> None:
+        """Write what waits now, however short a time ago the disk failed, and wait for that."""
+        self._due = 0.0
+        self.flush(time.monotonic())
+        await self.wait(max(until - time.monotonic(), 0.0))
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for what is under way."""
+        if self._task:
+            await asyncio.wait([self._task], timeout=seconds)  # not wait_for: a call to a disk cannot be cancelled
+
+    async def _write_waiting(self) -> None:
+        assert self._thread
+        assert self._store
+        try:
+            if self._is_open:
+                self._batch, self._waiting = self._waiting, {}
+                await self._thread.call(self._store.write, self._batch.values())
+            else:
+                self._found = await self._thread.call(self._store.open, DEFAULT_LISTED)
+                self._is_open, self._due = True, 0.0
+        except Exception as error:
+            self._waiting = {**self._batch, **self._waiting}  # what is newer wins
+            self._due = self._began + RETRY_SECONDS
+            if not isinstance(error, OSError):
+                log.exception("a fault of our own")
+            self._fail(getattr(error, "strerror", None) or str(error))
+        else:
+            if self._failure:
+                log.warning("run records are written again file=%s", self._store.path)
+            self._failure = ""
+        finally:
+            self._batch, self._task = {}, None
+
+    def _fail(self, why: str) -> None:
+        if self._failure != why and self._store:
+            self.errors += 1
+            log.warning("run records stay in memory error=%s file=%s", why, self._store.path)
+        self._failure = why
+
+    async def recent(self, limit: int) -> list[RecordRow]:
+        """Return the newest rows of ended runs, newest first; over the limit, fair by user.
+
+        Those in the database are left out while it does not answer, which has been logged.
+        """
+        in_memory, stored = {**self._batch, **self._waiting}, []
+        if self._thread and self._store and self._is_open:
+            with suppress(OSError, asyncio.TimeoutError):
+                stored = await asyncio.wait_for(self._thread.call(self._store.recent, limit), READ_SECONDS)
+        rows = {row.key: row for row in stored} | in_memory
+        ended = sorted((row for row in rows.values() if row.ended), key=lambda row: row.age)
+        left_out = set(select_evicted(((row.key, row.uid, 1) for row in ended), limit))
+        return [row for row in reversed(ended) if row.key not in left_out]
+
+    async def find(self, run_id: str) -> bytes | None:
+        """Return the newest record of an ended run of that id as JSON; None where there is none.
+
+        Raises OSError while the database does not answer.
+        """
+        found = [row for row in (*self._batch.values(), *self._waiting.values()) if row.run_id == run_id and row.ended]
+        if found:
+            return max(found, key=lambda row: row.age).json
+        if self._thread and self._store and self._is_open:
+            try:
+                return await asyncio.wait_for(self._thread.call(self._store.find, run_id), READ_SECONDS)
+            except asyncio.TimeoutError:
+                raise OSError(None, "it does not answer") from None
+        return None
