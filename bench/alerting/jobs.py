@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.owners.cgroup_path import NOWHERE, Place
+from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Allocation, DeviceMemory, End, Error, Hello, Message, Phase, Report
 from gpuwarden.protocol.step_histogram import StepHistogram
@@ -84,7 +84,7 @@ class Job:
     name: str = ""
     framework: str = "tensorflow 2.21.0 keras 3.15.1"
     uid: int = 1000
-    place: Place = NOWHERE
+    place: CgroupOwner = NO_OWNER
     pool: int | None = None
     limit: int | None = None
     tells_reserved: bool = False

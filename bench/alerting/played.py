@@ -17,7 +17,7 @@ from history import BEGIN, Clock
 from scenes import Scene, pages
 
 from gpuwarden.nvml.call_pool import CallPool
-from gpuwarden.nvml.call_pool import Job as ThreadJob
+from gpuwarden.nvml.call_pool import PooledCall as ThreadJob
 
 DAY = 86400.0
 

@@ -19,8 +19,8 @@ from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.metrics_page import TABLES, read_tables
 from gpuwarden.daemon.sources import Source
-from gpuwarden.host.host_reader import Host, Space
-from gpuwarden.host.kernel_log import Record
+from gpuwarden.host.host_reader import Host, HostSpace
+from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.metrics.model import Metric, Table, TableReadings
@@ -37,7 +37,7 @@ _FIRST_PID = 1 << 23  # above the kernel's most: never a real process
 _FIELDS = "nvmlDeviceGetFieldValues"
 _GENERATION = "nvmlDeviceGetCurrPcieLinkGeneration"
 _HOST = Host(
-    memory_size=1024 * GIB, memory_available=700 * GIB, swap=Space(8 * GIB, 0), shm=Space(512 * GIB, 20 * GIB),
+    memory_size=1024 * GIB, memory_available=700 * GIB, swap=HostSpace(8 * GIB, 0), shm=HostSpace(512 * GIB, 20 * GIB),
     cpus=128, oom_kills=0,
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ class ScriptedBox(Simulation):
         self._ended: list[Process] = []
         self._scripts: list[dict[str, Answer]] = [{_GENERATION: _generation} for _ in range(gpus)]
         self._fields: list[dict[int, Callable[[int], float | None]]] = [{} for _ in range(gpus)]
-        self._records: list[Record] = []
+        self._records: list[KernelRecord] = []
         self._began, self._moved = clock.monotonic(), 0.0
         self._box_clock = clock
         super().__init__(gpus, seed, clock.monotonic)
@@ -114,13 +114,13 @@ class ScriptedBox(Simulation):
     def log(self, line: str) -> None:
         """Log a line, now."""
         now = self._box_clock.now
-        self._records.append(Record(line.encode(), now, now, self._box_clock.time()))
+        self._records.append(KernelRecord(line.encode(), now, now, self._box_clock.time()))
 
     def log_xid(self, index: int, code: int, text: str = "") -> None:
         """Log an XID of a GPU as the driver does."""
         self.log(f"NVRM: Xid (PCI:0000:{0x10 + index:02x}:00): {code}, {text or 'pid=1, name=python'}")
 
-    def logged(self) -> list[Record]:
+    def logged(self) -> list[KernelRecord]:
         """Return what was logged since the last call."""
         records, self._records = self._records, []
         return records
@@ -237,7 +237,7 @@ class _KernelLog:
     def __init__(self, box: ScriptedBox) -> None:
         self._box = box
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[KernelRecord]:
         return self._box.logged()
 
 

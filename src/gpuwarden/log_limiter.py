@@ -7,10 +7,10 @@ import time
 
 log = logging.getLogger(__name__)
 
-TELL_SECONDS = 60.0  # in which the same change of one thing is logged once
+REPEAT_SECONDS = 60.0  # in which the same change of one thing is logged once
 
 
-class Changes:
+class LogLimiter:
     """Logs the changes of one thing, a GPU that is slow or lost now and then say: each once a minute.
 
     The last change is told in the end, or a fault that stays after some that came and went would stand in no log.
@@ -31,7 +31,7 @@ class Changes:
         if self._untold is None:
             return
         now = time.monotonic()
-        self._told = {what: moment for what, moment in self._told.items() if now - moment < TELL_SECONDS}
+        self._told = {what: moment for what, moment in self._told.items() if now - moment < REPEAT_SECONDS}
         level, what, error = self._untold
         if what not in self._told:
             self._told[what] = now

@@ -14,11 +14,11 @@ from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenantTracker
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
-from gpuwarden.gpu.memory_sampler import NEVER
+from gpuwarden.gpu.memory_sampler import NO_LIMIT
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, XidCount
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.protocol.codec import decode_advice, encode
@@ -175,7 +175,9 @@ def test_neighbours_growth() -> None:
 def test_a_runs_own_processes_are_no_neighbours() -> None:
     """Neither workers that were seen, nor one that has begun since, nor one without a pid; but another run's are."""
     box, there, child = Box(), run(7, "GPU-0"), run(8, "GPU-0")
-    there = replace(there, usage=Usage(0.0, None, None, Present(0, 3, "running", None, None, pids=(7, 71, 72))))
+    there = replace(
+        there, usage=HostUsage(0.0, None, None, PresentProcesses(0, 3, "running", None, None, pids=(7, 71, 72)))
+    )
     box.parents = {73: 72, 72: 7, 8: 7, 81: 8}
     after: dict[int, float] = {7: 21, 71: 9, 72: 8, 73: 10, 0: 11}
     box.poll([holding(gpu(0), {7: 21, 71: 1, 72: 1})], there)
@@ -235,7 +237,7 @@ def test_little_growth_is_no_news() -> None:
         (50.0, 5.0, 40.0),  # a tenth for a neighbour; its own: to a tenth of 100
         (5.0, 0.5, 5 - 0.05 * 55),  # some: on to critical
         (4.0, 4 - 0.05 * 50 / 0.95, 4 - 0.05 * 54),  # the same, told of a neighbour a short time ago
-        (1.0, NEVER, NEVER),
+        (1.0, NO_LIMIT, NO_LIMIT),
     ],
 )
 def test_limits_beyond_which_there_may_be_news(left: float, of_others: float, own: float) -> None:
@@ -252,7 +254,7 @@ def test_limits_are_the_least_of_all_runs() -> None:
     """The run that is closest decides; where none is known to be close it counts that the GPU answers."""
     box, gpus = Box(), [holding(gpu(n), {7: 51}) for n in range(3)]
     box.poll(gpus, run(7, "GPU-0"), run(8, "GPU-0", left=20), run(5, "GPU-1", left=None))
-    assert box.advice.gpu_limits == {"GPU-0": pytest.approx(32 * GIB), "GPU-1": NEVER}
+    assert box.advice.gpu_limits == {"GPU-0": pytest.approx(32 * GIB), "GPU-1": NO_LIMIT}
 
 
 @pytest.mark.parametrize("alerting", [True, False])

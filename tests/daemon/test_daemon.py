@@ -17,7 +17,7 @@ from gpuwarden.daemon.poll_loop import PollLoop
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.snapshot import GpuProcess, Snapshot
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import STATES, Usage
+from gpuwarden.host.process_tree import STATES, HostUsage
 from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
@@ -156,7 +156,7 @@ def test_new_runs_are_looked_at_soon(tmp_path: Path, monkeypatch: pytest.MonkeyP
     looks: list[float] = []
     read = warden.pipeline.host._trees.read
 
-    def looked(peers: list[ProcessKey]) -> Mapping[ProcessKey, Usage]:
+    def looked(peers: list[ProcessKey]) -> Mapping[ProcessKey, HostUsage]:
         looks.append(now - begin)
         return read(peers)
 

@@ -24,7 +24,7 @@ from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Handle, nvml_error
-from gpuwarden.nvml.driver import LEAST_VERSION, REQUIRED, _value, binding, why_unusable
+from gpuwarden.nvml.driver import MIN_VERSION, REQUIRED, _value, binding, explain_unusable
 from gpuwarden.nvml.process_lists import ListedProcess, listing_functions
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 from mock_nvml import MockNvml
@@ -119,25 +119,25 @@ class TestWhyUnusable:
 
     def test_usable(self) -> None:
         """A driver with GPUs needs no reason."""
-        assert why_unusable(Box(1).nvml) is None
+        assert explain_unusable(Box(1).nvml) is None
 
     def test_refusing_driver(self) -> None:
         """A driver's own words are the reason."""
         box = Box(1)
         box.simulation.driver.lose(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-        assert why_unusable(box.nvml) == "RM has detected an NVML/RM version mismatch."
+        assert explain_unusable(box.nvml) == "RM has detected an NVML/RM version mismatch."
 
     def test_hanging_driver(self) -> None:
         """A driver that hangs is given up after the patience, not waited for."""
         box = Box(1)
         box.simulation.driver.hang()
-        assert why_unusable(box.nvml, patience=0.05) == "the driver has not answered for 0.05 s"
+        assert explain_unusable(box.nvml, patience=0.05) == "the driver has not answered for 0.05 s"
         box.simulation.driver.restore()
 
     def test_driver_without_gpus(self) -> None:
         """A driver that counts none says so, or what hides them if something does here."""
         empty = CapturedNvml(Capture(1.0, (Frame({"nvmlDeviceGetCount": 0}, ()),))).nvml
-        assert why_unusable(empty) == (hidden_gpus(0) or "the driver lists no GPU")
+        assert explain_unusable(empty) == (hidden_gpus(0) or "the driver lists no GPU")
 
 
 class TestBinding:
@@ -180,12 +180,12 @@ class TestBinding:
         vars(old).update({other: value for other, value in vars(pynvml).items() if other != name})
         with pytest.raises(ImportError, match=f"lacks {name}: install nvidia-ml-py>=") as caught:
             binding(old)
-        assert LEAST_VERSION in str(caught.value)
+        assert MIN_VERSION in str(caught.value)
 
     def test_package_asks_for_the_least_version(self) -> None:
         """What the package requires is what the binding needs."""
         pyproject = Path(__file__).parents[2] / "pyproject.toml"
-        assert f'"nvidia-ml-py>={LEAST_VERSION}"' in pyproject.read_text()
+        assert f'"nvidia-ml-py>={MIN_VERSION}"' in pyproject.read_text()
 
 
 FIELDS_OF_THE_MOCK = """

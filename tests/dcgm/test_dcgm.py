@@ -23,7 +23,7 @@ from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.dcgm.entity import LABELS
 from gpuwarden.dcgm.metrics import DcgmMetric, DcgmReadings
 from gpuwarden.dcgm.page import DcgmPage, host_name
-from gpuwarden.dcgm.rates import Rates
+from gpuwarden.dcgm.rates import CounterRates
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
@@ -308,7 +308,7 @@ class TestRates:
 
     def seen(self, *reads: tuple[float, int | None]) -> float | None:
         """Return the rate after polls that showed what was read at those times; None is a poll without it."""
-        rates = Rates((self.COUNTER,))
+        rates = CounterRates((self.COUNTER,))
         for number, (slow_taken, value) in enumerate(reads):
             readings: Read = {} if value is None else {self.COUNTER: {("transmit",): value}}
             rates.update((Gpu(DIVIDED, None, readings, taken=float(number), slow_taken=slow_taken),))
@@ -337,7 +337,7 @@ class TestRates:
         counter = GpuReadings.busy_seconds_total
         assert counter.tier == "poll"
         assert self.COUNTER.tier == "slow"
-        rates = Rates((counter,))
+        rates = CounterRates((counter,))
         for taken, busy in ((0.0, 0.0), (2.0, 1.0)):
             rates.update((Gpu(DIVIDED, None, {counter: {(): busy}}, taken=taken, slow_taken=0.0),))
         assert rates.rate("GPU-0", counter) == 0.5

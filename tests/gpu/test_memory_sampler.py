@@ -12,9 +12,8 @@ import pynvml
 import pytest
 from services import until
 
-from gpuwarden.gpu.memory_sampler import NEVER, Look, Sampler
-from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, nvml_error
-from gpuwarden.nvml.binding import Memory as MemoryInfo
+from gpuwarden.gpu.memory_sampler import NO_LIMIT, MemoryProbe, MemorySampler
+from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, MemoryInfo, nvml_error
 
 
 def memory(used: int) -> MemoryInfo:
@@ -30,7 +29,7 @@ class Memory:
         self.running = threading.Event()
         self.running.set()
         self.fails = False
-        self.look = Look()
+        self.look = MemoryProbe()
         self.look.read = self._read
 
     def _read(self) -> MemoryInfo:
@@ -47,9 +46,9 @@ class Memory:
 
 
 @pytest.fixture
-def sampler(others: None) -> Iterator[Sampler]:
+def sampler(others: None) -> Iterator[MemorySampler]:
     """Make a fast one, and end it."""
-    sampler = Sampler(0.01, patience=0.05)
+    sampler = MemorySampler(0.01, patience=0.05)
     yield sampler
     sampler.stop()
     until(lambda: sampling() == 0, "the end of its threads")
@@ -69,7 +68,7 @@ def sampling() -> int:
     return sum(thread.name == "memory" for thread in set(threading.enumerate()) - OTHERS)
 
 
-def test_looks_go_on_by_themselves(sampler: Sampler) -> None:
+def test_looks_go_on_by_themselves(sampler: MemorySampler) -> None:
     """Between two polls memory is looked at many times, by one thread."""
     one, other = Memory(), Memory()
     sampler.watch([one.look, other.look])
@@ -78,7 +77,7 @@ def test_looks_go_on_by_themselves(sampler: Sampler) -> None:
     assert sampling() == 1
 
 
-def test_failing_look_is_the_polls_to_tell(sampler: Sampler) -> None:
+def test_failing_look_is_the_polls_to_tell(sampler: MemorySampler) -> None:
     """A GPU that is lost between polls costs no other, and is looked at again when it is back."""
     lost, other = Memory(), Memory()
     lost.fails = True
@@ -89,7 +88,7 @@ def test_failing_look_is_the_polls_to_tell(sampler: Sampler) -> None:
     until(lost.seen_more(), "looks")
 
 
-def test_hanging_look_costs_its_gpu_alone(sampler: Sampler) -> None:
+def test_hanging_look_costs_its_gpu_alone(sampler: MemorySampler) -> None:
     """The thread that hangs is left behind once, and another goes on; afterwards the GPU is taken in again."""
     hung, other = Memory(), Memory()
     hung.running.clear()
@@ -107,7 +106,7 @@ def test_hanging_look_costs_its_gpu_alone(sampler: Sampler) -> None:
     until(lambda: sampling() == 1, "one thread")
 
 
-def test_hanging_look_that_is_no_more_asked_for_costs_no_other(sampler: Sampler) -> None:
+def test_hanging_look_that_is_no_more_asked_for_costs_no_other(sampler: MemorySampler) -> None:
     """A poll that finds the GPU hanging leaves it out before its look is late: the others are looked at soon again."""
     hung, other = Memory(), Memory()
     hung.running.clear()
@@ -123,7 +122,7 @@ def test_hanging_look_that_is_no_more_asked_for_costs_no_other(sampler: Sampler)
     until(lambda: sampling() == 1, "one thread")
 
 
-def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
+def test_nothing_to_look_at_needs_no_thread(sampler: MemorySampler) -> None:
     """Without GPUs, and after the end, there is no thread."""
     sampler.watch([])
     assert sampling() == 0
@@ -133,7 +132,7 @@ def test_nothing_to_look_at_needs_no_thread(sampler: Sampler) -> None:
     until(lambda: sampling() == 0, "no thread")
 
 
-def test_look_that_raises_is_the_polls_to_tell_too(sampler: Sampler) -> None:
+def test_look_that_raises_is_the_polls_to_tell_too(sampler: MemorySampler) -> None:
     """Whatever a source that is not the driver raises, the other GPUs are looked at."""
     odd, other = Memory(), Memory()
     odd.look.read = Mock(side_effect=ValueError)
@@ -144,7 +143,7 @@ def test_look_that_raises_is_the_polls_to_tell_too(sampler: Sampler) -> None:
 
 def test_the_highest_is_told_once() -> None:
     """A peak between two readings is told in the second, and not again; what stands for no figure is none."""
-    look = Look()
+    look = MemoryProbe()
     look.read = Mock(side_effect=map(memory, [5, 9, 4, NOT_AVAILABLE_LONG]))
     for _ in range(4):
         look.sample()
@@ -152,7 +151,7 @@ def test_the_highest_is_told_once() -> None:
     assert look.highest() == 0
 
 
-def test_armed_look_rings_once(sampler: Sampler) -> None:
+def test_armed_look_rings_once(sampler: MemorySampler) -> None:
     """More in use than the limit rings once, on the thread; armed again it rings again, and disarmed it does not."""
     memory, rings = Memory(), list[str]()
 
@@ -176,7 +175,7 @@ def test_armed_look_rings_once(sampler: Sampler) -> None:
 
 def test_what_stands_for_no_figure_does_not_ring() -> None:
     """An answer that is none is beyond every limit, and says nothing."""
-    look, rings = Look(), list[int]()
+    look, rings = MemoryProbe(), list[int]()
     look.arm(5, lambda: rings.append(1))
     look.read = Mock(side_effect=map(memory, [NOT_AVAILABLE_LONG, 6]))
     look.sample()
@@ -187,15 +186,15 @@ def test_what_stands_for_no_figure_does_not_ring() -> None:
 
 def test_gpu_that_ceases_to_answer_rings_once() -> None:
     """A miss after answers rings; one of a GPU that has not answered since does not, however often it is armed."""
-    look, rings = Look(), list[int]()
+    look, rings = MemoryProbe(), list[int]()
     look.read = Mock(side_effect=[memory(1), nvml_error(pynvml.NVML_ERROR_GPU_IS_LOST), *[ValueError] * 5])
     look.sample()
     look.highest()  # a reading
-    look.arm(NEVER, lambda: rings.append(1))
+    look.arm(NO_LIMIT, lambda: rings.append(1))
     look.sample()
     assert rings == [1]
     look.highest()
     for _ in range(5):
-        look.arm(NEVER, lambda: rings.append(1))
+        look.arm(NO_LIMIT, lambda: rings.append(1))
         look.sample()
     assert rings == [1]

@@ -16,7 +16,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.nvml.binding import Handle, ProcessInfo, nvml_error
-from gpuwarden.nvml.call_pool import LATE
+from gpuwarden.nvml.call_pool import HUNG_AFTER_TIMEOUTS
 from gpuwarden.simulation.simulated_nvml import Simulation
 
 INTERVAL = 0.3  # seconds that a hanging call is waited for
@@ -64,7 +64,7 @@ def test_all_answer(box: Simulation) -> None:
 def test_count_that_the_driver_makes_up(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a count that no machine has, a bounded number is looked up, and the GPUs known go on."""
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetCount", lambda: 4_000_000_000)
-    monkeypatch.setattr(poller_module, "MOST_GPUS", 6)
+    monkeypatch.setattr(poller_module, "MAX_GPUS", 6)
 
     async def scenario(poller: Poller) -> None:
         snapshot = await poller.poll()
@@ -82,7 +82,7 @@ def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_gpus_that_are_gone_are_bounded(box: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every reset gives other UUIDs, those before are shown as down, the latest of them only."""
-    monkeypatch.setattr(poller_module, "MOST_GONE", 6)
+    monkeypatch.setattr(poller_module, "MAX_GONE_GPUS", 6)
     monkeypatch.setattr("gpuwarden.nvml.session.RETRY_SECONDS", 0.0)
     ask, look_up, resets = box.nvml.nvmlDeviceGetUUID, box.nvml.nvmlDeviceGetHandleByUUID, 0
 
@@ -133,7 +133,7 @@ def test_log_of_a_driver_that_comes_and_goes_is_bounded(
         box.driver.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
         await poller.poll()
         assert len(problems(caplog)) == 3
-        monkeypatch.setattr(log_limiter, "TELL_SECONDS", 0.0)
+        monkeypatch.setattr(log_limiter, "REPEAT_SECONDS", 0.0)
         await poller.poll()
         assert "(unknown)" in problems(caplog)[-1]
 
@@ -192,14 +192,14 @@ def test_time_that_a_gpu_hung_is_not_counted_as_busy(box: Simulation, monkeypatc
         await poller.poll()
         before = await poller.poll()
         box.gpu(2).hang()
-        for _ in range(LATE + 2):
+        for _ in range(HUNG_AFTER_TIMEOUTS + 2):
             assert up(await poller.poll()) == [0, 1, 3]
         box.gpu(2).restore()
         while up(snapshot := await poller.poll()) != [0, 1, 2, 3]:
             pass
         well, known, hung = (busy(each) for each in (snapshot.gpus[1], before.gpus[2], snapshot.gpus[2]))
         assert known <= hung < known + INTERVAL
-        assert well > known + LATE * INTERVAL
+        assert well > known + HUNG_AFTER_TIMEOUTS * INTERVAL
 
     polled(box, scenario, INTERVAL)
 

@@ -12,7 +12,7 @@ import pytest
 from services import ROOT, Daemon, ending, until
 
 from gpuwarden.gpu.poller import Poller
-from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, REST_SECONDS, SleepWatch
+from gpuwarden.gpu.runtime_suspend import IDLE_SECONDS, REST_SECONDS, SuspendMonitor
 from gpuwarden.nvml.binding import Handle, nvml_error
 from gpuwarden.simulation.simulated_nvml import Simulation
 from mock_nvml import MockNvml
@@ -48,10 +48,10 @@ def bus(tmp_path: Path) -> Bus:
     return Bus(tmp_path / "nvidia")
 
 
-def watching(bus: Bus) -> tuple[SleepWatch, Callable[[float], None]]:
+def watching(bus: Bus) -> tuple[SuspendMonitor, Callable[[float], None]]:
     """Make a watch, and what lets time pass and looks."""
     now = 1000.0
-    watch = SleepWatch(bus.folder, lambda: now)
+    watch = SuspendMonitor(bus.folder, lambda: now)
 
     def later(seconds: float) -> None:
         nonlocal now
@@ -123,7 +123,7 @@ def test_index_stands_for_the_order_of_addresses(bus: Bus) -> None:
 
 def test_machine_that_shows_no_gpu_is_polled(tmp_path: Path) -> None:
     """Where /sys is hidden or has no GPU, all is as without this option."""
-    watch = SleepWatch(tmp_path / "absent")
+    watch = SuspendMonitor(tmp_path / "absent")
     watch.update()
     assert (watch.resting, watch.is_asleep(FIRST), watch.may_be_asleep(0, 4), watch.asleep) == (False, False, False, 0)
 
@@ -202,7 +202,7 @@ def test_no_gpu_is_looked_up_by_its_uuid(bus: Bus, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(box.nvml, "nvmlDeviceGetHandleByUUID", find)
 
     async def scenario() -> None:
-        warden = Poller(box.nvml, 10.0, sleep=SleepWatch(bus.folder))
+        warden = Poller(box.nvml, 10.0, sleep=SuspendMonitor(bus.folder))
 
         async def up() -> list[bool]:
             return [gpu.up for gpu in (await warden.poll()).gpus]

@@ -14,8 +14,8 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import DEFAULT_PLAN
 from gpuwarden.gpu.snapshot import Snapshot
-from gpuwarden.nvml.driver import binding, why_unusable
-from gpuwarden.nvml.gpm import LEAST_SECONDS
+from gpuwarden.nvml.driver import binding, explain_unusable
+from gpuwarden.nvml.gpm import MIN_SAMPLE_SECONDS
 from gpuwarden.xid.xid_collector import XidCollector
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,7 @@ HELD_MEBIBYTES = 256
 @pytest.fixture(scope="module")
 def snapshot() -> Iterator[Snapshot]:
     """Poll the real driver twice, all of it: the second poll has what is of the time between two."""
-    reason = why_unusable(binding(), patience=30)
+    reason = explain_unusable(binding(), patience=30)
     if reason:
         pytest.skip(f"no usable GPU: {reason}")
 
@@ -34,7 +34,7 @@ def snapshot() -> Iterator[Snapshot]:
         poller = Poller(binding(), 10.0, clock=clock)
         await poller.poll()
         clock.sleep(DEFAULT_PLAN.slow_interval)
-        await asyncio.sleep(2 * LEAST_SECONDS)
+        await asyncio.sleep(2 * MIN_SAMPLE_SECONDS)
         return await poller.poll()
 
     yield asyncio.run(twice())

@@ -20,7 +20,7 @@ import pytest
 from receiver import Receiver
 from services import Daemon, Process, ending, fetch, until
 
-from gpuwarden.nvml.driver import binding, why_unusable
+from gpuwarden.nvml.driver import binding, explain_unusable
 from gpuwarden.protocol.messages import Error, Hello, Message, Report
 
 pytestmark = pytest.mark.gpu
@@ -136,7 +136,7 @@ fit(Huge(), run_eagerly=True)
 @pytest.fixture(scope="module", autouse=True)
 def uuids() -> Iterator[list[str]]:
     """Give the UUIDs of the GPUs in NVML's order; skip without a GPU."""
-    reason = why_unusable(binding(), patience=30)
+    reason = explain_unusable(binding(), patience=30)
     if reason:
         pytest.skip(f"no usable GPU: {reason}")
     pynvml.nvmlInit()

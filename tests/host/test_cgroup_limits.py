@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from control_groups import limited
 
-from gpuwarden.host.cgroup_limits import CgroupMemory, Cgroups, Limits, OomKills
+from gpuwarden.host.cgroup_limits import CgroupLimits, CgroupMemory, CgroupReader, OomKillCounter
 
 GIB, MIB = 2**30, 2**20
 PID = 7
@@ -23,7 +23,7 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
         path.write_text(text)
 
 
-def limits(folder: Path, membership: str, *mounts: str) -> Limits:
+def limits(folder: Path, membership: str, *mounts: str) -> CgroupLimits:
     """Ask for the limits of a process in a made-up /proc; a mount is `root mount-point - type - options`."""
     lines = "".join(
         f"3{number} 25 0:2{number} {root} {folder}{point} rw,relatime shared:9 - {kind} cgroup rw,{options}\n"
@@ -33,7 +33,7 @@ def limits(folder: Path, membership: str, *mounts: str) -> Limits:
         folder,
         {"proc/self/mountinfo": f"22 27 0:21 / /proc rw - proc proc rw\n{lines}", f"proc/{PID}/cgroup": membership},
     )
-    cgroups = Cgroups(str(folder / "proc"))
+    cgroups = CgroupReader(str(folder / "proc"))
     cgroups.begin()
     return cgroups.limits(PID)
 
@@ -56,7 +56,7 @@ def test_version_2(tmp_path: Path) -> None:
         },
     )
     found = limits(tmp_path, "0::/job/step/task\n", "/ /cg cgroup2 nsdelegate")
-    assert found == Limits(CgroupMemory(8 * GIB, 4 * GIB), 2.5)
+    assert found == CgroupLimits(CgroupMemory(8 * GIB, 4 * GIB), 2.5)
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_version_1(tmp_path: Path) -> None:
     )
     mounts = ("/ /memory cgroup memory", "/ /cpu cgroup cpu,cpuacct", "/ /unified cgroup2 nsdelegate")
     found = limits(tmp_path, "4:memory:/a\n3:cpu,cpuacct:/b\n1:name=systemd:/\n0::/\n", *mounts)
-    assert found == Limits(CgroupMemory(4 * GIB, 512 * MIB), 0.5)
+    assert found == CgroupLimits(CgroupMemory(4 * GIB, 512 * MIB), 0.5)
 
 
 def test_mount_that_shows_a_part(tmp_path: Path) -> None:
@@ -89,28 +89,28 @@ def test_mount_that_shows_a_part(tmp_path: Path) -> None:
     for path in ("/box/one", "/box/one/in"):
         assert limits(tmp_path, f"0::{path}\n", mount).memory == CgroupMemory(GIB, 5)
     for path in ("/box/one-more", "/box", "/", "/../in"):
-        assert limits(tmp_path, f"0::{path}\n", mount) == Limits()
+        assert limits(tmp_path, f"0::{path}\n", mount) == CgroupLimits()
 
 
 def test_cgroup_that_is_not_seen_has_no_limits(tmp_path: Path) -> None:
     """A cgroup that is gone, or outside of what is mounted here, yields nothing; nor does a process that is gone."""
     write(tmp_path, {"cg/x/cgroup.procs": "", "other/memory.max": "5\n", "other/memory.current": "5\n"})
     for membership in ("", "0::/gone\n", "0::/../other\n", "nonsense\n", "5:memory:/x\n"):
-        assert limits(tmp_path, membership, "/ /cg cgroup2 x") == Limits(), membership
-    assert Cgroups(str(tmp_path / "nowhere")).limits(1) == Limits()
+        assert limits(tmp_path, membership, "/ /cg cgroup2 x") == CgroupLimits(), membership
+    assert CgroupReader(str(tmp_path / "nowhere")).limits(1) == CgroupLimits()
 
 
 def test_cgroup_is_asked_once_a_look(tmp_path: Path) -> None:
     """Runs of one job share what its cgroup says, until the next look."""
     write(tmp_path, {"cg/a/memory.max": f"{GIB}\n", "cg/a/memory.current": "5\n", "proc/8/cgroup": "0::/a\n"})
     limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x")
-    cgroups = Cgroups(str(tmp_path / "proc"))
+    cgroups = CgroupReader(str(tmp_path / "proc"))
     cgroups.begin()
     first = cgroups.limits(PID)
     write(tmp_path, {"cg/a/memory.current": "6\n"})
-    assert cgroups.limits(8) == first == Limits(CgroupMemory(GIB, 5))
+    assert cgroups.limits(8) == first == CgroupLimits(CgroupMemory(GIB, 5))
     cgroups.begin()
-    assert cgroups.limits(8) == Limits(CgroupMemory(GIB, 6))
+    assert cgroups.limits(8) == CgroupLimits(CgroupMemory(GIB, 6))
 
 
 def test_oom_kills_are_those_of_its_own_cgroup(tmp_path: Path) -> None:
@@ -135,9 +135,11 @@ def test_oom_kills_are_those_of_its_own_cgroup(tmp_path: Path) -> None:
 def test_oom_kills_of_older_kernels(tmp_path: Path) -> None:
     """Where there is no counter of the cgroup alone, that with those below it; in version 1 it stands elsewhere."""
     write(tmp_path, {"cg/a/memory.events": "oom_kill 7\n", "v1/b/memory.oom_control": "under_oom 0\noom_kill 4\n"})
-    assert limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x").oom_kills == OomKills(f"{tmp_path}/cg/a/memory.events", 7)
+    assert limits(tmp_path, "0::/a\n", "/ /cg cgroup2 x").oom_kills == OomKillCounter(
+        f"{tmp_path}/cg/a/memory.events", 7
+    )
     found = limits(tmp_path, "4:memory:/b\n0::/\n", "/ /v1 cgroup memory").oom_kills
-    assert found == OomKills(f"{tmp_path}/v1/b/memory.oom_control", 4)
+    assert found == OomKillCounter(f"{tmp_path}/v1/b/memory.oom_control", 4)
 
 
 @pytest.fixture
@@ -153,7 +155,7 @@ def test_real_limit(cgroup: Path) -> None:
     with subprocess.Popen(["python3", "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout
-        cgroups = Cgroups()
+        cgroups = CgroupReader()
         cgroups.begin()
         without = cgroups.limits(process.pid).memory
         (cgroup / "cgroup.procs").write_text(str(process.pid))

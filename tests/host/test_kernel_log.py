@@ -12,7 +12,7 @@ import pytest
 from kernel_log_fifo import Fifo
 
 from gpuwarden.host.kernel_log import KMSG, MAX_BYTES, MAX_RECORDS, KernelLog
-from gpuwarden.xid.kernel_messages import BEGINNINGS, KernelXid, pci_address, xids
+from gpuwarden.xid.kernel_messages import BEGINNINGS, KernelXid, parse_pci_address, parse_xids
 
 GPU = (0, 0x3B, 0)
 
@@ -49,7 +49,7 @@ LINES: dict[str, tuple[object, ...]] = {
 def test_every_form_is_read(fifo: Fifo, line: str) -> None:
     """Each form that drivers print gives its address and code."""
     fifo.write("usb 1-1: new device", line, "nvidia-nvlink: up")
-    assert told(xids(opened(fifo.path).read())) == [LINES[line]]
+    assert told(parse_xids(opened(fifo.path).read())) == [LINES[line]]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_every_form_is_read(fifo: Fifo, line: str) -> None:
 def test_other_lines_are_none(fifo: Fifo, line: str) -> None:
     """What is no XID, or is not the driver's, is passed over."""
     fifo.write(line)
-    assert list(xids(opened(fifo.path).read())) == []
+    assert list(parse_xids(opened(fifo.path).read())) == []
 
 
 def test_damaged_records_are_passed_over(fifo: Fifo) -> None:
@@ -77,13 +77,13 @@ def test_damaged_records_are_passed_over(fifo: Fifo) -> None:
         fifo.file, b";\n,,,;NVRM: Xid (PCI:0000:3b:00): 79\n4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n\xff\x00\n 4,1;\n"
     )
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 31")
-    assert [each.code for each in xids(log.read())] == [31]
+    assert [each.code for each in parse_xids(log.read())] == [31]
 
 
 def test_lines_of_a_record_beyond_the_first_are_not_records(fifo: Fifo) -> None:
     """A record's properties, which begin with a space, do not pass for records."""
     fifo.write("e1000: link up\n SUBSYSTEM=pci\n DEVICE=4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79")
-    assert list(xids(opened(fifo.path).read())) == []
+    assert list(parse_xids(opened(fifo.path).read())) == []
 
 
 def test_old_records_keep_their_time(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_what_the_kernel_overwrote_is_counted(fifo: Fifo) -> None:
     log.read()
     assert log.lost == 0
     fifo.write("second", "NVRM: Xid (PCI:0000:3b:00): 79", skip=5)
-    assert [each.code for each in xids(log.read())] == [79]
+    assert [each.code for each in parse_xids(log.read())] == [79]
     assert log.lost == 10
 
 
@@ -127,7 +127,7 @@ def test_overrun_ends_nothing(fifo: Fifo, code: int) -> None:
 
     log = opened(fifo.path, read)
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
-    assert [each.code for each in xids(log.read())] == [79]
+    assert [each.code for each in parse_xids(log.read())] == [79]
     assert log.readable
 
 
@@ -142,7 +142,7 @@ def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> N
 
     log = opened(fifo.path, read)
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79")
-    assert [each.code for each in xids(log.read())] == [79]
+    assert [each.code for each in parse_xids(log.read())] == [79]
     failing.append(OSError(errno.ENODEV, "gone"))
     assert log.read() == []
     assert not log.readable
@@ -150,7 +150,7 @@ def test_log_that_fails_is_opened_anew_and_counts_nothing_twice(fifo: Fifo) -> N
     fifo.write("NVRM: Xid (PCI:0000:3b:00): 79", "NVRM: Xid (PCI:0000:3b:00): 31")
     assert log.read() == []  # not at once: it is tried again later
     log._retry_at = 0.0
-    assert [each.code for each in xids(log.read())] == [31]
+    assert [each.code for each in parse_xids(log.read())] == [31]
     assert log.readable
 
 
@@ -161,7 +161,7 @@ def test_log_that_may_not_be_read(tmp_path: Path) -> None:
     assert not log.readable
     (tmp_path / "kmsg").write_text("4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79\n")
     log._retry_at = 0.0
-    assert [each.code for each in xids(log.read())] == [79]
+    assert [each.code for each in parse_xids(log.read())] == [79]
     assert log.readable
 
 
@@ -199,13 +199,13 @@ def test_file_that_gives_many_records_at_once_is_bounded_too(tmp_path: Path) -> 
 @pytest.mark.parametrize("address", ["0000:3b:00", "00000000:3b:00.0", "00000000:3B:00.0", "0000:3b:00.1"])
 def test_address_is_the_same_however_it_is_written(address: str) -> None:
     """NVML and the kernel write different numbers of zeros."""
-    assert pci_address(address) == GPU
+    assert parse_pci_address(address) == GPU
 
 
 @pytest.mark.parametrize("address", ["", "3b:00", "somewhere", "0000:3b:00.0 "])
 def test_no_address(address: str) -> None:
     """A GPU without an address, or with an odd one, has none."""
-    assert pci_address(address) is None
+    assert parse_pci_address(address) is None
 
 
 def test_the_kernels_own_log() -> None:
@@ -225,9 +225,9 @@ def test_the_kernels_own_log() -> None:
     line = f"NVRM: Xid (PCI:{mark:04x}:ff:1f): 106, pid=1, a test of gpuwarden: no GPU has this address"
     os.write(device, f"{line}\n".encode())  # without its end it could be continued, and nobody would see it yet
     os.close(device)
-    (found,) = [each for each in xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)]
+    (found,) = [each for each in parse_xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)]
     assert (found.code, found.told) == (106, "kernel_log")
     assert found.latest >= before
     assert found.time == pytest.approx(time.time(), abs=5)
-    assert [each for each in xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)] == []
+    assert [each for each in parse_xids(log.read()) if each.pci == (mark, 0xFF, 0x1F)] == []
     log.close()

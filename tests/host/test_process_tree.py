@@ -16,7 +16,7 @@ from services import until
 
 from gpuwarden.host import process_tree, procfs
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, ProcessTrees, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses, ProcessTrees
 
 MIB = 2**20
 TICKS = 4 / os.sysconf("SC_CLK_TCK")  # the kernel rounds each of four figures down
@@ -114,7 +114,7 @@ class Program:
 
 def peer(pid: int) -> ProcessKey:
     """Return a living process as the kernel would name it at the end of a connection."""
-    stat = procfs.stat(pid)
+    stat = procfs.read_stat(pid)
     assert stat
     return ProcessKey(pid, os.getuid(), int(stat[19]))
 
@@ -127,7 +127,7 @@ def program() -> Iterator[Program]:
     program.close()
 
 
-def present(usage: Usage) -> Present:
+def present(usage: HostUsage) -> PresentProcesses:
     """Return what is there now."""
     assert usage.present
     return usage.present
@@ -181,15 +181,15 @@ def test_worker_that_ends_in_mid_look_counts_once(program: Program, monkeypatch:
     before = trees.read([program.peer])[program.peer].cpu_seconds
     worker = program.do("fork burn 0.5")
     trees.read([program.peer])
-    read = procfs.read
+    read = procfs.read_process
 
-    def ending(pid: int, start: int, before: procfs.Figures | None) -> procfs.Figures | None:
+    def ending(pid: int, start: int, before: procfs.ProcessSample | None) -> procfs.ProcessSample | None:
         if pid == worker and Path(f"/proc/{pid}").exists():
             program.do("end")
             program.do("wait")
         return read(pid, start, before)
 
-    monkeypatch.setattr(procfs, "read", ending)
+    monkeypatch.setattr(procfs, "read_process", ending)
     for _ in range(3):
         assert before + 0.5 - TICKS <= trees.read([program.peer])[program.peer].cpu_seconds < before + 0.9
 
@@ -200,7 +200,7 @@ def test_zombie_has_used_what_it_used_and_is_no_process_any_more(program: Progra
     worker = program.do("fork burn 0.3")
     before = trees.read([program.peer])[program.peer]
     program.do("end")
-    until(lambda: (procfs.stat(worker) or [b""])[0] == b"Z", "the worker is a zombie")
+    until(lambda: (procfs.read_stat(worker) or [b""])[0] == b"Z", "the worker is a zombie")
     after = trees.read([program.peer])[program.peer]
     assert after.cpu_seconds >= before.cpu_seconds
     assert (present(before).processes, present(after).processes) == (2, 1)
@@ -215,7 +215,7 @@ def test_orphan_stays_its_runs(program: Program) -> None:
     (_, upper, orphan, last) = tree.members
     assert tree.members[orphan].parent == upper
     os.kill(upper, 9)
-    until(lambda: (procfs.stat(orphan) or [b"", b"0"])[1] != str(upper).encode(), "the orphan is adopted")
+    until(lambda: (procfs.read_stat(orphan) or [b"", b"0"])[1] != str(upper).encode(), "the orphan is adopted")
     program.do("wait")
     for _ in range(3):
         after = trees.read([program.peer])[program.peer]
@@ -293,7 +293,7 @@ def test_run_below_a_run_has_its_own_processes(program: Program) -> None:
     child = peer(program.do("fork fork burn 0.3"))
     before = trees.read([program.peer])[program.peer]
     assert present(before).processes == 3
-    parent = int((procfs.stat(child.pid) or [])[1])
+    parent = int((procfs.read_stat(child.pid) or [])[1])
     for _ in range(2):
         usages = trees.read([program.peer, child])
         assert present(usages[program.peer]).processes == 2
@@ -333,17 +333,21 @@ def test_pid_of_a_dead_parent_makes_nobody_a_child(program: Program) -> None:
     trees = ProcessTrees()
     trees.read([program.peer])
     pid, start = program.peer.pid, program.peer.start
-    trees._known = {pid: procfs.Known(1, 1, start), 7: procfs.Known(2, pid, start - 1), 8: procfs.Known(3, pid, start)}
+    trees._known = {
+        pid: procfs.ProcessEntry(1, 1, start),
+        7: procfs.ProcessEntry(2, pid, start - 1),
+        8: procfs.ProcessEntry(3, pid, start),
+    }
     assert trees._assign({pid: program.peer}) == {program.peer: [pid, 8]}
 
 
 def test_folder_of_another_process_is_read_anew(program: Program) -> None:
     """A pid whose folder in /proc is another one than before is another process, which is looked at."""
-    known = dict(procfs.listed({}))
+    known = dict(procfs.list_processes({}))
     real = known[program.peer.pid]
     assert real.inode == Path(f"/proc/{program.peer.pid}").stat().st_ino
-    stale = known | {program.peer.pid: procfs.Known(real.inode + 1, 1, 2)}
-    assert dict(procfs.listed(stale))[program.peer.pid] == real
+    stale = known | {program.peer.pid: procfs.ProcessEntry(real.inode + 1, 1, 2)}
+    assert dict(procfs.list_processes(stale))[program.peer.pid] == real
 
 
 def test_state_of_the_main_process(program: Program) -> None:
@@ -379,7 +383,7 @@ def test_name_of_a_process_cannot_confuse() -> None:
     try:
         Path("/proc/self/comm").write_text("a) R 1 (b")
         assert peer(os.getpid()).start > 1
-        assert (procfs.stat(os.getpid()) or [])[1] == str(os.getppid()).encode()
+        assert (procfs.read_stat(os.getpid()) or [])[1] == str(os.getppid()).encode()
     finally:
         Path("/proc/self/comm").write_text(name)
 
@@ -410,28 +414,28 @@ def test_process_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EPERM, "refused")))
         with sleeping() as process:
             start = str(peer(process.pid).start)
-            lives = [procfs.lives(process.pid, each) for each in (start, "0", "7")]  # 0 is not known
+            lives = [procfs.is_alive(process.pid, each) for each in (start, "0", "7")]  # 0 is not known
             end_unseen(process)
-            assert procfs.stat(process.pid)
-            lives.append(procfs.lives(process.pid, start))
+            assert procfs.read_stat(process.pid)
+            lives.append(procfs.is_alive(process.pid, start))
             process.wait()
-            lives += [procfs.lives(process.pid, each) for each in (start, "0")]
+            lives += [procfs.is_alive(process.pid, each) for each in (start, "0")]
             assert lives == [True, True, False, False, False, False]
-    assert not procfs.lives(2**70, "0")
+    assert not procfs.is_alive(2**70, "0")
 
 
 def test_process_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel still says whether it is there; without a descriptor left nobody is taken for dead."""
     monkeypatch.setattr(procfs, "_content", lambda _path: b"")
     with sleeping() as process:
-        lives = [procfs.lives(process.pid, each) for each in ("99", "0")]
+        lives = [procfs.is_alive(process.pid, each) for each in ("99", "0")]
         end_unseen(process)
-        lives.append(procfs.lives(process.pid, "99"))
+        lives.append(procfs.is_alive(process.pid, "99"))
         process.wait()
-        lives.append(procfs.lives(process.pid, "0"))
+        lives.append(procfs.is_alive(process.pid, "0"))
         assert lives == [True, True, False, False]
     monkeypatch.setattr(os, "pidfd_open", raising(OSError(errno.EMFILE, "too many open files")))
-    assert procfs.lives(os.getpid(), "99")
+    assert procfs.is_alive(os.getpid(), "99")
 
 
 def test_process_whose_main_thread_has_ended() -> None:
@@ -440,8 +444,8 @@ def test_process_whose_main_thread_has_ended() -> None:
     program += "ctypes.CDLL(None).pthread_exit(None)"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         try:
-            until(lambda: (fields := procfs.stat(process.pid)) and fields[0] == b"Z", "the main thread's end")
-            assert procfs.lives(process.pid, str(peer(process.pid).start))
+            until(lambda: (fields := procfs.read_stat(process.pid)) and fields[0] == b"Z", "the main thread's end")
+            assert procfs.is_alive(process.pid, str(peer(process.pid).start))
         finally:
             process.kill()
 
@@ -458,8 +462,8 @@ def raising(error: OSError) -> Callable[[int], int]:
 def test_nearest_above() -> None:
     """A process is its own, or that of the nearest process above it; of a hidden one nothing is known."""
     with sleeping() as process:
-        assert procfs.nearest_above(process.pid, {process.pid, os.getpid()}) == process.pid
-        assert procfs.nearest_above(process.pid, {os.getpid(), os.getppid()}) == os.getpid()
-        assert procfs.nearest_above(process.pid, {os.getppid()}) == os.getppid()
-        assert procfs.nearest_above(process.pid, {2**30}) == 0
-    assert procfs.nearest_above(process.pid, {os.getpid()}) == 0
+        assert procfs.find_nearest_ancestor(process.pid, {process.pid, os.getpid()}) == process.pid
+        assert procfs.find_nearest_ancestor(process.pid, {os.getpid(), os.getppid()}) == os.getpid()
+        assert procfs.find_nearest_ancestor(process.pid, {os.getppid()}) == os.getppid()
+        assert procfs.find_nearest_ancestor(process.pid, {2**30}) == 0
+    assert procfs.find_nearest_ancestor(process.pid, {os.getpid()}) == 0

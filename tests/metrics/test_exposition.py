@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.utils import floatToGoString
 
 from gpuwarden.collector import families
-from gpuwarden.metrics.exposition import OPENMETRICS, TEXT, Exposition, negotiate, number
+from gpuwarden.metrics.exposition import OPENMETRICS, TEXT, Exposition, format_number, negotiate
 from gpuwarden.metrics.model import Histogram, Metric, SubjectReadings, Table
 
 
@@ -163,7 +163,7 @@ def test_histogram_with_too_few_counts_is_no_page() -> None:
 @given(st.floats() | st.integers(-(2**63), 2**63))
 def test_number_is_written_as_prometheus_client_does(value: float) -> None:
     """Floats, and counts and bytes, which are integers here, read the same as in prometheus-client."""
-    assert number(value) == floatToGoString(value)
+    assert format_number(value) == floatToGoString(value)
 
 
 def test_openmetrics_page_parses() -> None:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from gpuwarden.metrics.exposition import Exposition
-from gpuwarden.metrics.labels import LONGEST, label
+from gpuwarden.metrics.labels import MAX_CHARACTERS, sanitize_label
 from gpuwarden.metrics.model import Metric, Table
 
 
 def test_ordinary_names_stay() -> None:
     """What is valid and short is left as it is."""
-    for text in ("", "train", "трен", 'a"b\\c', "x" * LONGEST):
-        assert label(text) == text
+    for text in ("", "train", "трен", 'a"b\\c', "x" * MAX_CHARACTERS):
+        assert sanitize_label(text) == text
 
 
 def test_long_names_differ_in_their_end() -> None:
     """Two names that are alike up to the limit stay two, and fit."""
-    first, second = label("x" * 500), label("x" * 500 + "y")
+    first, second = sanitize_label("x" * 500), sanitize_label("x" * 500 + "y")
     assert first != second
-    assert len(first) == len(second) == LONGEST
+    assert len(first) == len(second) == MAX_CHARACTERS
 
 
 def test_names_that_are_no_utf8_stay_different_on_the_page() -> None:
     """Bytes that are no UTF-8 make one series each, not twice the same, for which a scrape is refused."""
-    names = [label(raw.decode(errors="surrogateescape")) for raw in (b"a\xff", b"a\xfe", b"a?")]
+    names = [sanitize_label(raw.decode(errors="surrogateescape")) for raw in (b"a\xff", b"a\xfe", b"a?")]
 
     class Names(Table[object], prefix="gpuwarden_"):
         names = Metric[object](

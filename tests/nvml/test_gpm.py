@@ -23,7 +23,7 @@ from gpuwarden.nvml.binding import (
     NVMLError,
     nvml_error,
 )
-from gpuwarden.nvml.gpm import LEAST_SECONDS, Gpm
+from gpuwarden.nvml.gpm import MIN_SAMPLE_SECONDS, Gpm
 from mock_nvml import MockNvml
 
 HANDLE = cast("Handle", "the GPU")
@@ -156,9 +156,9 @@ def test_samples_that_are_too_close_are_not_taken(driver: Driver, sampler: Sampl
     """Below the least distance the last two are compared again, which is what they said before."""
     driver.values[GPM_SM_ACTIVE] = 50.0
     sampler.read()
-    assert sampler.read(later=LEAST_SECONDS / 2) is None
-    assert sampler.read(later=LEAST_SECONDS) == 0.5
-    assert sampler.read(later=LEAST_SECONDS / 2) == 0.5
+    assert sampler.read(later=MIN_SAMPLE_SECONDS / 2) is None
+    assert sampler.read(later=MIN_SAMPLE_SECONDS) == 0.5
+    assert sampler.read(later=MIN_SAMPLE_SECONDS / 2) == 0.5
     assert driver.filled == [0, 1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.owners.cgroup_path import Container, Place, parse
+from gpuwarden.owners.cgroup_path import CgroupOwner, Container, parse
 
 ID = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
@@ -17,70 +17,79 @@ STATIC = "81e09ae0" * 4
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        (f"/system.slice/docker-{ID}.scope", Place(Container(ID, "docker"))),
-        (f"/docker/{ID}", Place(Container(ID, "docker"))),
-        (f"/docker/{ID}/system.slice/cron.service", Place(Container(ID, "docker"))),
-        (f"/machine.slice/libpod-{ID}.scope/container", Place(Container(ID, "podman"))),
-        (f"/libpod_parent/{ID}", Place(Container(ID, "podman"))),
-        (f"/system.slice/nerdctl-{ID}.scope", Place(Container(ID, "containerd"))),
-        (f"/default/{ID}", Place(Container(ID, ""))),
-        (f"/docker/{OTHER}/docker/{ID}", Place(Container(ID, "docker"))),
-        (f"/system.slice/train.service/libpod-payload-{ID}", Place(Container(ID, "podman"), "", "", "train.service")),
-        (f"{USER}/user.slice/libpod-{ID}.scope/container", Place(Container(ID, "podman", 1000))),
-        (f"{USER}/app.slice/q.service/libpod-payload-{ID}", Place(Container(ID, "podman", 1000), "", "", "q.service")),
-        ("/lxc.payload.box/system.slice/a.service", Place(Container("box", "lxc"))),
-        ("/lxc/101/ns/system.slice/a.service", Place(Container("101", "lxc"))),
-        (f"/kubepods.slice/{SLICE}/cri-containerd-{ID}.scope", Place(Container(ID, "containerd"), POD)),
-        (f"/kubepods.slice/{SLICE}/crio-{ID}.scope", Place(Container(ID, "cri-o"), POD)),
-        (f"/kubepods/burstable/pod{POD}/{ID}", Place(Container(ID, ""), POD)),
-        (f"/kubepods/besteffort/pod{STATIC}/{ID}", Place(Container(ID, ""), STATIC)),
-        (f"/system.slice/containerd.service/{SLICE}:cri-containerd:{ID}", Place(Container(ID, "containerd"), POD)),
+        (f"/system.slice/docker-{ID}.scope", CgroupOwner(Container(ID, "docker"))),
+        (f"/docker/{ID}", CgroupOwner(Container(ID, "docker"))),
+        (f"/docker/{ID}/system.slice/cron.service", CgroupOwner(Container(ID, "docker"))),
+        (f"/machine.slice/libpod-{ID}.scope/container", CgroupOwner(Container(ID, "podman"))),
+        (f"/libpod_parent/{ID}", CgroupOwner(Container(ID, "podman"))),
+        (f"/system.slice/nerdctl-{ID}.scope", CgroupOwner(Container(ID, "containerd"))),
+        (f"/default/{ID}", CgroupOwner(Container(ID, ""))),
+        (f"/docker/{OTHER}/docker/{ID}", CgroupOwner(Container(ID, "docker"))),
+        (
+            f"/system.slice/train.service/libpod-payload-{ID}",
+            CgroupOwner(Container(ID, "podman"), "", "", "train.service"),
+        ),
+        (f"{USER}/user.slice/libpod-{ID}.scope/container", CgroupOwner(Container(ID, "podman", 1000))),
+        (
+            f"{USER}/app.slice/q.service/libpod-payload-{ID}",
+            CgroupOwner(Container(ID, "podman", 1000), "", "", "q.service"),
+        ),
+        ("/lxc.payload.box/system.slice/a.service", CgroupOwner(Container("box", "lxc"))),
+        ("/lxc/101/ns/system.slice/a.service", CgroupOwner(Container("101", "lxc"))),
+        (f"/kubepods.slice/{SLICE}/cri-containerd-{ID}.scope", CgroupOwner(Container(ID, "containerd"), POD)),
+        (f"/kubepods.slice/{SLICE}/crio-{ID}.scope", CgroupOwner(Container(ID, "cri-o"), POD)),
+        (f"/kubepods/burstable/pod{POD}/{ID}", CgroupOwner(Container(ID, ""), POD)),
+        (f"/kubepods/besteffort/pod{STATIC}/{ID}", CgroupOwner(Container(ID, ""), STATIC)),
+        (
+            f"/system.slice/containerd.service/{SLICE}:cri-containerd:{ID}",
+            CgroupOwner(Container(ID, "containerd"), POD),
+        ),
         (
             f"/docker/{OTHER}/kubelet.slice/kubelet-kubepods.slice/kubelet-{SLICE}/cri-containerd-{ID}.scope",
-            Place(Container(ID, "containerd"), POD),
+            CgroupOwner(Container(ID, "containerd"), POD),
         ),
-        ("/slurm/uid_1000/job_123/step_0/task_0", Place(slurm_job="123")),
-        ("/slurm_node7/uid_1000/job_123/step_batch", Place(slurm_job="123")),
-        ("/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", Place(slurm_job="123")),
-        ("/system.slice/node7_slurmstepd.scope/job_123/step_extern", Place(slurm_job="123")),
+        ("/slurm/uid_1000/job_123/step_0/task_0", CgroupOwner(slurm_job="123")),
+        ("/slurm_node7/uid_1000/job_123/step_batch", CgroupOwner(slurm_job="123")),
+        ("/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", CgroupOwner(slurm_job="123")),
+        ("/system.slice/node7_slurmstepd.scope/job_123/step_extern", CgroupOwner(slurm_job="123")),
         # Slurm 26.05; the names are of Slurm's documentation and of its own test.
-        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", Place(slurm_job="s5K1KKYAYG5D00")),
-        ("/system.slice/node7_slurmstepd.scope/sBR1JB8J1YM400/step_extern", Place(slurm_job="sBR1JB8J1YM400")),
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", CgroupOwner(slurm_job="s5K1KKYAYG5D00")),
+        ("/system.slice/node7_slurmstepd.scope/sBR1JB8J1YM400/step_extern", CgroupOwner(slurm_job="sBR1JB8J1YM400")),
         (
             f"/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0/docker-{ID}.scope",
-            Place(Container(ID, "docker"), slurm_job="s5K1KKYAYG5D00"),
+            CgroupOwner(Container(ID, "docker"), slurm_job="s5K1KKYAYG5D00"),
         ),
-        ("/system.slice/slurmstepd.scope/system", Place()),
-        ("/system.slice/slurmstepd.scope/sometimes/step_0", Place()),
+        ("/system.slice/slurmstepd.scope/system", CgroupOwner()),
+        ("/system.slice/slurmstepd.scope/sometimes/step_0", CgroupOwner()),
         (
             f"/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/docker-{ID}.scope",
-            Place(Container(ID, "docker"), slurm_job="123"),
+            CgroupOwner(Container(ID, "docker"), slurm_job="123"),
         ),
-        ("/system.slice/train.service", Place(systemd_unit="train.service")),
-        ("/system.slice/a.service/b/c", Place(systemd_unit="a.service")),
-        (r"/system.slice/system-x.slice/train@a\x2db.service", Place(systemd_unit=r"train@a\x2db.service")),
-        (f"{USER}/app.slice/jupyter.service", Place(systemd_unit="jupyter.service")),
-        (f"{USER}/app.slice", Place()),
-        ("/user.slice/user-1000.slice/session-3.scope", Place(systemd_unit="session-3.scope")),
-        ("/system.slice/gone.service (deleted)", Place(systemd_unit="gone.service")),
-        (f"/../../kubepods.slice/{SLICE}/crio-{ID}.scope", Place(Container(ID, "cri-o"), POD)),
-        ("/", Place()),
+        ("/system.slice/train.service", CgroupOwner(systemd_unit="train.service")),
+        ("/system.slice/a.service/b/c", CgroupOwner(systemd_unit="a.service")),
+        (r"/system.slice/system-x.slice/train@a\x2db.service", CgroupOwner(systemd_unit=r"train@a\x2db.service")),
+        (f"{USER}/app.slice/jupyter.service", CgroupOwner(systemd_unit="jupyter.service")),
+        (f"{USER}/app.slice", CgroupOwner()),
+        ("/user.slice/user-1000.slice/session-3.scope", CgroupOwner(systemd_unit="session-3.scope")),
+        ("/system.slice/gone.service (deleted)", CgroupOwner(systemd_unit="gone.service")),
+        (f"/../../kubepods.slice/{SLICE}/crio-{ID}.scope", CgroupOwner(Container(ID, "cri-o"), POD)),
+        ("/", CgroupOwner()),
         # A user names what stands below the own manager, and nobody becomes somebody else by that.
-        (f"{USER}/slurm/uid_0/job_1", Place()),
-        (f"{USER}/kubepods/pod{POD}/{ID}", Place(Container(ID, "", 1000))),
-        (f"{USER}/docker-{ID}.scope", Place(Container(ID, "docker", 1000))),
+        (f"{USER}/slurm/uid_0/job_1", CgroupOwner()),
+        (f"{USER}/kubepods/pod{POD}/{ID}", CgroupOwner(Container(ID, "", 1000))),
+        (f"{USER}/docker-{ID}.scope", CgroupOwner(Container(ID, "docker", 1000))),
         # What only looks like one.
-        (f"/system.slice/docker-{ID[:-1]}.scope", Place(systemd_unit=f"docker-{ID[:-1]}.scope")),
-        (f"/system.slice/libpod-conmon-{ID}.scope", Place(systemd_unit=f"libpod-conmon-{ID}.scope")),
-        ("/job_123", Place()),
-        ("/slurm/uid_1000/job_abc", Place()),
-        ("/slurm/s5K1KKYAYG5D00", Place()),  # version 1 has numbers
-        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D0U", Place()),  # no such digit
-        ("/system.slice/slurmstepd.scope/step_0/s5K1KKYAYG5D00", Place()),
-        (f"{USER}/slurmstepd.scope/s5K1KKYAYG5D00/step_0", Place()),
+        (f"/system.slice/docker-{ID[:-1]}.scope", CgroupOwner(systemd_unit=f"docker-{ID[:-1]}.scope")),
+        (f"/system.slice/libpod-conmon-{ID}.scope", CgroupOwner(systemd_unit=f"libpod-conmon-{ID}.scope")),
+        ("/job_123", CgroupOwner()),
+        ("/slurm/uid_1000/job_abc", CgroupOwner()),
+        ("/slurm/s5K1KKYAYG5D00", CgroupOwner()),  # version 1 has numbers
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D0U", CgroupOwner()),  # no such digit
+        ("/system.slice/slurmstepd.scope/step_0/s5K1KKYAYG5D00", CgroupOwner()),
+        (f"{USER}/slurmstepd.scope/s5K1KKYAYG5D00/step_0", CgroupOwner()),
     ],
 )
-def test_place(path: str, place: Place) -> None:
+def test_place(path: str, place: CgroupOwner) -> None:
     """A path names a container, a pod, a job or a unit, in either version's file."""
     assert parse(f"0::{path}\n") == place
     assert parse(f"12:memory:{path}\n1:name=systemd:{path}\n0::/\n") == place
@@ -91,13 +100,13 @@ def test_version_1_jobs_beside_systemd() -> None:
     text = (
         "11:freezer:/slurm/uid_1000/job_9/step_0\n4:cpu,cpuacct:/\n1:name=systemd:/system.slice/slurmd.service\n0::/\n"
     )
-    assert parse(text) == Place(slurm_job="9")
+    assert parse(text) == CgroupOwner(slurm_job="9")
 
 
 def test_version_1_containers_beside_systemd() -> None:
     """With Docker's own driver of version 1, the unit that systemd sees is Docker's, not the container's."""
     text = f"5:memory:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n"
-    assert parse(text) == Place(Container(ID, "docker"))
+    assert parse(text) == CgroupOwner(Container(ID, "docker"))
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\u0085", "\u2028"])
@@ -110,4 +119,4 @@ def test_line_ends_in_names_end_no_line(end: str) -> None:
 @pytest.mark.parametrize("text", ["", "\n", "0::", "garbage", "a:b", "0::\n0::\n", ":::", "0::" + "/x" * 30000])
 def test_what_is_no_place(text: str) -> None:
     """Whatever the file holds, parsing it raises nothing."""
-    assert parse(text) == Place()
+    assert parse(text) == CgroupOwner()

@@ -16,9 +16,9 @@ import pytest
 from container_runtime import Runtime
 from folders import open_to_all
 
-from gpuwarden.metrics.labels import LONGEST
+from gpuwarden.metrics.labels import MAX_CHARACTERS
 from gpuwarden.owners import containers, unix_http
-from gpuwarden.owners.cgroup_path import Container, Place
+from gpuwarden.owners.cgroup_path import CgroupOwner, Container
 from gpuwarden.owners.containers import RETRY_SECONDS, SHORT_ID, ContainerNames
 from system_parts import needs, require
 
@@ -55,7 +55,7 @@ def test_docker_names_its_containers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {ID: "/train"}) as docker:
             names = ContainerNames(docker.socket, None, None)
-            places = [Place(DOCKER), Place(DOCKER), Place(Container(OTHER, "docker"))]
+            places = [CgroupOwner(DOCKER), CgroupOwner(DOCKER), CgroupOwner(Container(OTHER, "docker"))]
             names.find(places)
             assert names.container(DOCKER) == ID[:SHORT_ID]
             await reached(lambda: len(docker.asked) == 2)
@@ -80,10 +80,17 @@ def test_each_runtime_is_asked_for_its_own(tmp_path: Path) -> None:
         ):
             names = ContainerNames(docker.socket, podman.socket, None, tmp_path / "users")
             unsaid, own = Container(ID, ""), Container(ID, "podman", 1000)
-            names.find([Place(PODMAN)])
+            names.find([CgroupOwner(PODMAN)])
             await reached(lambda: names.container(PODMAN) == "train")
             assert not docker.asked
-            names.find([Place(unsaid), Place(own), Place(Container(OTHER, "cri-o")), Place(Container("101", "lxc"))])
+            names.find(
+                [
+                    CgroupOwner(unsaid),
+                    CgroupOwner(own),
+                    CgroupOwner(Container(OTHER, "cri-o")),
+                    CgroupOwner(Container("101", "lxc")),
+                ]
+            )
             await reached(lambda: (names.container(unsaid), names.container(own)) == ("train", "mine"))
             assert (len(docker.asked), len(podman.asked), len(users.asked)) == (1, 2, 1)
             assert names.container(Container("101", "lxc")) == "101"
@@ -100,12 +107,12 @@ def test_a_runtime_that_hangs_costs_one_question(tmp_path: Path, monkeypatch: py
         async with Runtime(tmp_path / "docker.sock", {ID: "/train"}) as docker:
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
-            many = [Place(Container(f"{n:064x}", "docker")) for n in range(50)]
+            many = [CgroupOwner(Container(f"{n:064x}", "docker")) for n in range(50)]
             names.find(many)
             await reached(lambda: names._asking and names._asking.done())
             assert len(docker.asked) == 1
             docker.silent = False
-            names.find([Place(DOCKER)])
+            names.find([CgroupOwner(DOCKER)])
             await reached(lambda: names.container(DOCKER) == "train")
 
     asyncio.run(scenario())
@@ -126,7 +133,7 @@ def test_a_socket_that_nobody_accepts_from_holds_nothing_up(tmp_path: Path, monk
                     waiting.setblocking(False)
                     waiting.connect(str(tmp_path / "docker.sock"))
             names = ContainerNames(tmp_path / "docker.sock", None, None)
-            names.find([Place(DOCKER)])
+            names.find([CgroupOwner(DOCKER)])
             await asyncio.wait_for(asyncio.shield(names._asking or asyncio.sleep(0)), 20)
             assert names.container(DOCKER) == ID[:SHORT_ID]
 
@@ -158,7 +165,7 @@ def test_answers_that_are_none(raw: bytes, tmp_path: Path, monkeypatch: pytest.M
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {}, raw) as docker:
             names = ContainerNames(docker.socket, None, None)
-            names.find([Place(DOCKER)])
+            names.find([CgroupOwner(DOCKER)])
             assert names._asking
             await asyncio.wait_for(names._asking, 20)
             assert names.container(DOCKER) == ID[:SHORT_ID]
@@ -181,7 +188,7 @@ def test_a_flood_of_an_answer_is_bounded_and_holds_nobody_up(tmp_path: Path) -> 
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {}, flood) as docker:
             beside = asyncio.create_task(others())
-            with pytest.raises(OSError, match=f"over {unix_http.LARGEST_ANSWER} bytes"):
+            with pytest.raises(OSError, match=f"over {unix_http.MAX_RESPONSE_BYTES} bytes"):
                 await unix_http.get(docker.socket, f"/containers/{ID}/json", 60)
             beside.cancel()
 
@@ -195,8 +202,8 @@ def test_names_are_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Runtime(tmp_path / "docker.sock", {ID: "/" + "x" * 100_000}) as docker:
             names = ContainerNames(docker.socket, None, None)
-            names.find([Place(DOCKER)])
-            await reached(lambda: len(names.container(DOCKER)) == LONGEST)
+            names.find([CgroupOwner(DOCKER)])
+            await reached(lambda: len(names.container(DOCKER)) == MAX_CHARACTERS)
 
     asyncio.run(scenario())
 
@@ -208,7 +215,7 @@ def test_stopping_ends_a_question(tmp_path: Path) -> None:
         async with Runtime(tmp_path / "docker.sock", {}) as docker:
             docker.silent = True
             names = ContainerNames(docker.socket, None, None)
-            names.find([Place(DOCKER)])
+            names.find([CgroupOwner(DOCKER)])
             await reached(lambda: docker.asked)
             names.stop()
             assert names._asking
@@ -221,7 +228,7 @@ def test_stopping_ends_a_question(tmp_path: Path) -> None:
 def test_kubernetes_names_by_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of Kubelet's log files name pods and containers; one whose files come later is named then."""
     at_once(monkeypatch)
-    place = Place(Container(ID, "containerd"), POD)
+    place = CgroupOwner(Container(ID, "containerd"), POD)
     (tmp_path / "pods/other_one_00000000-0000-0000-0000-000000000000").mkdir(parents=True)
     (tmp_path / "containers").mkdir()
 
@@ -259,9 +266,9 @@ def test_a_named_pod_gets_another_container(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "containers").mkdir()
     (tmp_path / f"containers/train-0_ml_trainer-{ID}.log").touch()
     names = ContainerNames(None, None, tmp_path)
-    names.find([Place(first, POD)])
+    names.find([CgroupOwner(first, POD)])
     assert (names.pod(POD), names.container(first), len(looks)) == ("ml/train-0", "ml/train-0/trainer", 2)
-    both = [Place(first, POD), Place(second, POD)]
+    both = [CgroupOwner(first, POD), CgroupOwner(second, POD)]
     names.find(both)
     assert len(looks) == 2
     now += RETRY_SECONDS
@@ -273,7 +280,7 @@ def test_a_named_pod_gets_another_container(tmp_path: Path, monkeypatch: pytest.
     names.find(both)
     assert (names.container(second), len(looks)) == ("ml/train-0/eval", 6)
     now += RETRY_SECONDS
-    names.find([*both, Place(Container("101", "lxc"))])  # which no log names
+    names.find([*both, CgroupOwner(Container("101", "lxc"))])  # which no log names
     assert len(looks) == 6
 
 

@@ -9,8 +9,8 @@ import sys
 SCRIPT = """
 import os, resource
 from gpuwarden.daemon import systemd
-from gpuwarden.owners.processes import ProcessNames
-names = ProcessNames()
+from gpuwarden.owners.processes import ProcessIdentifier
+names = ProcessIdentifier()
 names.identify([os.getppid()])  # has psutil import and open what it opens once
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 systemd.notify("WATCHDOG=1")

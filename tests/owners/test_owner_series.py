@@ -18,7 +18,7 @@ import pytest
 from container_runtime import Runtime
 from services import Daemon, ending, until
 
-from gpuwarden.host.pid_namespace import must_be_proven
+from gpuwarden.host.pid_namespace import needs_proof
 from gpuwarden.owners.resolver import OTHER
 from mock_nvml import MockNvml
 from system_parts import needs, require
@@ -30,7 +30,7 @@ GIB = 1 << 30
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Give a folder with a configuration whose sources of names lie in it too."""
-    require(not must_be_proven(), "in a container with GPUs the tests' processes would have to hold one")
+    require(not needs_proof(), "in a container with GPUs the tests' processes would have to hold one")
     lines = [
         "poll: {interval: 200ms, slow_interval: 1s}",
         f"owners: {{docker: {tmp_path}/docker.sock, podman: none, kubernetes_logs: none,",

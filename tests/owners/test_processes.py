@@ -21,8 +21,8 @@ from services import until
 
 from gpuwarden.host import pid_namespace
 from gpuwarden.owners import processes
-from gpuwarden.owners.cgroup_path import NOWHERE, Container, Place
-from gpuwarden.owners.processes import ProcessIdentity, ProcessNames
+from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner, Container
+from gpuwarden.owners.processes import ProcessIdentifier, ProcessIdentity
 from system_parts import require
 
 ME = os.getpid()
@@ -34,13 +34,13 @@ ID = "0123456789abcdef" * 4
 READER = """
 import json, os, sys
 from gpuwarden.host import pid_namespace
-from gpuwarden.owners.processes import ProcessNames
+from gpuwarden.owners.processes import ProcessIdentifier
 pid_namespace._DEVICES = os.environ.get("DEVICES", "/nonexistent/nvidia")
 if "AS_NOBODY" in os.environ:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-names = ProcessNames()
+names = ProcessIdentifier()
 found = names.identify(map(int, sys.argv[1:]))
 print(json.dumps([names.sees_others(), {str(pid): [who.uid, who.comm] for pid, who in found.items()}]))
 """
@@ -81,7 +81,7 @@ def needs_root() -> None:
 
 def test_living_process_has_a_user_and_a_command() -> None:
     """A process is known by its user and its command."""
-    (who,) = ProcessNames().identify([ME, ME]).values()
+    (who,) = ProcessIdentifier().identify([ME, ME]).values()
     assert who.uid == os.getuid()
     assert who.comm == COMM
 
@@ -93,7 +93,7 @@ def test_command_line_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copy(shutil.which("sleep") or "", program)
     with subprocess.Popen([program, "600"]) as process:
         try:
-            (who,) = ProcessNames().identify([process.pid]).values()
+            (who,) = ProcessIdentifier().identify([process.pid]).values()
         finally:
             process.kill()
     assert who.comm == "a-name-of-over-"
@@ -105,7 +105,7 @@ def test_process_of_another_user() -> None:
     with sleeping(user=NOBODY) as pid:
         until(lambda: psutil.Process(pid).uids().real == NOBODY, "the process is nobody's")
         assert read(pids=[pid], AS_NOBODY="1")[1] == {str(pid): [NOBODY, "sleep"]}
-        assert ProcessNames().identify([pid])[pid].uid == NOBODY
+        assert ProcessIdentifier().identify([pid])[pid].uid == NOBODY
     with sleeping() as pid:
         assert read(pids=[pid], AS_NOBODY="1")[1] == {str(pid): [0, "sleep"]}
 
@@ -114,25 +114,25 @@ def test_dead_process_has_no_identity() -> None:
     """A pid that the driver still lists after its end, or that is none here, is left out."""
     with subprocess.Popen(["true"]) as ended:
         pass
-    assert ProcessNames().identify([ended.pid, 0, 2**40, 4294967295, -1]) == {}
+    assert ProcessIdentifier().identify([ended.pid, 0, 2**40, 4294967295, -1]) == {}
 
 
 def test_zombie_is_its_user_s() -> None:
     """A process that has ended and is not reaped may still hold device memory: it goes on under its name."""
-    names = ProcessNames()
+    names = ProcessIdentifier()
     with subprocess.Popen(["sleep", "600"]) as process:
         alive = names.identify([process.pid])
         process.kill()
         until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
         assert names.identify([process.pid]) == alive
-        unknown_before = ProcessNames().identify([process.pid])[process.pid]
+        unknown_before = ProcessIdentifier().identify([process.pid])[process.pid]
         assert (unknown_before.uid, unknown_before.comm) == (os.getuid(), "sleep")
     assert names.identify([process.pid]) == {}
 
 
 def test_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found out of a process is kept for as long as it is asked for."""
-    names = ProcessNames()
+    names = ProcessIdentifier()
     first = names.identify([ME])
     monkeypatch.setattr(processes, "_look_up", lambda _pid: None)
     assert names.identify([ME]) == first
@@ -142,7 +142,7 @@ def test_process_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reused_pid_is_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process under the same pid has another folder in /proc, and does not inherit a name."""
-    names = ProcessNames()
+    names = ProcessIdentifier()
     names.identify([ME])
     inode = processes._inode(ME)
     assert inode is not None
@@ -155,7 +155,7 @@ def test_pid_reused_while_it_is_read_is_nobody(monkeypatch: pytest.MonkeyPatch) 
     """What was read of two processes under one pid is thrown away."""
     inodes = iter([1, 2, 2, 2])
     monkeypatch.setattr(processes, "_inode", lambda _pid: next(inodes))
-    names = ProcessNames()
+    names = ProcessIdentifier()
     assert names.identify([ME]) == {}
     assert set(names.identify([ME])) == {ME}
 
@@ -177,7 +177,7 @@ def test_process_that_ends_while_it_is_read_is_nobody(step: str, monkeypatch: py
 
         target: Any = processes if step in ("_comm", "_place") else psutil.Process
         monkeypatch.setattr(target, step, ending(getattr(target, step)))
-        assert ProcessNames().identify([pid]) == {}
+        assert ProcessIdentifier().identify([pid]) == {}
         assert not psutil.pid_exists(pid)
 
 
@@ -193,7 +193,7 @@ def test_hidden_process_has_an_empty_identity(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(psutil.Process, "uids", denied)
     monkeypatch.setattr(processes, "open", refused, raising=False)
-    (who,) = ProcessNames().identify([ME]).values()
+    (who,) = ProcessIdentifier().identify([ME]).values()
     assert (who.uid, who.comm) == (None, "")
 
 
@@ -234,34 +234,34 @@ def test_in_a_pid_namespace_a_pid_must_be_proven(tmp_path: Path, *, holds: bool)
 def test_on_the_host_nothing_must_be_proven() -> None:
     """The machine's own pids need no proof, whatever devices there are."""
     if pid_namespace.is_initial():
-        assert not pid_namespace.must_be_proven()
+        assert not pid_namespace.needs_proof()
 
 
 def test_very_many_new_processes_are_looked_up_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll looks up a limited number of new processes, and the next polls the others."""
-    monkeypatch.setattr(processes, "MOST_LOOK_UPS", 4)
+    monkeypatch.setattr(processes, "MAX_LOOKUPS", 4)
     with contextlib.ExitStack() as stack:
         pids = [stack.enter_context(sleeping()) for _ in range(10)]
-        names = ProcessNames()
+        names = ProcessIdentifier()
         assert [len(names.identify(pids)) for _ in range(4)] == [4, 8, 10, 10]
 
 
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        (b"/slurm/uid_1000/job_77/step_0/task_0", Place(slurm_job="77")),
-        (b"/system.slice/slurmstepd.scope/job_77/step_0/user/task_0", Place(slurm_job="77")),
-        (b"/system.slice/docker-%b.scope" % ID.encode(), Place(Container(ID, "docker"))),
-        (b"/system.slice/train.service", Place(systemd_unit="train.service")),
-        (b"/%b.service" % (b"x" * 247), Place(systemd_unit="x" * 247 + ".service")),
-        (b"/tr\xff\xfe\x0cin.service", Place(systemd_unit=os.fsdecode(b"tr\xff\xfe\x0cin.service"))),
+        (b"/slurm/uid_1000/job_77/step_0/task_0", CgroupOwner(slurm_job="77")),
+        (b"/system.slice/slurmstepd.scope/job_77/step_0/user/task_0", CgroupOwner(slurm_job="77")),
+        (b"/system.slice/docker-%b.scope" % ID.encode(), CgroupOwner(Container(ID, "docker"))),
+        (b"/system.slice/train.service", CgroupOwner(systemd_unit="train.service")),
+        (b"/%b.service" % (b"x" * 247), CgroupOwner(systemd_unit="x" * 247 + ".service")),
+        (b"/tr\xff\xfe\x0cin.service", CgroupOwner(systemd_unit=os.fsdecode(b"tr\xff\xfe\x0cin.service"))),
     ],
 )
-def test_control_groups_of_the_kernel(path: bytes, place: Place) -> None:
+def test_control_groups_of_the_kernel(path: bytes, place: CgroupOwner) -> None:
     """A process in a real group of either version is placed by the group's name, whatever bytes that has."""
     for root in control_groups.writable():
         with sleeping() as pid, control_groups.placed(pid, root, path):
-            assert ProcessNames().identify([pid])[pid].place == place
+            assert ProcessIdentifier().identify([pid])[pid].place == place
 
 
 def test_group_removed_under_a_zombie() -> None:
@@ -269,4 +269,4 @@ def test_group_removed_under_a_zombie() -> None:
     with sleeping() as pid:
         with control_groups.placed(pid, control_groups.writable()[-1], b"/train.service"):
             pass
-        assert ProcessNames().identify([pid])[pid].place in (Place(systemd_unit="train.service"), NOWHERE)
+        assert ProcessIdentifier().identify([pid])[pid].place in (CgroupOwner(systemd_unit="train.service"), NO_OWNER)

@@ -11,12 +11,12 @@ import pytest
 from services import until
 
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.owners.cgroup_path import NOWHERE, Container, Place
+from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner, Container
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.owners.resolver import OTHER, OwnerResolver, Owners
-from gpuwarden.owners.slurm import JobMaps
+from gpuwarden.owners.slurm import SlurmJobMaps
 from gpuwarden.owners.users import UserNames
 from snapshots import GIB, divided, gpu, snapshot
 
@@ -40,7 +40,7 @@ class Desk:
             self.identify,
             containers=names,
             users=users,
-            maps=JobMaps(job_map, gpustat),
+            maps=SlurmJobMaps(job_map, gpustat),
         )
 
     def identify(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
@@ -59,14 +59,14 @@ class Desk:
         return asyncio.run(poll())
 
 
-def who(uid: int | None = 1000, place: Place = NOWHERE) -> ProcessIdentity:
+def who(uid: int | None = 1000, place: CgroupOwner = NO_OWNER) -> ProcessIdentity:
     """Make a process of a user."""
     return ProcessIdentity(uid, "python", place)
 
 
 def test_each_kind_has_the_whole_memory() -> None:
     """A process counts once in every kind that it has an owner of, and owners' processes are summed."""
-    everything = Place(Container(ID, "docker"), POD, "4711", "train.service")
+    everything = CgroupOwner(Container(ID, "docker"), POD, "4711", "train.service")
     owners = Desk().join(
         {1: who(1000, everything), 2: who(1000), 3: who(1001)},
         gpu(0, held={1: 100, 2: 20, 3: 3}),
@@ -109,13 +109,13 @@ def test_unseen_processes_are_unknown() -> None:
 
 def test_a_user_s_own_container_bears_the_user_s_name() -> None:
     """Nobody passes off a container as another's by its name: that of a user's own runtime begins with the user."""
-    owners = Desk().join({1: who(1001, Place(Container(ID, "podman", 1001)))}, gpu(0, held={1: 1}))
+    owners = Desk().join({1: who(1001, CgroupOwner(Container(ID, "podman", 1001)))}, gpu(0, held={1: 1}))
     assert owners.by_pid[1]["container"] == f"grace/{ID[:12]}"
 
 
 def test_owners_beyond_the_limit_are_one() -> None:
     """On each GPU and of each kind the largest are told apart; the others are summed up and counted."""
-    jobs = {pid: who(1000, Place(slurm_job=str(pid))) for pid in range(1, 6)}
+    jobs = {pid: who(1000, CgroupOwner(slurm_job=str(pid))) for pid in range(1, 6)}
     owners = Desk(limit=2).join(jobs, gpu(0, held={1: 1, 2: 20, 3: 3, 4: 40, 5: 5}), gpu(1, held={1: 7}))
     assert owners.memory == {
         ("GPU-0", "user", "ada"): 69,
@@ -131,7 +131,7 @@ def test_owners_beyond_the_limit_are_one() -> None:
 def test_who_has_a_series_keeps_it() -> None:
     """Two owners that hold about the same do not take turns; one that holds twice as much gets the place."""
     desk = Desk(limit=1)
-    jobs = {pid: who(None, Place(slurm_job=str(pid))) for pid in (1, 2)}
+    jobs = {pid: who(None, CgroupOwner(slurm_job=str(pid))) for pid in (1, 2)}
 
     def shown(first: int, second: int) -> set[str]:
         memory = desk.join(jobs, gpu(0, held={1: first, 2: second})).memory
@@ -144,7 +144,7 @@ def test_who_has_a_series_keeps_it() -> None:
 
 def test_sums_survive_any_limit() -> None:
     """Within a kind the sum over owners is the same with any limit."""
-    people = {pid: who(pid % 7, Place(slurm_job=str(pid % 50))) for pid in range(500)}
+    people = {pid: who(pid % 7, CgroupOwner(slurm_job=str(pid % 50))) for pid in range(500)}
     box = gpu(0, held={pid: pid for pid in range(500)})
     for limit in (1, 3, 1000):
         memory = Desk(limit).join(people, box).memory
@@ -190,7 +190,7 @@ def test_a_mig_instance_s_job_has_only_that(tmp_path: Path) -> None:
 def test_group_wins_over_the_map(tmp_path: Path) -> None:
     """The kernel knows better than a prolog's file; the GPU is given to both."""
     (tmp_path / "0").write_text("4711\n")
-    owners = Desk(job_map=tmp_path).join({1: who(1000, Place(slurm_job="9"))}, gpu(0, held={1: 10}))
+    owners = Desk(job_map=tmp_path).join({1: who(1000, CgroupOwner(slurm_job="9"))}, gpu(0, held={1: 10}))
     assert owners.by_pid[1].get("slurm_job", "") == "9"
     assert set(owners.jobs) == {("GPU-0", "4711"), ("GPU-0", "9")}
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from gpuwarden.gpu.snapshot import GpuProcess
-from gpuwarden.owners.slurm import MOST_JOBS, GpuJobs, Job, JobMaps
+from gpuwarden.owners.slurm import MAX_JOBS, GpuJobs, SlurmJob, SlurmJobMaps
 from snapshots import divided, gpu
 
 GPUS = [gpu(index) for index in range(3)]
@@ -18,20 +18,20 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def whole(*jobs: Job) -> GpuJobs:
+def whole(*jobs: SlurmJob) -> GpuJobs:
     """Make the jobs of a GPU that is not divided."""
     return GpuJobs(jobs, jobs)
 
 
 def test_job_map_by_index(tmp_path: Path) -> None:
     """A file has the GPU's index and a job a line."""
-    maps = JobMaps(tmp_path, None)
+    maps = SlurmJobMaps(tmp_path, None)
     assert maps.jobs(GPUS) == {}
     write(tmp_path / "0", "4711\n")
     write(tmp_path / "1", "12\n13\n\n")
     write(tmp_path / "9", "1\n")
     write(tmp_path / "README", "1\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("4711")), "GPU-1": whole(Job("12"), Job("13"))}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711")), "GPU-1": whole(SlurmJob("12"), SlurmJob("13"))}
 
 
 def test_jobs_of_mig_instances(tmp_path: Path) -> None:
@@ -42,45 +42,49 @@ def test_jobs_of_mig_instances(tmp_path: Path) -> None:
     write(tmp_path / "map/1.1", "21\n")
     write(tmp_path / "map/2.0", "30\n")
     write(tmp_path / "gpustat/MIG-0-2", "12 1000\n")
-    found = JobMaps(tmp_path / "map", tmp_path / "gpustat").jobs([
+    found = SlurmJobMaps(tmp_path / "map", tmp_path / "gpustat").jobs([
         divided(0, free=[1, 1, 1]), divided(1, free=[1, 1]), gpu(2),
     ])  # fmt: skip
     assert found["GPU-0"] == GpuJobs(
-        (Job("10"), Job("17"), Job("12", 1000)), (), {"MIG-0-0": (Job("10"),), "MIG-0-2": (Job("12", 1000),)}
+        (SlurmJob("10"), SlurmJob("17"), SlurmJob("12", 1000)),
+        (),
+        {"MIG-0-0": (SlurmJob("10"),), "MIG-0-2": (SlurmJob("12", 1000),)},
     )
-    assert found["GPU-1"] == GpuJobs((Job("20"), Job("21")), (Job("20"),), {"MIG-1-1": (Job("21"),)})
-    assert found["GPU-2"] == GpuJobs((Job("30"),))
+    assert found["GPU-1"] == GpuJobs(
+        (SlurmJob("20"), SlurmJob("21")), (SlurmJob("20"),), {"MIG-1-1": (SlurmJob("21"),)}
+    )
+    assert found["GPU-2"] == GpuJobs((SlurmJob("30"),))
     on = [GpuProcess(1, "compute", None, instance) for instance in ("MIG-1-0", "MIG-1-1", None)]
-    assert [found["GPU-1"].of(process) for process in on] == [(Job("20"),), (Job("21"),), (Job("20"),)]
+    assert [found["GPU-1"].of(process) for process in on] == [(SlurmJob("20"),), (SlurmJob("21"),), (SlurmJob("20"),)]
 
 
 def test_gpustat_by_index_and_uuid(tmp_path: Path) -> None:
     """A file has the GPU's index or UUID, with the job and its user; the UUID decides where they differ."""
-    maps = JobMaps(None, tmp_path)
+    maps = SlurmJobMaps(None, tmp_path)
     write(tmp_path / "0", "4711 1000\n")
     write(tmp_path / "1", "1 1\n")
     write(tmp_path / "GPU-1", "4712 1001\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("4711", 1000)), "GPU-1": whole(Job("4712", 1001))}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711", 1000)), "GPU-1": whole(SlurmJob("4712", 1001))}
 
 
 def test_both_maps_agree(tmp_path: Path) -> None:
     """A job that both name is one job, with its user."""
     write(tmp_path / "a/0", "4711\n")
     write(tmp_path / "b/0", "4711 1000\n")
-    assert JobMaps(tmp_path / "a", tmp_path / "b").jobs(GPUS) == {"GPU-0": whole(Job("4711", 1000))}
+    assert SlurmJobMaps(tmp_path / "a", tmp_path / "b").jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711", 1000))}
 
 
 def test_changes_are_seen(tmp_path: Path) -> None:
     """What is there now counts, whether a file is written over, replaced, emptied or removed."""
-    maps = JobMaps(tmp_path / "map", None)
+    maps = SlurmJobMaps(tmp_path / "map", None)
     assert maps.jobs(GPUS) == {}
     write(tmp_path / "map/0", "1\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("1"))}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("1"))}
     write(tmp_path / "map/0", "22\n")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("22"))}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("22"))}
     (tmp_path / "new").write_text("33\n")
     (tmp_path / "new").replace(tmp_path / "map/0")
-    assert maps.jobs(GPUS) == {"GPU-0": whole(Job("33"))}
+    assert maps.jobs(GPUS) == {"GPU-0": whole(SlurmJob("33"))}
     write(tmp_path / "map/0", "")
     assert maps.jobs(GPUS) == {}
     (tmp_path / "map/0").unlink()
@@ -93,11 +97,11 @@ def test_whatever_lies_there(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "0")
     (tmp_path / "1").mkdir()
     (tmp_path / "2").symlink_to(tmp_path / "nothing")
-    assert JobMaps(tmp_path, tmp_path).jobs(GPUS) == {}
+    assert SlurmJobMaps(tmp_path, tmp_path).jobs(GPUS) == {}
     (tmp_path / "0").unlink()
     (tmp_path / "0").write_bytes(b"\xff\xfe\n-\n" + "".join(f"job{n}\n" for n in range(10_000)).encode())
-    (jobs,) = JobMaps(tmp_path, None).jobs(GPUS).values()
-    assert len(jobs.all) <= MOST_JOBS
-    assert jobs.all[0] == Job("job0")
+    (jobs,) = SlurmJobMaps(tmp_path, None).jobs(GPUS).values()
+    assert len(jobs.all) <= MAX_JOBS
+    assert jobs.all[0] == SlurmJob("job0")
     write(tmp_path / "0", '4711 "x"\n4712 ' + "9" * 100 + "\n" + "7" * 100 + " 1\n")
-    assert JobMaps(None, tmp_path).jobs(GPUS) == {"GPU-0": whole(Job("4711"), Job("4712"))}
+    assert SlurmJobMaps(None, tmp_path).jobs(GPUS) == {"GPU-0": whole(SlurmJob("4711"), SlurmJob("4712"))}

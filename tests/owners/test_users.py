@@ -10,7 +10,7 @@ import pytest
 from services import until
 from simulated_box import Clock
 
-from gpuwarden.owners.users import KEEP_SECONDS, PATIENCE_SECONDS, UserNames
+from gpuwarden.owners.users import KEEP_SECONDS, WAIT_SECONDS, UserNames
 
 
 def test_names_of_this_system() -> None:
@@ -61,7 +61,7 @@ def test_patience_is_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     until(resting, "the thread ends")
     clock.sleep(61)
     names.name(3)
-    assert waits == [PATIENCE_SECONDS]
+    assert waits == [WAIT_SECONDS]
     until(resting, "the thread ends")
 
 

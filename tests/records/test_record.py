@@ -360,7 +360,7 @@ def test_run_that_proc_hides_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store = RecordStore(tmp_path, 10)
     store.write([row_from_record(before)])
     store.close()
-    monkeypatch.setattr(procfs, "stat", lambda _pid: None)
+    monkeypatch.setattr(procfs, "read_stat", lambda _pid: None)
 
     async def restart() -> tuple[dict[str, Any], dict[str, Any]]:
         receipts = Recorder(tmp_path, 10, most_runs=9)

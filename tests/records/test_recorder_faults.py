@@ -37,7 +37,7 @@ def is_alive(*_: object) -> bool:
 @pytest.fixture(autouse=True)
 def alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all processes live."""
-    monkeypatch.setattr("gpuwarden.records.recorder.procfs.lives", is_alive)
+    monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", is_alive)
 
 
 class Keeper:

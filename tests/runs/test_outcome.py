@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.host.kernel_log import Record
-from gpuwarden.host.oom_killer import BEGINNINGS, OomKill, oom_kills
+from gpuwarden.host.kernel_log import KernelRecord
+from gpuwarden.host.oom_killer import BEGINNINGS, OomKill, parse_oom_kills
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.runs.outcome import Evidence, conclude
 
@@ -156,5 +156,5 @@ LINES: dict[str, tuple[int, bool | None] | None] = {
 def test_kernels_words_on_a_kill() -> None:
     """Each form gives the pid and whether a cgroup's limit was the reason; other lines give nothing."""
     assert [line for line in LINES if not line.encode().startswith(BEGINNINGS)] == []
-    kills = {line: next(oom_kills([Record(line.encode(), 1.0, 2.0, 3.0)]), None) for line in LINES}
+    kills = {line: next(parse_oom_kills([KernelRecord(line.encode(), 1.0, 2.0, 3.0)]), None) for line in LINES}
     assert {line: kill and (kill.pid, kill.in_cgroup) for line, kill in kills.items()} == LINES

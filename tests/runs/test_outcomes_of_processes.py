@@ -18,7 +18,7 @@ from kernel_log_fifo import Fifo
 from services import ROOT, Daemon, Process, ending, until
 
 from gpuwarden.host import procfs
-from gpuwarden.host.exit_status import exit_status
+from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.pid_namespace import is_initial
 from gpuwarden.runs.outcome import OUTCOMES
 from mock_nvml import MockNvml
@@ -243,9 +243,9 @@ def test_a_real_kill_for_memory(tmp_path: Path, mock_nvml: MockNvml, log: str) -
 def unreaped(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """Give a process that has ended and is not waited for, with its pidfd and start."""
     with subprocess.Popen([sys.executable, "-S", "-c", f"import os; input(); {how}"], stdin=subprocess.PIPE) as process:
-        start = int((procfs.stat(process.pid) or [])[19])
+        start = int((procfs.read_stat(process.pid) or [])[19])
         pidfd = os.pidfd_open(process.pid)
-        assert exit_status(pidfd, process.pid, start) is None  # it lives
+        assert read_exit_status(pidfd, process.pid, start) is None  # it lives
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.close()
@@ -262,8 +262,8 @@ def test_status_of_a_process_that_is_no_child() -> None:
     """The status is told while nobody has waited for it; that of a process that began at another time is not."""
     for how, status in (("os._exit(0)", 0), ("os._exit(7)", 7 << 8), ("os.kill(os.getpid(), 9)", 9)):
         with unreaped(how) as (process, pidfd, start):
-            assert exit_status(pidfd, process.pid, start) == status
-            assert exit_status(pidfd, process.pid, start + 1) is None
+            assert read_exit_status(pidfd, process.pid, start) == status
+            assert read_exit_status(pidfd, process.pid, start + 1) is None
 
 
 def test_hidden_status_is_no_success() -> None:
@@ -273,9 +273,9 @@ def test_hidden_status_is_no_success() -> None:
         stranger = os.fork()
         if stranger == 0:
             os.setuid(65534)
-            os._exit(exit_status(pidfd, process.pid, start) is not None)
+            os._exit(read_exit_status(pidfd, process.pid, start) is not None)
         assert os.waitpid(stranger, 0)[1] == 0
         process.wait()
         kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-        told = exit_status(pidfd, process.pid, start)
+        told = read_exit_status(pidfd, process.pid, start)
         assert told == (7 << 8 if kernel >= (6, 15) else None)

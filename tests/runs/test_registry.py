@@ -8,10 +8,10 @@ import pytest
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot, XidCount
-from gpuwarden.host.cgroup_limits import OomKills
+from gpuwarden.host.cgroup_limits import OomKillCounter
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
@@ -357,8 +357,8 @@ def test_kills_in_its_cgroup_count_since_the_last_look(tmp_path: Path) -> None:
     counter = tmp_path / "memory.events"
     counter.write_text("oom 5\noom_kill 3\n")
     runs = registry(ALICE)
-    present = Present(0, 1, "running", None, None, OomKills(str(counter), 3))
-    runs.runs(BOX, 1.0, {ALICE: Usage(1.0, None, None, present)})
+    present = PresentProcesses(0, 1, "running", None, None, OomKillCounter(str(counter), 3))
+    runs.runs(BOX, 1.0, {ALICE: HostUsage(1.0, None, None, present)})
     counter.write_text("oom 6\noom_kill 4\n")
     runs.exited(ALICE, 2.0, signal.SIGKILL)
     counter.unlink()

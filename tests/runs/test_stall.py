@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services import Daemon, ending, until
 
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import STEP_BUCKETS, Report
 from gpuwarden.runs.stall import CAUSES, Cause, Patience, Signs, StallWatch, cause, hangs
 from mock_nvml import MockNvml
@@ -53,9 +53,11 @@ def test_cause() -> None:
     assert [(signs, cause(signs)) for signs, _ in cases] == cases
 
 
-def used(cpu: float, state: str = "sleeping") -> Usage:
+def used(cpu: float, state: str = "sleeping") -> HostUsage:
     """Make a look at a run's processes."""
-    return Usage(cpu, None, None, Present(memory=0, processes=1, state=state, cpus=None, cgroup_memory=None))
+    return HostUsage(
+        cpu, None, None, PresentProcesses(memory=0, processes=1, state=state, cpus=None, cgroup_memory=None)
+    )
 
 
 def idle() -> float:

@@ -190,7 +190,7 @@ async def released(listener: events.XidEvents) -> bool:
 
 
 async def case_hangs_alone(box: Box) -> object:
-    events.SILENT_SECONDS = 1.5
+    events.HUNG_SECONDS = 1.5
     await box.listening()
     box.mock.hang("*", "nvmlEventSetWait_v2")
     await box.until(lambda: not box.events.listening)
@@ -217,7 +217,7 @@ async def case_releases_the_driver(box: Box) -> object:
 
 
 async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
-    events.MAX_WAITING = 1
+    events.MAX_PENDING = 1
     await box.listening()
     for code in (31, 32, 43):
         box.mock.xid(0, code)
@@ -233,7 +233,7 @@ async def case_hears_what_waits_before_it_listens_anew(box: Box) -> object:
 
 
 async def case_takes_no_more_than_fit(box: Box) -> object:
-    events.MAX_WAITING = 3
+    events.MAX_PENDING = 3
     await box.listening()
     for _ in range(10):
         box.mock.xid(0, 31)

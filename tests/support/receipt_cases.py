@@ -13,7 +13,7 @@ from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.records.builder import build_record
 from gpuwarden.records.record import RunRecord
@@ -115,7 +115,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         up=not ended,
         current=not ended,
         headroom_unknown={"MIG-1-2": "process_unlisted"},
-        usage=Usage(9000.5, 5 * GIB, GIB, Present(2 * GIB, 3, "running", 8.0, None)),
+        usage=HostUsage(9000.5, 5 * GIB, GIB, PresentProcesses(2 * GIB, 3, "running", 8.0, None)),
         began=BEGAN,
         lasted=7980.0,
         errors=(SeenError(ERROR, BEGAN + 7000, {UUID: 2.5 * GIB}, {UUID: 1.5 * GIB}, VERDICT),),

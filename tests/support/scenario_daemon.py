@@ -38,10 +38,10 @@ from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.host import host_sampler, procfs
 from gpuwarden.host.host_memory import HostMemory
-from gpuwarden.host.host_reader import Host, Space
+from gpuwarden.host.host_reader import Host, HostSpace
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, Usage
-from gpuwarden.owners.cgroup_path import Place
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
+from gpuwarden.owners.cgroup_path import CgroupOwner
 from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Advice, Message
 from gpuwarden.simulation.answers import SimulatedGpu
@@ -201,13 +201,15 @@ class _Trees:
         self._clock = clock
         self._began: dict[int, float] = {}
 
-    def read(self, peers: Iterable[ProcessKey]) -> Mapping[ProcessKey, Usage]:
+    def read(self, peers: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostUsage]:
         return {peer: self._usage(peer.pid) for peer in peers}
 
-    def _usage(self, pid: int) -> Usage:
+    def _usage(self, pid: int) -> HostUsage:
         seconds = self._clock.now - self._began.setdefault(pid, self._clock.now)
-        present = Present(self.memory[pid], 1, "running", 16.0, None, None, (pid,)) if pid in self.memory else None
-        return Usage(2 * seconds, round(seconds) << 20, round(seconds) << 10, present)
+        present = (
+            PresentProcesses(self.memory[pid], 1, "running", 16.0, None, None, (pid,)) if pid in self.memory else None
+        )
+        return HostUsage(2 * seconds, round(seconds) << 20, round(seconds) << 10, present)
 
 
 class _Target:
@@ -346,9 +348,9 @@ class Box:
         patch.setattr(host_sampler, "HostReader", lambda: host_reader)
         patch.setattr(host_sampler, "memory_available", lambda: self.host_available)
         patch.setattr(host_sampler, "ProcessTrees", lambda: self._trees)
-        patch.setattr(pipeline_module, "ProcessNames", lambda: self._names)
+        patch.setattr(pipeline_module, "ProcessIdentifier", lambda: self._names)
         patch.setattr(pipeline_module, "UserNames", lambda _source: _Users())
-        patch.setattr(procfs, "lives", lambda pid, _start: pid in self._names.known)
+        patch.setattr(procfs, "is_alive", lambda pid, _start: pid in self._names.known)
 
     def _source(self) -> Source:
         return Source(
@@ -363,7 +365,7 @@ class Box:
         return Host(
             memory_size=HOST_BYTES,
             memory_available=self.host_available,
-            swap=Space(0, 0),
+            swap=HostSpace(0, 0),
             cpus=32,
             cpu_seconds={("busy",): 1000.0 + self.clock.now, ("idle",): 9000.0 + self.clock.now},
             oom_kills=0,
@@ -378,7 +380,7 @@ class Box:
     def start(self, uid: int, *, comm: str = "python", slurm_job: str = "", unit: str = "") -> ProcessKey:
         """Start a process."""
         pid = next(self._pids)
-        self._names.known[pid] = ProcessIdentity(uid, comm, Place(slurm_job=slurm_job, systemd_unit=unit))
+        self._names.known[pid] = ProcessIdentity(uid, comm, CgroupOwner(slurm_job=slurm_job, systemd_unit=unit))
         return ProcessKey(pid, uid, round(100 * (UPTIME + self.clock.now)), self.clock.wall())
 
     def use_host(self, peer: ProcessKey, memory: int) -> None:

@@ -381,7 +381,7 @@ class WithReceipts:
 
 def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of our own that keeps a run out of a poll loses no time of it, and counts none again."""
-    monkeypatch.setattr("gpuwarden.records.recorder.procfs.lives", lambda *_: True)
+    monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", lambda *_: True)
     it = WithReceipts()
     it.box.meet(ALICE)
     it.poll(11)
@@ -396,7 +396,7 @@ def test_polls_that_miss_a_run_cost_nothing_twice(monkeypatch: pytest.MonkeyPatc
 
 def test_run_that_parts_keeps_what_the_counters_were_not_asked_for_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its energy and its slowed seconds are those of all the time that it held the GPU."""
-    monkeypatch.setattr("gpuwarden.records.recorder.procfs.lives", lambda *_: True)
+    monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", lambda *_: True)
     it = WithReceipts()
     it.box.meet(ALICE)
     it.poll(28)  # the counters were looked at last at 20 s
@@ -412,7 +412,7 @@ def test_run_that_parts_keeps_what_the_counters_were_not_asked_for_yet(monkeypat
 
 def test_run_that_is_forgotten_and_back_before_a_poll_keeps_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where runs.max is used up, one may give way to another and come back at once."""
-    monkeypatch.setattr("gpuwarden.records.recorder.procfs.lives", lambda *_: True)
+    monkeypatch.setattr("gpuwarden.records.recorder.procfs.is_alive", lambda *_: True)
     it = WithReceipts()
     it.box.meet(ALICE)
     it.poll(28)  # the counters were looked at last at 20 s

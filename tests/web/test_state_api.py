@@ -25,7 +25,7 @@ from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import GpuProcess, XidCount
 from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
-from gpuwarden.host.host_reader import Host, Space
+from gpuwarden.host.host_reader import Host, HostSpace
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.metrics.model import Readings
 from gpuwarden.owners.resolver import Owners
@@ -106,7 +106,7 @@ def full() -> State:
         {("7-1", "GPU-0"): RunPressure("critical", GIB, 9 * GIB, 50.0)},
     )
     owners = Owners({("GPU-0", "user", "ada"): 50 * GIB, ("GPU-1", "user", "bob"): 1}, by_pid={7: {"user": "ada"}})
-    host = Host(memory_size=64 * GIB, swap=Space(1, 0), cpu_seconds={("busy",): 1.234}, oom_kills=0)
+    host = Host(memory_size=64 * GIB, swap=HostSpace(1, 0), cpu_seconds={("busy",): 1.234}, oom_kills=0)
     return box(whole, mig, gpu(2), runs=(dead, run), pressure=pressure, owners=owners, host=host)
 
 

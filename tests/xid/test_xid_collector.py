@@ -18,7 +18,7 @@ from gpuwarden.gpu.snapshot import Snapshot, XidCount
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.simulation.simulated_nvml import Simulation
 from gpuwarden.xid.kernel_messages import BEGINNINGS
-from gpuwarden.xid.xid_collector import IDENTIFY_SECONDS, MAX_HOMELESS, XidCollector
+from gpuwarden.xid.xid_collector import IDENTIFY_SECONDS, MAX_UNRESOLVED, XidCollector
 from mock_nvml import MockNvml
 from snapshots import gpu, snapshot
 
@@ -194,10 +194,10 @@ def test_xids_of_unknown_gpus_are_bounded(fifo: Fifo) -> None:
     """Only so many wait, and the rest is counted as dropped."""
     watched = Watched(fifo)
     for _ in range(3):
-        fifo.write(*["NVRM: Xid (PCI:0000:01:00): 62, p"] * (MAX_HOMELESS // 2))
+        fifo.write(*["NVRM: Xid (PCI:0000:01:00): 62, p"] * (MAX_UNRESOLVED // 2))
         watched.poll(snapshot(gpu(0)))
-    assert watched.watch.dropped == {"unknown_gpu": MAX_HOMELESS // 2, "codes": 0}
-    assert watched.poll(snapshot(gpu(1))).gpus[0].xids[62].count == MAX_HOMELESS
+    assert watched.watch.dropped == {"unknown_gpu": MAX_UNRESOLVED // 2, "codes": 0}
+    assert watched.poll(snapshot(gpu(1))).gpus[0].xids[62].count == MAX_UNRESOLVED
 
 
 def test_xid_of_a_gpu_lost_before_the_start(
@@ -231,10 +231,10 @@ def test_xid_told_as_homeless_is_counted_once(fifo: Fifo, monkeypatch: pytest.Mo
     monkeypatch.setattr(time, "monotonic", lambda: now() + IDENTIFY_SECONDS)
     watched.poll(snapshot(gpu(0)))
     assert watched.watch.dropped["unknown_gpu"] == 1
-    fifo.write(*["NVRM: Xid (PCI:0000:07:00): 62, p"] * MAX_HOMELESS)
+    fifo.write(*["NVRM: Xid (PCI:0000:07:00): 62, p"] * MAX_UNRESOLVED)
     watched.poll(snapshot(gpu(0)))
     assert watched.watch.dropped["unknown_gpu"] == 1
-    assert len(watched.watch._homeless) == MAX_HOMELESS
+    assert len(watched.watch._homeless) == MAX_UNRESOLVED
 
 
 def test_clock_set_back_leaves_no_xid_ahead(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:

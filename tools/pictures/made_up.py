@@ -15,8 +15,8 @@ from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, XidCount
 from gpuwarden.host.cgroup_limits import CgroupMemory
-from gpuwarden.host.host_reader import Host, Space
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.host_reader import Host, HostSpace
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.metrics.model import Readings
 from gpuwarden.protocol.messages import ADVICE_KINDS, AdviceKind
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -141,8 +141,8 @@ def _hosted(state: State, now: float) -> State:
     host = Host(
         memory_size=_GIB * 1024,
         memory_available=_GIB * (600 + int(40 * math.sin(now / 500))),
-        swap=Space(_GIB * 8, 0),
-        shm=Space(_GIB * 512, _GIB * (20 + int(10 * math.sin(now / 200)))),
+        swap=HostSpace(_GIB * 8, 0),
+        shm=HostSpace(_GIB * 512, _GIB * (20 + int(10 * math.sin(now / 200)))),
         cpus=_CPUS,
         cpu_seconds={
             ("busy",): _CPUS * busy,
@@ -163,16 +163,16 @@ def _hosted(state: State, now: float) -> State:
     return replace(state, host=host, runs=runs)
 
 
-def _usage(number: int, now: float) -> Usage:
+def _usage(number: int, now: float) -> HostUsage:
     """Make up what the run of that number uses, each its own."""
-    present = Present(
+    present = PresentProcesses(
         memory=_GIB * (8 + 3 * number),
         processes=1 + 2 * number,
         state="sleeping",
         cpus=16.0,
         cgroup_memory=CgroupMemory(_GIB * 64, _GIB * (10 + 3 * number)),
     )
-    return Usage((1 + number) * now, int(2e7 * number * now), int(1e6 * number * now), present)
+    return HostUsage((1 + number) * now, int(2e7 * number * now), int(1e6 * number * now), present)
 
 
 def _reporting(state: State, now: float) -> State:

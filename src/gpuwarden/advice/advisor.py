@@ -25,7 +25,7 @@ from gpuwarden.advice.wording import (
 from gpuwarden.analysis.oom.co_tenants import REST_SECONDS, CoTenant, CoTenants
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import XID_SECONDS
-from gpuwarden.gpu.memory_sampler import NEVER
+from gpuwarden.gpu.memory_sampler import NO_LIMIT
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import HUNG, Gpu, Snapshot
 from gpuwarden.host import procfs
@@ -78,7 +78,7 @@ class Advisor:
         limits: Limits,
         *,
         alerting: bool = False,
-        nearest_above: Callable[[int, Collection[int]], int] = procfs.nearest_above,
+        nearest_above: Callable[[int, Collection[int]], int] = procfs.find_nearest_ancestor,
     ) -> None:
         self._alerting = alerting
         self._nearest_above = nearest_above
@@ -157,7 +157,7 @@ class Advisor:
         run_limits: dict[str, float] = {}
         for uuid, gpu in gpus.items():
             whole = gpu.identity.uuid
-            gpu_limits.setdefault(whole, NEVER)  # that it does not answer is to be sent at least
+            gpu_limits.setdefault(whole, NO_LIMIT)  # that it does not answer is to be sent at least
             if (memory := facts.pressure.of_runs.get((run.peer.run_id, uuid))) is not None:
                 others, own = memory.slack(self._limits)
                 run_limits[uuid] = memory.in_use + own
@@ -269,7 +269,7 @@ def _together(rounds: Sequence[AdviceRound]) -> AdviceRound:
     gpu_limits: dict[str, float] = {}
     for each in rounds:
         for uuid, limit in each.gpu_limits.items():
-            gpu_limits[uuid] = min(limit, gpu_limits.get(uuid, NEVER))
+            gpu_limits[uuid] = min(limit, gpu_limits.get(uuid, NO_LIMIT))
     return AdviceRound(
         tuple(message for each in rounds for message in each.messages),
         {run_id: events for each in rounds for run_id, events in each.events.items()},

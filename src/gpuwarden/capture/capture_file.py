@@ -37,7 +37,7 @@ Answers: TypeAlias = "Mapping[str, Answer]"
 LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 # What of a struct is kept: all that the seam names; all other answers are texts or whole numbers.
 _STRUCTS: Mapping[str, type] = {
-    "nvmlDeviceGetMemoryInfo": binding.Memory,  # version 1 has no `reserved`
+    "nvmlDeviceGetMemoryInfo": binding.MemoryInfo,  # version 1 has no `reserved`
     "nvmlDeviceGetUtilizationRates": binding.Utilization,
     "nvmlDeviceGetPciInfo": binding.PciInfo,
     "nvmlDeviceGetBAR1MemoryInfo": binding.Bar1Memory,

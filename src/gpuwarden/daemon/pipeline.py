@@ -18,15 +18,15 @@ from gpuwarden.config.schema import NO_OWNERS, Config
 from gpuwarden.daemon.sources import Source
 from gpuwarden.gpu.poller import Poller
 from gpuwarden.gpu.reader import Plan
-from gpuwarden.gpu.runtime_suspend import SleepWatch
+from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host import oom_killer, pid_namespace
 from gpuwarden.host.host_sampler import HostSample, HostSampler
 from gpuwarden.host.kernel_log import KernelLog
 from gpuwarden.owners.containers import ContainerNames
-from gpuwarden.owners.processes import ProcessNames
+from gpuwarden.owners.processes import ProcessIdentifier
 from gpuwarden.owners.resolver import OwnerResolver
-from gpuwarden.owners.slurm import JobMaps
+from gpuwarden.owners.slurm import SlurmJobMaps
 from gpuwarden.owners.users import UserNames
 from gpuwarden.pressure.levels import PressureWatch
 from gpuwarden.records.paths import database_folder
@@ -66,7 +66,7 @@ class Pipeline:
         self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # else they are others' than those seen here
         self.host = HostSampler(config.poll.slow_interval)
         self.users = UserNames(source.user_name)
-        self.processes = ProcessNames() if _is_this_machine(source) else None
+        self.processes = ProcessIdentifier() if _is_this_machine(source) else None
         self.containers = _containers(config, source)
         self.owners = self._resolver()
         self.co_tenants = CoTenantTracker()
@@ -88,7 +88,7 @@ class Pipeline:
             self.processes.identify if self.processes else source.identify,
             containers=self.containers,
             users=self.users,
-            maps=JobMaps(owners.slurm_job_map, owners.slurm_gpustat),
+            maps=SlurmJobMaps(owners.slurm_job_map, owners.slurm_gpustat),
         )
 
     async def open(self) -> None:
@@ -114,7 +114,7 @@ class Pipeline:
         # Only now: what the kernel logged of a run that ended meanwhile is to be read before its end is shown.
         logged = self.kernel_log.read() if self.kernel_log else []
         if self.knows_pids_of_kernel_log:
-            self.registry.note_oom_kills(oom_killer.oom_kills(logged))
+            self.registry.note_oom_kills(oom_killer.parse_oom_kills(logged))
         return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts)
 
     def join(self, snapshot: Snapshot, now: float, counts: Counts) -> State:
@@ -225,7 +225,7 @@ def _poller(config: Config, source: Source) -> Poller:
         memory_interval=config.poll.memory_interval,
         host_memory=source.host_memory,
         clock=source.clock,
-        sleep=SleepWatch() if config.gpus.let_sleep and _is_this_machine(source) else None,
+        sleep=SuspendMonitor() if config.gpus.let_sleep and _is_this_machine(source) else None,
     )
 
 

@@ -64,7 +64,7 @@ def open_source(chosen: schema.SourceChoice, simulation: schema.SimulationConfig
 
 def _driver(otherwise: schema.SimulationConfig | None) -> Source:
     nvml = driver.binding()
-    reason = driver.why_unusable(nvml) if otherwise else None
+    reason = driver.explain_unusable(nvml) if otherwise else None
     if reason and otherwise:
         log.warning("no NVIDIA driver found (%s): the GPUs shown are SIMULATED", reason)
         return _simulated(otherwise)

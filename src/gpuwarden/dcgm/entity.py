@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuwarden.dcgm.rates import Rates
+from gpuwarden.dcgm.rates import CounterRates
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
 from gpuwarden.metrics.model import Labels
 from gpuwarden.state import State
@@ -32,11 +32,11 @@ class Entity:
 
     gpu: Gpu
     state: State
-    rates: Rates
+    rates: CounterRates
     instance: MigInstance | None = None
 
 
-def entities(state: State, rates: Rates) -> Iterator[Entity]:
+def entities(state: State, rates: CounterRates) -> Iterator[Entity]:
     """Return what has samples: each GPU, and beside it its GPU instances.
 
     Compute instances of one GPU instance share its memory and activity, so one of them stands for all.

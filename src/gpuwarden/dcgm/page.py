@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpuwarden.dcgm.entity import entities, labels
 from gpuwarden.dcgm.metrics import COUNTERS, DcgmReadings
-from gpuwarden.dcgm.rates import Rates
+from gpuwarden.dcgm.rates import CounterRates
 from gpuwarden.metrics.model import TableReadings
 from gpuwarden.state import State
 
@@ -22,7 +22,7 @@ class DcgmPage:
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
-        self._rates = Rates(COUNTERS)
+        self._rates = CounterRates(COUNTERS)
 
     def update(self, state: State) -> None:
         """Take in a poll, whether it is scraped or not."""

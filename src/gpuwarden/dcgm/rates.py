@@ -26,7 +26,7 @@ class _Point:
         return _Point(time, value, (value - self.value) / elapsed if forward else None)
 
 
-class Rates:
+class CounterRates:
     """Watches counters over the polls: a rate is that between two reads of the counter, whoever scrapes and when."""
 
     def __init__(self, counters: tuple[Metric[Any], ...]) -> None:

@@ -6,12 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from gpuwarden.gpu.memory_sampler import Look
+from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.reader import INTERNAL, Answers, GpuGoneError, GpuReader
 from gpuwarden.gpu.snapshot import HUNG, Gpu
-from gpuwarden.log_limiter import Changes
+from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
-from gpuwarden.nvml.call_pool import CallPool, Line
+from gpuwarden.nvml.call_pool import CallPool, RepeatedCall
 from gpuwarden.nvml.identity import GpuIdentity, identify
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ class PolledGpu:
         self._reader: GpuReader | None = None
         self._handle: Handle | None = None
         self._errors: Counter[str] = Counter()
-        self._identifying = Line(threads, self._look_up)
-        self.reading = Line(threads, self._read)
+        self._identifying = RepeatedCall(threads, self._look_up)
+        self.reading = RepeatedCall(threads, self._read)
         self._was_up = True
-        self._changes = Changes()
+        self._changes = LogLimiter()
         self._identity: GpuIdentity | None = None
         self._last_success: float | None = None
 
@@ -41,7 +41,7 @@ class PolledGpu:
         return self._identity
 
     @property
-    def look(self) -> Look | None:
+    def look(self) -> MemoryProbe | None:
         """Sampling of its memory between polls; None where it cannot be sampled, or did not answer."""
         return self._reader.look if self._reader and self._was_up else None
 

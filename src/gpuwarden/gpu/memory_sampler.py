@@ -7,14 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, Memory
+from gpuwarden.nvml.binding import NOT_AVAILABLE_LONG, MemoryInfo
 
-NEVER = float("inf")  # bytes in use that no GPU has
-_MOST_SEEN = 1024  # between two readings of a GPU
-_LONGEST_SLEEP = 0.5  # seconds until a thread sees that it is to end
+NO_LIMIT = float("inf")  # bytes in use that no GPU has
+_MAX_SAMPLES = 1024  # between two readings of a GPU
+_MAX_SLEEP_SECONDS = 0.5  # seconds until a thread sees that it is to end
 
 
-class Look:
+class MemoryProbe:
     """Sampling state of one GPU's memory; nothing is sampled before `read` is set.
 
     The thread that looks writes `asked` and `seen`, the one that reads the GPU empties `seen`: neither waits.
@@ -26,11 +26,11 @@ class Look:
     __slots__ = ("answers", "asked", "limit", "read", "ring", "seen")
 
     def __init__(self) -> None:
-        self.limit = NEVER
+        self.limit = NO_LIMIT
         self.ring: Callable[[], object] | None = None
         self.answers = False
-        self.read: Callable[[], Memory] | None = None  # blocks; raises what the driver answers with
-        self.seen: deque[int] = deque(maxlen=_MOST_SEEN)  # bytes in use
+        self.read: Callable[[], MemoryInfo] | None = None  # blocks; raises what the driver answers with
+        self.seen: deque[int] = deque(maxlen=_MAX_SAMPLES)  # bytes in use
         self.asked: float | None = None  # since when a read has been under way, by the monotonic clock
 
     def under_way_since(self, moment: float) -> bool:
@@ -55,7 +55,7 @@ class Look:
 
     def disarm(self) -> None:
         """Ring no more. Another thread may be looking."""
-        self.ring, self.limit = None, NEVER
+        self.ring, self.limit = None, NO_LIMIT
 
     def sample(self) -> None:
         """Read once. For the thread that looks; blocks as long as the driver does."""
@@ -71,7 +71,7 @@ class Look:
     def _take(self, used: int) -> None:
         self.seen.append(used)
         if used > self.limit and used != NOT_AVAILABLE_LONG:
-            self.limit = NEVER
+            self.limit = NO_LIMIT
             self._ring()
 
     def _miss(self) -> None:
@@ -86,7 +86,7 @@ class Look:
             ring()
 
 
-class Sampler:
+class MemorySampler:
     """Looks at all GPUs from one thread, every `interval` seconds; used by one event loop.
 
     A look that hangs is left behind with its thread, and another thread goes on with the other GPUs. The thread lasts
@@ -106,7 +106,7 @@ class Sampler:
         """True where no look is under way, nor will one begin before the next `watch`."""
         return self._thread is None and not any(thread.is_alive() for thread in self._ending)
 
-    def watch(self, looks: Iterable[Look]) -> None:
+    def watch(self, looks: Iterable[MemoryProbe]) -> None:
         """Look at these from now on, except for those under way for longer than `patience` seconds."""
         late = time.monotonic() - self._patience
         if self._thread and self._thread.hangs_since(late):
@@ -129,13 +129,13 @@ class Sampler:
 
 
 class _Thread(threading.Thread):
-    def __init__(self, interval: float, looks: tuple[Look, ...]) -> None:
+    def __init__(self, interval: float, looks: tuple[MemoryProbe, ...]) -> None:
         # A daemon thread: one that hangs in the driver cannot be ended and must not keep the process from ending.
         super().__init__(name="memory", daemon=True)
         self.looks = looks
         self._interval = interval
         self._going = True
-        self._look: Look | None = None  # the one under way, or the last one
+        self._look: MemoryProbe | None = None  # the one under way, or the last one
 
     def end(self) -> None:
         """Have it end soon, or when the look under way comes back."""
@@ -151,7 +151,7 @@ class _Thread(threading.Thread):
         while self._going:
             now = time.monotonic()
             if now < due:
-                time.sleep(min(due - now, _LONGEST_SLEEP))
+                time.sleep(min(due - now, _MAX_SLEEP_SECONDS))
                 continue
             for look in self.looks:
                 if self._going:

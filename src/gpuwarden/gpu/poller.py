@@ -13,27 +13,29 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpuwarden.gpu.gpu_poller import PolledGpu
-from gpuwarden.gpu.memory_sampler import Sampler
+from gpuwarden.gpu.memory_sampler import MemorySampler
 from gpuwarden.gpu.reader import DEFAULT_PLAN, GpuReader, Plan
-from gpuwarden.gpu.runtime_suspend import SleepWatch
+from gpuwarden.gpu.runtime_suspend import SuspendMonitor
 from gpuwarden.gpu.snapshot import HUNG, Snapshot
 from gpuwarden.host.host_memory import HostMemory, host_memory
-from gpuwarden.log_limiter import Changes
+from gpuwarden.log_limiter import LogLimiter
 from gpuwarden.nvml.binding import Handle, Nvml, NVMLError, error_name
-from gpuwarden.nvml.call_pool import CallPool, Line, all_of
+from gpuwarden.nvml.call_pool import CallPool, RepeatedCall, wait_for_all
 from gpuwarden.nvml.session import RETRY_SECONDS, HiddenGpusError, Session
 from gpuwarden.nvml.troubleshooting import advice
 
 log = logging.getLogger(__name__)
 
-LONGEST_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
-MOST_GPUS = 1024  # that are looked up, whatever the driver says
-MOST_GONE = 256  # that are shown as down beside as many as the driver lists: some change their UUID with a reset
+MAX_CALL_SECONDS = 10.0  # that an answer is waited for, where the interval is not shorter
+MAX_GPUS = 1024  # that are looked up, whatever the driver says
+MAX_GONE_GPUS = 256  # that are shown as down beside as many as the driver lists: some change their UUID with a reset
 _STEP_SECONDS = 0.01  # between looks whether calls have come back
 RELEASE_SECONDS = 10.0  # that calls under way are waited for, where the driver is to be let go of
-REST_RELEASE_SECONDS = 3.0  # likewise, where it is released within a poll
-REST_AGAIN_SECONDS = 60.0  # after an attempt at that which failed
-_TOGETHER = 4  # GPUs whose slow tiers share a poll: one alone costs half as much again, as nothing is in the caches
+IDLE_RELEASE_SECONDS = 3.0  # likewise, where it is released within a poll
+IDLE_RETRY_SECONDS = 60.0  # after an attempt at that which failed
+_SLOW_GROUP_GPUS = (
+    4  # GPUs whose slow tiers share a poll: one alone costs half as much again, as nothing is in the caches
+)
 
 
 class DriverUser(Protocol):
@@ -67,7 +69,7 @@ class Poller:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.perf_counter,
-        sleep: SleepWatch | None = None,
+        sleep: SuspendMonitor | None = None,
     ) -> None:
         self._nvml = nvml
         self._plan = plan
@@ -76,18 +78,18 @@ class Poller:
         self._clock = clock
         self._wall = wall
         self._stopwatch = stopwatch
-        self._timeout = min(interval, LONGEST_CALL_SECONDS)
-        self._sampler = Sampler(memory_interval, self._timeout) if memory_interval < interval else None
+        self._timeout = min(interval, MAX_CALL_SECONDS)
+        self._sampler = MemorySampler(memory_interval, self._timeout) if memory_interval < interval else None
         self._users: list[DriverUser] = [self._sampler] if self._sampler else []
         self._sleep = sleep
         self._session = Session(nvml)
         self._threads = CallPool()
-        self._counting = Line(self._threads, self._session.count)
-        self._closing = Line(self._threads, self._close)
+        self._counting = RepeatedCall(self._threads, self._session.count)
+        self._closing = RepeatedCall(self._threads, self._close)
         self._gpus: dict[str, PolledGpu] = {}  # by UUID
         self._strangers: dict[int, PolledGpu] = {}  # by index: enumerated and not yet identified
         self._errors: Counter[str] = Counter()
-        self._changes = Changes()
+        self._changes = LogLimiter()
         self._last_success: float | None = None
         self._enumerated = (0, 0)  # the session, and how many GPUs it had
         self._fault: str | None = None
@@ -136,14 +138,14 @@ class Poller:
         if self._session.open:
             # Together with the count: going round the threads twice costs half a poll's time.
             self._begin([gpu for gpu in self._wanted() if gpu.held or not self._sleep])
-        await all_of(self._threads, [self._counting], self._timeout)
+        await wait_for_all(self._threads, [self._counting], self._timeout)
         count = self._count(began)
         if count is not None:
             await self._meet(count)
         # Those known are asked even when the driver as a whole is at fault: each answers for itself.
         asked = self._wanted()
         self._begin([gpu for gpu in asked if not gpu.reading.awaited])
-        await all_of(self._threads, [gpu.reading for gpu in asked], self._timeout)
+        await wait_for_all(self._threads, [gpu.reading for gpu in asked], self._timeout)
         return self._snapshot(began, started, count, asked=True)
 
     def _snapshot(self, began: float, started: float, count: int | None, *, asked: bool) -> Snapshot:
@@ -184,10 +186,10 @@ class Poller:
             return False
         if self._session.open:
             try:
-                await self._let_go(REST_RELEASE_SECONDS)
+                await self._let_go(IDLE_RELEASE_SECONDS)
             except StillUsedError as error:
                 log.warning("the driver cannot be released for GPUs to sleep: %s", error)
-                self._rest_at = time.monotonic() + REST_AGAIN_SECONDS
+                self._rest_at = time.monotonic() + IDLE_RETRY_SECONDS
                 return False
         return True
 
@@ -287,7 +289,7 @@ class Poller:
             self._enumerated = self._session.number, count
             if count == 0:
                 log.warning("the driver lists no GPU")
-            for index in range(min(count, MOST_GPUS)):
+            for index in range(min(count, MAX_GPUS)):
                 self._strangers.setdefault(index, self._stranger(index))
         before = set(self._gpus)
         # Those beyond the count are kept: one whose call hangs holds a thread, and made anew it would take another.
@@ -299,7 +301,7 @@ class Poller:
         outcomes = await asyncio.gather(*map(self._greet, listed))
         found = Counter(gpu.identity.name for uuid, gpu in self._gpus.items() if uuid not in before)
         if found:
-            self._forget_gone(count + MOST_GONE)
+            self._forget_gone(count + MAX_GONE_GPUS)
             log.info("found %s", ", ".join(f"{count} x {name}" for name, count in found.items()))
         if outcomes and set(outcomes) == {HUNG} and not self._gpus:
             self._fault = HUNG
@@ -313,7 +315,7 @@ class Poller:
             del self._gpus[gpu.identity.uuid]
 
     def _stranger(self, index: int) -> PolledGpu:
-        plan = replace(self._plan, phase=index // _TOGETHER % self._slots / self._slots)
+        plan = replace(self._plan, phase=index // _SLOW_GROUP_GPUS % self._slots / self._slots)
 
         def new_reader(handle: Handle) -> GpuReader:
             return GpuReader(self._nvml, handle, plan, self._host_memory, self._clock, wall=self._wall)

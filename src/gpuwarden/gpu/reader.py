@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
-from gpuwarden.gpu.memory_sampler import Look
+from gpuwarden.gpu.memory_sampler import MemoryProbe
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.mig_reader import MigReader
 from gpuwarden.gpu.process_reader import ProcessReader
@@ -28,7 +28,7 @@ from gpuwarden.nvml.binding import (
     code_of,
     error_name,
 )
-from gpuwarden.nvml.device import Device, NotToldError
+from gpuwarden.nvml.device import Device, NoValueError
 from gpuwarden.nvml.gpm import OPTION as GPM_OPTION
 from gpuwarden.nvml.gpm import Gpm
 
@@ -93,7 +93,7 @@ class GpuReader:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._look = Look()
+        self._look = MemoryProbe()
         self._aimed: tuple[Handle, bool] | None = None  # the handle, and whether its driver is an old one
         self._device = Device(nvml, handle, host_memory, WindowPeaks(clock), Gpm(nvml, clock))
         self._plan = plan
@@ -202,7 +202,7 @@ class GpuReader:
             self._look.read = partial(device.nvml.nvmlDeviceGetMemoryInfo, device.handle, *version)
 
     @property
-    def look(self) -> Look | None:
+    def look(self) -> MemoryProbe | None:
         """Sampling of memory between readings; None where the device has none of its own."""
         return None if self._device.lacks(self._device.nvml.nvmlDeviceGetMemoryInfo) else self._look
 
@@ -215,7 +215,7 @@ class GpuReader:
         for row in rows:
             try:
                 readings[row] = row.read(device)
-            except NotToldError:
+            except NoValueError:
                 continue
             except NVMLError as error:
                 _note(error, errors)

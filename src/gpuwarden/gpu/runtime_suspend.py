@@ -15,7 +15,7 @@ IDLE_SECONDS = 60.0  # without a process on any GPU, after which polls pause
 REST_SECONDS = 30.0  # that they pause, so that GPUs may fall asleep; then GPUs are polled once
 
 
-class SleepWatch:
+class SuspendMonitor:
     """Which GPUs sleep, by their PCI address, and whether the box rests. `update` begins a poll."""
 
     def __init__(self, devices: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:

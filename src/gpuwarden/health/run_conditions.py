@@ -52,7 +52,7 @@ def _stall_ending(labels: Labels, state: State) -> str | None:
     pid, _, start = run_id.partition("-")
     if not pid.isdecimal():
         return ""  # no run's: what was saved of it has been changed by hand
-    if any(run.peer.run_id == run_id for run in state.runs) or not procfs.lives(int(pid), start):
+    if any(run.peer.run_id == run_id for run in state.runs) or not procfs.is_alive(int(pid), start):
         return ""
     return None
 

@@ -21,7 +21,7 @@ class CgroupMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """Limits on one process: the memory limit with the least room left, and the lowest quota of CPUs.
 
     `oom_kills` is how often the kernel's OOM killer killed in its own cgroup.
@@ -29,11 +29,11 @@ class Limits:
 
     memory: CgroupMemory | None = None
     cpus: float | None = None
-    oom_kills: OomKills | None = None
+    oom_kills: OomKillCounter | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class OomKills:
+class OomKillCounter:
     """A counter of the OOM killer's kills in one cgroup, as it stood."""
 
     file: str
@@ -57,13 +57,13 @@ _V2 = _Version("memory.max", "memory.current", (b"active_file", b"inactive_file"
 _V1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", (b"total_active_file", b"total_inactive_file"))
 
 
-class Cgroups:
+class CgroupReader:
     """Finds the limits of processes; asks each cgroup once a look, which `begin` opens."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
         self._mounts: dict[str, tuple[str, str]] = {}
-        self._found: dict[bytes, Limits] = {}
+        self._found: dict[bytes, CgroupLimits] = {}
 
     def begin(self) -> None:
         """Forget what the cgroups said."""
@@ -71,21 +71,21 @@ class Cgroups:
         if not self._mounts:
             self._mounts = dict(_mounts(_content(f"{self._proc}/self/mountinfo")))
 
-    def limits(self, pid: int) -> Limits:
+    def limits(self, pid: int) -> CgroupLimits:
         """Return what holds for a process; nothing where it, or its cgroup, cannot be seen. Raises nothing."""
         membership = _content(f"{self._proc}/{pid}/cgroup")
         if membership not in self._found:
             self._found[membership] = self._ask(membership.decode(errors="surrogateescape"))
         return self._found[membership]
 
-    def _ask(self, membership: str) -> Limits:
+    def _ask(self, membership: str) -> CgroupLimits:
         paths = dict(_memberships(membership))
         controller, version = ("memory", _V1) if "memory" in self._mounts else ("", _V2)
         limited = [found for level in self._levels(paths, controller) if (found := _memory(level, version))]
         own = next(self._levels(paths, controller), None)
         levels = self._levels(paths, "cpu" if "cpu" in self._mounts else "")
         quotas = [quota for level in levels if (quota := _quota(level))]
-        return Limits(
+        return CgroupLimits(
             memory=min(limited, key=lambda each: each.limit - each.used, default=None),
             cpus=min(quotas, default=None),
             oom_kills=_counter(own) if own else None,
@@ -138,13 +138,13 @@ def _memory(folder: str, version: _Version) -> CgroupMemory | None:
     return CgroupMemory(limit, max(used - cache, 0))
 
 
-def _counter(folder: str) -> OomKills | None:
+def _counter(folder: str) -> OomKillCounter | None:
     """Find the counter; memory.events has the cgroups below in it too, as older kernels than 5.2 have no other."""
     for name in ("memory.events.local", "memory.events", "memory.oom_control"):
         file = f"{folder}/{name}"
         count = _oom_kills(file)
         if count is not None:
-            return OomKills(file, count)
+            return OomKillCounter(file, count)
     return None
 
 

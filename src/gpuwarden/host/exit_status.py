@@ -15,7 +15,7 @@ _EXIT = 1 << 3  # PIDFD_INFO_EXIT
 _STATUS_AT = 60  # bytes into struct pidfd_info
 
 
-def exit_status(pidfd: int, pid: int, start: int) -> int | None:
+def read_exit_status(pidfd: int, pid: int, start: int) -> int | None:
     """Return the status of a process that has ended; None where it is not known yet, or to others only.
 
     The kernel tells it of a process that its parent has waited for. Of one that still waits for that, /proc tells it to
@@ -40,7 +40,7 @@ def _of_waited_for(pidfd: int) -> int | None:
 
 def _of_zombie(pid: int, start: int) -> int | None:
     """Read the status where it is ours to read: to others the kernel shows 0 (fs/proc/array.c), a wrong success."""
-    fields = procfs.stat(pid)
+    fields = procfs.read_stat(pid)
     if fields is None or fields[0] not in (b"Z", b"X") or int(fields[19]) != start or len(fields) < 50:  # noqa: PLR2004
         return None
     status = int(fields[49])

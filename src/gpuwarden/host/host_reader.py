@@ -23,7 +23,7 @@ _PRESSURE = Path("/proc/pressure")
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class HostSpace:
     """Bytes that there are, and bytes in use."""
 
     size: int
@@ -36,10 +36,10 @@ class Host:
 
     memory_size: int | None = None
     memory_available: int | None = None
-    swap: Space | None = None
+    swap: HostSpace | None = None
     swapped_in: int | None = None
     swapped_out: int | None = None
-    shm: Space | None = None
+    shm: HostSpace | None = None
     cpus: int | None = None
     cpu_seconds: Mapping[Labels, float] = field(default_factory=dict)
     oom_kills: int | None = None
@@ -54,17 +54,17 @@ class HostReader:
 
     def read(self) -> Host:
         """Take one look. Raises nothing; takes about a quarter of a millisecond."""
-        memory = _told(psutil.virtual_memory)
-        events = _told(_events) or {}
-        self._cpu = {mode: max(now, self._cpu.get(mode, 0.0)) for mode, now in (_told(_cpu_seconds) or {}).items()}
+        memory = _or_none(psutil.virtual_memory)
+        events = _or_none(_events) or {}
+        self._cpu = {mode: max(now, self._cpu.get(mode, 0.0)) for mode, now in (_or_none(_cpu_seconds) or {}).items()}
         return Host(
             memory_size=memory.total if memory else None,
             memory_available=memory.available if memory else None,
-            swap=_told(_swap),
+            swap=_or_none(_swap),
             swapped_in=_bytes(events.get(b"pswpin")),
             swapped_out=_bytes(events.get(b"pswpout")),
-            shm=_told(_shm),
-            cpus=_told(psutil.cpu_count),
+            shm=_or_none(_shm),
+            cpus=_or_none(psutil.cpu_count),
             cpu_seconds=self._cpu,
             oom_kills=events.get(b"oom_kill"),
             stalled_seconds=dict(_stalled()),
@@ -73,11 +73,11 @@ class HostReader:
 
 def memory_available() -> int | None:
     """Return the bytes that processes can still get, as a look at the machine has them; takes some 50 µs."""
-    memory = _told(psutil.virtual_memory)
+    memory = _or_none(psutil.virtual_memory)
     return memory.available if memory else None
 
 
-def _told(question: Callable[[], T]) -> T | None:
+def _or_none(question: Callable[[], T]) -> T | None:
     """Ask; what the kernel lacks, hides, or writes in a way that psutil does not know, is None."""
     try:
         return question()
@@ -85,16 +85,16 @@ def _told(question: Callable[[], T]) -> T | None:
         return None
 
 
-def _swap() -> Space:
+def _swap() -> HostSpace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # where /proc/vmstat lacks the traffic, which is not taken from psutil
         swap = psutil.swap_memory()
-    return Space(swap.total, swap.used)
+    return HostSpace(swap.total, swap.used)
 
 
-def _shm() -> Space:
+def _shm() -> HostSpace:
     found = os.statvfs(_SHM)
-    return Space(found.f_blocks * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)
+    return HostSpace(found.f_blocks * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)
 
 
 def _cpu_seconds() -> dict[Labels, float]:
@@ -120,7 +120,7 @@ def _bytes(pages: int | None) -> int | None:
 def _stalled() -> Iterator[tuple[Labels, float]]:
     """Return pressure stall totals (Linux, Documentation/accounting/psi.rst); a CPU never stalls a whole machine."""
     for resource in ("cpu", "memory", "io"):
-        for line in (_told((_PRESSURE / resource).read_text) or "").splitlines():
+        for line in (_or_none((_PRESSURE / resource).read_text) or "").splitlines():
             share, _, rest = line.partition(" ")
             total = rest.rpartition("total=")[2]
             if total.isdecimal() and (resource, share) != ("cpu", "full"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuwarden.host.host_reader import Host, HostReader, memory_available
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import ProcessTrees, Usage
+from gpuwarden.host.process_tree import HostUsage, ProcessTrees
 
 # Interval while a run is new, so that the record of a short one has some samples.
 NEW_RUN_INTERVAL_SECONDS = 5.0
@@ -20,7 +20,7 @@ class HostSample:
 
     host: Host = field(default_factory=Host)
     available: int | None = None
-    usages: Mapping[ProcessKey, Usage] = field(default_factory=dict)
+    usages: Mapping[ProcessKey, HostUsage] = field(default_factory=dict)
 
 
 class HostSampler:

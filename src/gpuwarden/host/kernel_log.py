@@ -24,7 +24,7 @@ _HEADER = re.compile(rb"\d{1,9},(\d{1,18}),(\d{1,18}),")  # priority, number, mi
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KernelRecord:
     """A message of the kernel; it was logged between `earliest` and `latest` (monotonic), at Unix time `time`."""
 
     message: bytes
@@ -56,14 +56,14 @@ class KernelLog:
         """True if the log could be opened and read."""
         return self._file is not None
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[KernelRecord]:
         """Return what was logged since the last call, of MAX_RECORDS records at most; the next call goes on there.
 
         Of a file that gives many records at once, they are those of MAX_BYTES.
         """
         if self._file is None and not self._open():
             return []
-        found: list[Record] = []
+        found: list[KernelRecord] = []
         left = MAX_BYTES
         for _ in range(MAX_RECORDS):
             if left <= 0:
@@ -101,7 +101,7 @@ class KernelLog:
             return False
         return True
 
-    def _parse(self, record: bytes) -> Iterator[Record]:
+    def _parse(self, record: bytes) -> Iterator[KernelRecord]:
         """Take one line "priority,number,microseconds,flags;message"; further lines of a record begin with a space."""
         header, semicolon, message = record.partition(b";")
         match = _HEADER.match(header) if semicolon else None
@@ -116,11 +116,11 @@ class KernelLog:
         if message.startswith(self._beginnings):
             yield self._dated(message, int(match[2]) / 1e6)
 
-    def _dated(self, message: bytes, moment: float) -> Record:
+    def _dated(self, message: bytes, moment: float) -> KernelRecord:
         """Date a record. The log's clock drifts from the monotonic one, but a new record came since the last read."""
         now = time.monotonic()
         earliest = self._caught_up
         moment = min(moment if earliest is None else max(moment, earliest), now)
         if earliest is None:
-            return Record(message, moment, moment, time.time() - (now - moment))
-        return Record(message, earliest, now, time.time() - (now - moment))
+            return KernelRecord(message, moment, moment, time.time() - (now - moment))
+        return KernelRecord(message, earliest, now, time.time() - (now - moment))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuwarden.host.kernel_log import Record
+from gpuwarden.host.kernel_log import KernelRecord
 
 # The choice, logged before the kill; then the kill. Older kernels write no choice, and the kill without its reason.
 BEGINNINGS = (b"oom-kill:", b"Out of memory", b"Memory cgroup out of memory", b"Killed process ")
@@ -29,7 +29,7 @@ class OomKill:
     latest: float
 
 
-def oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
+def parse_oom_kills(records: Iterable[KernelRecord]) -> Iterator[OomKill]:
     """Return the kills among the records; most are told twice."""
     for record in records:
         if match := _CHOICE.fullmatch(record.message):

@@ -20,7 +20,7 @@ def is_initial() -> bool:
         return False
 
 
-def holds_a_device(pid: int) -> bool:
+def has_device_open(pid: int) -> bool:
     """Tell whether the process has one of NVIDIA's devices open; False where the system does not let us see.
 
     Whatever holds a context has. Reads /proc.
@@ -32,7 +32,7 @@ def holds_a_device(pid: int) -> bool:
         return False
 
 
-def must_be_proven() -> bool:
+def needs_proof() -> bool:
     """Tell whether a listed pid may be another process here, and can be proven not to be."""
     return not is_initial() and os.path.exists(f"{_DEVICES}ctl")  # noqa: PTH110 - speed
 

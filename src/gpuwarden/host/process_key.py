@@ -33,16 +33,16 @@ class ProcessKey:
         object.__setattr__(self, "run_id", f"{self.pid}-{self.start}")
 
 
-def credentials(connection: socket.socket) -> tuple[int, int]:
+def read_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return the pid and uid of the process that connected; the pid is 0 for one outside this pid namespace."""
     pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 
-def identify(connection: socket.socket, pid: int, uid: int) -> tuple[ProcessKey, int | None]:
+def identify_peer(connection: socket.socket, pid: int, uid: int) -> tuple[ProcessKey, int | None]:
     """Return the process and a pidfd of it, which is None where the process is gone. Its start is 0 where hidden."""
     pidfd = _pidfd(connection, pid)
-    fields = procfs.stat(pid)
+    fields = procfs.read_stat(pid)
     start = int(fields[19]) if fields else 0
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return ProcessKey(pid, uid, start, booted + start / os.sysconf("SC_CLK_TCK") if start else None), pidfd

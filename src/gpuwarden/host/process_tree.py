@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuwarden.host import procfs
-from gpuwarden.host.cgroup_limits import CgroupMemory, Cgroups, Limits, OomKills
+from gpuwarden.host.cgroup_limits import CgroupLimits, CgroupMemory, CgroupReader, OomKillCounter
 from gpuwarden.host.process_key import ProcessKey
 
 MAX_PROCESSES = 512  # of one run: what it forks beyond must not hold up the daemon
@@ -21,11 +21,11 @@ STATES = ("running", "sleeping", "uninterruptible", "stopped", "zombie")
 _STATES = dict(zip((b"R", b"S", b"D", b"T", b"Z"), STATES, strict=True)) | {b"t": "stopped"}
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_LOOKS = 3  # at a tree whose processes end while it is read
+_MAX_ATTEMPTS = 3  # at a tree whose processes end while it is read
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class PresentProcesses:
     """Resources that a run's processes hold; `state`, `cpus` it may use and its cgroup's two are the main process's.
 
     `pids` are those of all its processes, as far as they were looked at.
@@ -36,12 +36,12 @@ class Present:
     state: str | None
     cpus: float | None
     cgroup_memory: CgroupMemory | None
-    oom_kills: OomKills | None = None
+    oom_kills: OomKillCounter | None = None
     pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class HostUsage:
     """Resources that a run's processes have used since they began; nothing is `present` once the main one is gone.
 
     The bytes are None where this daemon may not see them.
@@ -50,15 +50,15 @@ class Usage:
     cpu_seconds: float
     read_bytes: int | None
     written_bytes: int | None
-    present: Present | None
+    present: PresentProcesses | None
 
 
 @dataclass(slots=True)
 class _Tree:
     """One run's processes, parents before their children; `kept` is what others had used that ended."""
 
-    members: dict[int, procfs.Figures] = field(default_factory=dict)
-    kept: procfs.Amounts = field(default_factory=procfs.Amounts)
+    members: dict[int, procfs.ProcessSample] = field(default_factory=dict)
+    kept: procfs.ResourceUse = field(default_factory=procfs.ResourceUse)
     seen: bool = False
     io_seen: bool = False
 
@@ -67,19 +67,19 @@ class ProcessTrees:
     """Looks at the processes of all runs at once. `dropped` counts processes left out for their number."""
 
     def __init__(self) -> None:
-        self._known: dict[int, procfs.Known] = {}
+        self._known: dict[int, procfs.ProcessEntry] = {}
         self._trees: dict[ProcessKey, _Tree] = {}
-        self._cgroups = Cgroups()
+        self._cgroups = CgroupReader()
         self.dropped = 0
         self.io_allowed: bool | None = None  # whether the I/O of all runs could be read; None without a run
 
-    def read(self, peers: Iterable[ProcessKey]) -> Mapping[ProcessKey, Usage]:
+    def read(self, peers: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostUsage]:
         """Return what the runs' processes use; a run whose process was never seen is left out.
 
         A process counts to the nearest run above it, and stays that run's when its parent ends before it.
         """
         peers = [peer for peer in peers if peer.pid and peer.start]
-        self._known = dict(procfs.listed(self._known)) if peers else {}
+        self._known = dict(procfs.list_processes(self._known)) if peers else {}
         self._trees = {peer: self._trees.get(peer) or _Tree() for peer in peers}
         self._cgroups.begin()
         found = self._assign({peer.pid: peer for peer in peers if self._is(peer.pid, peer.start)})
@@ -121,15 +121,15 @@ class ProcessTrees:
                     pids.append(child)
         return pids
 
-    def _look(self, peer: ProcessKey, tree: _Tree, pids: list[int]) -> Usage:
+    def _look(self, peer: ProcessKey, tree: _Tree, pids: list[int]) -> HostUsage:
         # Before the main process's own figures, whose start time proves that all of it was said of the same process.
-        cpus, limits = (_affinity(peer.pid), self._cgroups.limits(peer.pid)) if pids else (None, Limits())
+        cpus, limits = (_affinity(peer.pid), self._cgroups.limits(peer.pid)) if pids else (None, CgroupLimits())
         left_out = self._update(tree, pids)
         main = tree.members.get(peer.pid)
         if main:
             tree.seen, tree.io_seen = True, main.io_seen
-        total = procfs.total([tree.kept, *(figures.total for figures in tree.members.values())])
-        return Usage(
+        total = sum((figures.total for figures in tree.members.values()), tree.kept)
+        return HostUsage(
             cpu_seconds=total.cpu * _TICK,
             read_bytes=total.read if tree.io_seen else None,
             written_bytes=total.written if tree.io_seen else None,
@@ -142,46 +142,46 @@ class ProcessTrees:
         if left_out:
             pids = sorted(pids, key=lambda pid: pid not in tree.members)[:MAX_PROCESSES]
             self.dropped += left_out
-        now: dict[int, procfs.Figures] = {}
-        for _ in range(_LOOKS):
-            read = ((pid, procfs.read(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
+        now: dict[int, procfs.ProcessSample] = {}
+        for _ in range(_MAX_ATTEMPTS):
+            read = ((pid, procfs.read_process(pid, self._known[pid].start, tree.members.get(pid))) for pid in pids)
             now = {pid: figures for pid, figures in read if figures}
             # One that has ended may have been waited for since its parent was read, which then lacks what it used.
             if len(now) == len(pids):
                 break
             pids = list(now)
-        tree.kept = tree.kept.plus(_lost(tree.members, now))
+        tree.kept += _lost(tree.members, now)
         tree.members = now
         for pid, figures in now.items():
             self._known[pid] = replace(self._known[pid], parent=figures.parent)
         return left_out
 
 
-def state_of(peer: ProcessKey) -> str | None:
+def read_state(peer: ProcessKey) -> str | None:
     """Return the state of a run's first thread now, from one small file; None where its process cannot be seen."""
-    fields = procfs.stat(peer.pid) if peer.pid else None
+    fields = procfs.read_stat(peer.pid) if peer.pid else None
     return _STATES.get(fields[0]) if fields and int(fields[19]) == peer.start else None
 
 
-def _lost(before: Mapping[int, procfs.Figures], now: Mapping[int, procfs.Figures]) -> procfs.Amounts:
+def _lost(before: Mapping[int, procfs.ProcessSample], now: Mapping[int, procfs.ProcessSample]) -> procfs.ResourceUse:
     """Return what ended processes had used and no living one has inherited by waiting for them."""
-    left: defaultdict[int | None, list[procfs.Amounts]] = defaultdict(list)
+    left: defaultdict[int | None, list[procfs.ResourceUse]] = defaultdict(list)
     for pid, figures in before.items():
         if not _lives_on(pid, before, now):
             left[_heir(figures, before, now)].append(figures.total)
-    lost = procfs.Amounts()
+    lost = procfs.ResourceUse()
     for heir, estates in left.items():
-        inherited = procfs.Amounts() if heir is None else now[heir].inherited.beyond(before[heir].inherited)
-        lost = lost.plus(procfs.total(estates).beyond(inherited))
+        inherited = procfs.ResourceUse() if heir is None else now[heir].inherited.beyond(before[heir].inherited)
+        lost += sum(estates, procfs.ResourceUse()).beyond(inherited)
     return lost
 
 
-def _lives_on(pid: int, before: Mapping[int, procfs.Figures], now: Mapping[int, procfs.Figures]) -> bool:
+def _lives_on(pid: int, before: Mapping[int, procfs.ProcessSample], now: Mapping[int, procfs.ProcessSample]) -> bool:
     return pid in now and now[pid].start == before[pid].start
 
 
 def _heir(
-    figures: procfs.Figures, before: Mapping[int, procfs.Figures], now: Mapping[int, procfs.Figures]
+    figures: procfs.ProcessSample, before: Mapping[int, procfs.ProcessSample], now: Mapping[int, procfs.ProcessSample]
 ) -> int | None:
     """Return the nearest process above that lives on: whoever waits for a process inherits all that it had."""
     for _ in before:  # pids that were reused could lead round in a circle
@@ -194,10 +194,12 @@ def _heir(
     return None
 
 
-def _present(main: procfs.Figures, tree: _Tree, left_out: int, cpus: int | None, limits: Limits) -> Present:
+def _present(
+    main: procfs.ProcessSample, tree: _Tree, left_out: int, cpus: int | None, limits: CgroupLimits
+) -> PresentProcesses:
     members = tree.members.values()
     quota = [float(each) for each in (cpus, limits.cpus) if each is not None]
-    return Present(
+    return PresentProcesses(
         memory=sum(figures.pages for figures in members) * _PAGE,
         processes=sum(figures.state != b"Z" for figures in members) + left_out,
         state=_STATES.get(main.state),

@@ -8,33 +8,32 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-_DEEPEST = 64  # processes above one another that are looked at
+_MAX_DEPTH = 64  # processes above one another that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class ResourceUse:
     """Counters of processes: CPU in clock ticks, bytes from and to storage."""
 
     cpu: int = 0
     read: int = 0
     written: int = 0
 
-    def plus(self, other: Amounts) -> Amounts:
-        """Add the other's."""
-        return Amounts(self.cpu + other.cpu, self.read + other.read, self.written + other.written)
+    def __add__(self, other: ResourceUse) -> ResourceUse:
+        return ResourceUse(self.cpu + other.cpu, self.read + other.read, self.written + other.written)
 
-    def beyond(self, other: Amounts) -> Amounts:
+    def beyond(self, other: ResourceUse) -> ResourceUse:
         """Return by how much each is more than the other's."""
-        return Amounts(
+        return ResourceUse(
             max(self.cpu - other.cpu, 0), max(self.read - other.read, 0), max(self.written - other.written, 0)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ProcessEntry:
     """A process of the box: its folder's inode in /proc, parent, and start in clock ticks since boot."""
 
     inode: int
@@ -43,7 +42,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ProcessSample:
     """A process as last seen. `total` is its own and that of the children it has waited for.
 
     `inherited` is the part of it that may have come from them: the kernel tells CPU apart, but not bytes.
@@ -53,20 +52,12 @@ class Figures:
     parent: int
     state: bytes
     pages: int
-    total: Amounts
-    inherited: Amounts
+    total: ResourceUse
+    inherited: ResourceUse
     io_seen: bool
 
 
-def total(amounts: Iterable[Amounts]) -> Amounts:
-    """Add all up."""
-    added = Amounts()
-    for each in amounts:
-        added = added.plus(each)
-    return added
-
-
-def listed(known: Mapping[int, Known]) -> Iterator[tuple[int, Known]]:
+def list_processes(known: Mapping[int, ProcessEntry]) -> Iterator[tuple[int, ProcessEntry]]:
     """Return all processes of the box. Only new ones are read: /proc makes a folder anew for each process.
 
     A parent that changes is of no account here, as a process cannot get into another run's tree by it.
@@ -79,58 +70,58 @@ def listed(known: Mapping[int, Known]) -> Iterator[tuple[int, Known]]:
                 pid, inode = int(entry.name), entry.inode()
                 found = known.get(pid)
                 if found is None or found.inode != inode:
-                    fields = stat(pid)
-                    found = Known(inode, int(fields[1]), int(fields[19])) if fields else None
+                    fields = read_stat(pid)
+                    found = ProcessEntry(inode, int(fields[1]), int(fields[19])) if fields else None
                 if found:
                     yield pid, found
     except OSError:
         return  # no file descriptor is left
 
 
-def read(pid: int, start: int, before: Figures | None) -> Figures | None:
+def read_process(pid: int, start: int, before: ProcessSample | None) -> ProcessSample | None:
     """Read one process; None when it is not the one that began at `start`, or none is there."""
     io = _io(pid)  # first, as what follows proves whose it is
-    fields = stat(pid)
+    fields = read_stat(pid)
     if fields is None or int(fields[19]) != start:
         return None
     user, system, children_user, children_system = map(int, fields[11:15])
     fetched, written = io or ((before.total.read, before.total.written) if before else (0, 0))
     inherited = children_user + children_system
-    return Figures(
+    return ProcessSample(
         start=start,
         parent=int(fields[1]),
         state=fields[0],
         pages=int(fields[21]),
-        total=Amounts(user + system + inherited, fetched, written),
-        inherited=Amounts(inherited, fetched, written),
+        total=ResourceUse(user + system + inherited, fetched, written),
+        inherited=ResourceUse(inherited, fetched, written),
         io_seen=io is not None,
     )
 
 
-def stat(pid: int) -> list[bytes] | None:
+def read_stat(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/PID/stat from the third on; a process may bear any name, brackets included."""
     fields = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return fields if len(fields) > 21 else None  # noqa: PLR2004 - the last one that is used
 
 
-def nearest_above(pid: int, tops: Collection[int]) -> int:
+def find_nearest_ancestor(pid: int, tops: Collection[int]) -> int:
     """Return which of `tops` a process is, or is below, the nearest to it; 0 where it is none's, or is hidden."""
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if pid in tops:
             return pid
-        fields = stat(pid)
+        fields = read_stat(pid)
         if fields is None:
             break
         pid = int(fields[1])
     return 0
 
 
-def lives(pid: int, start: str) -> bool:
+def is_alive(pid: int, start: str) -> bool:
     """Tell whether a process goes on, as far as can be known; `start` in clock ticks since boot, "0" is not known.
 
     One that has ended and that nobody has waited for does not. One that /proc hides is taken by its pid alone.
     """
-    fields = stat(pid)
+    fields = read_stat(pid)
     if fields and start != "0" and start != str(int(fields[19])):
         return False
     try:

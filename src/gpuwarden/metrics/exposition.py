@@ -92,7 +92,9 @@ def _row(
 
 def _written(names: Labels, key: Labels, row: Metric[Any], reading: Reading) -> _Lines:
     series, values = samples(reading)
-    lines = (f"{_start(row, names, key, each)} {number(value)}\n" for each, value in zip(series, values, strict=True))
+    lines = (
+        f"{_start(row, names, key, each)} {format_number(value)}\n" for each, value in zip(series, values, strict=True)
+    )
     return _Lines(reading, "".join(lines))
 
 
@@ -164,11 +166,11 @@ def _escape(value: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _histogram_series(labels: Labels, bounds: tuple[float, ...]) -> tuple[_Series, ...]:
-    buckets = tuple(("_bucket", labels, (number(bound),)) for bound in (*bounds, inf))
+    buckets = tuple(("_bucket", labels, (format_number(bound),)) for bound in (*bounds, inf))
     return (*buckets, ("_count", labels, ()), ("_sum", labels, ()))
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Write a number as prometheus-client does, which follows Go: whole ones with .0, a million as 1e+06."""
     if -inf < value < _GO_PLAIN:  # most are
         return repr(float(value))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 
-LONGEST = 128  # characters
+MAX_CHARACTERS = 128  # characters
 
 
-def label(text: str) -> str:
+def sanitize_label(text: str) -> str:
     """Make `text` fit: valid UTF-8 and at most LONGEST characters, where different texts stay different ones.
 
     Python has surrogates for bytes that are no UTF-8. Two names that differ in them alone must not become two series of
@@ -15,6 +15,6 @@ def label(text: str) -> str:
     """
     known = text.encode(errors="surrogatepass")
     shown = known.decode(errors="replace")
-    if shown == text and len(shown) <= LONGEST:
+    if shown == text and len(shown) <= MAX_CHARACTERS:
         return text
-    return f"{shown[: LONGEST - 9]}~{zlib.crc32(known):08x}"
+    return f"{shown[: MAX_CHARACTERS - 9]}~{zlib.crc32(known):08x}"

@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
-LATE = 3  # timeouts after which a call that has not come back hangs
-PATIENCE_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
+HUNG_AFTER_TIMEOUTS = 3  # timeouts after which a call that has not come back hangs
+IDLE_BEFORE_JOIN_SECONDS = 0.01  # that jobs wait while none begins, before another thread joins
 
 
-class Job(Generic[T]):
+class PooledCall(Generic[T]):
     """A blocking job; once `done`, its `outcome` is what it returned or raised."""
 
     __slots__ = ("_work", "done", "outcome")
@@ -29,7 +29,7 @@ class Job(Generic[T]):
 
     def do(self) -> None:
         """Do it, on a thread; once."""
-        self.outcome = outcome_of(self._work)
+        self.outcome = run_and_catch(self._work)
         self.done = True
 
 
@@ -42,9 +42,9 @@ class CallPool:
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job[Any]] = queue.SimpleQueue()
-        self._open: list[Job[Any]] = []
-        self._waiting: dict[asyncio.Future[None], list[Job[Any]]] = {}  # who waits, for which jobs
+        self._jobs: queue.SimpleQueue[PooledCall[Any]] = queue.SimpleQueue()
+        self._open: list[PooledCall[Any]] = []
+        self._waiting: dict[asyncio.Future[None], list[PooledCall[Any]]] = {}  # who waits, for which jobs
         self._workers: list[int] = []  # by the kernel's thread id
         self._count = 0
         self._turn = threading.Lock()  # held by the one thread that waits for jobs with nothing else to do
@@ -55,9 +55,9 @@ class CallPool:
         """True if a call sleeps in the kernel where not even SIGKILL ends it (proc(5), state D)."""
         return any(map(_sleeps_uninterruptibly, self._workers))
 
-    def give(self, work: Callable[[], T]) -> Job[T]:
+    def give(self, work: Callable[[], T]) -> PooledCall[T]:
         """Have it done as soon as a thread is free."""
-        job = Job(work)
+        job = PooledCall(work)
         self._open.append(job)
         self._jobs.put(job)
         if self._count == 0:
@@ -66,7 +66,7 @@ class CallPool:
             self._look_after()
         return job
 
-    async def finish(self, jobs: Iterable[Job[Any]], timeout: float) -> None:
+    async def finish(self, jobs: Iterable[PooledCall[Any]], timeout: float) -> None:
         """Wait for jobs together, not longer than `timeout` seconds; a job under way is not cancelled.
 
         One future for all, as asyncio.wait takes three turns of the loop where this takes one.
@@ -122,7 +122,7 @@ class CallPool:
             self._watch = None
 
     def _look_after(self) -> None:
-        self._watch = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._check, self._jobs.qsize())
+        self._watch = asyncio.get_running_loop().call_later(IDLE_BEFORE_JOIN_SECONDS, self._check, self._jobs.qsize())
 
     def _check(self, waiting: int) -> None:
         self._watch = None
@@ -141,7 +141,7 @@ def _sleeps_uninterruptibly(thread: int) -> bool:
         return False
 
 
-def outcome_of(job: Callable[[], T]) -> T | Exception:
+def run_and_catch(job: Callable[[], T]) -> T | Exception:
     """Do a job; what it raises is its result."""
     try:
         return job()
@@ -154,7 +154,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-class Line(Generic[T]):
+class RepeatedCall(Generic[T]):
     """Has one blocking job done, again and again, one at a time: `begin` it, wait for `all_of` them, then `take`.
 
     A slow driver's answer comes late, but it comes: the next `begin` goes on with it, and one that came between two of
@@ -165,15 +165,15 @@ class Line(Generic[T]):
     def __init__(self, threads: CallPool, work: Callable[[], T]) -> None:
         self._threads = threads
         self._work = work
-        self._current: Job[T] | None = None
+        self._current: PooledCall[T] | None = None
         self._began = 0.0
-        self.awaited: Job[T] | None = None
+        self.awaited: PooledCall[T] | None = None
         self.discarded = False  # whether what the job said before the one under way was thrown away
 
     def begin(self, timeout: float) -> None:
         """Begin the job, unless it is under way; it is then `awaited`, unless it hangs."""
         now = time.monotonic()
-        old = now - self._began > LATE * timeout
+        old = now - self._began > HUNG_AFTER_TIMEOUTS * timeout
         if self._current is None or (old and self._current.done):
             self.discarded = self._current is not None
             self._current, self._began = self._threads.give(self._work), now
@@ -205,10 +205,10 @@ class Line(Generic[T]):
     async def run(self, timeout: float) -> T:
         """Have it done alone: raises as `take` does."""
         self.begin(timeout)
-        await all_of(self._threads, [self], timeout)
+        await wait_for_all(self._threads, [self], timeout)
         return self.take()
 
 
-async def all_of(threads: CallPool, lines: Iterable[Line[Any]], timeout: float) -> None:
+async def wait_for_all(threads: CallPool, lines: Iterable[RepeatedCall[Any]], timeout: float) -> None:
     """Wait for the jobs begun, together: a wait for each would cost as much as reading a GPU does."""
     await threads.finish([line.awaited for line in lines if line.awaited], timeout)

@@ -27,14 +27,14 @@ T = TypeVar("T")
 _NOT_AVAILABLE = frozenset({NOT_AVAILABLE, NOT_AVAILABLE_LONG})
 
 
-class NotToldError(Exception):
+class NoValueError(Exception):
     """The driver answers that it has no value now: no sample, no error, and to be asked again."""
 
 
-def told(answer: T) -> T:
+def require_value(answer: T) -> T:
     """Return a number that the driver gave. Raises NotToldError for the one that stands for none."""
     if type(answer) is int and answer in _NOT_AVAILABLE:
-        raise NotToldError
+        raise NoValueError
     return answer
 
 
@@ -104,7 +104,7 @@ class Device:
         else:
             answer = self._answers[key] = function(self.handle, *args)  # type: ignore[call-arg] # NVML takes no keywords
         if type(answer) is int and answer in _NOT_AVAILABLE:  # `told` without the cost of a call
-            raise NotToldError
+            raise NoValueError
         return answer  # type: ignore[no-any-return] # the key names the function that made it
 
     def supported(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **_: P.kwargs) -> T | None:

@@ -17,8 +17,8 @@ from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Field, FieldValue, Handle, 
 from gpuwarden.nvml.process_lists import listing_functions
 from gpuwarden.nvml.troubleshooting import hidden_gpus
 
-LEAST_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
-PATIENCE_SECONDS = 10.0
+MIN_VERSION = "12.535.133"  # what it lacks costs single readings; an older one does not know clock event reasons
+PROBE_TIMEOUT_SECONDS = 10.0
 # Without these there is nothing to show: the module is too old, or another package's.
 REQUIRED = (
     "nvmlInit",
@@ -45,7 +45,7 @@ def binding(module: Any = pynvml) -> Nvml:
         origin = getattr(module, "__file__", "of unknown origin")
         raise ImportError(
             f"the Python module pynvml ({origin}) lacks {', '.join(missing)}: "
-            f"install nvidia-ml-py>={LEAST_VERSION}, and remove the deprecated package named pynvml if it is there"
+            f"install nvidia-ml-py>={MIN_VERSION}, and remove the deprecated package named pynvml if it is there"
         )
     functions = {name: getattr(module, name, _missing) for name in FUNCTIONS}
     functions |= {name: partial(_text, functions[name]) for name in TEXTS}
@@ -153,7 +153,7 @@ def _value(kind: int, raw: int) -> float | None:
     return None
 
 
-def why_unusable(nvml: Nvml, patience: float = PATIENCE_SECONDS) -> str | None:
+def explain_unusable(nvml: Nvml, patience: float = PROBE_TIMEOUT_SECONDS) -> str | None:
     """Tell why the driver shows no GPU, None when it does. Blocks for `patience` seconds where the driver hangs."""
     reasons: list[str | None] = []
 

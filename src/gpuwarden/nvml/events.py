@@ -32,11 +32,13 @@ from gpuwarden.nvml.session import DriverVersions
 
 log = logging.getLogger(__name__)
 
-FAILURES = 3  # waits that may fail before the set is given up: a lost GPU's XID may yet be handed out after its loss
+MAX_FAILURES = (
+    3  # waits that may fail before the set is given up: a lost GPU's XID may yet be handed out after its loss
+)
 WAIT_SECONDS = 2.0  # after which the thread looks whether it is still wanted: a pause waits for that, a sleep 3 s
 RETRY_SECONDS = 5.0  # before an event set that failed is made anew, or a GPU is asked again
-SILENT_SECONDS = 10.0  # without a wait that came back, after which one hangs
-MAX_WAITING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
+HUNG_SECONDS = 10.0  # without a wait that came back, after which one hangs
+MAX_PENDING = 1024  # events taken from the driver and not yet asked for; then the driver keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class XidEvents:
     name = "the wait for the driver's events"
 
     def __init__(self, nvml: Nvml) -> None:
-        self.heard: Callable[[], object] = _nobody  # called on the thread when an XID has come, to take it
+        self.heard: Callable[[], object] = _ignore  # called on the thread when an XID has come, to take it
         self.unknown = 0  # events of a GPU that does not say who it is
         self._nvml = nvml
         self._up: AbstractSet[str] = frozenset()  # by UUID
@@ -77,7 +79,7 @@ class XidEvents:
     def listening(self) -> bool:
         """True if events come: there is an event set, and waiting for it does not hang."""
         heard = self._heard
-        return heard is not None and time.monotonic() - heard < SILENT_SECONDS
+        return heard is not None and time.monotonic() - heard < HUNG_SECONDS
 
     def follow(self, up: AbstractSet[str], driver: DriverVersions | None) -> None:
         """Listen to the GPUs that answered a poll, by UUID, and again to those that came back; does not block."""
@@ -198,14 +200,14 @@ class XidEvents:
                 self._heard, self._failures = time.monotonic(), 0
             else:
                 self._failures += 1
-                if self._failures >= FAILURES or code_of(error) in DRIVER_GONE:
+                if self._failures >= MAX_FAILURES or code_of(error) in DRIVER_GONE:
                     raise
             empty_at = time.monotonic()
             stop.wait(began + WAIT_SECONDS - empty_at)  # it may come back early, and must not spin
             return empty_at
         self._heard, self._failures = time.monotonic(), 0
         self._keep(event, known, empty_at)
-        while len(self._taken) >= MAX_WAITING and not stop.is_set():
+        while len(self._taken) >= MAX_PENDING and not stop.is_set():
             stop.wait(WAIT_SECONDS)
         return empty_at
 
@@ -222,5 +224,5 @@ class XidEvents:
             self.heard()
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     """Be called in place of somebody who would want to know."""

@@ -27,7 +27,7 @@ from gpuwarden.nvml.binding import (
 )
 
 OPTION = "gpus.gpm"
-LEAST_SECONDS = 0.1  # between two samples (NVML's documentation of nvmlGpmMetricsGet)
+MIN_SAMPLE_SECONDS = 0.1  # between two samples (NVML's documentation of nvmlGpmMetricsGet)
 _SHARES = (
     GPM_GRAPHICS_ENGINE,
     GPM_SM_ACTIVE,
@@ -52,7 +52,7 @@ class _Pair:
 
     def take(self, fill: Callable[[GpmSample], object], now: float) -> None:
         """Take a sample, unless the last one is too young. Should that fail, none of before is compared with."""
-        if self.taken is not None and now - self.taken < LEAST_SECONDS:
+        if self.taken is not None and now - self.taken < MIN_SAMPLE_SECONDS:
             return
         before, self.taken, self.comparable = self.taken, None, False
         fill(self.older)

@@ -47,25 +47,25 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
     """Read the identity of a GPU: its UUID and name, and what it has of the rest. Blocks; raises NVMLError."""
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     pci = if_supported(lambda: nvml.nvmlDeviceGetPciInfo(handle))
-    capability = _told(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    minor = _told(lambda: nvml.nvmlDeviceGetMinorNumber(handle))
+    capability = _optional(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    minor = _optional(lambda: nvml.nvmlDeviceGetMinorNumber(handle))
     return GpuIdentity(
         uuid=uuid,
         index=index,
         name=name,
         pci_bus_id=_text(pci.busId).lower() if pci else "",
-        vbios_version=_text(_told(lambda: nvml.nvmlDeviceGetVbiosVersion(handle))),
-        brand=BRANDS.get(_told(lambda: nvml.nvmlDeviceGetBrand(handle)) or 0, ""),
-        architecture=ARCHITECTURES.get(_told(lambda: nvml.nvmlDeviceGetArchitecture(handle)) or 0, ""),
+        vbios_version=_text(_optional(lambda: nvml.nvmlDeviceGetVbiosVersion(handle))),
+        brand=BRANDS.get(_optional(lambda: nvml.nvmlDeviceGetBrand(handle)) or 0, ""),
+        architecture=ARCHITECTURES.get(_optional(lambda: nvml.nvmlDeviceGetArchitecture(handle)) or 0, ""),
         compute_capability=".".join(map(str, capability)) if capability else "",
-        serial=_text(_told(lambda: nvml.nvmlDeviceGetSerial(handle))),
-        board_part_number=_text(_told(lambda: nvml.nvmlDeviceGetBoardPartNumber(handle))),
+        serial=_text(_optional(lambda: nvml.nvmlDeviceGetSerial(handle))),
+        board_part_number=_text(_optional(lambda: nvml.nvmlDeviceGetBoardPartNumber(handle))),
         minor_number="" if minor is None else str(minor),
-        gsp_firmware_version=_text(_told(lambda: nvml.nvmlDeviceGetGspFirmwareVersion(handle))),
+        gsp_firmware_version=_text(_optional(lambda: nvml.nvmlDeviceGetGspFirmwareVersion(handle))),
     )
 
 
-def _told(ask: Callable[[], T]) -> T | None:
+def _optional(ask: Callable[[], T]) -> T | None:
     """Ask what a GPU may fail to say and still be known by its UUID."""
     try:
         return ask()

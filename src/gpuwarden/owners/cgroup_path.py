@@ -55,7 +55,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CgroupOwner:
     """Place of a process in the tree of control groups; None or empty: in no such thing.
 
     `slurm_job` is the job's number, or its SLUID where Slurm names groups so.
@@ -67,10 +67,10 @@ class Place:
     systemd_unit: str = ""
 
 
-NOWHERE = Place()
+NO_OWNER = CgroupOwner()
 
 
-def parse(text: str) -> Place:
+def parse(text: str) -> CgroupOwner:
     """Read the contents of /proc/PID/cgroup (cgroups(7)), of version 1, version 2 or both at once.
 
     A nested container is the innermost one. The unit is the nearest service or scope around the container, if any; but
@@ -82,9 +82,9 @@ def parse(text: str) -> Place:
         if (found := _innermost(parts)) is not None:
             outermost = next(n for n in range(len(parts)) if _container(parts, n))
             pod_uid = _pod_uid(parts)
-            return Place(found, pod_uid, job, "" if pod_uid or job else _unit(parts[:outermost]))
+            return CgroupOwner(found, pod_uid, job, "" if pod_uid or job else _unit(parts[:outermost]))
     pod_uid = next((uid for parts in paths if (uid := _pod_uid(parts))), "")
-    return Place(None, pod_uid, job, "" if pod_uid or job or not paths else _unit(paths[0]))
+    return CgroupOwner(None, pod_uid, job, "" if pod_uid or job or not paths else _unit(paths[0]))
 
 
 def _paths(text: str) -> Iterator[str]:

@@ -16,16 +16,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpuwarden.metrics.labels import label
+from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.owners import unix_http
-from gpuwarden.owners.cgroup_path import Container, Place
+from gpuwarden.owners.cgroup_path import CgroupOwner, Container
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0  # before what failed is asked again
 ANSWER_SECONDS = 2.0
 ACCESS_SECONDS = 10.0  # between looks at what may be read
-MOST_FILES = 10_000
+MAX_LOG_FILES = 10_000
 SHORT_ID = 12  # characters, as `docker ps` shows
 
 _OK = 200
@@ -56,13 +56,13 @@ class ContainerNames:
 
     def container(self, container: Container) -> str:
         """Return the container's name, or its id cut short."""
-        return self._containers.get(container) or label(container.id)[:SHORT_ID]
+        return self._containers.get(container) or sanitize_label(container.id)[:SHORT_ID]
 
     def pod(self, uid: str) -> str:
         """Return the pod's namespace/name, or its uid."""
         return self._pods.get(uid, uid)
 
-    def find(self, places: Iterable[Place]) -> None:
+    def find(self, places: Iterable[CgroupOwner]) -> None:
         """See to the names of the containers that are there now, and forget all others. To be called on the loop."""
         now = time.monotonic()
         there, in_pods, pods = set[Container](), set[Container](), set[str]()
@@ -114,7 +114,7 @@ class ContainerNames:
         """Look for these among the names of the log files, which are many but on a disk of this machine."""
         for name in _names_in(logs / "pods"):
             if (match := _POD_LOGS.fullmatch(name)) and match[3] in pods:
-                self._pods[match[3]] = label(f"{match[1]}/{match[2]}")
+                self._pods[match[3]] = sanitize_label(f"{match[1]}/{match[2]}")
         by_id = {container.id: container for container in unnamed}
         for name in _names_in(logs / "containers"):
             if (match := _CONTAINER_LOG.fullmatch(name)) and (container := by_id.get(match[4])):
@@ -146,7 +146,7 @@ class ContainerNames:
                     yield self._users / str(container.uid) / _OF_A_USER[runtime]
 
     def _name(self, container: Container, name: str) -> None:
-        self._containers[container] = label(name)
+        self._containers[container] = sanitize_label(name)
         self._unnamed.pop(container, None)
 
 
@@ -168,7 +168,7 @@ async def _inspect(socket: Path, container: str) -> str:
 def _names_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for _, entry in zip(range(MOST_FILES), entries, strict=False)]
+            return [entry.name for _, entry in zip(range(MAX_LOG_FILES), entries, strict=False)]
     except OSError:
         return []
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import psutil
 
 from gpuwarden.host import pid_namespace
-from gpuwarden.metrics.labels import label
+from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.owners import cgroup_path
-from gpuwarden.owners.cgroup_path import NOWHERE, Place
+from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner
 
-MOST_LOOK_UPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
+MAX_LOOKUPS = 256  # a call, about 40 ms: thousands of new processes must not hold up a poll
 CGROUP_BYTES = 64 * 1024
 COMM_BYTES = 64  # the longest are those of the kernel's own threads
 ACCESS_SECONDS = 10.0  # between looks at whether others' processes may be read
@@ -26,15 +26,15 @@ class ProcessIdentity:
 
     uid: int | None
     comm: str
-    place: Place = NOWHERE
+    place: CgroupOwner = NO_OWNER
 
 
-class ProcessNames:
+class ProcessIdentifier:
     """Remembers who the present processes are; forgets each with its end, so that a reused pid is asked anew."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, ProcessIdentity]] = {}
-        self._must_be_proven = pid_namespace.must_be_proven()
+        self._must_be_proven = pid_namespace.needs_proof()
         self._sees_others = _sees_others()
         self._looked = time.monotonic()
 
@@ -45,7 +45,7 @@ class ProcessNames:
         """
         known, self._known = self._known, {}
         found: dict[int, ProcessIdentity] = {}
-        left = MOST_LOOK_UPS
+        left = MAX_LOOKUPS
         for pid in dict.fromkeys(pids):
             inode = _inode(pid)
             if inode is None:
@@ -70,7 +70,7 @@ class ProcessNames:
         return self._sees_others
 
     def _look_up(self, pid: int, inode: int) -> ProcessIdentity | None:
-        if self._must_be_proven and not pid_namespace.holds_a_device(pid):
+        if self._must_be_proven and not pid_namespace.has_device_open(pid):
             return None
         identity = _look_up(pid)
         # Had the process ended in between, parts of this could be another's, which took over its pid.
@@ -113,17 +113,17 @@ def _comm(pid: int) -> str:
     """
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - as fast as can be
-            return label(file.read(COMM_BYTES).removesuffix(b"\n").decode(errors="surrogateescape"))
+            return sanitize_label(file.read(COMM_BYTES).removesuffix(b"\n").decode(errors="surrogateescape"))
     except PermissionError:
         return ""
 
 
-def _place(pid: int) -> Place:
+def _place(pid: int) -> CgroupOwner:
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123 - as fast as can be
             return cgroup_path.parse(file.read(CGROUP_BYTES).decode(errors="surrogateescape"))
     except PermissionError:
-        return NOWHERE
+        return NO_OWNER
 
 
 def _sees_others() -> bool:

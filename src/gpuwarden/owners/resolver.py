@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.metrics.labels import label
+from gpuwarden.metrics.labels import sanitize_label
 from gpuwarden.metrics.model import Labels
 from gpuwarden.owners.containers import ContainerNames
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.owners.processes import ProcessIdentity
-from gpuwarden.owners.slurm import GpuJobs, Job, JobMaps
+from gpuwarden.owners.slurm import GpuJobs, SlurmJob, SlurmJobMaps
 from gpuwarden.owners.users import UserNames
 
 UNKNOWN = "unknown"  # the user of a process that cannot be seen from here
 OTHER = "other"  # the owners beyond the limit
-STAYS = 2  # times as much an owner must hold to take the place of one that has a series
+KEEP_FACTOR = 2  # times as much an owner must hold to take the place of one that has a series
 
 
 # Names of a process's owners by kind, in the order of the kinds; a kind is left out where the owner is unknown.
@@ -50,7 +50,7 @@ class OwnerResolver:
         *,
         containers: ContainerNames,
         users: UserNames,
-        maps: JobMaps,
+        maps: SlurmJobMaps,
     ) -> None:
         self._limit = limit
         self._identify = identify
@@ -104,7 +104,7 @@ class OwnerResolver:
                 "container": container,
                 "pod": self._containers.pod(place.pod_uid) if place.pod_uid else "",
                 "slurm_job": place.slurm_job,
-                "systemd_unit": label(place.systemd_unit),
+                "systemd_unit": sanitize_label(place.systemd_unit),
             }
         )
 
@@ -119,7 +119,7 @@ class OwnerResolver:
 
         def rank(owner: Owner) -> tuple[int, bool, Owner]:
             shown = (uuid, *owner) in self._answer.memory
-            return -sums[owner] * (STAYS if shown else 1), not shown, owner
+            return -sums[owner] * (KEEP_FACTOR if shown else 1), not shown, owner
 
         left = dict.fromkeys(NAMES, self._limit)
         chosen: dict[Owner, int] = {}
@@ -141,7 +141,7 @@ def _in_order(names: Mapping[str, str]) -> ProcessOwners:
 
 
 def _completed(
-    owners: ProcessOwners, identity: ProcessIdentity | None, run: str, given: tuple[Job, ...]
+    owners: ProcessOwners, identity: ProcessIdentity | None, run: str, given: tuple[SlurmJob, ...]
 ) -> ProcessOwners:
     """Add the run, and where the process has no job the one that alone is given what it is on."""
     job = owners.get("slurm_job", "")

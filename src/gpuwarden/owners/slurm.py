@@ -16,16 +16,16 @@ from pathlib import Path
 
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
 
-MOST_FILES = 1024
-LARGEST_FILE = 4096  # bytes
-MOST_JOBS = 64  # of one file
+MAX_MAP_FILES = 1024
+MAX_MAP_BYTES = 4096  # bytes
+MAX_JOBS = 64  # of one file
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+\[\]-]{0,63}")
 _GPU = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """A job that has a GPU; `uid` is its user, None where the map does not say."""
 
     id: str
@@ -39,11 +39,11 @@ class GpuJobs:
     All is more than the others where there is a file of an instance that the driver does not list.
     """
 
-    all: tuple[Job, ...] = ()
-    whole: tuple[Job, ...] = ()
-    instances: Mapping[str, tuple[Job, ...]] = field(default_factory=dict)
+    all: tuple[SlurmJob, ...] = ()
+    whole: tuple[SlurmJob, ...] = ()
+    instances: Mapping[str, tuple[SlurmJob, ...]] = field(default_factory=dict)
 
-    def of(self, process: GpuProcess) -> tuple[Job, ...]:
+    def of(self, process: GpuProcess) -> tuple[SlurmJob, ...]:
         """Return the jobs that have what the process is on; one on an instance without a file is on the GPU."""
         return self.instances.get(process.instance or "", self.whole)
 
@@ -55,7 +55,7 @@ def _files(folder: Path | None) -> dict[str, tuple[str, ...]]:
         return found
     try:
         with os.scandir(folder) as entries:
-            for _, entry in zip(range(MOST_FILES), entries, strict=False):
+            for _, entry in zip(range(MAX_MAP_FILES), entries, strict=False):
                 with contextlib.suppress(OSError):  # removed meanwhile, or not for us to read
                     if entry.is_file():  # opening a pipe would wait for its writer
                         found[entry.name] = _lines(entry.path)
@@ -66,11 +66,11 @@ def _files(folder: Path | None) -> dict[str, tuple[str, ...]]:
 
 def _lines(path: str) -> tuple[str, ...]:
     with open(path, "rb") as file:  # noqa: PTH123 - as scandir gives it
-        text = file.read(LARGEST_FILE).decode(errors="replace")
-    return tuple(filter(None, (line.strip() for line in text.split("\n"))))[:MOST_JOBS]
+        text = file.read(MAX_MAP_BYTES).decode(errors="replace")
+    return tuple(filter(None, (line.strip() for line in text.split("\n"))))[:MAX_JOBS]
 
 
-class JobMaps:
+class SlurmJobMaps:
     """Reads both kinds of map, each from its directory or, for None, not at all."""
 
     def __init__(self, job_map: Path | None, gpustat: Path | None) -> None:
@@ -110,20 +110,20 @@ def _gpu_jobs(gpu: Gpu, by_index: Mapping[int, Mapping[int | None, _Lines]], gpu
     }
     unlisted = _jobs((line for lines in mapped.values() for line in lines), ())
     everything = {job.id: job for jobs in (unlisted, *instances.values(), whole) for job in jobs}
-    return GpuJobs(tuple(everything.values())[:MOST_JOBS], whole, instances)
+    return GpuJobs(tuple(everything.values())[:MAX_JOBS], whole, instances)
 
 
-def _jobs(job_map: Iterable[str], gpustat: Iterable[str]) -> tuple[Job, ...]:
+def _jobs(job_map: Iterable[str], gpustat: Iterable[str]) -> tuple[SlurmJob, ...]:
     found = {job.id: job for job in _with_user(gpustat)}
     for job_id in job_map:
         if _JOB_ID.fullmatch(job_id):
-            found.setdefault(job_id, Job(job_id))
-    return tuple(found.values())[:MOST_JOBS]
+            found.setdefault(job_id, SlurmJob(job_id))
+    return tuple(found.values())[:MAX_JOBS]
 
 
-def _with_user(lines: Iterable[str]) -> Iterator[Job]:
+def _with_user(lines: Iterable[str]) -> Iterator[SlurmJob]:
     for line in lines:
         job_id, _, uid = line.partition(" ")
         if _JOB_ID.fullmatch(job_id):
             number = uid.strip()
-            yield Job(job_id, int(number) if re.fullmatch("[0-9]{1,10}", number) else None)
+            yield SlurmJob(job_id, int(number) if re.fullmatch("[0-9]{1,10}", number) else None)

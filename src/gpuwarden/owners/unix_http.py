@@ -7,9 +7,9 @@ from pathlib import Path
 
 import h11
 
-LARGEST_HEAD = 16 * 1024
-LARGEST_BODY = 512 * 1024  # a container with a thousand mounts says less
-LARGEST_ANSWER = 2 * LARGEST_BODY  # with what frames the body
+MAX_HEAD_BYTES = 16 * 1024
+MAX_BODY_BYTES = 512 * 1024  # a container with a thousand mounts says less
+MAX_RESPONSE_BYTES = 2 * MAX_BODY_BYTES  # with what frames the body
 READ_BYTES = 4096  # so small that what is made of it holds nobody up
 
 
@@ -26,7 +26,7 @@ async def get(socket: Path, target: str, timeout: float) -> tuple[int, bytes]:
 async def _get(socket: Path, target: str) -> tuple[int, bytes]:
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
-        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LARGEST_HEAD)
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         headers = [("host", "localhost"), ("accept", "application/json"), ("connection", "close")]
         for event in (h11.Request(method="GET", target=target, headers=headers), h11.EndOfMessage()):
             writer.write(http.send(event) or b"")
@@ -43,15 +43,15 @@ async def _answer(http: h11.Connection, reader: asyncio.StreamReader) -> tuple[i
             await asyncio.sleep(0)  # what has come already is read without waiting: others must have their turn
             data = await reader.read(READ_BYTES)
             taken += len(data)
-            if taken > LARGEST_ANSWER:
-                raise OSError(f"an answer of over {LARGEST_ANSWER} bytes")
+            if taken > MAX_RESPONSE_BYTES:
+                raise OSError(f"an answer of over {MAX_RESPONSE_BYTES} bytes")
             http.receive_data(data)
         elif isinstance(event, h11.Response):
             status = event.status_code
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > LARGEST_BODY:
-                raise OSError(f"an answer of over {LARGEST_BODY} bytes")
+            if len(body) > MAX_BODY_BYTES:
+                raise OSError(f"an answer of over {MAX_BODY_BYTES} bytes")
         elif isinstance(event, h11.EndOfMessage):
             return status, bytes(body)
         elif not isinstance(event, h11.InformationalResponse):

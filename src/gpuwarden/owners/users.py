@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpuwarden.metrics.labels import label
+from gpuwarden.metrics.labels import sanitize_label
 
-PATIENCE_SECONDS = 0.05  # a minute that polls wait for names seen for the first time; local databases need far less
+WAIT_SECONDS = 0.05  # a minute that polls wait for names seen for the first time; local databases need far less
 KEEP_SECONDS = 600.0  # that an answer counts, then it is asked for anew while the old one stands
-MOST_NAMES = 10_000
+MAX_NAMES = 10_000
 _MINUTE = 60.0
 
 
@@ -30,7 +30,7 @@ class UserNames:
         self._ask = ask
         self._clock = clock
         self._names: dict[int, tuple[str, float]] = {}  # with the time of the answer, or of the question
-        self._patience = PATIENCE_SECONDS
+        self._patience = WAIT_SECONDS
         self._patient_from = clock()
         self._questions: list[int] = []
         self._asking = False
@@ -41,7 +41,7 @@ class UserNames:
         known = self._names.get(uid)
         if known is not None and self._clock() - known[1] <= KEEP_SECONDS:
             return known[0]
-        if known is None and len(self._names) >= MOST_NAMES:
+        if known is None and len(self._names) >= MAX_NAMES:
             self._names.clear()
         self._names[uid] = (known[0] if known else str(uid), self._clock())
         with self._lock:
@@ -58,7 +58,7 @@ class UserNames:
     def _wait(self, thread: threading.Thread) -> None:
         now = self._clock()
         if now - self._patient_from > _MINUTE:
-            self._patience, self._patient_from = PATIENCE_SECONDS, now
+            self._patience, self._patient_from = WAIT_SECONDS, now
         if self._patience > 0:
             began = time.perf_counter()
             thread.join(self._patience)
@@ -67,7 +67,7 @@ class UserNames:
     def _answer(self) -> None:
         while (uid := self._next()) is not None:
             try:
-                name = label(self._ask(uid))
+                name = sanitize_label(self._ask(uid))
             except (KeyError, OSError, OverflowError):  # no such user, or no answer; larger than a uid can be
                 name = self._names.get(uid, (str(uid), 0.0))[0]
             self._names[uid] = (name, self._clock())

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.host.process_tree import Usage
+from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.protocol.messages import Report
 from gpuwarden.records.record import (
     VERSION,
@@ -172,7 +172,7 @@ def _advice(advice: BatchSizeAdvice) -> RecordedBatchSizeAdvice:
     )
 
 
-def _host(usage: Usage) -> dict[str, Any]:
+def _host(usage: HostUsage) -> dict[str, Any]:
     return {
         "cpu_seconds": usage.cpu_seconds,
         "read_bytes": usage.read_bytes,

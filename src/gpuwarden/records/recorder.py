@@ -285,7 +285,7 @@ class Recorder:
             return _REBOOTED
         if not record.pid:
             return _UNSEEN
-        return "" if procfs.lives(record.pid, record.run_id.removeprefix(f"{record.pid}-")) else absent.evidence
+        return "" if procfs.is_alive(record.pid, record.run_id.removeprefix(f"{record.pid}-")) else absent.evidence
 
     def _write_due(self, now: float) -> None:
         """Write the records of the runs that wait for it longest; no poll has to write more than a few."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.host.process_tree import STATES, Present
+from gpuwarden.host.process_tree import STATES, PresentProcesses
 from gpuwarden.metrics.model import Histogram, Metric, Reading, Table
 from gpuwarden.protocol.messages import ACTIONS, ERROR_KINDS, PHASES, STEP_BUCKETS, Report
 from gpuwarden.runs.outcome import OUTCOMES
@@ -56,7 +56,7 @@ def _of_current_report(reading: Callable[[Report], Reading]) -> Callable[[RunSna
     return lambda run: reading(run.report) if run.report and run.current else None
 
 
-def _of_processes(reading: Callable[[Present], Reading]) -> Callable[[RunSnapshot], Reading]:
+def _of_processes(reading: Callable[[PresentProcesses], Reading]) -> Callable[[RunSnapshot], Reading]:
     """Read something that a run's processes hold now; nothing once they are gone."""
 
     def read(run: RunSnapshot) -> Reading:
@@ -66,7 +66,7 @@ def _of_processes(reading: Callable[[Present], Reading]) -> Callable[[RunSnapsho
     return read
 
 
-def _state(present: Present) -> Reading:
+def _state(present: PresentProcesses) -> Reading:
     return {(name,): float(present.state == name) for name in STATES} if present.state else None
 
 

@@ -19,7 +19,7 @@ from gpuwarden.fair_eviction import user_with_most
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Usage
+from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import Hello, Message
 from gpuwarden.runs.outcome import OUTCOMES, Outcome
@@ -205,7 +205,7 @@ class RunRegistry:
         self,
         snapshot: Snapshot,
         now: float,
-        usages: Mapping[ProcessKey, Usage] = MappingProxyType({}),
+        usages: Mapping[ProcessKey, HostUsage] = MappingProxyType({}),
         co_tenants: CoTenants = NO_CO_TENANTS,
         *,
         available: float | None = None,

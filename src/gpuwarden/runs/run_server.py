@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpuwarden.fair_eviction import user_with_most
-from gpuwarden.host.exit_status import exit_status
-from gpuwarden.host.process_key import ProcessKey, credentials, identify
+from gpuwarden.host.exit_status import read_exit_status
+from gpuwarden.host.process_key import ProcessKey, identify_peer, read_credentials
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from gpuwarden.protocol.messages import Advice, Hello, Message
 from gpuwarden.runs.registry import RunRegistry
@@ -87,7 +87,7 @@ class RunServer:
         if self._listener is not None and not self._is_in_place():
             self._restore(self._listener)
         for peer, pidfd in list(self._unexplained.items()):
-            status = exit_status(pidfd, peer.pid, peer.start) if self._registry.awaits(peer) else None
+            status = read_exit_status(pidfd, peer.pid, peer.start) if self._registry.awaits(peer) else None
             if status is not None:
                 self._registry.exited(peer, time.monotonic(), status)
             if status is not None or not self._registry.awaits(peer):
@@ -158,7 +158,7 @@ class RunServer:
         if _has_hung_up(connection):  # a tenth of the work, where a client does nothing else
             connection.close()
             return True
-        pid, uid = credentials(connection)
+        pid, uid = read_credentials(connection)
         self._make_room(uid)
         peer = self._identify(connection, pid, uid)
         self._connections[connection] = peer
@@ -187,7 +187,7 @@ class RunServer:
         if pid == 0:  # outside this pid namespace: nothing to watch, so each connection stands for a run
             self._serial += 1
             return ProcessKey(0, uid, self._serial)
-        peer, pidfd = identify(connection, pid, uid)
+        peer, pidfd = identify_peer(connection, pid, uid)
         if pidfd is not None:
             if peer in self._pidfds:
                 os.close(pidfd)
@@ -208,7 +208,7 @@ class RunServer:
         if pidfd is None:  # it was no run, and was released with its connection
             return
         asyncio.get_running_loop().remove_reader(pidfd)
-        status = exit_status(pidfd, peer.pid, peer.start)
+        status = read_exit_status(pidfd, peer.pid, peer.start)
         self._registry.exited(peer, time.monotonic(), status)
         if status is None and self._registry.awaits(peer):
             self._unexplained[peer] = pidfd

@@ -15,7 +15,7 @@ from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Usage
+from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.owners.resolver import Owners
 from gpuwarden.protocol.messages import DeviceMemory, Error, ErrorKind, Hello, Report
 from gpuwarden.runs.outcome import Ending
@@ -70,7 +70,7 @@ class RunSnapshot:
     headroom_at_peak: Mapping[str, float] = field(default_factory=dict)
     headroom_unknown: Mapping[str, HeadroomUnknown] = field(default_factory=dict)
     unresolved: int = 0
-    usage: Usage | None = None
+    usage: HostUsage | None = None
     began: float = 0.0
     lasted: float = 0.0
     errors: tuple[SeenError, ...] = ()

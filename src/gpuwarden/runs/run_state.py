@@ -25,7 +25,7 @@ from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, Usage, state_of
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses, read_state
 from gpuwarden.protocol.messages import End, Error, ErrorKind, Hello, Message, Report
 from gpuwarden.runs.devices import resolve
 from gpuwarden.runs.error_log import ErrorLog
@@ -75,7 +75,7 @@ class RunState:
     told: set[Outcome] = field(default_factory=set)  # one may say its end again and again
     connected: bool = True
     uuids: Mapping[str, str] = field(default_factory=dict)  # by device, while it lived
-    present: Present | None = None  # when its processes were last seen
+    present: PresentProcesses | None = None  # when its processes were last seen
     stalling: StallWatch = field(default_factory=StallWatch)
     errors: deque[SeenError] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
     last_errors: dict[ErrorKind, float] = field(default_factory=dict)  # Unix time, to show
@@ -257,7 +257,7 @@ class RunState:
         return outcome
 
     def run(
-        self, snapshot: Snapshot, usage: Usage | None, now: float, *, available: float | None = None
+        self, snapshot: Snapshot, usage: HostUsage | None, now: float, *, available: float | None = None
     ) -> RunSnapshot:
         """Return the run as of this poll, joined with its GPUs; `available` is the host's free memory in bytes."""
         up = self.inquest is None
@@ -318,12 +318,12 @@ class RunState:
         """Say why devices of it have no headroom, by UUID."""
         return {**unreported_devices(self.hello, self.report, uuids, self.uuids, current=current), **found}
 
-    def _stall(self, usage: Usage | None, snapshot: Snapshot, now: float) -> Stall | None:
+    def _stall(self, usage: HostUsage | None, snapshot: Snapshot, now: float) -> Stall | None:
         watch, before = self.stalling, self.stalling.stall
         watch.look(usage, now)
         report = self.report if self.inquest is None else None
         busiest = partial(_busiest, self.uuids.values(), snapshot)
-        stall = watch.judge(report, busiest, partial(state_of, self.peer), self.rules.patience, now)
+        stall = watch.judge(report, busiest, partial(read_state, self.peer), self.rules.patience, now)
         who = self.peer.run_id, self.hello.name
         if stall and not before and watch.stalls <= TOLD_STALLS:
             log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, stall.seconds, stall.cause)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from gpuwarden.host.process_tree import Usage
+from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.protocol.messages import Report
 
 Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting", "unknown"]
@@ -78,7 +78,7 @@ class StallWatch:
         self.stall: Stall | None = None
         self._at: tuple[object, ...] | None = None
         self._moved = 0.0  # monotonic
-        self._looked: tuple[Usage, float] | None = None
+        self._looked: tuple[HostUsage, float] | None = None
         self._state: str | None = None  # when its process was last seen
         self._cpus: float | None = None  # that it used
         self._cpus_since = 0.0  # monotonic
@@ -89,7 +89,7 @@ class StallWatch:
         if at != self._at:
             self._at, self._moved = at, now
 
-    def look(self, usage: Usage | None, now: float) -> None:
+    def look(self, usage: HostUsage | None, now: float) -> None:
         """Take what the run's processes use, which is looked at more seldom than this is called."""
         if usage is None or (self._looked and self._looked[0] is usage):
             return

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuwarden.owners.cgroup_path import NOWHERE, Place
+from gpuwarden.owners.cgroup_path import NO_OWNER, CgroupOwner
 from gpuwarden.protocol.messages import Phase
 from gpuwarden.simulation.board import NO_LOAD, Load
 
@@ -50,7 +50,7 @@ class Workload:
     leaks: tuple[float, float] | None = None
     cooling: float = 1.0
     uid: int = 1000
-    place: Place = NOWHERE
+    place: CgroupOwner = NO_OWNER
     batch: int | None = None
     input_wait: float | None = None
     hangs: float = 0.0
@@ -85,7 +85,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         step_seconds=0.31,
         epoch_seconds=240,
         epochs=(8, 14),
-        place=Place(slurm_job="4711"),
+        place=CgroupOwner(slurm_job="4711"),
         batch=256,
         input_wait=0.02,
     ),
@@ -100,7 +100,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epochs=(99, 99),
         leaks=(560, 720),
         uid=1001,
-        place=Place(systemd_unit="unet-segmentation.service"),
+        place=CgroupOwner(systemd_unit="unet-segmentation.service"),
         batch=16,
         input_wait=0.04,
     ),
@@ -113,7 +113,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epoch_seconds=420,
         epochs=(5, 9),
         devices=2,
-        place=Place(slurm_job="4712"),
+        place=CgroupOwner(slurm_job="4712"),
     ),
     # A board whose air flow is blocked: hot long before the power limit.
     Workload(
@@ -126,7 +126,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epochs=(9, 15),
         cooling=0.56,
         uid=1002,
-        place=Place(slurm_job="4709"),
+        place=CgroupOwner(slurm_job="4709"),
     ),
     # Its input cannot keep up with the GPU, and hangs now and then.
     Workload(
@@ -138,7 +138,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epoch_seconds=90,
         epochs=(12, 24),
         uid=1001,
-        place=Place(systemd_unit="session-12.scope"),
+        place=CgroupOwner(systemd_unit="session-12.scope"),
         batch=4096,
         input_wait=0.36,
         hangs=0.12,
@@ -153,7 +153,7 @@ WORKLOADS: tuple[Workload | None, ...] = (
         epoch_seconds=math.inf,
         epochs=(0, 0),
         uid=1002,
-        place=Place(systemd_unit="jupyter.service"),
+        place=CgroupOwner(systemd_unit="jupyter.service"),
     ),
     None,  # an idle GPU
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gpuwarden.host.kernel_log import Record
+from gpuwarden.host.kernel_log import KernelRecord
 
 BEGINNINGS = (b"NVRM: ",)
 
@@ -38,7 +38,7 @@ class KernelXid:
     time: float
 
 
-def pci_address(text: str) -> PciAddress | None:
+def parse_pci_address(text: str) -> PciAddress | None:
     """Read an address as NVML or the kernel writes it, with any number of zeros in the domain; None if it is none."""
     match = re.fullmatch(_ADDRESS, text.encode(), re.IGNORECASE)
     return _address(match) if match else None
@@ -48,7 +48,7 @@ def _address(match: re.Match[bytes]) -> PciAddress:
     return int(match[1], 16), int(match[2], 16), int(match[3], 16)
 
 
-def xids(records: Iterable[Record]) -> Iterator[KernelXid]:
+def parse_xids(records: Iterable[KernelRecord]) -> Iterator[KernelXid]:
     """Return the XIDs among the records."""
     for record in records:
         told: Told = "kernel_log"

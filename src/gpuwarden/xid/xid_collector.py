@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.host.kernel_log import Record
+from gpuwarden.host.kernel_log import KernelRecord
 from gpuwarden.nvml.binding import Nvml
 from gpuwarden.nvml.events import XidEvents
 from gpuwarden.nvml.identity import GpuIdentity
 from gpuwarden.xid.codes import Severity, explain
 from gpuwarden.xid.deduplicator import XidDeduplicator, XidReport
-from gpuwarden.xid.kernel_messages import KernelXid, PciAddress, pci_address, xids
+from gpuwarden.xid.kernel_messages import KernelXid, PciAddress, parse_pci_address, parse_xids
 
 log = logging.getLogger(__name__)
 
-TELL_SECONDS = 60.0  # in which a GPU's XIDs of one code are logged once,
+LOG_SECONDS = 60.0  # in which a GPU's XIDs of one code are logged once,
 MAX_LINES = 20  # and this many lines altogether
-MAX_HOMELESS = 256  # XIDs kept until their GPU is known
+MAX_UNRESOLVED = 256  # XIDs kept until their GPU is known
 # In which a GPU says who it is, if it does: mostly in the first poll, but a call may hang or the driver be loaded anew.
 IDENTIFY_SECONDS = 60.0
 REMEMBER_SECONDS = 3600.0  # that a fault waits for the other source's report: a driver may hang for long
@@ -29,7 +29,7 @@ _LEVELS: Mapping[Severity, int] = {"page": logging.ERROR, "warn": logging.WARNIN
 
 
 @dataclass(slots=True)
-class _Homeless:
+class _UnresolvedXid:
     """An XID that waits for its GPU, since that monotonic time; `told`: it is logged, and counted as dropped."""
 
     xid: KernelXid
@@ -48,7 +48,7 @@ class XidCollector:
     def __init__(self, nvml: Nvml) -> None:
         self.events = XidEvents(nvml)
         self._ledger = XidDeduplicator()
-        self._homeless: list[_Homeless] = []
+        self._homeless: list[_UnresolvedXid] = []
         self._strangers = (
             XidDeduplicator()
         )  # of what was told while homeless, by address: the kernel tells of a loss twice
@@ -69,10 +69,10 @@ class XidCollector:
         if snapshot.asked:
             self.events.follow({gpu.identity.uuid for gpu in snapshot.gpus if gpu.up}, snapshot.driver)
 
-    def attach(self, snapshot: Snapshot, records: Sequence[Record] = ()) -> Snapshot:
+    def attach(self, snapshot: Snapshot, records: Sequence[KernelRecord] = ()) -> Snapshot:
         """Take what the events and the kernel log's new records tell; add to each GPU its XIDs. Does not block."""
         now = time.monotonic()
-        news = [_Homeless(xid, now) for xid in xids(records)]
+        news = [_UnresolvedXid(xid, now) for xid in parse_xids(records)]
         self._homeless += news
         for report in (*self._at_home(snapshot, news=bool(news)), *self._of_events()):
             if self._ledger.add(report):
@@ -103,7 +103,7 @@ class XidCollector:
             return []
         self._gpus = gpus
         uuids = _uuids(snapshot)
-        reports, homeless = [], list[_Homeless]()
+        reports, homeless = [], list[_UnresolvedXid]()
         for each in self._homeless:
             uuid = uuids.get(each.xid.pci)
             if uuid:
@@ -119,7 +119,7 @@ class XidCollector:
         What has waited too long goes on waiting. As a counter must not fall, it is counted only then, when few are
         still to find their GPU; those that do are in its series as well, and no less dropped for so long.
         """
-        beyond = len(self._homeless) - MAX_HOMELESS
+        beyond = len(self._homeless) - MAX_UNRESOLVED
         for number, each in enumerate(self._homeless):
             if not each.told and (number < beyond or now - each.since >= IDENTIFY_SECONDS):
                 each.told = True
@@ -135,7 +135,7 @@ class XidCollector:
 
     def _tell(self, report: XidReport, who: str, note: str = "") -> None:
         now = time.monotonic()
-        self._told = {key: moment for key, moment in self._told.items() if now - moment < TELL_SECONDS}
+        self._told = {key: moment for key, moment in self._told.items() if now - moment < LOG_SECONDS}
         key = report.uuid, report.code
         if key in self._told or len(self._told) >= MAX_LINES:
             return
@@ -157,7 +157,7 @@ def _uuids(snapshot: Snapshot) -> dict[PciAddress, str]:
     """Map addresses to GPUs; of two that had the same one, the GPU that answers has it now."""
     found = {}
     for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.up):
-        address = pci_address(gpu.identity.pci_bus_id)
+        address = parse_pci_address(gpu.identity.pci_bus_id)
         if address:
             found[address] = gpu.identity.uuid
     return found

@@ -15,7 +15,7 @@ from gpuwarden.analysis.memory.headroom import HEADROOM_UNKNOWN, DeviceSpace, Ov
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
 from gpuwarden.runs.registry import RunRegistry
@@ -46,11 +46,11 @@ class Box:
         by_device = {name.replace("U", "U:"): each for name, each in memory.items()}
         self.runs.receive(peer, replace(SILENT, memory=by_device), self.now)
 
-    def poll(self, *gpus: Gpu, usages: Mapping[ProcessKey, Usage] | None = None) -> RunSnapshot:
+    def poll(self, *gpus: Gpu, usages: Mapping[ProcessKey, HostUsage] | None = None) -> RunSnapshot:
         """Poll the GPUs, and return the first run."""
         return self.poll_all(*gpus, usages=usages)[0]
 
-    def poll_all(self, *gpus: Gpu, usages: Mapping[ProcessKey, Usage] | None = None) -> list[RunSnapshot]:
+    def poll_all(self, *gpus: Gpu, usages: Mapping[ProcessKey, HostUsage] | None = None) -> list[RunSnapshot]:
         """Poll the GPUs, and return the runs."""
         self.now += 0.5
         return list(self.runs.runs(snapshot(*gpus), self.now, usages or {}))
@@ -128,7 +128,7 @@ def test_children_that_hold_device_memory() -> None:
     box = Box()
     box.report(GPU0=told(current=20 * GIB))
     crowded = gpu(0, free=4 * GIB, held={7: 21 * GIB + GUESS, 71: 2 * GIB, 99: 3 * GIB})
-    usage = Usage(0.0, None, None, Present(0, 2, "running", None, None, pids=(7, 71)))
+    usage = HostUsage(0.0, None, None, PresentProcesses(0, 2, "running", None, None, pids=(7, 71)))
     assert box.poll(crowded, usages={ALICE: usage}).headroom == {"GPU-0": 5 * GIB}
     box.report(GPU0=told(current=20 * GIB))  # the first came before its device was resolved
     run = box.poll(crowded, usages={ALICE: usage})

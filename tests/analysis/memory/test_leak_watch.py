@@ -11,7 +11,7 @@ from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.leak_watch import MAX_LOGGED_LEAKS, LeakWatch
 from gpuwarden.host.cgroup_limits import CgroupMemory
 from gpuwarden.host.process_key import ProcessKey
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.metrics.model import Reading
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
@@ -139,9 +139,9 @@ def test_the_log_of_what_comes_and_goes_is_bounded(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("memory grows no more") == MAX_LOGGED_LEAKS
 
 
-def usage(memory: int, cgroup: CgroupMemory | None = None) -> Usage:
+def usage(memory: int, cgroup: CgroupMemory | None = None) -> HostUsage:
     """Make a look at a run's processes."""
-    return Usage(1.0, None, None, Present(memory, 1, "running", None, cgroup))
+    return HostUsage(1.0, None, None, PresentProcesses(memory, 1, "running", None, cgroup))
 
 
 def test_the_host_ends_at_what_ends_first() -> None:

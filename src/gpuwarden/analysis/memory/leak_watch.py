@@ -11,7 +11,7 @@ from gpuwarden.analysis.memory.downsampling import Downsampled
 from gpuwarden.analysis.memory.leak_detector import Leak, LeakDetector
 from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow, window_from_sample
 from gpuwarden.formatting import format_bytes, format_forecast, format_growth
-from gpuwarden.host.process_tree import Present, Usage
+from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import DeviceMemory
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LeakWatch:
     urgent: bool = False
     _places: defaultdict[str, _Place] = field(default_factory=lambda: defaultdict(_Place))  # by UUID, or HOST
     _host_memory: Downsampled[MemoryWindow] = field(default_factory=Downsampled)
-    _usage: Usage | None = None  # the last sample of the host
+    _usage: HostUsage | None = None  # the last sample of the host
     _out_of_memory: bool = False  # since a leak was reported last
     _lines: int = 0
 
@@ -63,7 +63,7 @@ class LeakWatch:
         return found
 
     def update_host(
-        self, usage: Usage | None, available: float | None, who: tuple[str, str], now: float
+        self, usage: HostUsage | None, available: float | None, who: tuple[str, str], now: float
     ) -> Leak | None:
         """Return the leak of the processes' memory; `available` is what the host has left, in bytes.
 
@@ -112,7 +112,7 @@ class LeakWatch:
             )
 
 
-def _host_limit(present: Present, available: float | None) -> float | None:
+def _host_limit(present: PresentProcesses, available: float | None) -> float | None:
     cgroup = present.cgroup_memory
     left = [] if available is None else [available]
     if cgroup is not None:

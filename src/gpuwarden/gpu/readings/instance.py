@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuwarden.metrics.model import Labels
-from gpuwarden.nvml.binding import Attributes, Handle, Memory
+from gpuwarden.nvml.binding import Attributes, Handle, MemoryInfo
 from gpuwarden.nvml.device import Device
 from gpuwarden.nvml.identity import MigIdentity
 
@@ -20,7 +20,7 @@ class MigDevice:
     handle: Handle
     identity: MigIdentity
     attributes: Attributes | None
-    memory: Memory | None = None
+    memory: MemoryInfo | None = None
 
     def share(self, metric: int) -> float | None:
         """Return a GPM metric of its GPU instance, as Gpm.share does. Raises NVMLError."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuwarden.metrics.model import Labels
-from gpuwarden.nvml.binding import MEMORY_V2, Bar1Memory, Memory
-from gpuwarden.nvml.device import Device, told
+from gpuwarden.nvml.binding import MEMORY_V2, Bar1Memory, MemoryInfo
+from gpuwarden.nvml.device import Device, require_value
 
 
-def _memory(gpu: Device) -> Memory | None:
+def _memory(gpu: Device) -> MemoryInfo | None:
     # Version 2 tells the driver's own share apart; drivers before R510 have version 1 alone.
     ask = gpu.nvml.nvmlDeviceGetMemoryInfo
     memory = gpu.supported(ask, MEMORY_V2) or gpu.supported(ask)
     if memory is not None:
-        told(memory.used)  # a peak of it would last for minutes, and the others are of the same answer
+        require_value(memory.used)  # a peak of it would last for minutes, and the others are of the same answer
     return memory
 
 

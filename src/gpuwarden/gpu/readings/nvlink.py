@@ -12,14 +12,14 @@ from gpuwarden.nvml.device import Device
 
 _KIBI = 1024
 _MEGA = 1e6
-_MOST_LINKS = 64  # that are asked for, whatever the driver says; NVML has room for 36
+_MAX_LINKS = 64  # that are asked for, whatever the driver says; NVML has room for 36
 _ERROR_TYPES = "NVLink error types"
 _SWITCHED_OFF = 2  # times that what is lacking was forgotten since a link last counted, after which it does so no more
 _UP = frozenset({1, 2})  # active, and asleep to save power: NVML_NVLINK_STATE_*
 
 
 def _links(gpu: Device, number: int = fields.NVLINK_COUNT) -> range:
-    return range(min(int(gpu.field(number) or 0), _MOST_LINKS))
+    return range(min(int(gpu.field(number) or 0), _MAX_LINKS))
 
 
 def states(gpu: Device) -> dict[Labels, float]:

@@ -8,7 +8,7 @@ from gpuwarden.nvml import fields
 from gpuwarden.nvml.binding import NOT_AVAILABLE, TEMPERATURE_CORE, TEMPERATURE_THRESHOLDS
 from gpuwarden.nvml.device import Device
 
-_MOST_FANS = 32  # that are asked for, whatever the driver says
+_MAX_FANS = 32  # that are asked for, whatever the driver says
 
 
 margin_thresholds = labelled_fields(fields.MARGIN_THRESHOLDS)  # what newer GPUs have in place of thresholds in celsius
@@ -44,6 +44,6 @@ def margin(gpu: Device) -> float | None:
 
 def fan_speeds(gpu: Device) -> dict[Labels, float]:
     """Ratio of each fan's full speed that it is told to run at."""
-    fans = min(gpu.fixed(gpu.nvml.nvmlDeviceGetNumFans) or 0, _MOST_FANS)
+    fans = min(gpu.fixed(gpu.nvml.nvmlDeviceGetNumFans) or 0, _MAX_FANS)
     speeds = [gpu.supported(gpu.nvml.nvmlDeviceGetFanSpeed_v2, fan) for fan in range(fans)]
     return present(map(str, range(fans)), (None if speed == NOT_AVAILABLE else speed for speed in speeds), 0.01)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gpuwarden.metrics.model import Labels
 from gpuwarden.nvml.binding import NOT_AVAILABLE
-from gpuwarden.nvml.device import Device, told
+from gpuwarden.nvml.device import Device, require_value
 
 
 def kernels(gpu: Device) -> float:
     """Ratio of the sample period with a kernel running."""
-    return told(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu) / 100
+    return require_value(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).gpu) / 100
 
 
 def busy_seconds(gpu: Device) -> float:
@@ -19,7 +19,7 @@ def busy_seconds(gpu: Device) -> float:
 
 def bandwidth(gpu: Device) -> float:
     """Ratio of the sample period with device memory being read or written."""
-    return told(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).memory) / 100
+    return require_value(gpu.query(gpu.nvml.nvmlDeviceGetUtilizationRates).memory) / 100
 
 
 def engines(gpu: Device) -> dict[Labels, float]:
