@@ -12,7 +12,8 @@ from client_ends import END, HELLO, fill, python
 from receiver import Receiver
 
 from gpuwarden.client.connection import DaemonConnection
-from gpuwarden.client.reporter import MAX_SENT_ERRORS, Reporter, default_name, join_run
+from gpuwarden.client.hello import default_name
+from gpuwarden.client.reporter import MAX_SENT_ERRORS, Reporter, join_run
 from gpuwarden.protocol.messages import STEP_BUCKETS, End, Error, ErrorKind, Report
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from gpuwarden.client.distributed import read_job_place
 from gpuwarden.protocol.messages import MAX_DEVICE_LIST_CHARACTERS, Hello
 from gpuwarden.protocol.validators import clip
 
 
-def make_hello(name: str, framework: str, devices: Mapping[str, str | None]) -> Hello:
-    """Make the hello of this process, whatever is in its environment."""
+def make_hello(name: str | None, framework: str, devices: Mapping[str, str | None]) -> Hello:
+    """Make the hello of this process, whatever is in its environment; `name` is by default its script's."""
     here = read_job_place(os.environ)
     return Hello(
-        name=clip(name),
+        name=clip(name or default_name()),
         framework=clip(framework),
         devices={clip(device): gpu and clip(gpu) for device, gpu in devices.items()},
         visible_devices=_environment("CUDA_VISIBLE_DEVICES"),
@@ -24,6 +26,15 @@ def make_hello(name: str, framework: str, devices: Mapping[str, str | None]) -> 
         world_size=here.world_size,
         hears=True,
     )
+
+
+def default_name() -> str:
+    """Return the name of this process's script or notebook."""
+    script = Path(sys.argv[0] if getattr(sys, "argv", None) else "").name
+    if "ipykernel" in script or "colab_kernel" in script:
+        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name  # where Jupyter's server knows which
+        return notebook if notebook.endswith(".ipynb") else "notebook"
+    return "python" if script in ("", "-c", "-") else script
 
 
 def _environment(variable: str) -> str | None:

@@ -25,7 +25,7 @@ from gpuwarden.client.errors.uncaught import is_error
 from gpuwarden.client.frameworks.detect import FrameworkSearch
 from gpuwarden.client.guard import Guard, guarded, log
 from gpuwarden.client.hello import make_hello
-from gpuwarden.client.reporter import Reporter, default_name, join_run
+from gpuwarden.client.reporter import Reporter, join_run
 from gpuwarden.client.settings import Settings
 from gpuwarden.protocol.messages import PHASES, Error, Hello, Phase
 from gpuwarden.protocol.validators import MAX_COUNT
@@ -266,8 +266,7 @@ class LoopTracker:
             self._loss = None
 
     def _hello(self) -> Hello:
-        name = self._settings.name or default_name()
-        return make_hello(name, self._search.framework, self._search.devices)
+        return make_hello(self._settings.name, self._search.framework, self._search.devices)
 
     def _restart(self) -> None:
         """Begin a step now."""

@@ -1,15 +1,13 @@
-"""This process as one training run: its totals, and when they are reported."""
+"""Reporter of this process as one training run: its totals, and when they are sent."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from gpuwarden.client.advice_state import AdviceState
 from gpuwarden.client.connection import DaemonConnection
@@ -22,7 +20,7 @@ from gpuwarden.protocol.validators import clip
 
 DEFAULT_SOCKET = "/run/gpuwarden/run.sock"
 MAX_ERROR_WAIT_SECONDS = 0.1  # seconds that an error, which has stopped training anyway, may be held for its message
-MAX_SENT_ERRORS = 20  # errors of a run that are told one by one; a loop that catches errors must not pay for each
+MAX_SENT_ERRORS = 20  # errors of a run that are sent one by one; a loop that catches errors must not pay for each
 MAX_END_WAIT_SECONDS = 0.1  # seconds that the interpreter's exit may be held for the last messages
 REPORT_INTERVAL_SECONDS = 0.25  # seconds
 PERCENTILES_INTERVAL_SECONDS = 1.0  # seconds
@@ -33,7 +31,7 @@ _runs: dict[tuple[int, str], Reporter] = {}
 
 
 class Reporter:
-    """The totals of this process since it first reported; one a process and socket, whoever counts into it.
+    """Totals of this process since it first reported; one a process and socket for all loops and fits.
 
     A loop calls `observe` once `observe_due` has come, and `listen` at `listen_due` where it acts on advice. It calls
     `report` after a change of `phase`, `epoch` or `stepping`. `advice` is the daemon's, `actions` counts what was done
@@ -68,11 +66,11 @@ class Reporter:
         self._percentiles_due = 0.0
 
     def introduce(self, hello: Hello) -> None:
-        """Tell the daemon who reports, where that has changed."""
+        """Send another hello, where it has changed."""
         self._connection.introduce(hello)
 
     def record_batch_size(self, examples: int, largest: int | None = None) -> None:
-        """Take note of how many examples a step had, and how many the largest since the last note."""
+        """Record how many examples a step had, and how many the largest since the last record."""
         self.batch_size = examples
         self.largest_batch_size = max(self.largest_batch_size or 0, examples, largest or 0)
 
@@ -82,7 +80,7 @@ class Reporter:
         self.durations.extend([each for each in executions if each is not None], steps)
 
     def report_soon(self) -> None:
-        """Have the next step report, whenever it comes."""
+        """Let the next step report, whenever it comes."""
         self.observe_due = self.listen_due = self._report_due = 0.0
 
     def listen(self, now: float) -> None:
@@ -96,21 +94,22 @@ class Reporter:
             self.advice.disconnect(now)
 
     def observe(self, now: float) -> None:
-        """Listen, look at steps and memory, and report where the last report is `interval` old; `now` is monotonic."""
-        self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
-        self.listen(now)
-        self.settle()
-        self.memory.sample()
+        """Update, and report if the last report is `interval` old; `now` is monotonic."""
+        self._update(now)
         if now >= self._report_due:
             self._send(now)
 
     def report(self, now: float) -> None:
-        """Listen, look and report at once; where the report does not go the next carries the same totals."""
+        """Update and report at once; if the report is not sent the next carries the same totals."""
+        self._update(now)
+        self._send(now)
+
+    def _update(self, now: float) -> None:
+        """Read advice, the steps that are only noted so far, and the allocators."""
         self.observe_due = now + min(OBSERVE_INTERVAL_SECONDS, self.interval)
         self.listen(now)
         self.settle()
         self.memory.sample()
-        self._send(now)
 
     def fail(self, error: Error) -> None:
         """Count an error and send it, waiting at most MAX_ERROR_WAIT_SECONDS for a daemon that lags.
@@ -159,10 +158,10 @@ class Reporter:
             )
         )
         if not self._connection.connected():
-            self.advice.disconnect(now)  # at once: before anybody listens another daemon may be there
+            self.advice.disconnect(now)  # at once: before the next read another daemon may be there
 
     def give_up(self) -> None:
-        """Report that no step is under way: nobody tells of steps any more. Neither counts nor looks: that may fail."""
+        """Report that no step is under way: no further steps are noted. Neither counts nor samples: that may fail."""
         self.phase, self.stepping = "idle", False
         self._send(time.monotonic())
 
@@ -191,7 +190,7 @@ class Reporter:
 
 
 def join_run(path: str | None, hello: Hello) -> Reporter:
-    """Give this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and tell the daemon `hello`."""
+    """Return this process's run at the socket `path`, by default GPUWARDEN_SOCKET's, and send the daemon `hello`."""
     path = path or os.environ.get("GPUWARDEN_SOCKET") or DEFAULT_SOCKET
     key = os.getpid(), path  # by process: a forked child that trains is a run of its own
     run = _runs.get(key)
@@ -203,22 +202,13 @@ def join_run(path: str | None, hello: Hello) -> Reporter:
 
 
 def has_reported() -> bool:
-    """Tell whether this process has a run."""
+    """Return whether this process has a run."""
     return any(pid == os.getpid() for pid, _ in tuple(_runs))
 
 
 def report_oom_retry() -> None:
-    """Report that what this process trains begins anew after an out-of-memory; nothing where nobody reports."""
+    """Report a retry after an out-of-memory in all runs of this process."""
     for (pid, _), run in tuple(_runs.items()):
         if pid == os.getpid():
             run.oom_retries += 1
             run.report(time.monotonic())
-
-
-def default_name() -> str:
-    """Name this process as its user would: by its script."""
-    script = Path(sys.argv[0] if getattr(sys, "argv", None) else "").name
-    if "ipykernel" in script or "colab_kernel" in script:
-        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name  # where Jupyter's server knows which
-        return notebook if notebook.endswith(".ipynb") else "notebook"
-    return "python" if script in ("", "-c", "-") else script

@@ -32,7 +32,7 @@ from gpuwarden.client.keras.on_pressure import OnPressure, PressureLevel, Pressu
 from gpuwarden.client.keras.step_counter import StepCounter
 from gpuwarden.client.keras.tf_data_wait import TfDataWait
 from gpuwarden.client.keras_import import keras
-from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, default_name, join_run
+from gpuwarden.client.reporter import REPORT_INTERVAL_SECONDS, Reporter, join_run
 from gpuwarden.client.settings import check_settings
 from gpuwarden.protocol.messages import Advice, Phase
 
@@ -279,7 +279,7 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         framework = make_adapter(backend)
         names = add_named_devices(framework.devices() if framework else {}, self._settings.devices)
         hello = make_hello(
-            self._settings.name or default_name(),
+            self._settings.name,
             f"{backend} {_version(backend)} keras {_version(keras.__name__)}",
             names,
         )
