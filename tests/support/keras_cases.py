@@ -563,13 +563,13 @@ def case_sizes_seen(daemon: Daemon) -> Any:
             yield np.ones((size, 3), "float32"), np.ones((size, 1), "float32")
 
     signature = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
-    keras_callback.METRICS_INTERVAL_SECONDS, feed = 0.0, keras_callback._feed
-    keras_callback._feed = lambda *_: None  # of several looks each step would have one
+    keras_callback.METRICS_INTERVAL_SECONDS, feed = 0.0, keras_callback._make_input_meter
+    keras_callback._make_input_meter = lambda *_: None  # of several looks each step would have one
     try:
         dataset = tf.data.Dataset.from_generator(alike, output_signature=signature)
         model().fit(dataset, verbose=0, callbacks=[daemon.callback(interval=0)])
     finally:
-        keras_callback.METRICS_INTERVAL_SECONDS, keras_callback._feed = 1.0, feed
+        keras_callback.METRICS_INTERVAL_SECONDS, keras_callback._make_input_meter = 1.0, feed
     return daemon.heard()
 
 

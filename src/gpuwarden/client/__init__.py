@@ -1,1 +1,1 @@
-"""The training process's half: standard library only, beside the framework that the run itself has imported."""
+"""The training process's half: standard library only, and the framework that the run itself has imported."""

@@ -1,4 +1,4 @@
-"""Advice that this process got from the daemon: the pressure on its GPUs now, and what there is to act on."""
+"""State of the daemon's advice to this process: the pressure on its GPUs now, and what there is to act on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuwarden.protocol.validators import MAX_DEVICES
 
 log = logging.getLogger("gpuwarden")
 
-MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # of advice that are told apart
+MAX_EPISODES = MAX_DEVICES * (len(RESOURCES) + 1)  # devices times kinds of advice
 MAX_ALARMS = 16  # that wait to be answered
 MAX_LINES_PER_HOUR = 20  # of the log, an hour
 HOUR_SECONDS = 3600.0

@@ -1,4 +1,4 @@
-"""The training process's end of the socket: it never waits, never raises, and is never needed.
+"""Connection of the training process to the daemon: it never waits, never raises, and is never needed.
 
 Nothing here retries in a loop or runs a thread: a connection is tried when there is something to send and its turn has
 come. A lost message is made good by the next, since reports carry totals.
@@ -47,21 +47,21 @@ class DaemonConnection:
         self._delay = MIN_RETRY_SECONDS
         self._pid = os.getpid()
         self._told = False
-        self._owing = False  # the hello: a full queue did not take it, and no other message tells what it does
+        self._owing = False  # the hello: a full queue did not take it, and no other message says what it does
         _connections.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DaemonConnection, (self.path, self._hello)
 
     def introduce(self, hello: Hello) -> None:
-        """Say `hello` from now on; at once where a daemon has heard another."""
+        """Set the hello, and send it at once where a daemon got another."""
         if hello != self._hello:
             self._hello = hello
             if self._socket is not None:
                 self._owing = not self.send(hello)
 
     def send(self, message: Message) -> bool:
-        """Hand one message to the daemon; False when it did not go."""
+        """Send one message to the daemon; return whether it went."""
         if not self._connect():
             return False
         if self._owing and message is not self._hello:
@@ -71,15 +71,15 @@ class DaemonConnection:
         return self._put(message)
 
     def connected(self) -> bool:
-        """Say whether there is a connection, as far as the last message or question showed."""
+        """Return whether there is a connection, as far as the last message or question showed."""
         return self._socket is not None
 
     def listen(self) -> list[Advice]:
-        """Take what the daemon has said, up to MAX_RECEIVED messages.
+        """Return the advice that has come, of up to MAX_RECEIVED messages.
 
         Never waits. What is no advice is counted and left out; it comes from a newer daemon, or a broken one.
         """
-        heard: list[Advice] = []
+        advice: list[Advice] = []
         for _ in range(MAX_RECEIVED):
             if self._socket is None or self._pid != os.getpid():
                 break
@@ -93,10 +93,10 @@ class DaemonConnection:
                 self._lose()
                 break
             try:
-                heard.append(decode_advice(data))
+                advice.append(decode_advice(data))
             except ProtocolError:
                 self.undecoded += 1
-        return heard
+        return advice
 
     def wait_for_room(self, seconds: float) -> None:
         """Wait until a full queue takes messages again, at most `seconds`; not at all without a daemon."""
@@ -106,7 +106,7 @@ class DaemonConnection:
             room.poll(seconds * 1000)
 
     def close(self) -> None:
-        """Close for good."""
+        """Close, and never connect again."""
         self._drop()
         self._retry_at = float("inf")
 
@@ -123,7 +123,7 @@ class DaemonConnection:
             self._file = os.fstat(self._socket.fileno())
             self._socket.connect(self.path)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-            self._tell_once(error)
+            self._log_once(error)
             if isinstance(error, BlockingIOError):  # there is a daemon, and too many others come at this moment
                 self._delay = MIN_RETRY_SECONDS
             self._lose()
@@ -131,7 +131,7 @@ class DaemonConnection:
         self._connected_at = self._clock()
         self._owing = not self._put(self._hello)
 
-    def _tell_once(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         """Leave a trace for who wonders why no run appears; at a level that training scripts do not show by default."""
         if not self._told:
             self._told = True
@@ -176,7 +176,7 @@ class DaemonConnection:
         self._socket = None
 
     def _is_ours(self) -> bool:
-        """Say whether the number is still the connection's.
+        """Return whether the number is still the connection's.
 
         A program may close all it does not know of, as daemons do, and have another file there by now.
         """

@@ -49,8 +49,8 @@ def read_job_place(environ: Mapping[str, str]) -> JobPlace:
 
 
 def _named(environ: Mapping[str, str]) -> str | None:
-    """Give the name that a scheduler or launcher gave the job."""
-    # torchrun's run id is "none" unless it was told one.
+    """Return the name that a scheduler or launcher gave the job."""
+    # torchrun's run id is "none" unless one was given.
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     return (
         environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOB_NAME") or (None if run_id == "none" else run_id) or None
@@ -58,7 +58,7 @@ def _named(environ: Mapping[str, str]) -> str | None:
 
 
 def _met(environ: Mapping[str, str]) -> str | None:
-    """Give what workers without a name have in common: the namespace mpirun made, or the address where they meet."""
+    """Return what workers without a name have in common: the namespace mpirun made, or the address where they meet."""
     if environ.get("PMIX_NAMESPACE"):
         return environ["PMIX_NAMESPACE"]
     address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -85,7 +85,7 @@ def _tf_config(environ: Mapping[str, str]) -> tuple[dict[str, list[Any]], str, i
 
 
 def _hashed(cluster: Mapping[str, Any]) -> str:
-    """Give the same short text in every worker of a cluster, whose addresses are all that they have in common."""
+    """Return the same short text in every worker of a cluster, whose addresses are all that they have in common."""
     return "cluster-" + hashlib.sha256(json.dumps(cluster, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -112,22 +112,22 @@ _WORKERS = ("CollectiveAllReduceStrategy", "_CollectiveAllReduceStrategyExperime
 
 
 def read_strategy(model: Any) -> str:
-    """Name the type of the model's tf.distribute strategy, the default one too; "NoneType" on another backend."""
+    """Return the type name of the model's tf.distribute strategy, the default's too; "NoneType" on other backends."""
     return type(getattr(model, "distribute_strategy", None)).__name__
 
 
 def in_one_process(model: Any) -> bool:
-    """Say whether no other process takes part in each step of the model, as far as its strategy tells."""
+    """Return whether no other process takes part in each step of the model, as far as its strategy shows."""
     return read_strategy(model) in (*IN_ONE_PROCESS, "NoneType")
 
 
 def has_workers(model: Any) -> bool:
-    """Say whether the model is trained by several workers that can be asked whether they agree."""
+    """Return whether the model is trained by several workers that can be asked whether they agree."""
     return read_strategy(model) in _WORKERS
 
 
 def find_reason_to_hold(model: Any) -> str | None:
-    """Say why nobody here may do anything alone, nor ask the others; None where nobody else trains this model."""
+    """Return why this process may neither act alone nor ask the others; None where no other trains this model."""
     strategy = read_strategy(model)
     if strategy not in (*IN_ONE_PROCESS, *_WORKERS, "NoneType"):
         return f"under {strategy}"
@@ -136,7 +136,7 @@ def find_reason_to_hold(model: Any) -> str | None:
 
 
 def is_first() -> bool:
-    """Say whether this is the worker that writes what all have in common."""
+    """Return whether this is the worker that writes what all have in common."""
     return not read_job_place(os.environ).rank
 
 

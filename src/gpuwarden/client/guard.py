@@ -1,4 +1,4 @@
-"""Nothing of ours that fails may reach the training it watches; what fails again and again switches itself off."""
+"""Guard of the training against failures of our own: none reaches it, and what fails again and again is off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-MAX_ERRORS = 5  # failures of our own until what fails is off for good
+MAX_ERRORS = 5  # failures of our own until what fails stays off
 
 log = logging.getLogger("gpuwarden")
 
@@ -40,7 +40,7 @@ class Guarded(Protocol):
     _guard: Guard
 
     def _give_up(self) -> None:
-        """End what would go on, now that no guarded method is called any more."""
+        """End what would go on, now that no guarded method is called."""
 
 
 S = TypeVar("S", bound=Guarded)

@@ -13,7 +13,7 @@ from gpuwarden.protocol.validators import clip
 
 
 def make_hello(name: str | None, framework: str, devices: Mapping[str, str | None]) -> Hello:
-    """Make the hello of this process, whatever is in its environment; `name` is by default its script's."""
+    """Return the hello of this process, whatever is in its environment; `name` is by default its script's."""
     here = read_job_place(os.environ)
     return Hello(
         name=clip(name or default_name()),

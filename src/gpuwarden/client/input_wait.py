@@ -23,5 +23,5 @@ class InputWait:
         self.observed = (self.observed or 0.0) + observed
 
     def clear_buffer(self) -> None:
-        """Say nothing of a buffer any more."""
+        """Clear the buffer figures."""
         self.buffered = self.buffer_size = None

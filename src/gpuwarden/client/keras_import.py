@@ -8,7 +8,7 @@ from typing import Any
 
 
 def _import_keras() -> Any:
-    """Give the Keras that models are made with here."""
+    """Return the Keras that models are made with here."""
     names = ["keras", "tf_keras", "tensorflow.keras"]
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         names.sort(key="tf_keras".__ne__)

@@ -1,4 +1,4 @@
-"""Loop tracker: what one loop of this process notes of its steps, counted into the run and reported.
+"""Loop tracker: the steps of one loop of this process, counted into the run and reported.
 
 Noting takes no lock. Counting and reporting is done by one thread at a time, a few times a second, for all loops of the
 run: the thread that reports may not be the one whose steps are slow.
@@ -77,11 +77,11 @@ class LoopTracker:
         if run not in _joined:
             _joined.add(run)
             atexit.register(_count_rest, weakref.ref(run))  # called before what the run itself has registered
-        self._tell(run.report)
+        self._send(run.report)
 
     @guarded
     def step(self, batch_size: int | None, loss: float | None) -> None:
-        """Note that a step has ended."""
+        """Record that a step has ended."""
         now = monotonic()
         if self.phase == "train":
             took = now - self._begun if self._stepped and self._begun is not None else None
@@ -93,12 +93,12 @@ class LoopTracker:
             if loss is not None:
                 self._loss = self._number(loss)
         if now >= self.run.observe_due:
-            self._tell(self.run.observe)
+            self._send(self.run.observe)
         if self.phase == "train":
             self._begun = monotonic()  # what this took is no part of a step
 
     def _set_off(self, now: float) -> None:
-        """Note the first step after a rest; the very first may compile."""
+        """Record the first step after a rest; the very first may compile."""
         if not self._stepped and self._begun is not None:
             self.run.compile_seconds = (self.run.compile_seconds or 0.0) + now - self._begun
         self._stepped, self._resting, self.stepping = True, False, True
@@ -106,7 +106,7 @@ class LoopTracker:
 
     @guarded
     def begin_epoch(self, number: Any) -> None:
-        """Note that an epoch begins, and its first step with it."""
+        """Record that an epoch begins, and its first step with it."""
         self._only_one(self._count_all)
         self._epoch, self._in_epoch = self._whole(number, "epoch"), 0
         self._restart()
@@ -114,26 +114,26 @@ class LoopTracker:
 
     @guarded
     def begin_batches(self) -> None:
-        """Note that a loader is asked for its first batch, and a step begins with it."""
+        """Record that a loader is asked for its first batch, and a step begins with it."""
         self._restart()
         if self.phase == "train":
             self.stepping = True
 
     def record_wait(self, asked: float) -> None:
-        """Note that a batch came that was `asked` for; `asked` is monotonic. For each batch, and nothing can fail."""
+        """Record that a batch came that was `asked` for; `asked` is monotonic. For each batch, and nothing can fail."""
         if self.phase == "train":
             self._fetched = (self._fetched or 0.0) + monotonic() - asked
 
     @guarded
     def rest(self) -> None:
-        """Note that the data is at its end, so that silence from here on is no step that hangs."""
+        """Record that the data is at its end, so that silence from here on is no step that hangs."""
         if self.phase == "train":
             self.stepping, self._resting = False, True
             self._change()
 
     @guarded
     def enter(self, phase: Phase) -> None:
-        """Note that another phase begins within this one; steps are made in "train" alone."""
+        """Record that another phase begins within this one; steps are made in "train" alone."""
         if phase not in PHASES:
             given = repr(phase[:20]) if isinstance(phase, str) else f"this {type(phase).__name__}"
             self._advise(f"phase: want one of {', '.join(PHASES)}, not {given}; idle is taken for it")
@@ -144,7 +144,7 @@ class LoopTracker:
 
     @guarded
     def leave(self, *, failed: bool) -> None:
-        """Note that the phase is over."""
+        """Record that the phase is over."""
         self._failed_in = self.phase if failed else None
         phase, stepping = self._before.pop()
         self._go(phase, stepping=stepping)
@@ -161,17 +161,17 @@ class LoopTracker:
 
     @guarded
     def fail(self, error: BaseException) -> None:
-        """Tell an error in words, and let go of it: with it the tensors of its frames would stay on the device."""
+        """Report an error as text, and keep nothing else of it: its frames hold tensors on the device."""
         if not is_error(error):
             return
         self._only_one(self._count_all)
         run = self.run
         run.memory.sample()
-        told = describe(error, self._failed_in or self.phase, run.steps, run.memory.latest())
+        failure = describe(error, self._failed_in or self.phase, run.steps, run.memory.latest())
         last = None if run.failure is self._failure else run.failure
-        # The same one may have been told where it was raised, by a watch or a callback within this one.
-        if last is None or (last.exception, last.text, last.steps) != (told.exception, told.text, told.steps):
-            run.fail(told)
+        # The same one may have been reported where it was raised, by a watch or a callback within this one.
+        if last is None or (last.exception, last.text, last.steps) != (failure.exception, failure.text, failure.steps):
+            run.fail(failure)
 
     @property
     def advice(self) -> AdviceState:
@@ -189,7 +189,7 @@ class LoopTracker:
             self._only_one(partial(self.run.listen, now))
 
     def close(self) -> None:
-        """Report the last totals, and do nothing any more."""
+        """Report the last totals, and switch off."""
         self._close()
         self._guard.off = True
 
@@ -210,7 +210,7 @@ class LoopTracker:
         if not any(each.stepping for each in tuple(_open) if each.run is self.run):
             self.run.give_up()
 
-    def _tell(self, send: Callable[[float], None]) -> None:
+    def _send(self, send: Callable[[float], None]) -> None:
         """Count what is noted, say where the loop stands, and send."""
         self._only_one(partial(self._count_and_send, send))
 
@@ -240,7 +240,7 @@ class LoopTracker:
         if len(self._changes) == MAX_CHANGES_PER_SECOND and now - self._changes[0] < 1:
             return
         self._changes.append(now)
-        self._tell(self.run.report)
+        self._send(self.run.report)
 
     def _count_all(self) -> None:
         for each in tuple(_open):
@@ -292,13 +292,13 @@ class LoopTracker:
         return None
 
     def _advise(self, text: str) -> None:
-        """Say once what the program might do better."""
+        """Log once what the program might do better."""
         if text not in self._advised and len(self._advised) < MAX_HINTS:
             self._advised.add(text)
             log.warning(text)
 
     def switch_off(self) -> None:
-        """Do nothing any more: the loop was its parent's, in a forked child, or nobody holds its watch."""
+        """Switch off: the loop was its parent's, in a forked child, or its watch is gone."""
         self._guard.off = self.closed = True
 
 

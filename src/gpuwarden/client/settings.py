@@ -57,6 +57,6 @@ def _checked_devices(devices: Mapping[str, str]) -> dict[str, str]:
             f'devices: want the GPU of each of the framework\'s devices, {{"GPU:0": "GPU-..."}}, not {devices!r}'
         )
     for device in devices:
-        if not _DEVICE.fullmatch(device):  # TensorFlow would know "/GPU:0", but as a second device beside GPU:0
+        if not _DEVICE.fullmatch(device):  # TensorFlow would know "/GPU:0", but as a second device next to GPU:0
             raise ValueError(f'devices: want names such as "GPU:0", not {device!r}')
     return dict(devices)

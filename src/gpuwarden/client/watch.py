@@ -57,7 +57,7 @@ class Watch:
         self._loop = loop
 
     def step(self, batch_size: int | None = None, loss: float | None = None) -> None:
-        """Note that a step has ended, in about 2 µs but a few times a second; it never waits and never raises.
+        """Record that a step has ended, in about 2 µs but a few times a second; it never waits and never raises.
 
         `batch_size` is how many examples went through it. `loss` is a number of the host's: a tensor is left out, since
         to read it would wait for the device.
@@ -65,7 +65,7 @@ class Watch:
         self._loop.step(batch_size, loss)
 
     def epoch(self, number: int) -> None:
-        """Note that epoch `number`, from 0, begins: what went before it since the last step is no part of a step."""
+        """Record that epoch `number`, from 0, begins: what went before it since the last step is no part of a step."""
         self._loop.begin_epoch(number)
 
     def epochs(self, epochs: int | Iterable[int]) -> Iterator[int]:

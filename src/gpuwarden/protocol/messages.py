@@ -80,7 +80,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One allocation that failed, as far as the framework's message tells. `shape` is written "20000,4000"."""
+    """One allocation that failed, as far as the framework's message says. `shape` is written "20000,4000"."""
 
     requested: int | None = validated(check_count, default=None)
     shape: str | None = validated(check_text, default=None)
@@ -94,7 +94,7 @@ class Allocation:
 class Hello:
     """Introduction of a run; the first message of every connection, and again when something of it has changed.
 
-    `devices` maps the framework's device names to the GPU's UUID where the run was told it, else to None: then the
+    `devices` maps the framework's device names to the GPU's UUID where the run knows it, else to None: then the
     daemon resolves it. `visible_devices` and `device_order` are the run's CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
     Of a job with several processes `job` is what they have in common, `rank` this one's place from 0 in `world_size`.
     `hears`: it reads advice; to a run that does not say so none is sent.
@@ -123,7 +123,7 @@ class Report:
     `input_buffered` of `input_buffer_size` batches stood ready. `loss` is the last one the user let it have.
     `stepping`: a step is under way, so a long silence means that it hangs. `batch_size` is the examples of the last
     step whose size is known, `largest_batch_size` of the largest. `advice_heard` counts advice that came, `actions`
-    what the run did on it because its user had asked for that. `oom_retries` counts tries that began anew with a
+    what the run did on it because its user had asked for that. `oom_retries` counts retries with a
     smaller batch after an out-of-memory.
     """
 
@@ -155,7 +155,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """One error that a step raised, told when it happens; that there were more of them is in the reports' `errors`.
+    """One error that a step raised, sent when it happens; the reports' `errors` count all of them.
 
     `exception` is the type's name, `text` what matters of its message. `allocations` are those that failed, `memory` is
     what the allocators said afterwards. `at` is the place in the text where its kind shows, where it does.
@@ -192,7 +192,7 @@ class End:
 class Advice:
     """Advice of the daemon to a run on one of its GPUs or MIG instances.
 
-    Pressure names the `resource` whose `level` has changed, and is told again when it ends; of anything else, which is
+    Pressure names the `resource` whose `level` has changed, and is sent again when it ends; of anything else, which is
     an event, `level` says how grave it is. `text` is one sentence for the run's log. `serial` counts the advice that
     the run was sent.
     """

@@ -24,11 +24,11 @@ class StepHistogram:
         self._classes: Counter[int] = Counter()
 
     def add(self, seconds: float, steps: int) -> None:
-        """Note `steps` that took `seconds` together."""
+        """Record `steps` that took `seconds` together."""
         self.extend((seconds,), steps)
 
     def extend(self, executions: Iterable[float], steps: int) -> None:
-        """Note executions of `steps` each, by the seconds each took."""
+        """Record executions of `steps` each, by the seconds each took."""
         for execution in executions:
             seconds = execution / steps
             self.total += execution

@@ -12,12 +12,11 @@ from typing import Any
 
 from gpuwarden.client.guard import log
 from gpuwarden.client.keras_import import keras
-from gpuwarden.tuning import allocator_peak
-from gpuwarden.tuning.device_oom import is_device_oom
+from gpuwarden.tuning.device_allocator import is_device_oom, read_peak_ratio, reset_peaks
+from gpuwarden.tuning.gradient_registry import TemporaryTraces
 from gpuwarden.tuning.model_checks import check_model, check_whole
 from gpuwarden.tuning.model_snapshot import (
     ModelSnapshot,
-    TemporaryTraces,
     keep_attributes,
     keep_seeds,
     substitute_optimizer,
@@ -37,7 +36,7 @@ def find_batch_size(
     largest: int | None = None,
     margin: float = 0.1,
 ) -> int:
-    """Find the largest batch size that fits the device with a margin, by some real training steps for each size tried.
+    """Return the largest batch size that fits the device with a margin, by real training steps for each size tried.
 
     `data` gives a batch for a size, `lambda size: (x, y)` or `(x, y, sample_weight)`, or is arrays `(x, y)` to cut one
     from. Each part is an array, or a list, tuple or dict of them, as `fit` takes it. Between `smallest` and `largest`
@@ -62,7 +61,7 @@ def find_batch_size(
         with keep_seeds(), TemporaryTraces(), substitute_optimizer(model), keep_attributes(model):
             found = _Trials(model, make_batch, float(margin)).find(smallest, largest, most)
     finally:
-        allocator_peak.reset_peaks()
+        reset_peaks()
     if found is None or found < smallest:
         raise MemoryError(
             f"find_batch_size: not even a batch of {smallest} fits with a margin of {margin:g}; "
@@ -75,7 +74,7 @@ def find_batch_size(
 
 
 def search(fits: Callable[[int], bool], smallest: int, largest: int) -> int | None:
-    """Find the largest size that fits, to within a sixteenth, by doubling and then bisection; None where none does."""
+    """Return the largest size that fits, to within a sixteenth, by doubling and bisection; None where none does."""
     if not fits(smallest):
         return None
     best, bad = smallest, None
@@ -134,18 +133,18 @@ class _Trials:
     def _train(self, size: int) -> tuple[bool, float | None]:
         batch = _checked(self._make_batch(size), size)
         gc.collect()
-        known = allocator_peak.reset_peaks()
+        known = reset_peaks()
         try:
             self._model.fit(_endless(batch), steps_per_epoch=self._steps, epochs=1, verbose=0, shuffle=False)
         except Exception as error:
             if not is_device_oom(error):
                 raise
         else:
-            return True, allocator_peak.read_peak_ratio() if known else None
+            return True, read_peak_ratio() if known else None
         finally:
             self._snapshot.restore_values()
         gc.collect()  # the error's frames, which hold tensors
-        return False, allocator_peak.read_peak_ratio() if known else None
+        return False, read_peak_ratio() if known else None
 
 
 def _endless(batch: Batch) -> Iterator[Batch]:
@@ -154,7 +153,7 @@ def _endless(batch: Batch) -> Iterator[Batch]:
 
 
 def _source(data: Any) -> tuple[Callable[[int], Batch], int]:
-    """Give what makes a batch of a size, and the largest size there is."""
+    """Return what makes a batch of a size, and the largest size there is."""
     if isinstance(data, tuple | list):
         whole_batch = _as_fit_has_it(data)
         lengths = {shape[0] if shape else 0 for shape in _shapes(whole_batch)}
@@ -185,7 +184,7 @@ def _checked(batch: Any, size: int) -> Batch:
 
 
 def _as_fit_has_it(batch: tuple[Any, ...] | list[Any]) -> Batch:
-    """Give a batch as `fit` makes it of its arguments: without a last None, and with tuples for lists of arrays.
+    """Return a batch as `fit` makes it of its arguments: without a last None, and with tuples for lists of arrays.
 
     A generator's batch goes to TensorFlow as it is, which knows no lists of tensors.
     """
@@ -204,7 +203,7 @@ def _in_tuples(part: Any) -> Any:
 
 
 def _shapes(batch: Batch) -> list[Any]:
-    """Give the shapes of a batch's arrays; a None among them, as for an output without weights, has none."""
+    """Return the shapes of a batch's arrays; a None among them, as for an output without weights, has none."""
     arrays = [each for each in keras.tree.flatten(batch) if each is not None]
     for each in arrays:
         if not hasattr(each, "shape"):

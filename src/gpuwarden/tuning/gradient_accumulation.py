@@ -14,7 +14,7 @@ from gpuwarden.tuning.optimizers import unwrap_optimizer
 
 
 def read_accumulation(model: Any) -> int:
-    """Say how many batches the model's optimizer sums up for an update."""
+    """Return how many batches the model's optimizer sums up for an update."""
     return getattr(unwrap_optimizer(model.optimizer), "gradient_accumulation_steps", None) or 1
 
 
@@ -32,7 +32,7 @@ def check_accumulation(model: Any) -> None:
 
 
 def accumulate(model: Any, steps: int) -> None:
-    """Have the model's optimizer sum up `steps` batches for an update, from an update on; the model is traced anew."""
+    """Make the model's optimizer sum up `steps` batches for an update, from an update on; the model is traced again."""
     optimizer = unwrap_optimizer(model.optimizer)
     updates = int(keras.ops.convert_to_numpy(optimizer._iterations)) // read_accumulation(model)  # noqa: SLF001 - `iterations` is these divided
     optimizer.gradient_accumulation_steps = steps

@@ -45,7 +45,7 @@ def _check_built(model: Any) -> None:
 
 
 def variable_scope(model: Any) -> AbstractContextManager[Any]:
-    """Give the scope in which variables are made that train with the model: of its strategy, where it has one."""
+    """Return the scope in which variables are made that train with the model: of its strategy, where it has one."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
 

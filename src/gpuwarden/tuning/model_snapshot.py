@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import gc
 import importlib
-import inspect
 import random
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +57,7 @@ class ModelSnapshot:
 
 @contextlib.contextmanager
 def keep_attributes(model: Any) -> Iterator[None]:
-    """Restore at the end what fit sets on a model beside its variables: compiled functions, history."""
+    """Restore at the end what fit sets on a model in addition to its variables: compiled functions, history."""
     before = {name: getattr(model, name, _ABSENT) for name in _ATTRIBUTES}
     try:
         yield
@@ -99,7 +96,7 @@ def _like(model: Any, own: Any) -> Any:
             return type(own).from_config(own.get_config())
     except Exception as error:
         raise ValueError(
-            f"model: its optimizer {type(own).__name__} is not built and cannot be made anew from its config "
+            f"model: its optimizer {type(own).__name__} is not built and cannot be made again from its config "
             f"({type(error).__name__}: {error}); build it first: optimizer.build(model.trainable_variables)"
         ) from error
 
@@ -130,7 +127,7 @@ def _seeds_of_torch() -> Iterator[Callable[[], object]]:
 
 
 def _seeds_of_keras() -> Iterator[Callable[[], object]]:
-    """Give what puts back the generator of random functions without a seed; Keras makes it when one is first called."""
+    """Yield what restores the generator of functions without a seed; Keras makes it when one is first called."""
     try:
         module: Any = importlib.import_module("keras.src.random.seed_generator")
         generator = functools.partial(module.global_state.get_global_attribute, module.GLOBAL_SEED_GENERATOR)
@@ -146,72 +143,6 @@ def _seeds_of_keras() -> Iterator[Callable[[], object]]:
     yield put_back
 
 
-class TemporaryTraces:
-    """The traces of TensorFlow functions that are made while this is open; those that nobody has are let go afterwards.
-
-    TensorFlow keeps, for good, the gradient function of each all-reduce that it traces, and every step of a Keras
-    optimizer has one. That holds the graph, and the graph all variables and constants that it uses: their memory would
-    stay taken when nobody has the function any more (seen on TensorFlow 2.21). A function of the program's own that was
-    traced here, as one that a layer calls, lives on with its graph, and needs its gradient functions.
-    """
-
-    def __enter__(self) -> None:
-        self._before = set(_gradient_functions())
-
-    def __exit__(self, *_: object) -> None:
-        functions = _gradient_functions()
-        made = [each for each in functions if each.startswith("CustomGradient-") and each not in self._before]
-        left = {name: _leave_to_graph(functions[name]) for name in made}
-        gc.collect()  # graphs and their functions stand in cycles
-        for name, reference in left.items():
-            if reference is None:
-                continue
-            if (function := reference()) is None:
-                functions.pop(name, None)
-            else:
-                functions[name]["type"] = function
-
-
-def _leave_to_graph(entry: dict[str, Any]) -> Any:
-    """Have only its graph hold a gradient function, the registry a weak reference; give that, None without a graph."""
-    function = entry["type"]
-    graphs = _graphs(function)
-    if not graphs:
-        return None
-    for graph in graphs:
-        graph._gpuwarden_gradients = [*getattr(graph, "_gpuwarden_gradients", ()), function]  # noqa: SLF001 - ours
-    reference: Any = weakref.ref(function)
-
-    def of_graph(*given: Any) -> Any:
-        return reference()(*given)  # who asks has the graph
-
-    entry["type"] = of_graph
-    return reference
-
-
-def _graphs(function: Any) -> list[Any]:
-    """Find the graph that a gradient function is of, and those that it is in: of a branch, the function's."""
-    found = []
-    with contextlib.suppress(Exception):  # it is TensorFlow's, which may write it otherwise
-        of_tape = inspect.getclosurevars(function).nonlocals["tape_grad_fn"]
-        result = inspect.getclosurevars(of_tape).nonlocals["result"]
-        graph = next(each.graph for each in keras.tree.flatten(result) if hasattr(each, "graph"))
-        while graph.building_function:
-            found.append(graph)
-            graph = graph.outer_graph
-    return found
-
-
-def _gradient_functions() -> dict[str, Any]:
-    """Find TensorFlow's registry of gradient functions; an empty one where this version keeps it elsewhere."""
-    if keras.backend.backend() == "tensorflow":
-        with contextlib.suppress(ImportError, AttributeError):
-            ops = importlib.import_module("tensorflow.python.framework.ops")
-            registry: dict[str, Any] = ops.gradient_registry._registry  # noqa: SLF001 - it has no way to leave it
-            return registry
-    return {}
-
-
 def _variables(model: Any) -> list[Any]:
     of_optimizers = [variable for each in list_optimizers(model) for variable in each.variables]
     found = [*model.variables, *of_optimizers, *model.metrics_variables]
@@ -219,7 +150,7 @@ def _variables(model: Any) -> list[Any]:
 
 
 def _buffers(model: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Give torch modules with what they hold beside parameters, which are Keras's variables: a batch norm's means."""
+    """Return torch modules with their buffers, as a batch norm's means; their parameters are Keras's variables."""
     if keras.backend.backend() != "torch":
         return []
     modules = [

@@ -15,17 +15,17 @@ from gpuwarden.client.guard import log
 from gpuwarden.client.keras.checkpoint import save
 from gpuwarden.client.keras_import import keras
 from gpuwarden.client.reporter import report_oom_retry
-from gpuwarden.tuning.device_oom import is_device_oom
+from gpuwarden.tuning.device_allocator import is_device_oom
 from gpuwarden.tuning.gradient_accumulation import accumulate, check_accumulation, read_accumulation
 from gpuwarden.tuning.model_checks import check_model, check_whole, variable_scope
 from gpuwarden.tuning.model_snapshot import ModelSnapshot
 from gpuwarden.tuning.optimizers import list_optimizers, unwrap_optimizer
 
-_OURS = ("x", "y", "batch_size")
+_OWN_ARGUMENTS = ("x", "y", "batch_size")
 _ARRAYS = ("x", "y", "sample_weight")  # of a tuple that make_dataset makes
-_KERAS_BATCH_SIZE = 32  # of arrays, where nobody says another
+_KERAS_BATCH_SIZE = 32  # of arrays, where no other is given
 _CHECKPOINT_SUFFIX = ".weights.h5"  # Keras saves the whole state of a model to such a file
-_BESIDE = {  # callbacks of Keras that do not go with this
+_REFUSED_CALLBACKS = {  # callbacks of Keras that do not go with this
     "BackupAndRestore": "it would go on from a checkpoint of its own",
     "SwapEMAWeights": "after an out-of-memory nobody knows which weights are in the model",
 }
@@ -110,7 +110,7 @@ class _Training:
             if error is None:
                 break
             assert smaller is not None  # else the error was raised
-            _let_go(error)
+            _drop_frames(error)
             self._go_back(error, None if effective is None else effective // smaller)
             log.warning(
                 "out of memory with batch size=%d in epoch=%d: going on from the epoch's begin with batch size=%d, "
@@ -159,7 +159,7 @@ class _Training:
             raise error from failure
 
     def _hopeless(self, size: int, attempt: int, smaller: int | None) -> str:
-        """Say why no further try is made; empty where there is one."""
+        """Return why no further try is made; empty where there is one."""
         if self._begin.ended:
             return (
                 "out of memory in a callback, in on_epoch_end or on_train_end, or as the next epoch's checkpoint was "
@@ -180,7 +180,7 @@ class _Training:
         return ""
 
     def _of_size(self, size: int, unsaid: int) -> dict[str, Any]:
-        """Give fit's own arguments for a batch size; `unsaid` is what Keras validates arrays with by default."""
+        """Return fit's own arguments for a batch size; `unsaid` is what Keras validates arrays with by default."""
         kwargs = {name: value for name, value in self._kwargs.items() if name != "callbacks"}
         if callable(validation := kwargs.get("validation_data")):
             kwargs["validation_data"] = validation(size)
@@ -193,7 +193,7 @@ class _Training:
         return kwargs
 
     def _keep_examples(self, kwargs: dict[str, Any], steps: str, size: int) -> None:
-        """Have as many more steps as batches of `size` are smaller than the first ones."""
+        """Scale a number of steps as batches of `size` are smaller than the first ones."""
         if (given := kwargs.get(steps)) is not None:
             kwargs[steps] = math.ceil(given * self._limits.batch_size / size)
 
@@ -229,15 +229,15 @@ class _EpochBegin(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships
         self.epoch, self.validating, self.ended = epoch, False, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
-        """Note the epoch."""
+        """Record the epoch."""
         self.sizes[epoch], self.ended = self.size, True
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
-        """Note that an error from here on is one of the validation."""
+        """Record that an error from here on is one of the validation."""
         self.validating = True
 
     def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's
-        """Note that it is over."""
+        """Record that it is over."""
         self.validating = False
 
 
@@ -262,11 +262,11 @@ def _begun(user: Sequence[Any], history: Any) -> Iterator[None]:
 
 
 def _nothing(logs: Any = None) -> None:
-    """Stand for a hook."""
+    """Do nothing, in place of a hook."""
 
 
 def _smaller(size: int, effective: int | None, smallest: int) -> int | None:
-    """Give the next size: half, or at most half and a divisor of the examples that an update sees."""
+    """Return the next size: half, or at most half and a divisor of the examples that an update sees."""
     smaller = size // 2
     while effective is not None and smaller > 1 and effective % smaller:
         smaller -= 1
@@ -274,12 +274,12 @@ def _smaller(size: int, effective: int | None, smallest: int) -> int | None:
 
 
 def _batched(validation: Any) -> bool:
-    """Say whether validation data have a batch size of their own, as a dataset does; arrays and parts of x have not."""
+    """Return whether validation data have a batch size of their own, as a dataset does; arrays have not."""
     return validation is not None and not callable(validation) and not isinstance(validation, tuple | list)
 
 
 def _data(made: Any, size: int) -> dict[str, Any]:
-    """Give fit's arguments of what make_dataset made: arrays are cut into batches by Keras, datasets are in batches."""
+    """Return fit's arguments of what make_dataset made: Keras cuts arrays into batches, datasets are in batches."""
     if isinstance(made, tuple) and 1 <= len(made) <= len(_ARRAYS):
         return {**dict(zip(_ARRAYS, made, strict=False)), "batch_size": size}
     if made is None or isinstance(made, tuple | list):
@@ -301,8 +301,8 @@ def _check_size(data: Any, size: int) -> None:
             raise ValueError(f"make_dataset: asked for batches of {size}, got a dataset with batches of {known}")
 
 
-def _let_go(error: BaseException) -> None:
-    """Keep of an error what it says: its frames, and those of the errors behind it, hold tensors."""
+def _drop_frames(error: BaseException) -> None:
+    """Keep of an error its text: its frames, and those of the errors behind it, hold tensors."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     gc.collect()  # some stand in cycles
 
@@ -320,14 +320,14 @@ def _listed(callbacks: Any) -> list[Any]:
 def _check_arguments(make_dataset: Any, fit_kwargs: dict[str, Any]) -> None:
     if not callable(make_dataset):
         raise TypeError(f"make_dataset: want a function of the batch size, not {type(make_dataset).__name__}")
-    for name in _OURS:
+    for name in _OWN_ARGUMENTS:
         if name in fit_kwargs:
             raise TypeError(f"{name}: what fit is given is made by make_dataset, of the batch size")
     callbacks = fit_kwargs.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("callbacks: want a list of callbacks, not a CallbackList")
     for each in _listed(callbacks):
-        if why := next((why for cls in type(each).__mro__ if (why := _BESIDE.get(cls.__name__))), None):
+        if why := next((why for cls in type(each).__mro__ if (why := _REFUSED_CALLBACKS.get(cls.__name__))), None):
             raise ValueError(f"callbacks: {type(each).__name__} does not go with fit_with_oom_retry: {why}")
 
 

@@ -9,7 +9,7 @@ from gpuwarden.tuning.model_checks import variable_scope
 
 
 def list_optimizers(model: Any) -> list[Any]:
-    """Give each once: the model's own, those in attributes of it and its layers, and in lists and dicts there."""
+    """Return each once: the model's own, those in attributes of it and its layers, and in lists and dicts there."""
     layers = model._flatten_layers()  # noqa: SLF001 - `layers` leaves out the inner ones
     values = [value for layer in layers for value in vars(layer).values()]
     found = [model.optimizer, *(each for value in values for each in _inside(value))]
@@ -17,12 +17,12 @@ def list_optimizers(model: Any) -> list[Any]:
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
-    """Give the optimizer that updates; one that scales the loss hands all to it."""
+    """Return the optimizer that updates; one that scales the loss hands all to it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def reset_optimizer(model: Any, optimizer: Any) -> None:
-    """Give all variables of a built optimizer the values that they were made with; takes as much memory meanwhile."""
+    """Return all variables of a built optimizer the values that they were made with; takes as much memory meanwhile."""
     with variable_scope(model):
         new = type(optimizer).from_config(optimizer.get_config())
         new.build(unwrap_optimizer(optimizer)._trainable_variables)  # noqa: SLF001 - those it was built for

@@ -1,7 +1,7 @@
 """Classifier of exceptions: their kind, and which allocations failed, from the type's name and the text alone.
 
-Frameworks say in words what went wrong, and each in its own: TensorFlow, XLA, JAX, torch, the CUDA libraries below
-them, NumPy and Python itself. The texts stand in error_patterns.py.
+Each framework says what went wrong in its own words: TensorFlow, XLA, JAX, torch, the CUDA libraries below them, NumPy
+and Python itself. The texts are in patterns.py.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ def describe(
     memory: Mapping[str, DeviceMemory] | None = None,
     batch_size: int | None = None,
 ) -> Error:
-    """Say what `exception` tells; it is neither kept nor changed. Takes some ms, raises nothing.
+    """Return what an exception says, as a message; it is neither kept nor changed. Takes some ms, raises nothing.
 
-    `memory` is what the allocators say now. A CPU in it stands for a GPU, as the run was told: elsewhere a CPU's
+    `memory` is what the allocators say now. A CPU in it stands for a GPU, as the user mapped it: elsewhere a CPU's
     memory is the host's. `batch_size` is the examples of the step that raised, where that is known.
     """
     memory = memory or {}
-    told = _tell(exception)
-    kind = told.kind
+    cause = _find_cause(exception)
+    kind = cause.kind
     allocations: tuple[Allocation, ...] = ()
     stage: Stage | None = None
     if kind in ("device_oom", "host_oom"):
         stage = find_stage(exception)
-        allocations = tuple(dict.fromkeys(_allocations(told.text)))[:MAX_ALLOCATIONS]
+        allocations = tuple(dict.fromkeys(_allocations(cause.text)))[:MAX_ALLOCATIONS]
         if kind == "device_oom" and _all_on_the_host(allocations, memory):
             kind = "host_oom"
     error = Error(
         kind,
-        clip(told.exception),
+        clip(cause.exception),
         "",
         phase,
         steps,
@@ -88,11 +88,11 @@ def describe(
         batch_size=batch_size,
         stage=stage,
     )
-    return _fitted(told, error)
+    return _fit(cause, error)
 
 
 def is_own_error(exception: BaseException) -> bool:
-    """Say whether an exception, or what it says it was raised from, is of a known kind.
+    """Return whether an exception, or what it says it was raised from, is of a known kind.
 
     Not where that stands only behind it: then it was raised while another was handled, and is an error of its own.
     """
@@ -106,7 +106,7 @@ def is_own_error(exception: BaseException) -> bool:
     return False
 
 
-def _tell(exception: BaseException) -> _Reading:
+def _find_cause(exception: BaseException) -> _Reading:
     """Read the exception that shows what went wrong: it, or else the nearest one behind it; never a mere follower."""
     first: _Reading | None = None
     for each in _chain(exception):
@@ -118,7 +118,7 @@ def _tell(exception: BaseException) -> _Reading:
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:
-    """Give it and what stands behind it; for a group, as asyncio's TaskGroup raises, what it holds in its place."""
+    """Yield the exception and what stands behind it; a group, as asyncio's TaskGroup raises, gives what it holds."""
     waiting = [exception]
     for _ in range(_MAX_CHAIN):
         if not waiting:
@@ -156,19 +156,19 @@ def _read(cls: type[BaseException], text: str) -> _Reading:
     return _Reading("other", cls.__name__, text, None)
 
 
-def _excerpt(told: _Reading, limit: int) -> tuple[str, int | None]:
-    """Give what matters of a text, and where in that the kind shows.
+def _excerpt(cause: _Reading, limit: int) -> tuple[str, int | None]:
+    """Return what matters of a text, and where in that the kind shows.
 
     Of a long one these are the place where the kind shows, the front, where torch and CUDA put what matters, and the
     end, where TensorFlow does.
     """
-    said, at = "", None
-    for start, stop in _kept(len(told.text), told.at, limit):
-        said += _CUT if start else ""
-        if told.at is not None and start <= told.at < max(stop, start + 1):
-            at = len(said) + told.at - start
-        said += clip(told.text[start:stop], limit)
-    return said.rstrip(), at
+    text, at = "", None
+    for start, stop in _kept(len(cause.text), cause.at, limit):
+        text += _CUT if start else ""
+        if cause.at is not None and start <= cause.at < max(stop, start + 1):
+            at = len(text) + cause.at - start
+        text += clip(cause.text[start:stop], limit)
+    return text.rstrip(), at
 
 
 def _kept(length: int, at: int | None, limit: int) -> list[tuple[int, int]]:
@@ -221,13 +221,13 @@ def _clipped(text: str | None) -> str | None:
 def _requested(said: Mapping[str, str], shape: str | None) -> int | None:
     try:
         requested = _exact(said, shape)
-    except (KeyError, ValueError, OverflowError):  # not told, or figures that are none
+    except (KeyError, ValueError, OverflowError):  # not said, or figures that are none
         return None
     return requested if requested < MAX_COUNT else None
 
 
 def _exact(said: Mapping[str, str], shape: str | None) -> int:
-    """Work out the bytes: by shape and type where both are told, as other figures may be rounded."""
+    """Work out the bytes: by shape and type where both are said, as other figures may be rounded."""
     if shape is not None and said.get("dtype") in _WIDTHS:
         return math.prod(int(each) for each in shape.split(",") if each) * _WIDTHS[said["dtype"]]
     if "bytes" in said:
@@ -245,7 +245,7 @@ def _all_on_the_host(allocations: tuple[Allocation, ...], memory: Mapping[str, D
     return bool(devices) and all(cpu and cpu[1] not in memory for cpu in devices)
 
 
-def _fitted(told: _Reading, error: Error) -> Error:
+def _fit(cause: _Reading, error: Error) -> Error:
     """Add the text, and shorten what makes a message too long: many devices, or text that JSON writes at length."""
     for limit, shorter in (
         (MAX_ERROR_CHARACTERS, error),
@@ -253,7 +253,7 @@ def _fitted(told: _Reading, error: Error) -> Error:
         (MAX_ERROR_CHARACTERS // 10, replace(error, allocations=error.allocations[:2])),
         (MAX_ERROR_CHARACTERS // 10, replace(error, allocations=error.allocations[:1], memory={})),
     ):
-        text, at = _excerpt(told, limit)
+        text, at = _excerpt(cause, limit)
         fitting = replace(shorter, text=text, at=at)
         try:
             encode(fitting)

@@ -107,7 +107,7 @@ PATTERNS = (
     Pattern("library_mismatch", r"not compiled with \w+ support|CUDA extension"),  # builds
     Pattern("library_mismatch", r"API version .{0,40}framework|incompatible with jax version"),  # JAX
     Pattern("library_mismatch", r"binary incompatibility|compiled using NumPy"),  # builds
-    # No GPU to be had.
+    # No GPU is available.
     Pattern("no_device", r"no CUDA-capable device|ERROR_NO_DEVICE|no CUDA GPUs|No visible GPU"),  # CUDA, torch, JAX
     Pattern("no_device", r"no NVIDIA driver|no supported devices|No GPUs? (was |were )?found"),  # CUDA, torch, JAX
     Pattern("no_device", r"GPU is lost"),  # CUDA, torch, JAX
@@ -180,7 +180,7 @@ PATTERNS = (
     Pattern("shape_dtype", r"Failed to convert a NumPy array"),  # TensorFlow, Keras
 )
 
-# Named groups: `size` and `unit`, or `bytes` where it is told exactly, `shape`, `dtype`, `device` or `gpu`, `allocator`, `op`.
+# Named groups: `size` and `unit`, or `bytes` where it is exact, `shape`, `dtype`, `device` or `gpu`, `allocator`, `op`.
 # The first that matches is searched for throughout: several replicas may have failed.
 _SIZE = r"(?P<size>[\d.,]+) ?(?P<unit>bytes|[KMGTP]?i?B|[KMGTP])\b"
 ALLOCATIONS = (

@@ -1,6 +1,6 @@
-"""In which part of a program an exception was raised, by the functions of the frameworks in its traceback.
+"""Stage of a program in which an exception was raised, by the functions of the frameworks in its traceback.
 
-Nothing of the frames is kept, and no local variable of theirs is looked at.
+Nothing of the frames is kept, and no local variable of theirs is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MODULE = re.compile(r".*(?:site-packages|dist-packages)/(.*)")
 
 
 def find_stage(exception: BaseException) -> Stage | None:
-    """Say in which part of a program it was raised; None where no frame tells."""
+    """Return in which part of a program it was raised; None where no frame shows one."""
     frames: deque[tuple[str, str]] = deque(maxlen=MAX_FRAMES)
     trace = exception.__traceback__
     while trace is not None:

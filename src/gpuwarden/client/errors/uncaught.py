@@ -1,4 +1,4 @@
-"""The exception that ends the interpreter, and what there is to tell of it that was not told when it was raised.
+"""Exception that ends the interpreter, and its report where it was not reported when it was raised.
 
 Frameworks raise where no wrapper stands: as they build a model, or later, when a result is asked for that a device
 could not compute.
@@ -15,17 +15,17 @@ _MAX_CAUSES = 8
 
 
 def is_error(error: BaseException) -> bool:
-    """Tell an error from a way to stop: the end of data, an interrupt, an exit."""
+    """Return whether this is an error and not a way to stop: the end of data, an interrupt, an exit."""
     if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
         return False
     return all(each.__name__ != "OutOfRangeError" for each in type(error).__mro__)  # TensorFlow's end of data
 
 
 def uncaught_type() -> str | None:
-    """Name the type of the exception that ends the interpreter.
+    """Return the name of the type of the exception that ends the interpreter.
 
     The interpreter notes what it has just printed. So do those that go on after it: Python's prompt and IPython, which
-    tell themselves by sys.ps1, and others whose frames stand below the exception's.
+    show themselves by sys.ps1, and others whose frames stand below the exception's.
     """
     kind, trace = getattr(sys, "last_type", None), getattr(sys, "last_traceback", None)
     if kind is None or hasattr(sys, "ps1") or (trace is not None and trace.tb_frame.f_back is not None):
@@ -34,9 +34,9 @@ def uncaught_type() -> str | None:
 
 
 def describe_uncaught(last: Error | None, phase: Phase, steps: int, memory: dict[str, DeviceMemory]) -> Error | None:
-    """Describe the exception that ends the interpreter, but for one that is no error or was told as `last`.
+    """Describe the exception that ends the interpreter, but for one that is no error or was reported as `last`.
 
-    By kind and text, as nobody may hold on to an exception; one that was raised from what was told is told with it.
+    By kind and text, since no exception is kept; one that was raised from a reported one counts as reported.
     """
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # the one from Python 3.12 on
     if uncaught_type() is None or not isinstance(error, BaseException) or not is_error(error):
@@ -45,5 +45,5 @@ def describe_uncaught(last: Error | None, phase: Phase, steps: int, memory: dict
     while chain[-1].__cause__ is not None and len(chain) < _MAX_CAUSES:
         chain.append(chain[-1].__cause__)
     found = [describe(each, phase, steps, memory) for each in chain]
-    was_told = last is not None and any((each.kind, each.text) == (last.kind, last.text) for each in found)
-    return None if was_told else found[0]
+    reported = last is not None and any((each.kind, each.text) == (last.kind, last.text) for each in found)
+    return None if reported else found[0]

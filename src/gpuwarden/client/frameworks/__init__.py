@@ -1,6 +1,6 @@
-"""One small adapter for each framework: its devices, and what its allocators say of them.
+"""Adapters for frameworks: their devices, and the memory that their allocators report.
 
-Which framework a process computes with is seen by what it has imported and set up. Nothing here imports or sets up any:
+What a process has imported and set up shows which framework it computes with. Nothing here imports or sets up any:
 that would take memory, and freeze options that the program still wants to set.
 """
 
@@ -21,19 +21,18 @@ class Framework(Protocol):
     options.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of its module, such as "tensorflow"."""
+    name: str  # of its module, and Keras's of the backend
 
     @property
     def version(self) -> str:
         """Its version as it writes it."""
+        return str(sys.modules[self.name].__version__)
 
     def devices(self) -> Mapping[str, str | None]:
-        """Name the GPUs the run may use, "GPU:0" and so on, each with its UUID where the process can tell."""
+        """Return the GPUs the run may use, "GPU:0" and so on, each with its UUID where it is known."""
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """Ask the device's allocator; None while the run has not used the device.
+        """Read the device's allocator; None while the run has not used the device.
 
         Raises any exception where it has no statistics.
         """
@@ -46,19 +45,19 @@ FRAMEWORK_NAMES = tuple(_ADAPTERS)
 
 
 def imported_frameworks() -> list[str]:
-    """Name the frameworks that this process has imported."""
+    """Return the names of the frameworks that this process has imported."""
     return [name for name in FRAMEWORK_NAMES if getattr(sys.modules.get(name), "__version__", None) is not None]
 
 
 def running_frameworks() -> Iterator[str]:
-    """Name the frameworks of this process that have set up their devices, in some µs."""
+    """Yield the names of the frameworks that have set up their devices in this process, in some µs."""
     for name, runs in (("torch", _torch_runs), ("jax", _jax_runs), ("tensorflow", _tensorflow_runs)):
         if runs():
             yield name
 
 
 def make_adapter(name: str) -> Framework | None:
-    """Make the adapter for a framework, or a backend of Keras's, that has set up its devices; None for another."""
+    """Return the adapter for a framework, or a backend of Keras's, that has set up its devices; None for another."""
     if name not in _ADAPTERS or name not in sys.modules:
         return None
     module = importlib.import_module(f"{__name__}.{name}")

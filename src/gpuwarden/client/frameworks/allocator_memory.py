@@ -26,7 +26,7 @@ class AllocatorMemory:
         self.sample()
 
     def sample(self) -> None:
-        """Ask the allocators, some µs a device; one that fails is not asked again."""
+        """Read the allocators, some µs a device; one that fails is not asked again."""
         if self._framework is None:
             return
         for device in self._devices:
@@ -44,10 +44,10 @@ class AllocatorMemory:
             self._latest[device] = now
 
     def latest(self) -> dict[str, DeviceMemory]:
-        """Give each device's latest figures."""
+        """Return each device's latest figures."""
         return dict(self._latest)
 
 
 def add_named_devices(found: Mapping[str, str | None], named: Mapping[str, str]) -> dict[str, str | None]:
-    """Give the devices to watch: those `found` and those the user `named`, each with the GPU it stands for."""
+    """Return the devices to watch: those `found` and those the user `named`, each with the GPU it stands for."""
     return dict(list({**found, **named}.items())[:MAX_DEVICES])

@@ -54,7 +54,7 @@ def _ask(driver: ctypes.CDLL) -> tuple[str, ...] | None:
 
 
 def _uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str | None:
-    """Ask for one device's UUID.
+    """Read one device's UUID.
 
     The second version, from driver 470 on, gives a MIG instance's own; the first gives its GPU's (CUDA Driver API,
     Device Management). So a device for which they differ is an instance.

@@ -26,7 +26,7 @@ class FrameworkSearch:
         self.devices: Mapping[str, str | None] = add_named_devices({}, named)
 
     def update(self, memory: AllocatorMemory) -> bool:
-        """Look once, in some µs, and let `memory` watch what is found. Say whether something has changed."""
+        """Search once, in some µs, and let `memory` watch what is found. Say whether something has changed."""
         if self._over:
             return False
         before = self.framework, self.devices
@@ -50,7 +50,7 @@ class FrameworkSearch:
             memory.watch(framework, self.devices)
 
     def _imported(self) -> str:
-        """Name what will compute, as far as what is imported tells."""
+        """Return the name of what will compute, as far as the imports show."""
         names = frameworks.imported_frameworks() if self._wanted is None else [self._wanted]
         if len(names) != 1:
             return f"python {platform.python_version()}"

@@ -1,4 +1,4 @@
-"""JAX's GPUs and what XLA's allocator says of them.
+"""JAX's GPUs and the memory that XLA's allocator reports.
 
 Only for a process whose JAX has made its devices: asking for them would, and take 75 % of each GPU's memory.
 """
@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpuwarden.client.frameworks import cuda_devices
+from gpuwarden.client.frameworks import Framework, cuda_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 
-class Jax:
+class Jax(Framework):
     """JAX as a source of device memory; a GPU goes by its local hardware id, which is CUDA's index in this process."""
 
     name = "jax"
@@ -22,21 +22,16 @@ class Jax:
         self._jax = sys.modules["jax"]
         self._devices = {_named(device): device for device in self._jax.local_devices()}
 
-    @property
-    def version(self) -> str:
-        """JAX's version."""
-        return str(self._jax.__version__)
-
     def devices(self) -> Mapping[str, str | None]:
-        """Give this process's GPUs, each with its UUID where that is known."""
+        """Return this process's GPUs, each with its UUID where that is known."""
         known = dict(enumerate(cuda_devices.read_uuids() or ()))
         gpus = [device for device in self._devices.values() if _is_gpu(device)]
         return {_named(gpu): known.get(gpu.local_hardware_id) for gpu in gpus}
 
     def memory(self, device: str) -> DeviceMemory:
-        """Ask the allocator; raises LookupError where it has no statistics, as on a CPU.
+        """Read the allocator; raises LookupError where it has no statistics, as on a CPU.
 
-        JAX lets go of what Python has dropped before it answers, so this is for a report, not for each step.
+        JAX frees what Python has dropped before it answers, so this is for a report, not for each step.
         """
         statistics: Mapping[str, int] | None = self._devices[device].memory_stats()
         if statistics is None:

@@ -1,4 +1,4 @@
-"""TensorFlow's devices and what its allocators say of them.
+"""TensorFlow's devices and the memory that its allocators report.
 
 Only for a process that computes with TensorFlow already: the first question asked here creates its devices, and from
 then on their options are frozen. Peaks are never reset: they are the user's.
@@ -11,14 +11,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpuwarden.client.frameworks import cuda_devices
+from gpuwarden.client.frameworks import Framework, cuda_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 MEBIBYTE = 1 << 20  # TensorFlow writes MB: bfc_allocator's users in process_state.cc and gpu_device.cc shift by 20
 DEFAULT_CPU_LIMIT_MEBIBYTES = 1 << 16  # mebibytes; process_state.cc
 
 
-class TensorFlow:
+class TensorFlow(Framework):
     """TensorFlow as a source of device memory; a device goes by its physical name."""
 
     name = "tensorflow"
@@ -29,13 +29,8 @@ class TensorFlow:
         self._parts = list_physical_devices("GPU")
         self._limits: dict[str, int | None] = {}
 
-    @property
-    def version(self) -> str:
-        """TensorFlow's version."""
-        return str(self._tf.__version__)
-
     def devices(self) -> Mapping[str, str | None]:
-        """Give the visible GPUs, each with its UUID where that is known.
+        """Return the visible GPUs, each with its UUID where that is known.
 
         The number of a physical name is CUDA's index (ListPhysicalDevices in gpu_device.cc), whatever is visible.
         """
@@ -43,7 +38,7 @@ class TensorFlow:
         return {name: known.get(name) for name in self._parts}
 
     def memory(self, device: str) -> DeviceMemory:
-        """Ask the allocator, about 1 µs; raises ValueError, InternalError or KeyError where it has no statistics."""
+        """Read the allocator, about 1 µs; raises ValueError, InternalError or KeyError where it has no statistics."""
         if device not in self._limits:
             self._limits[device] = _limit(self._tf, device)
         current = peak = 0
@@ -80,7 +75,7 @@ def _cuts(tf: Any, device: Any) -> list[Any]:
 
 
 def _limit(tf: Any, name: str) -> int | None:
-    """Say how much the allocator may take, in bytes, where the run has set it."""
+    """Return how much the allocator may take, in bytes, where the run has set it."""
     if name.startswith("CPU:"):
         return _cpu_limit(os.environ)
     for device in tf.config.get_visible_devices():

@@ -1,4 +1,4 @@
-"""torch's CUDA devices and what its caching allocator says of them.
+"""torch's CUDA devices and the memory that its caching allocator reports.
 
 Only for a process in which torch has set up CUDA: nothing here does. Peaks are never reset: they are the user's.
 """
@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpuwarden.client.frameworks import cuda_devices
+from gpuwarden.client.frameworks import Framework, cuda_devices
 from gpuwarden.protocol.messages import DeviceMemory
 
 
-class Torch:
+class Torch(Framework):
     """torch as a source of device memory; a device goes by torch's index, which is CUDA's in this process."""
 
     name = "torch"
@@ -23,13 +23,8 @@ class Torch:
         self._cuda: Any = self._torch.cuda
         self._used: set[str] = set()
 
-    @property
-    def version(self) -> str:
-        """Torch's version."""
-        return str(self._torch.__version__)
-
     def devices(self) -> Mapping[str, str | None]:
-        """Give the GPUs, each with its UUID; none unless CUDA is set up."""
+        """Return the GPUs, each with its UUID; none unless CUDA is set up."""
         if not self._cuda.is_initialized():
             return {}
         known = cuda_devices.read_uuids() or ()
@@ -37,7 +32,7 @@ class Torch:
         return {f"GPU:{index}": known[index] if index < len(known) else self._uuid(index) for index in indices}
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """Ask the allocator, some 20 µs; None for a GPU that nothing was put on: other ranks may use it.
+        """Read the allocator, some 20 µs; None for a GPU that nothing was put on: other ranks may use it.
 
         Raises ValueError, KeyError, RuntimeError or AssertionError where it has no statistics.
         """
@@ -56,7 +51,7 @@ class Torch:
         return DeviceMemory(allocated["current"], allocated["peak"], self._limit(index), reserved["current"])
 
     def _limit(self, index: int) -> int | None:
-        """Say how much the allocator may take, in bytes, where set_per_process_memory_fraction set it."""
+        """Return how much the allocator may take, in bytes, where set_per_process_memory_fraction set it."""
         ask = getattr(self._cuda, "get_per_process_memory_fraction", None)
         fraction = 1.0 if ask is None else ask(index)
         if fraction >= 1:
@@ -64,6 +59,6 @@ class Torch:
         return int(self._cuda.get_device_properties(index).total_memory * fraction)
 
     def _uuid(self, index: int) -> str | None:
-        """Ask torch, whose UUIDs lack the kind in front (from torch 2.4 on)."""
+        """Read it from torch, whose UUIDs lack the kind in front (from torch 2.4 on)."""
         uuid = getattr(self._cuda.get_device_properties(index), "uuid", None)
         return None if uuid is None else f"GPU-{uuid}"

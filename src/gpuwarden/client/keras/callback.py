@@ -38,7 +38,59 @@ from gpuwarden.protocol.messages import Advice, Phase
 
 METRICS_INTERVAL_SECONDS = 1.0  # seconds between two reads of the loss metric and of the input's wait: some 100 µs each
 
-_OF_ONE_FIT = {"_run", "_steps", "_batches", "_feed", "_functions", "_watched", "_model", "model"}
+_OF_ONE_FIT = {"_run", "_fit", "_functions", "_watched", "_model", "model"}
+
+
+class _Fit:
+    """Meters of one fit: its steps, their examples, and their wait for input where that can be known."""
+
+    def __init__(self, run: Reporter, model: Any, in_epoch: Any, *, loss: bool) -> None:
+        in_epoch = None if in_epoch is None else int(in_epoch)
+        feeder, per_execution = introspection.find_feeder(), introspection.read_steps_per_execution(model)
+        reader = LossReader(run, model, keras, wanted=loss, fits=feeder is not None)
+        self._run = run
+        self._examples = ExampleCounter(run, reader, in_epoch, feeder, workers=not distributed.in_one_process(model))
+        self.input = _make_input_meter(run.input, per_execution)
+        reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
+        self.steps = StepCounter(
+            run,
+            per_execution,
+            in_epoch,
+            updates=lambda: introspection.read_updates(reference()),
+            traces=introspection.TraceCount(model),
+        )
+        self._metrics_due = 0.0
+
+    def begin_epoch(self) -> None:
+        """Start to count an epoch."""
+        self._examples.begin_epoch()
+        self.steps.begin_epoch()
+
+    def end_epoch(self) -> None:
+        """Count what is left when training stops for validation or the epoch's end."""
+        made = self.steps.end_epoch()
+        if made is not None:
+            self._examples.update_at_end(made)
+        if self.input is not None:
+            self.input.pause()
+
+    def read_metrics(self, now: float) -> None:
+        """Read the loss metric and the input wait, once a second."""
+        if now < self._metrics_due:
+            return
+        self._metrics_due = now + METRICS_INTERVAL_SECONDS
+        self._run.settle()  # so that examples and steps are of the same moment
+        self._examples.update(self._run.batch or 0)
+        if self.input is not None:
+            self.input.update()
+
+    def fail(self) -> int | None:
+        """Count what is left when the step under way has failed; return that step's examples where they are known."""
+        if self.input is not None:
+            self.input.pause()
+        if self.steps.counts:
+            self._examples.fail(self.steps.fail())
+        return self._examples.failed_batch_size()
 
 
 class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships no types
@@ -49,8 +101,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     GPUWARDEN_SOCKET's or /run/gpuwarden/run.sock. `interval` is the seconds between reports. `loss` reports the mean
     loss of the epoch so far too. `disabled`, or GPUWARDEN_DISABLED=1, switches it off.
 
-    `on_pressure` is what the fit does, between two steps and once an episode, when the daemon tells it that a GPU comes
-    under pressure or meets an XID: "checkpoint" saves the model at `checkpoint_path`, "stop" ends the fit as Keras's
+    `on_pressure` is what the fit does, between two steps and once an episode, when the daemon reports that a GPU comes
+    under pressure or has an XID: "checkpoint" saves the model at `checkpoint_path`, "stop" ends the fit as Keras's
     `stop_training` does, a function is called with the advice and the model. `pressure_level="some"` acts earlier.
     """
 
@@ -83,12 +135,9 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._watched: Any = None
         self._functions: FunctionPatch | None = None
         self._run: Reporter | None = None
-        self._steps: StepCounter | None = None  # of the fit under way
-        self._batches: ExampleCounter | None = None
-        self._feed: InputMeter | None = None  # what measures the wait for input, where that can be known
+        self._fit: _Fit | None = None  # that is under way
         self._nested = False  # the hooks that are called are of a fit that another one's callback has called
         self._due = 0.0  # when a step has more to do than to be noted (monotonic)
-        self._metrics_due = 0.0
         GpuWarden._latest = weakref.ref(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,44 +145,29 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         return {**self.__dict__, **dict.fromkeys(_OF_ONE_FIT & self.__dict__.keys())}
 
     def set_model(self, model: Any) -> None:
-        """Note that fit, evaluate or predict has been called: the only sign that a fit before it has failed.
+        """Record that fit, evaluate or predict has been called: the only sign that a fit before it has failed.
 
         Of a call from a hook nothing is noted: the fit around it goes on.
         """
         if not introspection.is_nested(keras):
             super().set_model(model)
-            self._watched, self._steps = model, None
-            self._take(model)
+            self._watched, self._fit = model, None
+            self._patch_functions(model)
 
     @guarded
-    def _take(self, model: Any) -> None:
+    def _patch_functions(self, model: Any) -> None:
         self._functions = FunctionPatch(model)
-        self._functions.clear()  # of a callback of a fit that another callback's exception ended
+        self._functions.restore_all()  # of a callback of a fit that another callback's exception ended
         self._functions.patch_test_early(self)
 
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:
         if self._is_nested():
             return
-        run, model = self._begin_run(), self._watched
-        # A loop of one's own that calls the hooks through Keras's CallbackList may have told it nothing.
-        in_epoch, feeder = (self.params or {}).get("steps"), introspection.find_feeder()
-        per_execution = introspection.read_steps_per_execution(model)
-        in_epoch = None if in_epoch is None else int(in_epoch)
-        metric = LossReader(run, model, keras, wanted=self._loss, fits=feeder is not None)
-        self._batches = ExampleCounter(run, metric, in_epoch, feeder, workers=not distributed.in_one_process(model))
-        self._feed = _feed(run.input, per_execution)
-        reference = weakref.ref(model)  # the run keeps the last fit's steps, and must not keep its model
-        self._steps = StepCounter(
-            run,
-            per_execution,
-            in_epoch,
-            updates=lambda: introspection.read_updates(reference()),
-            traces=introspection.TraceCount(model),
-        )
-        self._metrics_due = 0.0
+        # A loop of one's own that calls the hooks through Keras's CallbackList may have set no params.
+        self._fit = _Fit(self._begin_run(), self._watched, (self.params or {}).get("steps"), loss=self._loss)
         if self._responder is not None:
-            self._responder.check_workers(model)
+            self._responder.check_workers(self._watched)
         self._enter("train")
 
     @guarded
@@ -141,21 +175,19 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if self._is_nested():
             self._nested = False  # the fit around it goes on
             return
-        self._functions_of_model().leave(self)
+        self._patch.restore(self)
         self._enter("idle")
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self._is_nested() or self._steps is None or not self._steps.counts:
+        if self._is_nested() or self._fit is None or not self._fit.steps.counts:
             return
-        assert self._run is not None
-        assert self._batches is not None
-        self._functions_of_model().watch("train", self, self._feed)
-        self._functions_of_model().patch_test_early(self)
-        self._batches.begin_epoch()
-        self._steps.begin_epoch()
-        self._run.epoch, self._run.phase, self._run.batch = int(epoch), "train", 0
-        self._run.report_soon()  # should the epoch's first step hang, the daemon knows that it began
+        self._patch.patch("train", self, self._fit.input)
+        self._patch.patch_test_early(self)
+        self._fit.begin_epoch()
+        run = self._reporter
+        run.epoch, run.phase, run.batch = int(epoch), "train", 0
+        run.report_soon()  # should the epoch's first step hang, the daemon knows that it began
         self._due = 0.0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -168,37 +200,35 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     @guarded
     def _end_epoch(self) -> None:
         if not self._is_nested():
-            self._end_steps()
+            if self._fit is not None:
+                self._fit.end_epoch()
             self._report()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        steps = self._steps
-        if steps is None or self._nested:
+        fit = self._fit
+        if fit is None or self._nested:
             return
         try:
             now = monotonic()
-            steps.begin(batch, now)
+            fit.steps.begin(batch, now)
             if now >= self._due:
-                self._attend(steps, now)
-        except Exception as error:  # noqa: BLE001 - whatever fails here must not end a training run
+                self._update(fit, now)
+        except Exception as error:  # noqa: BLE001 - no failure here may end a training run
             self._guard.record_failure(error, self._give_up)
 
-    def _attend(self, steps: StepCounter, now: float) -> None:
+    def _update(self, fit: _Fit, now: float) -> None:
         """Do what is due as a step begins, and set when there is more to do."""
-        run = self._run
-        assert run is not None
+        run, steps = self._reporter, fit.steps
         if not steps.counts:
             steps.settle()
             self._due = now + run.interval
             return
         if self._responder is not None:
             run.listen(now)
-            self._answer()
+            self._act_alone(self._responder)
         if now >= run.observe_due:
             run.phase, run.stepping = "train", True
-            if now >= self._metrics_due:
-                self._metrics_due = now + METRICS_INTERVAL_SECONDS
-                self._read_metrics()
+            fit.read_metrics(now)
             run.observe(now)
         self._due = run.observe_due if self._responder is None else min(run.observe_due, run.listen_due)
         steps.restart()
@@ -230,51 +260,46 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
     def _begin_without_steps(self, phase: FunctionKind) -> None:
         """Enter a phase in which no steps are made: on its own, a fit's validation, or called from a hook."""
         if introspection.is_nested(keras):
-            if self._steps is None:
+            if self._fit is None:
                 self._join()
         else:
-            if self._steps is None:
+            if self._fit is None:
                 self._begin_run()
-            self._end_steps()
-            self._functions_of_model().watch(phase, self)
+            else:
+                self._fit.end_epoch()
+            self._patch.patch(phase, self)
         self._enter(phase)
 
     def _end_without_steps(self, phase: FunctionKind) -> None:
-        nested, fits = introspection.is_nested(keras), self._steps is not None
+        nested, fits = introspection.is_nested(keras), self._fit is not None
         if not nested:
-            self._functions_of_model().leave(self, *([phase] if fits else FUNCTION_KINDS))
+            self._patch.restore(self, *([phase] if fits else FUNCTION_KINDS))
         self._enter("train" if nested or fits else "idle")
 
     @guarded
     def record_failure(self, exception: BaseException) -> None:
-        """Report what a step has raised, and that fit, evaluate or predict is over by it.
+        """Report what a step has raised, and that it has ended fit, evaluate or predict.
 
-        Of the exception nothing is kept but text.
+        Of the exception only text is kept.
         """
-        self._functions_of_model().leave(self)
-        if self._feed is not None:
-            self._feed.pause()
-        run, steps = self._run, self._steps
-        assert run is not None
-        if steps is not None and steps.counts:
-            made = steps.fail()
-            if self._batches is not None:
-                self._batches.fail(made)
+        self._patch.restore(self)
+        run = self._reporter
+        size = None if self._fit is None else self._fit.fail()
         phase, run.phase = run.phase, "idle"
-        size = self._batches.failed_batch_size() if self._batches is not None and phase == "train" else None
         run.memory.sample()
         if not isinstance(exception, Exception):
             self._report()  # interrupted: no error, but over all the same
             return
+        size = size if phase == "train" else None
         run.fail(add_model_memory(describe(exception, phase, run.steps, run.memory.latest(), size), self._watched))
 
     def record_end_of_data(self) -> None:
-        """Note that a step found no data, where Keras does not know when an epoch is over, or was told wrongly."""
-        if self._steps is not None:
-            self._steps.find_end()
+        """Record that a step found no data, where Keras does not know, or was given, how long an epoch is."""
+        if self._fit is not None:
+            self._fit.steps.find_end()
 
     def _join(self) -> Reporter:
-        """Take part in this process's run; its devices exist by now, so that asking for them freezes nothing."""
+        """Join this process's run; its devices exist by now, so that asking for them freezes nothing."""
         backend = keras.backend.backend()
         framework = make_adapter(backend)
         names = add_named_devices(framework.devices() if framework else {}, self._settings.devices)
@@ -310,48 +335,41 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         self._nested = introspection.is_nested(keras)
         return self._nested
 
-    def _functions_of_model(self) -> FunctionPatch:
-        assert self._functions is not None
+    @property
+    def _patch(self) -> FunctionPatch:
+        assert self._functions is not None  # set_model comes before any hook
         return self._functions
 
+    @property
+    def _reporter(self) -> Reporter:
+        assert self._run is not None  # the hooks that begin something join it
+        return self._run
+
     def _enter(self, phase: Phase) -> None:
-        assert self._run is not None
-        self._run.phase = phase
+        self._reporter.phase = phase
         self._report()
 
     def _report(self) -> None:
-        assert self._run is not None
-        self._run.report(monotonic())
+        self._reporter.report(monotonic())
 
     def _observe(self) -> None:
-        assert self._run is not None
         now = monotonic()
-        if now >= self._run.observe_due:
-            self._run.observe(now)
+        if now >= self._reporter.observe_due:
+            self._reporter.observe(now)
 
-    def _read_metrics(self) -> None:
-        """Read what is read once a second: the loss metric, and how long steps wait for input."""
-        assert self._run is not None
-        assert self._batches is not None
-        self._run.settle()  # so that examples and steps are of the same moment
-        self._batches.update(self._run.batch or 0)
-        if self._feed is not None:
-            self._feed.update()
-
-    def _answer(self) -> None:
+    def _act_alone(self, responder: PressureResponder) -> None:
         """Act between two steps, where no other worker has to agree; meanwhile no step is under way."""
-        if self._responder is None or self._run is None:
-            return
-        advice = self._responder.choose_alone(self._run.advice)
+        run = self._reporter
+        advice = responder.choose_alone(run.advice)
         if advice:
-            self._run.stepping = False
+            run.stepping = False
             self._report()
-            self._act(self._responder, advice[-1])
-            self._run.stepping = True
+            self._act(responder, advice[-1])
+            run.stepping = True
             self._report()
 
     def _act(self, responder: PressureResponder, advice: Advice | None) -> None:
-        """Do what the user wishes."""
+        """Do what the user has asked for."""
         try:
             # Not the one that is watched: Keras gives this one its state back first, on JAX.
             done = responder.act(advice, self.model)
@@ -361,16 +379,8 @@ class GpuWarden(keras.callbacks.Callback):  # type: ignore[misc] # Keras ships n
         if done and self._run is not None:
             self._run.actions[responder.action] += 1
 
-    def _end_steps(self) -> None:
-        made = None if self._steps is None else self._steps.end_epoch()
-        if made is not None:
-            assert self._batches is not None
-            self._batches.update_at_end(made)
-        if self._feed is not None:
-            self._feed.pause()
-
     def _give_up(self) -> None:
-        self._steps = None  # so that the hook of each step, which asks no guard, does nothing any more
+        self._fit = None  # so that the hook of each step, which has no guard, does nothing from now on
         if self._run is not None:
             self._run.give_up()
 
@@ -384,8 +394,8 @@ def _report_late() -> None:
 early_oom.report_early_oom(_report_late)
 
 
-def _feed(wait: InputWait, per_execution: int) -> InputMeter | None:
-    """Choose who finds how long steps wait for their input; None where nobody can know."""
+def _make_input_meter(wait: InputWait, per_execution: int) -> InputMeter | None:
+    """Return the meter of the wait for input; None where it cannot be known."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         return TfDataWait(wait, per_execution)

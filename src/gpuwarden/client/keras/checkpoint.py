@@ -13,8 +13,8 @@ from typing import Any
 
 from gpuwarden.client.keras.model_memory import list_variable_bytes
 
-_EACH = 8192  # bytes that a variable takes beside its values
-_WHOLE = 1 << 20  # and a file
+_VARIABLE_BYTES = 8192  # bytes that a variable takes in addition to its values
+_FILE_BYTES = 1 << 20  # and a file
 _CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -39,7 +39,7 @@ def check_room(model: Any, path: Path) -> None:
     sizes = list_variable_bytes(model)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
-        os.posix_fallocate(descriptor, 0, sum(sizes) + _EACH * len(sizes) + _WHOLE)
+        os.posix_fallocate(descriptor, 0, sum(sizes) + _VARIABLE_BYTES * len(sizes) + _FILE_BYTES)
     except OSError as error:
         if error.errno not in _CANNOT_TELL:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None

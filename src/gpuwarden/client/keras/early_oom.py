@@ -1,6 +1,6 @@
-"""A program that is out of memory before its first fit begins, as Keras makes a model or an optimizer.
+"""Report of a program that is out of memory before its first fit begins, as Keras makes a model or an optimizer.
 
-No hook of a callback is called by then, and often there is none yet: so it is told when the interpreter ends.
+No hook of a callback is called by then, and often there is none yet: so it is reported when the interpreter ends.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gpuwarden.client.errors.uncaught import describe_uncaught
 from gpuwarden.client.reporter import has_reported
 
 
-def report_early_oom(tell: Callable[[], object]) -> None:
-    """Have `tell` called if this program ends by an out-of-memory of its framework and has never reported."""
+def report_early_oom(report: Callable[[], object]) -> None:
+    """Call `report` if this program ends by an out-of-memory of its framework and has never reported."""
     process = os.getpid()  # a forked child that ends so has not made what its parent has
 
     def at_exit() -> None:
@@ -23,8 +23,8 @@ def report_early_oom(tell: Callable[[], object]) -> None:
             return
         with contextlib.suppress(Exception):  # whatever fails here must not show at a program's end
             error = describe_uncaught(None, "idle", 0, {})
-            # Of others nothing is told: the framework may not have begun, and asking for its devices would begin it.
+            # Others are not reported: the framework may not have begun, and asking for its devices would begin it.
             if error is not None and error.allocations:
-                tell()
+                report()
 
     atexit.register(at_exit)

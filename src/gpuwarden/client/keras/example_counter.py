@@ -34,7 +34,7 @@ class _Declared:
 
 
 class ExampleCounter:
-    """Tells the run how many examples the steps of one fit have, which takes its data from `feeder`, and their sum.
+    """Counter of the examples of one fit, which takes its data from `feeder`: of each step, and their sum.
 
     `workers`: others take part in each step, and how many of its examples are this process's is not known.
     """
@@ -51,44 +51,46 @@ class ExampleCounter:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Take note that an epoch begins, and Keras has set the metric back."""
-        self._steps = self._examples = self._told = 0
+        """Record that an epoch begins, and Keras has set the metric back."""
+        self._steps = self._examples = self._reported = 0
         self._before = 0  # steps of this epoch, up to an evaluation within it
 
     def update(self, steps: int) -> None:
-        """Look between two steps at the examples of those that were made since the epoch, or this part of it, began."""
+        """Read between two steps the examples of those that were made since the epoch, or this part of it, began."""
         counted = self._loss_reader.read() if self._loss_reader.wanted or self._adding is None else None
         if self._declared is None and counted is not None and steps > self._steps:
             self._infer(steps - self._steps, counted - self._examples)
             self._steps, self._examples = steps, counted
-        self._tell(counted if self._adding is None else self._adding.sum(self._before + steps))
+        self._report(counted if self._adding is None else self._adding.sum(self._before + steps))
 
     def update_at_end(self, steps: int) -> None:
-        """Look when the epoch, or a part of it, has made its steps; of a size their sum tells nothing."""
+        """Read the examples when the epoch, or a part of it, has made its steps; their sum says nothing of a size."""
         self._before += steps
         adding = self._adding
         complete = adding is not None and self._before == adding.number
         counted = self._loss_reader.read_at_end() if self._loss_reader.wanted or not complete else None
         if adding is not None and (complete or counted is None):
             counted = adding.sum(self._before)
-        self._tell(counted)
+        self._report(counted)
 
     def fail(self, steps: int) -> None:
-        """Tell the examples of the steps that were made before one failed, without asking the device."""
+        """Report the examples of the steps that were made before one failed, without asking the device."""
         self._before += steps
         if self._adding is not None:
-            self._tell(self._adding.sum(self._before))
+            self._report(self._adding.sum(self._before))
 
-    def _tell(self, examples: int | None) -> None:
+    def _report(self, examples: int | None) -> None:
         if self._declared is not None:
             self._run.record_batch_size(self._declared.size)
         if examples:
-            # Below what was told, the user has set the metric back meanwhile.
-            self._run.examples = (self._run.examples or 0) + examples - (self._told if examples >= self._told else 0)
-            self._told = examples
+            # Below what was reported, the user has set the metric back meanwhile.
+            self._run.examples = (
+                (self._run.examples or 0) + examples - (self._reported if examples >= self._reported else 0)
+            )
+            self._reported = examples
 
     def _infer(self, steps: int, examples: int) -> None:
-        """Take the mean of some steps for their size where it is sure.
+        """Use the mean of some steps for their size where it is sure.
 
         That of a single one is. That of several is where it is whole and the same twice in a row: steps of different
         sizes show that only by a rare chance.
@@ -102,7 +104,7 @@ class ExampleCounter:
         self._likely = size
 
     def failed_batch_size(self) -> int | None:
-        """Say how many examples the step had that has just failed."""
+        """Return how many examples the step had that has just failed."""
         if self._declared is None:
             return None
         last = self._in_epoch is not None and (self._run.batch or 0) + 1 >= self._in_epoch
@@ -110,7 +112,7 @@ class ExampleCounter:
 
 
 def _declared(feeder: Any, in_epoch: int | None) -> _Declared | None:
-    """Ask the source of fit's data: Keras 2 has another name for it, and methods for properties."""
+    """Read the source of fit's data: Keras 2 has another name for it, and methods for properties."""
     source = getattr(feeder, "data_adapter", None) or getattr(feeder, "_adapter", None)
     size = _said(source, "batch_size")
     if type(size) is not int or size <= 0:

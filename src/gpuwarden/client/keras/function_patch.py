@@ -1,6 +1,6 @@
 """Patch of the functions that fit, evaluate and predict call each step, which reports what they raise.
 
-Keras tells a callback of no exception. What is set before a function is taken away again at the end, and at an error.
+Keras reports no exception to a callback. The functions are restored at the end, and at an error.
 What is raised goes on as it was. Nothing here keeps it: an exception holds its traceback, the traceback its frames, and
 those the tensors on the device that the user needs back.
 """
@@ -25,48 +25,48 @@ class InputMeter(Protocol):
     """
 
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
-        """Give the arguments to call with in place of those Keras gave."""
+        """Return the arguments to call with in place of those Keras gave."""
 
     def update(self) -> None:
         """Bring the InputWait up to date; called between two executions, about once a second."""
 
     def pause(self) -> None:
-        """Look once more and stop, until the next execution: the epoch ends or validation begins."""
+        """Update once more and stop, until the next execution: the epoch ends or validation begins."""
 
 
 class Observer(Protocol):
     """Callback that is notified of what a function raises."""
 
     def record_failure(self, exception: BaseException, /) -> None:
-        """Take note of an exception that is on its way to the user, and keep nothing of it but text."""
+        """Record an exception that is on its way to the user, and keep nothing of it but text."""
 
     def record_end_of_data(self) -> None:
-        """Take note that a call found the data at its end."""
+        """Record that a call found the data at its end."""
 
 
 class _Wrapped:
-    """Calls as `function` does, and answers for it to whoever reads or sets an attribute.
+    """Callable in the place of `function`, whose attributes are read and set through it.
 
-    A copy or pickle is one of the function alone. `feed` is shown the arguments of each call and may replace them.
+    A copy or pickle is one of the function alone. `meter` is shown the arguments of each call and may replace them.
     """
 
     # Under names that no function has for itself.
-    __slots__ = ("__weakref__", "_gpuwarden_feed", "_gpuwarden_function", "_gpuwarden_observer")
+    __slots__ = ("__weakref__", "_gpuwarden_function", "_gpuwarden_meter", "_gpuwarden_observer")
 
     _gpuwarden_function: Callable[..., Any]
     _gpuwarden_observer: weakref.ref[Observer]
-    _gpuwarden_feed: InputMeter | None
+    _gpuwarden_meter: InputMeter | None
 
-    def __init__(self, function: Callable[..., Any], observer: Observer, feed: InputMeter | None) -> None:
+    def __init__(self, function: Callable[..., Any], observer: Observer, meter: InputMeter | None) -> None:
         object.__setattr__(self, "_gpuwarden_function", function)
         object.__setattr__(self, "_gpuwarden_observer", weakref.ref(observer))
-        object.__setattr__(self, "_gpuwarden_feed", feed)
+        object.__setattr__(self, "_gpuwarden_meter", meter)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._gpuwarden_function(*_fed(self._gpuwarden_feed, args), **kwargs)
+            return self._gpuwarden_function(*_replace_arguments(self._gpuwarden_meter, args), **kwargs)
         except BaseException as error:  # KeyboardInterrupt too: what was called is over
-            _tell(self._gpuwarden_observer, error)
+            _report(self._gpuwarden_observer, error)
             raise
 
     def __getattr__(self, name: str) -> Any:
@@ -86,13 +86,13 @@ class _Wrapped:
         return operator.getitem, ((self._gpuwarden_function,), 0)
 
 
-def wrap(function: Callable[..., Any], observer: Observer, feed: InputMeter | None = None) -> Callable[..., Any]:
-    """Return a callable that tells `observer`, which it holds weakly, of what `function` raises; never one in another.
+def wrap(function: Callable[..., Any], observer: Observer, meter: InputMeter | None = None) -> Callable[..., Any]:
+    """Return a callable that reports what `function` raises to `observer`, held weakly; never one in another.
 
-    The end of the data is no error, and told as what it is. What `observer` itself raises is dropped. `feed` is shown
+    The end of the data is no error, and reported as what it is. What `observer` itself raises is dropped. `meter` gets
     the arguments of each call and may replace them; where it raises, they stay.
     """
-    return _Wrapped(unwrap(function), observer, feed)
+    return _Wrapped(unwrap(function), observer, meter)
 
 
 def unwrap(function: Any) -> Any:
@@ -102,20 +102,20 @@ def unwrap(function: Any) -> Any:
 
 
 def reports_to(function: Any, observer: Observer) -> bool:
-    """Say whether this came of `wrap` for `observer`."""
+    """Return whether this came of `wrap` for `observer`."""
     return type(function) is _Wrapped and function._gpuwarden_observer() is observer  # noqa: SLF001 - our own
 
 
-def _fed(feed: InputMeter | None, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if feed is None:
+def _replace_arguments(meter: InputMeter | None, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if meter is None:
         return args
     try:
-        return feed(args)
+        return meter(args)
     except Exception:  # noqa: BLE001 - whatever fails here must not end a training run
         return args
 
 
-def _tell(reference: weakref.ref[Observer], error: BaseException) -> None:
+def _report(reference: weakref.ref[Observer], error: BaseException) -> None:
     # In a frame of its own: the one that calls lives as long as the exception does, and must not hold the observer.
     observer = reference()
     if observer is None:
@@ -133,33 +133,33 @@ class FunctionPatch:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def watch(self, kind: FunctionKind, observer: Observer, feed: InputMeter | None = None) -> None:
-        """Stand before a function; again each epoch, since `compile` or `make_train_function` makes another.
+    def patch(self, kind: FunctionKind, observer: Observer, meter: InputMeter | None = None) -> None:
+        """Patch a function; again each epoch, since `compile` or `make_train_function` makes another.
 
-        `feed` is shown what the function is called with.
+        `meter` is shown what the function is called with.
         """
         function = getattr(self._model, f"{kind}_function", None)
         if function is not None:
-            setattr(self._model, f"{kind}_function", wrap(function, observer, feed))
+            setattr(self._model, f"{kind}_function", wrap(function, observer, meter))
 
     def patch_test_early(self, observer: Observer) -> None:
-        """Stand before Keras 2's test function before `evaluate` takes hold of it, which no hook comes before.
+        """Patch Keras 2's test function before `evaluate` reads it, which no hook comes before.
 
         `evaluate` itself would make it a moment later, by the same call.
         """
         if hasattr(self._model, "_get_test_function_runner"):
             if getattr(self._model, "_is_compiled", False):
                 self._model.make_test_function()
-            self.watch("test", observer)
+            self.patch("test", observer)
 
-    def leave(self, observer: Observer, *kinds: FunctionKind) -> None:
-        """Put the model's own functions back where `observer` stands before them: all of them unless some are named."""
+    def restore(self, observer: Observer, *kinds: FunctionKind) -> None:
+        """Restore the model's own functions from patches for `observer`: all of them unless some are named."""
         for kind in kinds or FUNCTION_KINDS:
             if reports_to(getattr(self._model, f"{kind}_function", None), observer):
                 self._put_back(kind)
 
-    def clear(self) -> None:
-        """Put the model's own functions back, whoever was left standing before them."""
+    def restore_all(self) -> None:
+        """Restore all the model's own functions, whichever observer they have."""
         for kind in FUNCTION_KINDS:
             self._put_back(kind)
 

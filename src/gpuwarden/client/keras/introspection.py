@@ -21,7 +21,7 @@ def read_steps_per_execution(model: Any) -> int:
 
 
 def read_updates(model: Any) -> int | None:
-    """Read how often the optimizer was given gradients, about 20 µs; None where it does not tell."""
+    """Read how often the optimizer was given gradients, about 20 µs; None where it does not say."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return None
@@ -47,7 +47,7 @@ def is_nested(keras: Any) -> bool:
 
 
 def find_feeder() -> Any | None:
-    """Give what the fit of Keras that calls this takes its data from; None where none does, but a loop of one's own.
+    """Return what the fit of Keras that calls this takes its data from; None where none does, but a loop of one's own.
 
     It is among fit's variables alone.
     """
@@ -83,7 +83,7 @@ class TraceCount:
 
 
 def _compiled(model: Any, function: Any) -> Iterator[Any]:
-    """Find the tf.functions behind a train function: itself before Keras 3.7, else what its closure holds.
+    """Yield the tf.functions behind a train function: itself before Keras 3.7, else what its closure holds.
 
     Keras 2 calls one through a lambda and keeps it as train_tf_function.
     """

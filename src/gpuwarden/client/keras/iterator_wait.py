@@ -16,8 +16,8 @@ class IteratorWait:
     """Gives Keras's train function an iterator whose `next` is timed, in place of its own; about 1 µs a step.
 
     JAX computes while Python goes on. Where the step before was done when `next` was called, all of its time is wait;
-    where it was not done even when the batch came, none is. In between nobody knows which part is, and where such steps
-    are more than a tenth of the time since the last look, nothing is said of that time. With several steps an execution
+    where it was not done even when the batch came, none is. In between it is unknown which part is; where such steps are
+    more than a tenth of the time since the last update, that time is not observed. With several steps an execution
     nothing is known. The first execution compiles and is left out.
     """
 
@@ -63,13 +63,13 @@ class IteratorWait:
 class _Timed:
     """An iterator that notes how long its `next` takes and what the device does meanwhile.
 
-    Whoever calls holds the other iterator; were it held here too, the input would outlive a fit that has failed.
+    The caller holds the other iterator; were it held here too, the input would outlive a fit that has failed.
     """
 
     def __init__(self, iterator: weakref.ref[Iterator[Any]], clock: Callable[[], float]) -> None:
         self.iterator = iterator
         self.waited = 0.0  # seconds, of the steps that have ended
-        self.unsure = 0.0  # of which nobody knows whether they were
+        self.unsure = 0.0  # of which it is unknown whether they were
         self.before: Any = None  # an array that the step before computed
         self._clock = clock
         self.begin_step()
@@ -109,6 +109,6 @@ def _of_step_before(state: Any) -> Any:
 
 
 def _ready(array: Any) -> bool:
-    """Ask JAX whether an array is computed; one that cannot be asked is taken to be."""
+    """Return whether an array is computed; one that cannot be asked is taken to be."""
     ask = getattr(array, "is_ready", None)
     return ask is None or bool(ask())

@@ -1,7 +1,7 @@
 """Reader of the loss metric that Keras keeps of a fit: the number of its examples and their mean loss.
 
 Keras weighs each batch's loss by its examples, so the weights' sum is their number, whatever the data come from and
-with a last batch that is shorter. No callback is told a batch's size.
+with a last batch that is shorter. Keras gives no callback a batch's size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WEIGHED, _SEVERAL_STEPS, _REPLICAS = (3, 2), (3, 7), (3, 15)
 
 
 class LossReader:
-    """Reads the examples of the epoch so far, and tells the run their mean loss if `wanted`.
+    """Reader of the examples of the epoch so far, which sets the run's mean loss if `wanted`.
 
     `fits`: it is Keras's own fit that trains. In a loop of one's own the metric is set back at any time, or never used.
     """
@@ -41,11 +41,11 @@ class LossReader:
         self._metric: Any = None  # Keras 2 makes it with the first step
 
     def read(self) -> int | None:
-        """Read it between two steps, where that makes nobody wait for the device: in training some 200 µs."""
+        """Read it between two steps, where the device is not waited for: in training some 200 µs."""
         return self.read_at_end() if self._in_epoch else None
 
     def read_at_end(self) -> int | None:
-        """Read it when the epoch's steps are done; None where it does not tell."""
+        """Read it when the epoch's steps are done; None where it does not say."""
         self._metric = self._metric or (_metric(self._model) if self._readable else None)
         if self._metric is None:
             return None
@@ -59,6 +59,6 @@ class LossReader:
 
 
 def _metric(model: Any) -> Any:
-    """Find the mean loss: Keras 3 keeps it in a tracker, Keras 2 first among those of its losses."""
+    """Return the mean loss: Keras 3 keeps it in a tracker, Keras 2 first among those of its losses."""
     found = getattr(model, "_loss_tracker", None) or next(iter(getattr(model.compiled_loss, "metrics", ())), None)
     return found if hasattr(found, "count") and hasattr(found, "total") else None

@@ -36,13 +36,13 @@ def add_model_memory(error: Error, model: Any) -> Error:
 
 
 def list_variable_bytes(model: Any) -> list[int]:
-    """Give the bytes of each variable of a model and its optimizer."""
+    """Return the bytes of each variable of a model and its optimizer."""
     known = [*_of(model, "variables", "weights"), *_of(getattr(model, "optimizer", None), "variables")]
     return [count for _shape, count in _sizes(known)]
 
 
 def _sizes(variables: Iterable[Any]) -> list[tuple[tuple[int, ...], int]]:
-    """Give shape and bytes of each variable, each once."""
+    """Return shape and bytes of each variable, each once."""
     found: list[tuple[tuple[int, ...], int]] = []
     for each in {id(each): each for each in variables}.values():
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # of an unknown shape

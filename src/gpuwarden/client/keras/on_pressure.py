@@ -46,17 +46,17 @@ class PressureResponder:
             self._held = held
             log.warning("on_pressure does nothing %s: all of them would have to agree", held)
 
-    def choose_alone(self, told: AdviceState) -> list[Advice]:
+    def choose_alone(self, state: AdviceState) -> list[Advice]:
         """Return the advice to act on between two steps; none where other workers have to agree."""
-        return self._to_answer(told) if self._acts_alone else []
+        return self._to_answer(state) if self._acts_alone else []
 
-    def choose_together(self, told: AdviceState | None, model: Any) -> tuple[bool, Advice | None]:
+    def choose_together(self, state: AdviceState | None, model: Any) -> tuple[bool, Advice | None]:
         """Ask the other workers at an epoch's end; return whether any worker wishes to act, and by what advice here.
 
         All of them ask, also one that is switched off or fails: the others would wait for it for ever.
         """
         try:
-            advice = [] if told is None else self._to_answer(told)
+            advice = [] if state is None else self._to_answer(state)
         except Exception:  # noqa: BLE001 - as said
             advice = []
         try:
@@ -66,12 +66,12 @@ class PressureResponder:
             agreed = False
         return agreed, advice[-1] if advice else None
 
-    def _to_answer(self, told: AdviceState) -> list[Advice]:
+    def _to_answer(self, state: AdviceState) -> list[Advice]:
         """Return what came that is to be answered: once in a process by each action, however many fits wish it.
 
         From a GPU that is lost nothing can be saved.
         """
-        advice = told.pop_unanswered(self.action, self._level, monotonic())
+        advice = state.pop_unanswered(self.action, self._level, monotonic())
         return [each for each in advice if not (each.kind == "gpu_lost" and self._do == "checkpoint")]
 
     def act(self, advice: Advice | None, model: Any) -> bool:
@@ -127,7 +127,7 @@ def _check_function(do: Callable[..., object]) -> None:
         )
     try:
         signature = inspect.signature(do)
-    except (TypeError, ValueError):  # of some built-in ones nobody knows
+    except (TypeError, ValueError):  # of some built-in ones it is unknown
         return
     try:
         signature.bind(None, None)

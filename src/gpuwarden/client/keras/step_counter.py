@@ -73,17 +73,17 @@ class StepCounter:
         self._updates_before = self._updates()
 
     def begin(self, batch: int, now: float) -> None:
-        """Note that the execution of that batch starts; the same one again is of a callback that is listed twice."""
+        """Record that the execution of that batch starts; the same one again is of a callback that is listed twice."""
         if batch != self._last_batch:
             self._last_batch = batch
             self._begins.append(now)
 
     def restart(self) -> None:
-        """Have the execution under way start now: what was done since its begin is no part of a step."""
+        """Let the execution under way start now: what was done since its begin is no part of a step."""
         self._begins[-1] = self._clock()
 
     def find_end(self) -> None:
-        """Note that the execution under way found the end of the data."""
+        """Record that the execution under way found the end of the data."""
         self._no_data = self._begins[-1] if self._begins else None
 
     def settle(self) -> None:

@@ -47,7 +47,7 @@ class TfDataWait:
         self._fetched = 0  # batches before the first of these
 
     def __call__(self, arguments: tuple[Any, ...], /) -> tuple[Any, ...]:
-        """Note that an execution begins, about 0.2 µs; its arguments stay as they are."""
+        """Record that an execution begins, about 0.2 µs; its arguments stay as they are."""
         if self._iterator is None:
             self._begin(arguments[0])
         else:
@@ -55,7 +55,7 @@ class TfDataWait:
         return arguments
 
     def update(self) -> None:
-        """Ask tf.data; where it does not answer, it is not asked again."""
+        """Read tf.data's model; where it does not answer, it is not asked again."""
         iterator = self._iterator and self._iterator()
         if iterator is None or self._ask is None:
             return
@@ -70,7 +70,7 @@ class TfDataWait:
         self._wait.buffered, self._wait.buffer_size = _prefetched(model)
 
     def pause(self) -> None:
-        """Look once more and forget the iterator."""
+        """Update once more and release the iterator."""
         self.update()
         self._wait.clear_buffer()
         self._iterator = None
@@ -100,7 +100,7 @@ class TfDataWait:
         self._fetched = fetched - 1
 
     def _agrees(self, fetched: int) -> bool:
-        """Say whether each execution fetched one batch; the last may have found the data at its end."""
+        """Return whether each execution fetched one batch; the last may have found the data at its end."""
         begun = len(self._begins)
         return begun < MAX_EXECUTIONS and fetched <= begun <= fetched + 1
 
@@ -124,7 +124,7 @@ def _fetches(model: Any) -> int:
 
 
 def _prefetched(model: Any) -> tuple[int | None, int | None]:
-    """Find how many batches stand ready in the last prefetch, and how many it holds; tf.data puts one at the end."""
+    """Return how many batches stand ready in the last prefetch, and how many it holds; tf.data puts one at the end."""
     node = model.nodes[model.output]
     while node.name != "Prefetch":
         if len(node.inputs) != 1 or node.ratio != 1:  # several sources, or what a prefetch holds is no batch yet
