@@ -16,8 +16,8 @@ class IteratorWait:
     """Gives Keras's train function an iterator whose `next` is timed, in place of its own; about 1 µs a step.
 
     JAX computes while Python goes on. Where the step before was done when `next` was called, all of its time is wait;
-    where it was not done even when the batch came, none is. In between it is unknown which part is; where such steps are
-    more than a tenth of the time since the last update, that time is not observed. With several steps an execution
+    where it was not done even when the batch came, none is. In between it is unknown which part is; where such steps
+    are more than a tenth of the time since the last update, that time is not observed. With several steps an execution
     nothing is known. The first execution compiles and is left out.
     """
 
