@@ -21,7 +21,7 @@ from names import NAMES
 from played import fired
 from scenes import pages
 
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 from system_parts import needs
 
 pytestmark = pytest.mark.system
@@ -41,7 +41,7 @@ def _programs() -> Iterator[None]:
 def test_meanings_have_alerts() -> None:
     """Each meaning that an incident is labelled with is an alert that there is, and each incident can be played."""
     assert NAMES.keys() == MEANINGS.keys()
-    assert set(NAMES.values()) <= CONDITIONS.keys()
+    assert set(NAMES.values()) <= ALERTS.keys()
     assert {meaning for each in INCIDENTS for meaning in each.fires} == MEANINGS.keys()
     assert incidents.SCENES.keys() == {each.name for each in INCIDENTS}
 

@@ -18,7 +18,7 @@ from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.cli import rules_flags
 from gpuwarden.cli.main import main
 from gpuwarden.config.value_types import DURATION
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health import conditions
 from gpuwarden.health.model import Condition, filled
 from gpuwarden.health.rule_settings import SETTINGS, TIME
 from gpuwarden.xid.codes import Severity, codes, explain
@@ -37,7 +37,7 @@ def _alerts(text: str) -> dict[str, dict[str, Any]]:
 
 
 ALERTS = _alerts(RULES.read_text())
-ALL: dict[str, Condition | RecordingRule] = {**prometheus_rules.RECORDED, **CONDITIONS}
+ALL: dict[str, Condition | RecordingRule] = {**prometheus_rules.RECORDED, **conditions.ALERTS}
 SHIPPED = Choices().values()
 
 
@@ -108,7 +108,9 @@ def test_template_labels_are_in_the_result() -> None:
 def test_critical_alert_outlives_the_daemon() -> None:
     """Nobody is told that a fault is over as the daemon is down or restarted: it fires on until GpuwardenDown does."""
     least = DURATION.read(ALERTS["GpuwardenDown"]["for"]) + 15  # and its scrape and its evaluation
-    critical = [name for name, rule in CONDITIONS.items() if rule.severity == "critical" and name != "GpuwardenDown"]
+    critical = [
+        name for name, rule in conditions.ALERTS.items() if rule.severity == "critical" and name != "GpuwardenDown"
+    ]
     assert [name for name in critical if DURATION.read(ALERTS[name]["keep_firing_for"]) < least] == []
 
 

@@ -14,7 +14,7 @@ import yaml
 from gpuwarden.alerts import prometheus_rules
 from gpuwarden.cli import rules_flags
 from gpuwarden.cli.commands import rules_command
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 from system_parts import needs
 
 pytestmark = pytest.mark.system
@@ -34,7 +34,7 @@ def promtool(*arguments: str | Path) -> str:
 
 def test_configuration_is_accepted() -> None:
     """Prometheus takes the shipped configuration, which finds the rules by its relative path."""
-    number = len(CONDITIONS) + len(prometheus_rules.RECORDED)
+    number = len(ALERTS) + len(prometheus_rules.RECORDED)
     assert f"{number} rules found" in promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 

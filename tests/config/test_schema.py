@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.config.schema import OPTIONS, SECTIONS, Address, Config, ConfigError, SourceChoice, load, parse
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ YAML_PIECES = [*OPTIONS, *SECTIONS, *"\n :#&*!|>-?[]{},\"'%@`\\\t~=<01aé", "  "
 def problems(text: str) -> list[str]:
     """Parse `text`, which is wrong, and return its problems as lines."""
     with pytest.raises(ConfigError) as raised:
-        parse(text, "bad.yaml", CONDITIONS)
+        parse(text, "bad.yaml", ALERTS)
     return str(raised.value).split("\n")
 
 

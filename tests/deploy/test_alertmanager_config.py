@@ -18,7 +18,7 @@ from promql import SITE
 from services import ROOT, Alertmanager, ending, until
 
 from gpuwarden.alerts.inhibition import INHIBITIONS
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 from system_parts import needs
 
 pytestmark = pytest.mark.system
@@ -78,7 +78,7 @@ def test_every_placeholder_is_known_here() -> None:
 
 def test_routes(complete: Path) -> None:
     """An alert of each severity goes to the receiver of that severity; routes look at nothing else."""
-    for severity in sorted({rule.severity for rule in CONDITIONS.values()}):
+    for severity in sorted({rule.severity for rule in ALERTS.values()}):
         labels = ("alertname=RunDied", f"severity={severity}")
         done = amtool("config", "routes", "test", f"--config.file={complete}", *labels)
         assert (done.returncode, done.stdout.strip()) == (0, severity)
@@ -95,7 +95,7 @@ def test_alert_of_unknown_severity_is_told(complete: Path) -> None:
 def test_names_of_alerts_exist() -> None:
     """Inhibition names alerts that there are, and not one as its own target."""
     for each in INHIBITIONS:
-        assert {each.source, *each.targets} <= CONDITIONS.keys()
+        assert {each.source, *each.targets} <= ALERTS.keys()
         assert each.source not in each.targets
 
 
@@ -123,7 +123,7 @@ FIRED = _fired()
 def test_labels_of_inhibition_exist() -> None:
     """Each target carries the labels that have to be equal: one that lacks them is hidden by what lacks them too."""
     for each in INHIBITIONS:
-        for target in each.targets or CONDITIONS.keys() - {each.source}:
+        for target in each.targets or ALERTS.keys() - {each.source}:
             for labels in FIRED[target]:
                 assert set(each.equal) - SITE <= labels.keys(), (target, labels)
         assert any(set(each.equal) - SITE <= labels.keys() for labels in FIRED[each.source]), each
@@ -142,7 +142,7 @@ SUBJECT = {"uuid": "GPU-1", "gpu": "1", "run_id": "run-1", "run_name": "mnist"}
 
 
 def _alert(alertname: str, /, **labels: str) -> dict[str, Any]:
-    rule = CONDITIONS[alertname]
+    rule = ALERTS[alertname]
     annotations = {"summary": rule.summary, "description": f"About {labels}.", "runbook_url": "https://docs/alerts"}
     return {
         "labels": {"alertname": alertname, "severity": rule.severity, **BOX, **labels},
@@ -172,7 +172,7 @@ def test_inhibition(tmp_path: Path) -> None:
         # A box for each: none meets the others' sources.
         equal = {label: f"box-{number}" if label == "instance" else {**BOX, **SUBJECT}[label] for label in each.equal}
         add(each.source, equal, hidden=False)
-        for target in each.targets or sorted(CONDITIONS.keys() - {each.source}):
+        for target in each.targets or sorted(ALERTS.keys() - {each.source}):
             add(target, equal, hidden=True)
             for label in each.equal:
                 add(target, equal | {label: f"another-{target}"}, hidden=False)

@@ -32,7 +32,7 @@ from gpuwarden.alerts.prometheus_rules import Choices, annotated
 from gpuwarden.config import thresholds
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.gpu.metrics import MigReadings
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import Condition
 from gpuwarden.owners.metrics import ProcessReadings
 from gpuwarden.pressure.metrics import PressureReadings
@@ -328,7 +328,7 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
     assert linked >= 3
 
 
-@for_all(CONDITIONS)
+@for_all(ALERTS)
 def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
     """An alert of a run leads to the runs' dashboard, another one to its box's, with variables that are there."""
     url = annotated(alert, Choices())["dashboard_url"]

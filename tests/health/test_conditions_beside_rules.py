@@ -24,7 +24,12 @@ pytestmark = pytest.mark.system
 GIB = 2**30
 SIZE_MIB = 81559  # of the mock's H100
 XID_CRITICAL, XID_WARNING = 79, 94
-NAMES = {condition.name for condition in CHECKED}
+NAMES = {condition.name for condition in CHECKED if condition.expr}
+# What takes minutes of growth, an older driver or another board: they have rule tests, and checks in test_evaluator.py.
+NOT_HERE = {
+    *("RunOutOfMemoryExpected", "RunHostOutOfMemoryExpected", "GpuDrainNeeded", "GpuResetRequired"),
+    *("GpuSramErrorsExceeded", "GpuMemoryUnrepairable", "GpuRetiredPagesPending"),
+}
 OF_BOXES = {"GpuMissing", "GpuwardenDriverFault", "GpuwardenNoGpus"}  # that hide the others, or each other
 
 
@@ -150,6 +155,8 @@ def test_each_alert_is_the_rules_own(tmp_path: Path, mock_nvml: MockNvml) -> Non
             mock_nvml.xid(3, XID_WARNING)
             mock_nvml.set(3, "temp", 85)
             mock_nvml.lose(1)
+            for setting in ("remap_pending", "remap_failed", "recovery"):
+                mock_nvml.set(3, setting, 1)
             ends.say("no JSON")  # it dies of that
             ends.popen.wait(20)
             gone.kill(signal.SIGINT)
@@ -157,7 +164,7 @@ def test_each_alert_is_the_rules_own(tmp_path: Path, mock_nvml: MockNvml) -> Non
             def names() -> set[str]:
                 return {dict(each)["alertname"] for each in labels(told.alerts())}
 
-            wanted = NAMES - OF_BOXES
+            wanted = NAMES - OF_BOXES - NOT_HERE
             until(lambda: names() == wanted and len(near(told)) == 2, "all from the daemon", 150)
             until(lambda: rules_alerts(prometheus) == labels(told.alerts()), "the same from Prometheus", 150)
             firing = labels(told.alerts())

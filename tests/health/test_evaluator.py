@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from gpuwarden.analysis.memory.leak_detector import Leak
+from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.config.schema import PressureConfig as Limits
 from gpuwarden.config.thresholds import DIED_SECONDS, ERROR_SECONDS, XID_SECONDS
@@ -50,7 +53,8 @@ def poll(*gpus: Gpu, runs: tuple[RunSnapshot, ...] = (), **more: object) -> Stat
 
 def holding(state: State) -> list[tuple[str, Occurrence]]:
     """Return all that holds, with the names of the conditions."""
-    return [(condition.name, occurrence) for condition, occurrence in ConditionChecks().occurrences(state)]
+    found = ConditionChecks().occurrences(state)
+    return [(condition.name, occurrence) for condition, occurrence in found if condition.expr]
 
 
 def only(state: State) -> tuple[str, Mapping[str, str], str, str]:
@@ -132,7 +136,10 @@ def test_gpu_down_and_driver_gone() -> None:
     gone = poll(lost)
     text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the box can be read."
     silent = replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))
-    assert only(silent) == ("GpuwardenDriverFault", {"collector": "nvml"}, text, "")
+    firing = AlertEvaluator()
+    assert firing.update(silent, 0.0) == ([], [])
+    ((alert,), _ended) = firing.update(silent, 100.0)
+    assert (alert.name, alert.labels, alert.description) == ("GpuwardenDriverFault", {"collector": "nvml"}, text)
 
 
 def test_gpus_that_are_missing() -> None:
@@ -160,6 +167,62 @@ def test_xids_by_their_severity(code: int, name: str) -> None:
     assert holding(poll(replace(gpu(0), xids={code: XidCount(2, NOW - XID_SECONDS)}))) == []
 
 
+@pytest.mark.parametrize(
+    ("readings", "name", "text", "labels"),
+    [
+        ({GpuReadings.row_remap_failed: 1.0}, "GpuRowRemapFailed", "a row of memory could not be replaced", {}),
+        ({GpuReadings.row_remap_pending: 1.0}, "GpuRowRemapPending", "a row of memory waits for a reset", {}),
+        ({GpuReadings.retired_pages_pending: 1.0}, "GpuRetiredPagesPending", "a page of memory waits for a reset", {}),
+        ({GpuReadings.memory_unrepairable: 1.0}, "GpuMemoryUnrepairable", "memory cannot be repaired", {}),
+        (
+            {GpuReadings.ecc_sram_threshold_exceeded: 1.0},
+            "GpuSramErrorsExceeded",
+            "too many errors of memory on the chip",
+            {},
+        ),
+        ({GpuReadings.reset_required: 1.0}, "GpuResetRequired", "the driver wants a reset", {}),
+        (
+            {GpuReadings.reset_required: 1.0, GpuReadings.recovery_action: {("gpu_reset",): 1.0, ("none",): 0.0}},
+            "GpuRecoveryNeeded",
+            "the driver wants it recovered: gpu reset",
+            {"action": "gpu_reset"},
+        ),
+        (
+            {GpuReadings.recovery_action: {("drain_p2p",): 1.0}},
+            "GpuDrainNeeded",
+            "the driver wants it recovered: drain p2p",
+            {"action": "drain_p2p"},
+        ),
+    ],
+)
+def test_readings_that_say_what_is_wrong(readings: Any, name: str, text: str, labels: dict[str, str]) -> None:
+    """What the driver says of a GPU's memory, and of what it needs, has the labels of the rule's result."""
+    ((found, occurrence),) = holding(poll(replace(gpu(0), readings=readings)))
+    assert (found, occurrence.text, occurrence.labels) == (name, text, {**OF_GPU, **labels})
+    well = {reading: 0.0 for reading in readings if reading is not GpuReadings.recovery_action}
+    assert holding(poll(replace(gpu(0), readings={**well, GpuReadings.recovery_action: {("none",): 1.0}}))) == []
+
+
+def test_leaks_that_will_end_a_run() -> None:
+    """They are alerts from an hour before the end, with the device or the host named."""
+    leak = Leak(GIB, GIB, TimeLeft(600.0, 500.0, 700.0))
+    leaking = replace(run(left=20), growth={"GPU-0": leak}, host_growth=leak)
+    device, host = holding(poll(gpu(0), runs=(leaking,)))
+    assert (device[0], device[1].labels) == ("RunOutOfMemoryExpected", {**OF_RUN, **OF_GPU})
+    assert device[1].text == "out of memory in about 10m00s (8m20s to 11m40s)"
+    assert (host[0], host[1].labels) == ("RunHostOutOfMemoryExpected", OF_RUN)
+    assert host[1].text == "out of host memory in about 10m00s (8m20s to 11m40s)"
+    late = replace(leak, left=TimeLeft(3600.0, 3500.0, 3700.0))
+    assert holding(poll(gpu(0), runs=(replace(leaking, growth={"GPU-0": late}, host_growth=late),))) == []
+
+
+def test_condition_that_another_implies() -> None:
+    """With the driver gone each GPU is down, and shown so, and there is one alert alone."""
+    silent = poll(LOST)
+    silent = replace(silent, snapshot=replace(silent.snapshot, fault="driver_not_loaded"))
+    assert [name for name, _occurrence in holding(silent)] == ["GpuDown", "GpuwardenDriverFault"]
+
+
 class Stage:
     """A condition that holds when the test says so, followed through seconds."""
 
@@ -176,7 +239,7 @@ class Stage:
             raise RuntimeError
         at = state.snapshot.time
         for number in range(self.count):
-            yield Occurrence(labels={"run_id": str(number)}, description=f"at {at:g}", since=at)
+            yield Occurrence(labels={"run_id": str(number)}, text="", description=f"at {at:g}", since=at)
 
     def see(self, at: float) -> tuple[list[Alert], list[Alert]]:
         """Let a poll be, seconds after the first."""
@@ -239,7 +302,7 @@ def test_many_of_one_severity_keep_out_no_graver_one(caplog: pytest.LogCaptureFi
     stage = Stage()
     stage.count = MAX_ALERTS + 1
     stage.see(0)
-    stage.besides = [Occurrence(labels={"run_id": "last"}, description="last", since=NOW)]
+    stage.besides = [Occurrence(labels={"run_id": "last"}, text="", description="last", since=NOW)]
     fires, _ended = stage.see(1)
     assert "last" in [each.description for each in fires]
     assert (len(fires), stage.evaluator.dropped) == (MAX_ALERTS + 1, 1)
@@ -254,6 +317,6 @@ def test_fault_of_a_condition_costs_its_alerts_alone(caplog: pytest.LogCaptureFi
     stage.count = -1
     assert stage.see(1) == stage.see(2) == (fires, [])
     assert stage.see(60) == ([], fires)
-    assert caplog.text.count("RunOutOfMemory meets an error of gpuwarden's own") == 1
+    assert caplog.text.count("the condition RunOutOfMemory meets an error of gpuwarden's own") == 1
     stage.count = 1
     assert len(stage.see(61)[0]) == 1

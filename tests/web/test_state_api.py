@@ -197,7 +197,8 @@ def test_box_is_as_bad_as_the_worst_of_it() -> None:
     ]
     assert answer(box(gpu(0)))["condition"] == "ok"
     assert "troubles" not in answer(box(gpu(0)))
-    assert answer(box())["condition"] == answer(box(replace(gpu(0), asked=False)))["condition"] == "unknown"
+    assert answer(box(replace(gpu(0), asked=False)))["condition"] == "unknown"
+    assert answer(box())["troubles"] == [{"level": "critical", "text": "knows of no GPU", "name": "the driver"}]
     gone = answer(replace(box(), snapshot=replace(snapshot(), fault="driver_not_loaded")))
     assert gone["condition"] == "critical"
     assert gone["troubles"] == [

@@ -11,7 +11,8 @@ from history import Clock, simulated
 from gpuwarden.config.schema import Config, ProcessesConfig
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.gpu.snapshot import XidCount
-from gpuwarden.health.problems import box_troubles, judge
+from gpuwarden.health.conditions import ConditionChecks
+from gpuwarden.health.status import box_status
 from gpuwarden.history.series import WINDOW_SECONDS
 from gpuwarden.host.host_reader import Host
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -56,8 +57,12 @@ def _least_headroom(state: State) -> float:
     return min((each.share for each in state.pressure.of_runs.values()), default=1.0)
 
 
+def _is_well(state: State) -> bool:
+    return not box_status(state, ConditionChecks().occurrences(state)).troubles
+
+
 SITUATIONS = (
-    Situation("healthy", _cool, lambda state, now: now > WINDOW_SECONDS and not box_troubles(judge(state))),
+    Situation("healthy", _cool, lambda state, now: now > WINDOW_SECONDS and _is_well(state)),
     Situation(
         "near-oom", _cool, lambda state, now: now > WINDOW_SECONDS and _least_headroom(state) < NEARLY_OUT, leaks=True
     ),

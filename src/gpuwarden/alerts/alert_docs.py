@@ -8,7 +8,7 @@ from gpuwarden.alerts import inhibition
 from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health import rule_settings
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import SUBJECT_LABELS, Condition, filled
 
 _INTRODUCTION = """\
@@ -47,7 +47,7 @@ def page() -> str:
     rows = "".join(
         f"| `{each.flag}` | {values[f'{each.name}.words']} | {each.meaning} |\n" for each in rule_settings.SETTINGS
     )
-    return f"{_INTRODUCTION}{rows}{''.join(_section(rule, values) for rule in CONDITIONS.values())}"
+    return f"{_INTRODUCTION}{rows}{''.join(_section(rule, values) for rule in ALERTS.values())}"
 
 
 def _section(rule: Condition, values: Mapping[str, str]) -> str:

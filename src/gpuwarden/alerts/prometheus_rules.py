@@ -139,6 +139,7 @@ def _groups(choices: Choices) -> Iterator[dict[str, Any]]:
         rules = [
             _record(rule, values) if isinstance(rule, RecordingRule) else _alert(rule, values, choices)
             for rule in group.rules
+            if rule.expr
         ]
         yield {
             "name": group.name,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
+from gpuwarden.health.conditions import ConditionChecks
 from gpuwarden.history.event_log import EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.metrics.exposition import OPENMETRICS, Exposition, MetricsPage, negotiate
@@ -44,6 +45,7 @@ class Routes:
         self._exposition = Exposition()
         self._series = HistorySeries()
         self._events = EventLog()
+        self._checks = ConditionChecks()
         self._history_json: tuple[int, bytes] = (-1, b"")  # with the number of its points
         self.state: State | None = None
         self._page: MetricsPage | None = None
@@ -127,7 +129,9 @@ class Routes:
         if self.state is None:
             return HttpResponse(503, _NO_PAGE)
         if self._state_json is None:
-            seen = StateInputs(self.state, self._series, self._events, self._user_name, self._socket, self._started)
+            seen = StateInputs(
+                self.state, self._series, self._events, self._user_name, self._socket, self._started, self._checks
+            )
             self._state_json = render_state(seen)
         return _json(self._state_json)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
 from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
-from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
+from gpuwarden.health.gpu_conditions import GPU_CONDITIONS, XID_CONDITIONS
 from gpuwarden.health.memory_conditions import DEVICE_MEMORY_CONDITIONS, RUN_MEMORY_CONDITIONS
-from gpuwarden.health.model import Condition, Occurrence
+from gpuwarden.health.model import Condition, Occurrence, Severity
 from gpuwarden.health.nvlink_conditions import NVLINK_CONDITIONS
 from gpuwarden.health.run_conditions import RUN_CONDITIONS
 from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
 from gpuwarden.state import State
+from gpuwarden.xid.codes import Severity as XidSeverity
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,19 @@ CONDITIONS: Mapping[str, Condition] = {
     )
     for condition in conditions
 }
-# Those that the daemon itself can evaluate; the others need a history, or another machine.
-CHECKED: tuple[Condition, ...] = tuple(condition for condition in CONDITIONS.values() if condition.check)
+ALERTS: Mapping[str, Condition] = {name: condition for name, condition in CONDITIONS.items() if condition.expr}
+# Those that the daemon itself evaluates; the others take a history, or another machine.
+CHECKED = tuple(condition for condition in CONDITIONS.values() if condition.check)
+
+
+def severity_of(name: str | None) -> Severity:
+    """Return the severity of a condition; info of what is none."""
+    return CONDITIONS[name].severity if name else "info"
+
+
+def xid_level(severity: XidSeverity) -> Severity:
+    """Return the severity of the condition of an XID, by that of its code."""
+    return severity_of(XID_CONDITIONS.get(severity))
 
 
 class ConditionChecks:
@@ -52,6 +64,8 @@ class ConditionChecks:
             except Exception:
                 if condition.name not in self._faulty:
                     self._faulty.add(condition.name)
-                    log.exception("the alert %s meets an error of gpuwarden's own, please report it", condition.name)
+                    log.exception(
+                        "the condition %s meets an error of gpuwarden's own, please report it", condition.name
+                    )
             for occurrence in found:
                 yield condition, occurrence

@@ -14,15 +14,17 @@ _NVML = {"collector": "nvml"}
 def _driver_fault(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
     if snapshot.fault is not None:
-        text = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the box can be read."
-        yield Occurrence(labels=_NVML, description=text, since=snapshot.time)
+        description = f"The NVIDIA driver does not answer ({snapshot.fault}): no GPU of the box can be read."
+        yield Occurrence(
+            labels=_NVML, text=f"does not answer: {snapshot.fault}", description=description, since=snapshot.time
+        )
 
 
 def _no_gpus(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
     if snapshot.asked and snapshot.fault is None and not snapshot.enumerated and not snapshot.asleep_count:
-        text = "The NVIDIA driver answers, and knows of no GPU in the box."
-        yield Occurrence(labels=_NVML, description=text, since=snapshot.time)
+        description = "The NVIDIA driver answers, and knows of no GPU in the box."
+        yield Occurrence(labels=_NVML, text="knows of no GPU", description=description, since=snapshot.time)
 
 
 DAEMON_CONDITIONS = (

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from gpuwarden.health.model import OUTLIVES_RESTART, Condition
+from collections.abc import Iterator
+from typing import Any
+
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Occurrence, gpu_text
+from gpuwarden.metrics.model import Metric
+from gpuwarden.state import State
+
+
+def _flag(reading: Metric[Any], text: str) -> Check:
+    """Return the check of a reading that is true where something is wrong with a GPU's memory."""
+
+    def check(state: State) -> Iterator[Occurrence]:
+        for gpu in state.snapshot.gpus:
+            if gpu.value(reading):
+                yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
+
+    return check
+
 
 ECC_CONDITIONS = (
     # Those since the driver loaded, as they grow: what the board has had in its life is no news.
@@ -51,6 +69,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="gpuwarden_gpu_ecc_sram_threshold_exceeded == 1",
+        check=_flag(GpuReadings.ecc_sram_threshold_exceeded, "too many errors of memory on the chip"),
         summary="A GPU's memory on the chip has had more errors than NVIDIA holds acceptable.",
         description="The memory on the chip of %{gpu} has had more errors than NVIDIA holds acceptable.%{users}",
         means=(
@@ -69,6 +88,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="gpuwarden_gpu_row_remap_pending == 1",
+        check=_flag(GpuReadings.row_remap_pending, "a row of memory waits for a reset"),
         summary="A GPU has to be reset for a bad row of its memory to be replaced.",
         description="A row of the memory of %{gpu} is bad and is replaced at its next reset.%{users}",
         means=(
@@ -88,6 +108,7 @@ ECC_CONDITIONS = (
         severity="critical",
         expr="gpuwarden_gpu_row_remap_failed == 1",
         keep=OUTLIVES_RESTART,
+        check=_flag(GpuReadings.row_remap_failed, "a row of memory could not be replaced"),
         summary="A bad row of a GPU's memory could not be replaced.",
         description=(
             "A bad row of the memory of %{gpu} could not be replaced; the GPU has to be taken out of service.%{users}"
@@ -124,6 +145,7 @@ ECC_CONDITIONS = (
         severity="critical",
         expr="gpuwarden_gpu_memory_unrepairable == 1",
         keep=OUTLIVES_RESTART,
+        check=_flag(GpuReadings.memory_unrepairable, "memory cannot be repaired"),
         summary="A GPU's memory has errors that cannot be repaired.",
         description="The memory of %{gpu} has errors that no spare row can stand in for.%{users}",
         means="The driver says that device memory cannot be repaired any more: errors will come back.",
@@ -151,6 +173,7 @@ ECC_CONDITIONS = (
         subject="gpu",
         severity="warning",
         expr="gpuwarden_gpu_retired_pages_pending == 1",
+        check=_flag(GpuReadings.retired_pages_pending, "a page of memory waits for a reset"),
         summary="A GPU has to be reset for a bad page of its memory to be taken out of use.",
         description="A page of the memory of %{gpu} is bad and is taken out of use at its next reset.%{users}",
         means=(

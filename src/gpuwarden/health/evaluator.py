@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health import rule_settings
-from gpuwarden.health.conditions import CHECKED, ConditionChecks
+from gpuwarden.health.conditions import ALERTS, ConditionChecks
 from gpuwarden.health.model import Alert, Condition, Key, filled
 from gpuwarden.state import State
 
@@ -37,7 +37,7 @@ class _Episode:
 class AlertEvaluator:
     """Follows conditions from poll to poll. `now` is monotonic."""
 
-    def __init__(self, conditions: Sequence[Condition] = CHECKED) -> None:
+    def __init__(self, conditions: Collection[Condition] = ALERTS.values()) -> None:
         self.dropped = 0  # alerts beyond MAX_ALERTS, each once
         self._checks = ConditionChecks(conditions)
         values = rule_settings.values()
@@ -50,7 +50,11 @@ class AlertEvaluator:
         """Evaluate a poll; return what fires now, and what has fired until the last poll and no longer does."""
         left_out: set[Key] = set()
         count = Counter(each.alert.condition.severity for each in self._episodes.values())
-        for condition, found in self._checks.occurrences(state):
+        occurrences = list(self._checks.occurrences(state))
+        holding = {condition.name for condition, _found in occurrences}
+        for condition, found in occurrences:
+            if condition.implied_by in holding:
+                continue
             alert = Alert(condition, found.labels, found.description, found.since, found.owner, found.last)
             key = alert.key
             episode = self._episodes.get(key)

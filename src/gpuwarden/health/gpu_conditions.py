@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpuwarden.config import thresholds
-from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Gpu, Snapshot
 from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Labels, Occurrence, ago_text, gpu_text
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 
 
 def _down(state: State) -> Iterator[Occurrence]:
-    if state.snapshot.fault is not None:
-        return  # GpuwardenDriverFault says so once
     for gpu in state.snapshot.gpus:
         if gpu.asked and not gpu.up:
-            text = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
-            yield Occurrence.of_gpu(state, gpu, text)
+            description = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
+            yield Occurrence.of_gpu(state, gpu, f"does not answer: {gpu.fault}", description)
 
 
 def _down_ending(labels: Labels, state: State) -> str | None:
@@ -35,8 +34,8 @@ def _missing(state: State) -> Iterator[Occurrence]:
     snapshot = state.snapshot
     count = _unidentified_count(snapshot)
     if snapshot.enumerated is not None and count > 0 and not snapshot.asleep_count:
-        text = f"{count} of the {snapshot.enumerated} GPUs that the driver enumerates could not be read at all so far."
-        yield Occurrence(labels={}, description=text, since=snapshot.time)
+        text = f"{count} of the {snapshot.enumerated} GPUs that the driver enumerates could not be read at all so far"
+        yield Occurrence(labels={}, text=text, description=f"{text}.", since=snapshot.time)
 
 
 def _unidentified_count(snapshot: Snapshot) -> int:
@@ -44,19 +43,54 @@ def _unidentified_count(snapshot: Snapshot) -> int:
     return (snapshot.enumerated or 0) - len(snapshot.gpus)
 
 
-def _xids(severity: Severity) -> Check:
+# The conditions of XIDs by the severity of their codes; those that programs cause are none.
+XID_CONDITIONS: Mapping[Severity, str] = {"page": "GpuXidCritical", "warn": "GpuXidWarning"}
+
+
+def _xids(name: str) -> Check:
     def check(state: State) -> Iterator[Occurrence]:
         for gpu in state.snapshot.gpus:
             for code, seen in gpu.xids.items():
                 xid = explain(code)
-                if xid.severity == severity and state.snapshot.time - seen.last < thresholds.XID_SECONDS:
-                    text = (
+                if (
+                    XID_CONDITIONS.get(xid.severity) == name
+                    and state.snapshot.time - seen.last < thresholds.XID_SECONDS
+                ):
+                    text = f"XID {code} {ago_text(state, seen.last)}"
+                    description = (
                         f"{gpu_text(gpu)} ({gpu.identity.uuid}) had XID {code} {ago_text(state, seen.last)}: "
                         f"{xid.meaning} {xid.action.value}"
                     )
-                    yield Occurrence.of_gpu(state, gpu, text, {"xid": str(code)}, happened=seen.last)
+                    yield Occurrence.of_gpu(state, gpu, text, description, {"xid": str(code)}, happened=seen.last)
 
     return check
+
+
+_URGENT_ACTIONS = ("gpu_reset", "bus_reset", "node_reboot", "system_reboot", "recover_imex_domain")
+
+
+def _recovery(*, urgent: bool) -> Check:
+    def check(state: State) -> Iterator[Occurrence]:
+        for gpu in state.snapshot.gpus:
+            for action in _recovery_actions(gpu):
+                if action != "none" and (action in _URGENT_ACTIONS) is urgent:
+                    text = f"the driver wants it recovered: {action.replace('_', ' ')}"
+                    description = f"The driver wants {gpu_text(gpu)} recovered: {action.replace('_', ' ')}."
+                    yield Occurrence.of_gpu(state, gpu, text, description, {"action": action})
+
+    return check
+
+
+def _recovery_actions(gpu: Gpu) -> list[str]:
+    reading = gpu.readings.get(GpuReadings.recovery_action)
+    return [labels[0] for labels, value in reading.items() if value] if isinstance(reading, Mapping) else []
+
+
+def _reset_required(state: State) -> Iterator[Occurrence]:
+    for gpu in state.snapshot.gpus:
+        if gpu.value(GpuReadings.reset_required) and GpuReadings.recovery_action not in gpu.readings:
+            description = f"The driver wants {gpu_text(gpu)} reset before it is used again."
+            yield Occurrence.of_gpu(state, gpu, "the driver wants a reset", description)
 
 
 GPU_CONDITIONS = (
@@ -74,6 +108,7 @@ GPU_CONDITIONS = (
         hold="30s",
         keep=OUTLIVES_RESTART,
         check=_down,
+        implied_by="GpuwardenDriverFault",
         ending=_down_ending,
         summary="A GPU does not answer.",
         description="%{gpu} does not answer the driver.%{late_users}",
@@ -135,7 +170,7 @@ GPU_CONDITIONS = (
               < %{xid_told.seconds}
         """,
         keep=OUTLIVES_RESTART,
-        check=_xids("page"),
+        check=_xids("GpuXidCritical"),
         event_seconds=thresholds.XID_SECONDS,
         summary="A GPU met a fault that takes it out of service.",
         description=(
@@ -170,7 +205,7 @@ GPU_CONDITIONS = (
             time() - gpuwarden_gpu_xid_last_event_timestamp_seconds{xid!~"%{xids.page}", xid!~"%{xids.info}"}
               < %{xid_told.seconds}
         """,
-        check=_xids("warn"),
+        check=_xids("GpuXidWarning"),
         event_seconds=thresholds.XID_SECONDS,
         summary="A GPU met a fault that is worth a look.",
         description=(
@@ -194,12 +229,13 @@ GPU_CONDITIONS = (
         name="GpuRecoveryNeeded",
         subject="gpu",
         severity="critical",
-        expr="""
-            gpuwarden_gpu_recovery_action{
-              action=~"gpu_reset|bus_reset|node_reboot|system_reboot|recover_imex_domain"
-            } == 1
+        expr=f"""
+            gpuwarden_gpu_recovery_action{{
+              action=~"{"|".join(_URGENT_ACTIONS)}"
+            }} == 1
         """,
         keep=OUTLIVES_RESTART,
+        check=_recovery(urgent=True),
         summary="The driver wants a GPU recovered before it is used again.",
         description=(
             '%{gpu} cannot be used on until it is recovered. {{ if match "reboot" $labels.action -}} Restart the '
@@ -223,11 +259,12 @@ GPU_CONDITIONS = (
         name="GpuDrainNeeded",
         subject="gpu",
         severity="warning",
-        expr="""
-            gpuwarden_gpu_recovery_action{
-              action!~"none|gpu_reset|bus_reset|node_reboot|system_reboot|recover_imex_domain"
-            } == 1
+        expr=f"""
+            gpuwarden_gpu_recovery_action{{
+              action!~"none|{"|".join(_URGENT_ACTIONS)}"
+            }} == 1
         """,
+        check=_recovery(urgent=False),
         summary="The driver wants a GPU to have no new work until it is recovered.",
         description=(
             '%{gpu} should get no new work. {{ if eq $labels.action "drain_p2p" -}} Stop the programs on it that '
@@ -257,6 +294,7 @@ GPU_CONDITIONS = (
             gpuwarden_gpu_recovery_action
         """,
         keep=OUTLIVES_RESTART,
+        check=_reset_required,
         summary="The driver wants a GPU reset before it is used again.",
         description=(
             "%{gpu} has to be reset. Stop what runs on it, or let it finish, and reset it (nvidia-smi --gpu-reset)."

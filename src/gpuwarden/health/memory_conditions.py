@@ -5,15 +5,77 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpuwarden.config import thresholds
-from gpuwarden.formatting import format_bytes, format_ratio
+from gpuwarden.formatting import format_bytes, format_forecast, format_ratio
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.health.model import Condition, Occurrence, ago_text, device_labels, gpu_text, run_text
-from gpuwarden.protocol.messages import ErrorKind
+from gpuwarden.health.model import (
+    PRESSURE_LEVELS,
+    Check,
+    Condition,
+    Occurrence,
+    ago_text,
+    device_labels,
+    gpu_text,
+    run_text,
+)
+from gpuwarden.protocol.messages import ErrorKind, Level
 from gpuwarden.state import State
 
 _SIZE = "(gpuwarden:device:memory_free_bytes + gpuwarden:device:memory_used_bytes)"
 
 _MEMORY: Mapping[ErrorKind, str] = {"device_oom": "device", "host_oom": "host"}
+
+
+def _run_pressure(level: Level) -> Check:
+    def check(state: State) -> Iterator[Occurrence]:
+        for run in state.runs:
+            for uuid in run.headroom if run.up else ():
+                pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
+                if pressure is not None and pressure.level == level:
+                    text = f"{format_ratio(pressure.share)} of memory left"
+                    yield Occurrence.of_run(state, run, text, f"{run_text(run)} has {text}.", {"uuid": uuid})
+
+    return check
+
+
+def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
+    devices = dict(_devices(state.snapshot))
+    for run in state.runs:
+        for uuid, growth in run.growth.items():
+            left = growth.left
+            if left is None or left.seconds >= thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS or uuid not in devices:
+                continue
+            when = f"out of memory {format_forecast(left.seconds, left.lower, left.upper)}"
+            gpu = devices[uuid]
+            description = f"{run_text(run)} leaks device memory: on {gpu_text(gpu)} it will be {when}."
+            yield Occurrence.of_run(state, run, when, description, device_labels(uuid, gpu))
+
+
+def _host_out_of_memory_expected(state: State) -> Iterator[Occurrence]:
+    for run in state.runs:
+        left = run.host_growth.left if run.host_growth else None
+        if left is not None and left.seconds < thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS:
+            when = f"out of host memory {format_forecast(left.seconds, left.lower, left.upper)}"
+            yield Occurrence.of_run(state, run, when, f"{run_text(run)} leaks host memory: it will be {when}.")
+
+
+def _gpu_pressure(level: Level) -> Check:
+    def check(state: State) -> Iterator[Occurrence]:
+        for uuid, gpu in _devices(state.snapshot):
+            if state.pressure.levels.get((uuid, "memory")) == level:
+                room = _least_headroom_text(uuid, state)
+                text = f"memory pressure {level}" + (f": {room}" if room else "")
+                yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
+
+    return check
+
+
+def _least_headroom_text(uuid: str, state: State) -> str:
+    """Return how much the run on a device can still allocate that is closest to out of memory."""
+    there = [each for (_run_id, of), each in state.pressure.of_runs.items() if of == uuid]
+    if not there:
+        return ""
+    tightest = min(there, key=lambda each: each.share)
+    return f"{format_bytes(tightest.headroom)} of headroom, {format_ratio(tightest.share)}"
 
 
 def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
@@ -32,6 +94,7 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
             yield Occurrence.of_run(
                 state,
                 run,
+                "",  # RunMemoryPressureCritical
                 f"{run_text(run)} can allocate only {format_bytes(memory.headroom)} more on {gpu_text(gpu)}, "
                 f"{format_ratio(memory.share)} of what it uses and could get{beside}.",
                 device_labels(uuid, gpu),
@@ -55,10 +118,25 @@ def _out_of_memory(state: State) -> Iterator[Occurrence]:
             error = next((each for each in reversed(run.errors) if each.error.kind == kind), None)
             why = f" {error.verdict.evidence} {error.verdict.next_step}" if error and error.verdict else ""
             description = f"{run_text(run)} ran out of {memory} memory {ago_text(state, at)}.{why}"
-            yield Occurrence.of_run(state, run, description, {"kind": kind}, happened=at)
+            text = f"{kind} {ago_text(state, at)}"
+            yield Occurrence.of_run(state, run, text, description, {"kind": kind}, happened=at)
 
 
 RUN_MEMORY_CONDITIONS = (
+    *(
+        Condition(
+            name=f"RunMemoryPressure{suffix}",
+            subject="run",
+            severity=severity,
+            check=_run_pressure(level),
+            summary="A training run has little device memory left.",
+            means=f"The run's memory pressure is *{level}* ([pressure.md](pressure.md)).",
+            look="the run's headroom, and at who else holds memory of its GPU.",
+            do="save a checkpoint; stop the neighbour, or restart the run with a smaller batch.",
+            wrong="the run fits tightly by design and never grows.",
+        )
+        for level, severity, suffix in PRESSURE_LEVELS
+    ),
     Condition(
         name="RunNearOutOfMemory",
         subject="run",
@@ -184,6 +262,7 @@ RUN_MEMORY_CONDITIONS = (
         expr="gpuwarden_run_seconds_to_oom < %{oom_expected.seconds}",
         names=("run", "gpu"),
         hold="30s",
+        check=_out_of_memory_expected,
         summary="A training run leaks device memory and will run out of it.",
         description=(
             "The device memory of run {{ $labels.run_name }} ({{ $labels.run_id }}) grows for good%{growth}; on GPU "
@@ -214,6 +293,7 @@ RUN_MEMORY_CONDITIONS = (
         severity="warning",
         expr="gpuwarden_run_seconds_to_host_oom < %{oom_expected.seconds}",
         hold="30s",
+        check=_host_out_of_memory_expected,
         summary="A training run leaks host memory and will run out of it.",
         description=(
             "The host memory of run {{ $labels.run_name }} ({{ $labels.run_id }}) on {{ $labels.instance }} grows for "
@@ -282,6 +362,21 @@ RUN_MEMORY_CONDITIONS = (
 )
 
 DEVICE_MEMORY_CONDITIONS = (
+    *(
+        Condition(
+            name=f"GpuMemoryPressure{suffix}",
+            subject="gpu",
+            severity=severity,
+            check=_gpu_pressure(level),
+            summary="A training run on a GPU has little device memory left.",
+            means=f"The memory pressure of the GPU, or of one of its MIG instances, is *{level}* "
+            "([pressure.md](pressure.md)).",
+            look="its runs, and at who else holds its memory.",
+            do="as for RunNearOutOfMemory.",
+            wrong="the run fits tightly by design and never grows.",
+        )
+        for level, severity, suffix in PRESSURE_LEVELS
+    ),
     # A process that reserves what it can get jumps and stays there. So the least in use of a window counts: a jump
     # raises it one window later, when memory in use rises no more. What climbs has been high up for two windows.
     Condition(

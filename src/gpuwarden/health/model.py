@@ -16,6 +16,7 @@ from typing import Literal
 from gpuwarden.formatting import format_elapsed
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.owners.owner_text import gpu_owner_text, process_owner_text
+from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
 
@@ -24,6 +25,13 @@ Subject = Literal["run", "gpu", "box"]
 Labels = Mapping[str, str]
 _NO_LABELS: Labels = {}
 Key = tuple[str, tuple[tuple[str, str], ...]]
+
+SEVERITY_RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "info": 2}
+# Levels of pressure that are conditions, with their severity and what the condition's name ends with.
+PRESSURE_LEVELS: tuple[tuple[Level, Severity, str], ...] = (
+    ("critical", "critical", "Critical"),
+    ("some", "warning", ""),
+)
 
 # Labels by which one subject of an alert is told from another, as one would silence it.
 SUBJECT_LABELS: Mapping[Subject, str] = {"run": "run_id", "gpu": "uuid", "box": "instance"}
@@ -39,12 +47,14 @@ _PLACE = re.compile(r"%\{([\w.]+)\}")
 class Occurrence:
     """A condition that holds at one poll, as its check reports it.
 
-    `labels` are those of the rule's result, without `job`, `instance` and `severity`. `description` has its numbers, in
-    one sentence for people; `owner` says who holds the memory or runs the run, in words, empty where that is unknown.
-    `since` is Unix time, and so is `last`: of an event, when it happened last.
+    `labels` are those of the rule's result, without `job`, `instance` and `severity`. `text` names it in a few words,
+    to stand next to its subject; it is empty where another condition says the same. `description` is a sentence, with
+    numbers; `owner` says who holds the memory or runs the run, in words, empty where that is unknown. `since` is Unix
+    time, and so is `last`: of an event, when it happened last.
     """
 
     labels: Labels
+    text: str
     description: str
     since: float
     owner: str = ""
@@ -55,6 +65,7 @@ class Occurrence:
         cls,
         state: State,
         run: RunSnapshot,
+        text: str,
         description: str,
         labels: Labels = _NO_LABELS,
         *,
@@ -64,6 +75,7 @@ class Occurrence:
         """Return one of a run with further labels: since this poll, since a time, or of an event at a time."""
         return cls(
             labels={"run_id": run.peer.run_id, "run_name": run.hello.name, **labels},
+            text=text,
             description=description,
             since=next(at for at in (happened, since, state.snapshot.time) if at is not None),
             owner=process_owner_text(state.owners, run.peer.pid, run.peer.uid),
@@ -75,6 +87,7 @@ class Occurrence:
         cls,
         state: State,
         gpu: Gpu,
+        text: str,
         description: str,
         labels: Labels = _NO_LABELS,
         *,
@@ -83,6 +96,7 @@ class Occurrence:
         """Return one of a GPU with further labels: since this poll, or of an event at a time."""
         return cls(
             labels={**device_labels(gpu.identity.uuid, gpu), **labels},
+            text=text,
             description=description,
             since=state.snapshot.time if happened is None else happened,
             owner=gpu_owner_text(state.owners, gpu),
@@ -98,15 +112,15 @@ Ending = Callable[[Labels, State], str | None]
 class Condition:
     """One thing that can be wrong with a run, a GPU or the box.
 
-    `expr` is the PromQL of its alert, which gives the labels `run_id` or `uuid`, by which `query` adds the names of the
-    subjects in `names`; None is the condition's own subject. `of_instances` says that its device may be a MIG instance
-    too, which only conditions of a `gpu` need to say.
+    `expr` is the PromQL of its alert, empty for a condition that is shown and has no alert. It gives the labels
+    `run_id` or `uuid`, by which `query` adds the names of the subjects in `names`; None is the condition's own subject.
+    `of_instances` says that its device may be a MIG instance too, which only conditions of a `gpu` need to say.
     `hold` and `keep` are durations in PromQL, or places for them: how long the condition has to hold before its alert
     fires, and how long that fires on afterwards (keep_firing_for).
-    `check` evaluates it against one poll: None where that takes a history, or another machine. `ending` returns how an
-    alert has ended whose condition no longer holds, empty where that needs no words; None while this poll cannot tell.
-    Of an event, which a daemon that restarts may not know, `event_seconds` is how long it is reported after it
-    happened.
+    `check` evaluates it against one poll: None where that takes a history, or another machine. While the condition
+    named `implied_by` holds, no alert is raised of this one. `ending` returns how an alert has ended whose condition no
+    longer holds, empty where that needs no words; None while this poll cannot tell. Of an event, which a daemon that
+    restarts may not know, `event_seconds` is how long it is reported after it happened.
     `summary` is constant, `description` a template of Prometheus'. The rest is for the docs, in Markdown: `told` says
     for how long the alert fires where that is not as long as its condition holds; `means` what it is; `look` and `do`
     what to look at and do; `wrong` when it is wrong, and what to do then.
@@ -115,14 +129,15 @@ class Condition:
     name: str
     subject: Subject
     severity: Severity
-    expr: str
+    expr: str = ""
     hold: str = ""
     keep: str = ""
     check: Check | None = None
+    implied_by: str = ""
     ending: Ending | None = None
     event_seconds: float | None = None
     summary: str
-    description: str
+    description: str = ""
     told: str = ""
     means: str
     look: str

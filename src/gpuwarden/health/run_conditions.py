@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_elapsed
@@ -11,26 +11,20 @@ from gpuwarden.host import procfs
 from gpuwarden.runs.outcome import Outcome
 from gpuwarden.state import State
 
-# By the run's own series, each run an alert, which fires on when they are forgotten; by the daemon's counter for deaths
-# whose run was never scraped.
-_ENDED = """
-    (gpuwarden_run_outcome{outcome=~"OUTCOMES"} == 1)
-      %{of_run}
-      or on (cluster, job, instance, outcome)
-    (
-      increase(gpuwarden_runs_ended_total{outcome=~"OUTCOMES"}[%{died_told}]) > 0
-        unless on (cluster, job, instance, outcome)
-      last_over_time(gpuwarden_run_outcome[%{died_told}]) == 1
-    )
-"""
 _ENDED_SAID = (
     "{{ if $labels.run_id }}Run {{ $labels.run_name }} ({{ $labels.run_id }}){{ else }}A training run{{ end }} of "
     "{{ $labels.instance }} ended as {{ $labels.outcome }}.%{owner_lately}"
 )
 _ENDED_TOLD = "a run is forgotten `runs.expiry` after its end"
 
-_DEATHS: tuple[Outcome, ...] = ("failed", "oom_killed", "aborted", "crashed")
-_KILLS: tuple[Outcome, ...] = ("killed",)
+# The conditions of runs that ended, by outcome; one that finished, or of which no more is known, is none.
+END_CONDITIONS: Mapping[Outcome, str] = {
+    "failed": "RunDied",
+    "oom_killed": "RunDied",
+    "aborted": "RunDied",
+    "crashed": "RunDied",
+    "killed": "RunKilled",
+}
 
 
 def _stalled(state: State) -> Iterator[Occurrence]:
@@ -39,6 +33,7 @@ def _stalled(state: State) -> Iterator[Occurrence]:
             yield Occurrence.of_run(
                 state,
                 run,
+                f"no step for {format_elapsed(run.stall.seconds)} ({run.stall.cause})",
                 f"{run_text(run)} has made no step for {format_elapsed(run.stall.seconds)}, much longer than its "
                 "steps take; "
                 f"what it does instead: {run.stall.cause}.",
@@ -57,15 +52,32 @@ def _stall_ending(labels: Labels, state: State) -> str | None:
     return None
 
 
-def _ended(outcomes: tuple[Outcome, ...]) -> Check:
+def _ended(name: str) -> Check:
     def check(state: State) -> Iterator[Occurrence]:
         for run in state.runs:
             end = run.ending
-            if end is not None and end.settled and end.outcome in outcomes:
+            if end is not None and end.settled and END_CONDITIONS.get(end.outcome) == name:
                 description = f"{run_text(run)} ended as {end.outcome} {ago_text(state, end.at)}: {end.evidence}."
-                yield Occurrence.of_run(state, run, description, {"outcome": end.outcome}, happened=end.at)
+                text = f"{end.outcome.replace('_', ' ')} {ago_text(state, end.at)}"
+                yield Occurrence.of_run(state, run, text, description, {"outcome": end.outcome}, happened=end.at)
 
     return check
+
+
+# By the run's own series, each run an alert, which fires on when they are forgotten; by the daemon's counter for deaths
+# whose run was never scraped.
+def _ended_expr(name: str) -> str:
+    outcomes = "|".join(outcome for outcome, condition in END_CONDITIONS.items() if condition == name)
+    return f"""
+        (gpuwarden_run_outcome{{outcome=~"{outcomes}"}} == 1)
+          %{{of_run}}
+          or on (cluster, job, instance, outcome)
+        (
+          increase(gpuwarden_runs_ended_total{{outcome=~"{outcomes}"}}[%{{died_told}}]) > 0
+            unless on (cluster, job, instance, outcome)
+          last_over_time(gpuwarden_run_outcome[%{{died_told}}]) == 1
+        )
+    """
 
 
 RUN_CONDITIONS = (
@@ -104,10 +116,10 @@ RUN_CONDITIONS = (
         name="RunDied",
         subject="run",
         severity="warning",
-        expr=_ENDED.replace("OUTCOMES", "failed|oom_killed|aborted|crashed"),
+        expr=_ended_expr("RunDied"),
         names=(),
         keep="%{died_told}",
-        check=_ended(_DEATHS),
+        check=_ended("RunDied"),
         event_seconds=thresholds.DIED_SECONDS,
         summary="A training run ended before it was finished.",
         description=_ENDED_SAID,
@@ -132,10 +144,10 @@ RUN_CONDITIONS = (
         name="RunKilled",
         subject="run",
         severity="info",
-        expr=_ENDED.replace("OUTCOMES", "killed"),
+        expr=_ended_expr("RunKilled"),
         names=(),
         keep="%{died_told}",
-        check=_ended(_KILLS),
+        check=_ended("RunKilled"),
         event_seconds=thresholds.DIED_SECONDS,
         summary="A training run was ended by a signal.",
         description=_ENDED_SAID,

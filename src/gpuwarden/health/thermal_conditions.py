@@ -5,19 +5,77 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.health.model import OUTLIVES_RESTART, Condition, Occurrence, gpu_text
+from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.health.model import OUTLIVES_RESTART, PRESSURE_LEVELS, Check, Condition, Occurrence, gpu_text
+from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
+
+_SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown", "reliability")
 
 
 def _near_slowdown(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)
         if margin is not None and margin <= state.pressure.limits.thermal_some:
-            text = f"{gpu_text(gpu)} is {margin:.0f} °C below the temperature at which it slows itself down."
-            yield Occurrence.of_gpu(state, gpu, text)
+            description = f"{gpu_text(gpu)} is {margin:.0f} °C below the temperature at which it slows itself down."
+            yield Occurrence.of_gpu(state, gpu, "", description)  # GpuThermalPressure
+
+
+def _pressure(level: Level) -> Check:
+    def check(state: State) -> Iterator[Occurrence]:
+        for gpu in state.snapshot.gpus:
+            if state.pressure.levels.get((gpu.identity.uuid, "thermal")) == level:
+                heat = _heat_text(gpu)
+                text = f"thermal pressure {level}" + (f": {heat}" if heat else "")
+                yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
+
+    return check
+
+
+def _heat_text(gpu: Gpu) -> str:
+    """Return how hot a GPU is, and how far that is from where it slows itself down."""
+    core = gpu.value(GpuReadings.temperature_celsius, "core")
+    margin = gpu.value(GpuReadings.temperature_margin_celsius)
+    texts = [] if core is None else [f"{core:.0f} °C"]
+    if margin is not None:
+        texts.append(f"{abs(margin):.0f} °C {'below' if margin >= 0 else 'above'} slowdown")
+    return ", ".join(texts)
+
+
+def _slowed(state: State) -> Iterator[Occurrence]:
+    for gpu in state.snapshot.gpus:
+        if reasons := [reason for reason in _SLOWED if gpu.value(GpuReadings.clock_event_active, reason)]:
+            text = f"slowed down: {', '.join(reasons)}"
+            yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 
 
 THERMAL_CONDITIONS = (
+    *(
+        Condition(
+            name=f"GpuThermalPressure{suffix}",
+            subject="gpu",
+            severity=severity,
+            check=_pressure(level),
+            summary="A GPU is close to the end of its cooling.",
+            means=f"The thermal pressure of the GPU is *{level}* ([pressure.md](pressure.md)).",
+            look="as for GpuNearThermalSlowdown.",
+            do="as for GpuNearThermalSlowdown.",
+            wrong="the device is built to run at its limit.",
+        )
+        for level, severity, suffix in PRESSURE_LEVELS
+    ),
+    Condition(
+        name="GpuSlowed",
+        subject="gpu",
+        severity="warning",
+        check=_slowed,
+        summary="A GPU runs slower than it could.",
+        means="At this poll heat, the power brake or a fault holds the clocks of the GPU down.",
+        look="the clock event reasons; GpuHardwareThermalSlowdown, GpuSoftwareThermalSlowdown and GpuPowerBrake say "
+        "what each means, and fire where it goes on.",
+        do="clear the air flow, check fans, filters and power supplies.",
+        wrong="it lasts for moments only.",
+    ),
     Condition(
         name="GpuNearThermalSlowdown",
         subject="gpu",

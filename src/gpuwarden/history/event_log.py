@@ -9,21 +9,22 @@ from typing import Annotated, Literal, get_args
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
+from gpuwarden.health.conditions import severity_of, xid_level
+from gpuwarden.health.model import PRESSURE_LEVELS, Severity
+from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import Level
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
-from gpuwarden.xid.codes import Severity, explain
+from gpuwarden.xid.codes import explain
 
 MAX_EVENTS = 50
 MAX_TEXT = 300  # characters
 
 EventKind = Literal["xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory"]
-Grade = Literal["info", "warning", "critical"]
 
-_BY_SEVERITY: Mapping[Severity, Grade] = {"info": "info", "warn": "warning", "page": "critical"}
-_BY_LEVEL: Mapping[Level, Grade] = {"none": "info", "some": "warning", "critical": "critical"}
+_OF_PRESSURE: Mapping[Level, Severity] = {level: severity for level, severity, _suffix in PRESSURE_LEVELS}
 _OOM = ("device_oom", "host_oom")
 
 
@@ -33,7 +34,7 @@ class Event:
 
     timestamp_seconds: Annotated[float, "When, in Unix time."]
     kind: Annotated[EventKind, f"One of {', '.join(get_args(EventKind))}."]
-    level: Annotated[Grade, "info, warning or critical."]
+    level: Annotated[Severity, "info, warning or critical."]
     text: Annotated[str, "What it was, in a sentence."]
     uuid: Annotated[str | None, "The GPU or MIG instance that it is about."] = None
     run_id: Annotated[str | None, "The run that it is about."] = None
@@ -88,7 +89,7 @@ class EventLog:
         if fault != self._driver_fault:
             at = state.snapshot.time
             if fault is not None:
-                yield Event(at, "driver", "critical", f"the driver does not answer: {fault}")
+                yield Event(at, "driver", severity_of("GpuwardenDriverFault"), f"the driver does not answer: {fault}")
             else:
                 yield Event(at, "driver", "info", "the driver answers again")
         self._driver_fault = fault
@@ -98,7 +99,7 @@ class EventLog:
         if gpu.fault != self._faults.get(uuid):
             name = f"GPU {gpu.identity.index}"
             if gpu.fault is not None:
-                yield Event(now, "gpu", "critical", f"{name} does not answer: {gpu.fault}", uuid)
+                yield Event(now, "gpu", severity_of("GpuDown"), f"{name} does not answer: {gpu.fault}", uuid)
             else:
                 yield Event(now, "gpu", "info", f"{name} answers again" if gpu.up else f"{name} is left alone", uuid)
         self._faults[uuid] = gpu.fault
@@ -108,7 +109,7 @@ class EventLog:
                 if now - count.last < thresholds.XID_SECONDS:  # the kernel log tells of older ones at the start
                     xid = explain(code)
                     text = f"GPU {gpu.identity.index} had XID {code}: {xid.meaning} {xid.action.value}"
-                    yield Event(count.last, "xid", _BY_SEVERITY[xid.severity], text[:MAX_TEXT], uuid)
+                    yield Event(count.last, "xid", xid_level(xid.severity), text[:MAX_TEXT], uuid)
 
     def _of_pressure(self, state: State) -> Iterator[Event]:
         before, self._levels = self._levels, dict(state.pressure.levels)
@@ -118,7 +119,7 @@ class EventLog:
                 gpu = state.snapshot.gpu_with(uuid)
                 name = f"GPU {gpu.identity.index}" if gpu else uuid
                 text = f"{resource} pressure on {name}: {level}" + ("" if was == "none" else f", it was {was}")
-                yield Event(state.snapshot.time, "pressure", _BY_LEVEL[level], text, uuid)
+                yield Event(state.snapshot.time, "pressure", _OF_PRESSURE.get(level, "info"), text, uuid)
 
     def _of_run(self, run: RunSnapshot, now: float) -> Iterator[Event]:
         run_id, name = run.peer.run_id, run.hello.name
@@ -130,14 +131,14 @@ class EventLog:
             known.stalls = run.stalls
             if run.stall is not None:
                 text = f"run {name} has made no step for {run.stall.seconds:.0f} s ({run.stall.cause})"
-                yield Event(now, "stall", "warning", text, run_id=run_id)
+                yield Event(now, "stall", severity_of("RunStalled"), text, run_id=run_id)
         if run.errors:
             yield from self._of_errors(run, known)
         ending = run.ending if run.ending is not None and run.ending.settled else None
         if ending is not None and ending != known.ending:
-            bad = ending.outcome not in ("finished", "unknown")
+            severity = severity_of(END_CONDITIONS.get(ending.outcome))
             text = f"run {name} ended: {ending.outcome.replace('_', ' ')} ({ending.evidence})"
-            yield Event(ending.at, "run_ended", "warning" if bad else "info", text[:MAX_TEXT], run_id=run_id)
+            yield Event(ending.at, "run_ended", severity, text[:MAX_TEXT], run_id=run_id)
         known.ending = ending
 
     def _of_errors(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
@@ -147,5 +148,7 @@ class EventLog:
                 where = "device" if seen.error.kind == "device_oom" else "host"
                 text = f"run {run.hello.name} is out of {where} memory{why}"
                 uuid = next(iter(run.ooms), None) if where == "device" else None
-                yield Event(seen.at, "out_of_memory", "critical", text[:MAX_TEXT], uuid, run.peer.run_id)
+                yield Event(
+                    seen.at, "out_of_memory", severity_of("RunOutOfMemory"), text[:MAX_TEXT], uuid, run.peer.run_id
+                )
         known.errors = frozenset(seen.at for seen in run.errors)

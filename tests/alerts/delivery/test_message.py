@@ -18,7 +18,7 @@ from gpuwarden.alerts.delivery.message import (
     texts,
     what_to_do,
 )
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import Alert
 
 DOCS = "https://ops.example.com/docs"
@@ -154,7 +154,7 @@ def test_every_rule_can_be_told() -> None:
     """What to do and what it means have no marks of Markdown left, no open place, and no pointer at another alert."""
     offenders = [
         (name, said)
-        for name, rule in CONDITIONS.items()
+        for name, rule in ALERTS.items()
         for text in (what_to_do(rule), texts(rule.means))
         for said in [plain(text, "docs")]
         if re.search(r"[`*\[\]]|%\{|\]\(|^As for", said) or not (said[0].isupper() or text.startswith("`"))

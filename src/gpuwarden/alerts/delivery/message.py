@@ -14,7 +14,7 @@ from functools import cache
 
 from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import Alert, Condition, filled
+from gpuwarden.health.model import SEVERITY_RANK, Alert, Condition, filled
 
 MAX_LISTED = 12  # alerts that one message describes each; of the rest it names the subjects
 MAX_TITLE_CHARS = 160  # characters, as are the others
@@ -23,8 +23,6 @@ MAX_OWNER_CHARS = 160
 MAX_DESCRIPTION_CHARS = 400
 MAX_REST_CHARS = 400
 MAX_TEXT_CHARS = 12000
-
-RANK = {"critical": 0, "warning": 1, "info": 2}
 
 _WHAT = {"xid": "XID ", "kind": "", "outcome": ""}  # labels, and what is said before their values
 _AS_FOR = re.compile(r"as for (\w+)")  # a rule that has another's text
@@ -64,7 +62,7 @@ class Message:
     @property
     def severity(self) -> str:
         """Severity of the gravest alert; empty where none fires."""
-        return min((each.alert.condition.severity for each in self.firing), key=RANK.__getitem__, default="")
+        return min((each.alert.condition.severity for each in self.firing), key=SEVERITY_RANK.__getitem__, default="")
 
     @property
     def title(self) -> str:
@@ -226,6 +224,6 @@ def _fairly(notifications: Iterable[Notification]) -> list[Notification]:
     ranked = []
     for each in ordered:
         name = each.alert.name
-        ranked.append(((RANK[each.alert.condition.severity], seen[name]), each))
+        ranked.append(((SEVERITY_RANK[each.alert.condition.severity], seen[name]), each))
         seen[name] += 1
     return [each for _rank, each in sorted(ranked, key=lambda pair: pair[0])]

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuwarden.alerts.delivery.message import RANK, Notification
+from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.alerts.inhibition import hidden
-from gpuwarden.health.model import Alert, Key
+from gpuwarden.health.model import SEVERITY_RANK, Alert, Key
 
 MAX_ALERTS = 2000  # of each severity; further ones are dropped and counted
 RESTORED_SECONDS = 15.0  # until an alert of an earlier daemon that does not fire counts as gone
@@ -93,7 +93,10 @@ class Queue:
                 self._entries[alert.key].alert = alert
 
     def _concerns(self, alert: Alert) -> bool:
-        return RANK[alert.condition.severity] <= RANK[self._policy.min_severity] and alert.name not in self._policy.mute
+        return (
+            SEVERITY_RANK[alert.condition.severity] <= SEVERITY_RANK[self._policy.min_severity]
+            and alert.name not in self._policy.mute
+        )
 
     def expire(self, now: float) -> None:
         """Drop what has been gone for too long to be worth a message; called after a failed delivery."""

@@ -7,7 +7,7 @@ import os
 
 from gpuwarden.config.schema import Config, load
 from gpuwarden.daemon import log_setup
-from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.conditions import ALERTS
 
 _FLAGS = {
     "source": "--source",
@@ -29,6 +29,6 @@ def load_config(parsed: argparse.Namespace) -> Config:
         value = getattr(parsed, flag.removeprefix("--"), None)
         if value is not None:
             overrides[key], origin[key] = value, flag
-    config = load(parsed.config, overrides, origin, CONDITIONS.keys())
+    config = load(parsed.config, overrides, origin, ALERTS.keys())
     log_setup.configure(config.log.level)
     return config

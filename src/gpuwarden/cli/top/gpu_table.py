@@ -15,9 +15,8 @@ from gpuwarden.cli.top.style import (
     STYLES,
     Column,
     bar,
-    by_margin,
-    by_share,
     mark,
+    pressure_style,
     said,
     table,
     text,
@@ -78,11 +77,11 @@ def _row(gpu: ApiObject, run_names: Mapping[str, str], drawn: int) -> list[Text]
         what = f"does not answer: {gpu.text('fault')}" if gpu.text("fault") else _NO_READINGS.get(status, status)
         nothing = [said(None, str)] * 5
         return [*head, Text(""), *nothing, text(what, style), said(None, str), name]
-    share, margin = by_share(gpu.number("headroom_ratio")), by_margin(gpu.number("temperature_margin_celsius"))
+    memory, heat = (pressure_style(gpu.part("pressure").text(resource)) for resource in ("memory", "thermal"))
     return [
         *head,
-        *_memory(gpu, share, drawn),
-        said(gpu.part("temperature_celsius").number("core"), lambda core: _temperature(core, gpu), margin),
+        *_memory(gpu, memory, drawn),
+        said(gpu.part("temperature_celsius").number("core"), lambda core: _temperature(core, gpu), heat),
         said(gpu.number("utilization_ratio"), lambda ratio: f"{ratio * 100:.0f} %"),
         said(gpu.number("power_usage_watts"), lambda watts: _power(watts, gpu)),
         text(_owner(gpu, run_names)),
@@ -96,7 +95,7 @@ def _instance(gpu: ApiObject, instance: ApiObject, run_names: Mapping[str, str],
     return [
         Text(""),
         Text(place_of(gpu, instance), "dim"),
-        *_memory(instance, by_share(instance.number("headroom_ratio")), drawn),
+        *_memory(instance, pressure_style(instance.part("pressure").text("memory")), drawn),
         *([Text("")] * 3),
         text(f"MIG {instance.text('profile')} {run_names.get(run, run)}".rstrip()),
     ]

@@ -13,7 +13,6 @@ from gpuwarden.cli.top.gpu_table import BROADEST, gpu_lines, gpu_table, place_of
 from gpuwarden.cli.top.run_table import run_table
 from gpuwarden.cli.top.state_reader import ApiObject
 from gpuwarden.cli.top.style import RANK, STYLES, Column, mark, table, text
-from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_bytes, format_elapsed
 
 MAX_TROUBLES = 6
@@ -106,8 +105,8 @@ def _warnings(box: ApiObject, now: float) -> Iterator[Text]:
     until = daemon.number("paused_until_timestamp_seconds")
     if until is not None:
         yield Text(f"Paused until {_clock(until)}: no GPU is read. gpuwarden resume ends it.", STYLES["warning"])
-    stale = box.part("thresholds").number("poll_stale_seconds") or thresholds.STALE_POLL_SECONDS
-    if polled is not None and now - polled > stale:
+    stale = box.part("thresholds").number("poll_stale_seconds")
+    if polled is not None and stale is not None and now - polled > stale:
         yield Text(f"The last poll was {format_elapsed(now - polled)} ago.", STYLES["critical"])
 
 

@@ -10,11 +10,8 @@ from rich.text import Text
 
 from gpuwarden.cli.top.gpu_table import BROAD, BROADEST
 from gpuwarden.cli.top.state_reader import ApiObject
-from gpuwarden.cli.top.style import STYLES, Column, by_share, by_time, mark, said, table, text
-from gpuwarden.config import thresholds
+from gpuwarden.cli.top.style import STYLES, Column, mark, pressure_style, said, table, text
 from gpuwarden.formatting import format_bytes, format_elapsed
-
-_LEVELS: Mapping[str, str] = {"none": "dim", "some": STYLES["warning"], "critical": STYLES["critical"]}
 
 
 def run_table(runs: Sequence[ApiObject], places: Mapping[str, str], width: int) -> Table:
@@ -49,6 +46,7 @@ def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:
     left = [each for device in devices if (each := device.number("seconds_to_oom")) is not None]
     in_use = [each for device in devices if (each := device.number("memory_in_use_bytes")) is not None]
     pressure = tight.text("pressure")
+    style = pressure_style(pressure)
     return [
         mark(condition),
         text(run.text("name"), STYLES.get(condition, "") if condition != "ok" else "" if up else "dim"),
@@ -56,10 +54,10 @@ def _row(run: ApiObject, places: Mapping[str, str]) -> list[Text]:
         _doing(run, up=up),
         said(run.number("steps_per_second"), _pace),
         said(sum(in_use) if in_use else None, format_bytes),
-        said(tight.number("headroom_bytes"), format_bytes, by_share(tight.number("headroom_ratio"))),
-        said(min(left), format_elapsed, by_time(min(left))) if left else Text("-", "dim"),
-        said(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %", _waits(run)),
-        text(pressure or "-", _LEVELS.get(pressure, "dim")),
+        said(tight.number("headroom_bytes"), format_bytes, style),
+        said(min(left), format_elapsed, style) if left else Text("-", "dim"),
+        said(run.number("input_wait_ratio"), lambda share: f"{share * 100:.0f} %"),
+        text(pressure or "-", style or "dim"),
         said(run.number("steps"), lambda count: f"{count:.0f}"),
         said(run.number("epoch"), lambda count: f"{count:.0f}"),
         text(run.text("user")),
@@ -82,16 +80,11 @@ def _doing(run: ApiObject, *, up: bool) -> Text:
     """Say what it does, or how it ended."""
     if not up:
         outcome = run.text("outcome") or "ended"
-        good = outcome in ("finished", "ended", "unknown")
-        return text(outcome.replace("oom_killed", "oom"), "dim" if good else STYLES["critical"])
+        condition = run.text("condition")
+        return text(outcome.replace("oom_killed", "oom"), "dim" if condition == "ok" else STYLES.get(condition, ""))
     if run.part("stall"):
         return Text("stalled", STYLES["warning"])
     return text(run.text("phase") or "-")
-
-
-def _waits(run: ApiObject) -> str:
-    share = run.number("input_wait_ratio")
-    return STYLES["warning"] if share is not None and share >= thresholds.INPUT_BOUND else ""
 
 
 def _pace(steps: float) -> str:

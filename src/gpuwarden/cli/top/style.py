@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from gpuwarden.config import thresholds
-
 STYLES: Mapping[str, str] = {"ok": "green", "warning": "yellow", "critical": "bold red", "unknown": "dim"}
 RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
 IN_USE, HELD, FREE = "█▒░"
+_PRESSURE_STYLES: Mapping[str, str] = {
+    "none": STYLES["ok"],
+    "some": STYLES["warning"],
+    "critical": STYLES["critical"],
+}
 _MARKS: Mapping[str, str] = {"critical": "✖", "warning": "▲"}
 
 
@@ -55,27 +58,9 @@ def table(*columns: Column) -> Table:
     return made
 
 
-def by_share(share: float | None) -> str:
-    """Color memory by the part of it that can still be allocated."""
-    if share is None:
-        return ""
-    if share <= thresholds.NEAR_OUT_OF_MEMORY:
-        return STYLES["critical"]
-    return STYLES["warning"] if share <= thresholds.LITTLE_MEMORY else STYLES["ok"]
-
-
-def by_margin(margin: float | None) -> str:
-    """Color a temperature by the degrees left before the device slows itself down."""
-    if margin is None or margin > thresholds.NEAR_SLOWDOWN:
-        return ""
-    return STYLES["critical"] if margin <= thresholds.SLOWDOWN else STYLES["warning"]
-
-
-def by_time(seconds: float) -> str:
-    """Color the time to out-of-memory."""
-    if seconds <= thresholds.OUT_OF_MEMORY_SOON_SECONDS:
-        return STYLES["critical"]
-    return STYLES["warning"] if seconds <= thresholds.OUT_OF_MEMORY_AHEAD_SECONDS else ""
+def pressure_style(level: str) -> str:
+    """Return the style of what is under pressure; none where the level is unknown."""
+    return _PRESSURE_STYLES.get(level, "")
 
 
 def bar(width: int, size: float | None, in_use: float | None, used: float | None, style: str) -> Text:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Gpu, MigInstance
-from gpuwarden.health.problems import Judged, Trouble, gravest
+from gpuwarden.health.conditions import xid_level
+from gpuwarden.health.status import BoxStatus, Trouble, worst
 from gpuwarden.nvml.troubleshooting import gpu_advice
 from gpuwarden.owners.kinds import NAMES
 from gpuwarden.protocol.messages import RESOURCES
@@ -40,6 +41,7 @@ class XidDocument:
     meaning: Annotated[str, "What it means."]
     action: Annotated[str, "What to do."]
     severity: Annotated[str, "page, warn or info."]
+    level: Annotated[str, "critical, warning or info: the same, as in the alerts."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +127,12 @@ class GpuDocument:
 # fmt: on
 
 
-def gpu_documents(judged: Judged) -> list[GpuDocument]:
+def gpu_documents(status: BoxStatus) -> list[GpuDocument]:
     """Return the GPUs of a poll."""
-    state = judged.state
+    state = status.state
     memory = _memory_by_device(state.runs)
     owners = _owners(state)
-    return [_gpu(gpu, troubles, state, memory, owners.get(gpu.identity.uuid, ())) for gpu, troubles in judged.gpus]
+    return [_gpu(gpu, troubles, state, memory, owners.get(gpu.identity.uuid, ())) for gpu, troubles in status.gpus]
 
 
 def _gpu(
@@ -154,7 +156,7 @@ def _gpu(
         status=_status(gpu, state),
         fault=gpu.fault,
         fault_advice=gpu_advice(gpu.fault) if gpu.fault else None,
-        condition=gravest(troubles) if gpu.asked else "unknown",
+        condition=worst(troubles) if gpu.asked else "unknown",
         troubles=troubles,
         last_success_timestamp_seconds=gpu.last_success,
         clock_event_reasons=[labels[0] for labels, on in events.items() if on] if isinstance(events, Mapping) else (),
@@ -224,7 +226,7 @@ def _xids(gpu: Gpu, now: float) -> list[XidDocument]:
     recent = [(code, each) for code, each in gpu.xids.items() if now - each.last < thresholds.XID_SECONDS]
     recent.sort(key=lambda pair: -pair[1].last)
     return [
-        XidDocument(code, each.count, each.last, xid.meaning, xid.action.value, xid.severity)
+        XidDocument(code, each.count, each.last, xid.meaning, xid.action.value, xid.severity, xid_level(xid.severity))
         for code, each in recent
         for xid in (explain(code),)
     ]

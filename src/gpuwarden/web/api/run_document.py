@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.health.problems import GRAVITIES, Judged, Trouble, gravest
+from gpuwarden.health.status import HEALTH_RANK, BoxStatus, Trouble, worst
 from gpuwarden.protocol.messages import Report
 from gpuwarden.runs.run_snapshot import RunSnapshot
 from gpuwarden.state import State
@@ -104,14 +104,14 @@ class RunDocument:
 
 
 def run_documents(
-    judged: Judged, user_name: Callable[[int], str], pace: Callable[[str], float | None]
+    status: BoxStatus, user_name: Callable[[int], str], pace: Callable[[str], float | None]
 ) -> tuple[list[RunDocument], int]:
     """Return the runs of a poll, those that go on first, then the worst, then the newest; and how many are left out.
 
     `pace` returns the steps a second of a run by its id.
     """
-    ordered = sorted(judged.runs, key=lambda each: (not each[0].up, -GRAVITIES.index(gravest(each[1])), -each[0].began))
-    chosen = [_run(run, troubles, judged.state, user_name, pace) for run, troubles in ordered[:MAX_RUNS]]
+    ordered = sorted(status.runs, key=lambda each: (not each[0].up, HEALTH_RANK[worst(each[1])], -each[0].began))
+    chosen = [_run(run, troubles, status.state, user_name, pace) for run, troubles in ordered[:MAX_RUNS]]
     return chosen, len(ordered) - len(chosen)
 
 
@@ -132,7 +132,7 @@ def _run(
         framework=hello.framework,
         up=run.up,
         current=run.current,
-        condition=gravest(troubles),
+        condition=worst(troubles),
         troubles=troubles,
         receipt=f"/api/v1/runs/{quote(peer.run_id, safe='')}",
         pid=peer.pid,

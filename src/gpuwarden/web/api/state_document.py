@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from os import uname
 from pathlib import Path
 from typing import Annotated
 
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess
-from gpuwarden.health.problems import Trouble, box_condition, box_troubles, judge
+from gpuwarden.health.conditions import ConditionChecks
+from gpuwarden.health.status import Trouble, box_status
 from gpuwarden.history.event_log import MAX_EVENTS, Event, EventLog
 from gpuwarden.history.series import HistorySeries
 from gpuwarden.host.host_reader import Host
@@ -35,6 +36,7 @@ class StateInputs:
     user_name: Callable[[int], str]
     socket: Path  # where runs report
     started: float  # the daemon, in Unix time
+    checks: ConditionChecks = field(default_factory=ConditionChecks)
 
 
 # fmt: off
@@ -135,21 +137,20 @@ class BoxDocument:
 def render_state(seen: StateInputs) -> bytes:
     """Return `/api/v1/state`; some 2 ms for a box of 8 GPUs and 8 runs."""
     state = seen.state
-    judged = judge(state)
-    troubles = box_troubles(judged)
-    runs, runs_dropped = run_documents(judged, seen.user_name, seen.series.pace)
+    status = box_status(state, seen.checks.occurrences(state))
+    runs, runs_dropped = run_documents(status, seen.user_name, seen.series.pace)
     held = [(gpu, process) for gpu in state.snapshot.gpus for process in gpu.processes]
     held.sort(key=lambda pair: pair[1].memory or 0, reverse=True)
     document = BoxDocument(
         version=API_VERSION,
         polled_timestamp_seconds=state.snapshot.time,
-        condition=box_condition(state, troubles),
-        troubles=troubles[:MAX_TROUBLES],
-        troubles_dropped=max(len(troubles) - MAX_TROUBLES, 0) or None,
+        condition=status.health,
+        troubles=status.troubles[:MAX_TROUBLES],
+        troubles_dropped=max(len(status.troubles) - MAX_TROUBLES, 0) or None,
         daemon=_daemon(seen),
         host=_host(state.host),
         thresholds=_thresholds(state.poll_interval),
-        gpus=gpu_documents(judged),
+        gpus=gpu_documents(status),
         runs=runs,
         runs_dropped=runs_dropped or None,
         processes=[_process(gpu, process, state) for gpu, process in held[:MAX_PROCESSES]],

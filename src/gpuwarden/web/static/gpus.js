@@ -7,12 +7,6 @@ import { amount, clock, degrees, hertz, known, percent, plain, short, watts } fr
 
 const MOST_XIDS = 4;
 const MOST_OWNERS = 4;
-const SEVERITIES = { page: 0, warn: 1, info: 2 };
-const LEVELS = { page: "critical", warn: "warning", info: "info" };
-const FLAGS = [
-  ["reset_required", "the driver wants a reset"], ["row_remap_pending", "a row of memory waits for a reset"], ["row_remap_failed", "a row of memory could not be replaced"],
-  ["retired_pages_pending", "a page of memory waits for a reset"], ["memory_unrepairable", "memory cannot be repaired"],
-];
 
 export const anchor = (gpu) => `gpu-${gpu.index}`;
 
@@ -112,12 +106,12 @@ function pressure(gpu) {
 }
 
 function xids(found) {
-  const sorted = found.toSorted((one, other) => SEVERITIES[one.severity] - SEVERITIES[other.severity]);
+  const sorted = found.toSorted((one, other) => RANK[one.level] - RANK[other.level]);
   if (!sorted.length) return null;
   return h("div", { class: "xids" },
     h("h4", {}, "XIDs of the last hour"),
     bounded(sorted.map((each) =>
-      h("li", { class: LEVELS[each.severity] }, mark(LEVELS[each.severity]), " ", h("b", {}, `XID ${each.xid}`),
+      h("li", { class: each.level }, mark(each.level), " ", h("b", {}, `XID ${each.xid}`),
         `${each.count > 1 ? ` × ${each.count}` : ""}, last at ${clock(each.last_timestamp_seconds)}. ${each.meaning} `, h("b", {}, each.action))),
       MOST_XIDS, "XIDs"));
 }
@@ -148,7 +142,6 @@ function hardware(gpu) {
     ...Object.entries(gpu.ecc_errors ?? {}).map(([kind, by]) => [`Memory errors, ${kind}`, Object.entries(by).map(([span, count]) => `${count} ${span}`).join(", ")]),
     ...(counted("Remapped rows", gpu.remapped_rows) ?? []),
     ...(counted("Retired pages", gpu.retired_pages) ?? []),
-    ...FLAGS.filter(([name]) => gpu[name]).map(([, text]) => ["Repair", text]),
   ].filter(([, value]) => value);
   return h("details", { "data-key": "hardware" }, h("summary", {}, "Hardware", h("span", { class: "unseen" }, ` of GPU ${gpu.index}`)),
     h("dl", { class: "rows" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));

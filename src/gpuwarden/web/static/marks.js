@@ -6,7 +6,7 @@ const SIGNS = { critical: "✖", warning: "▲", ok: "✔", unknown: "?", info: 
 const WORDS = { critical: "critical", warning: "to look at", ok: "well", unknown: "not known", info: "" };
 const OF_PRESSURE = { none: "ok", some: "warning", critical: "critical" };
 
-export const RANK = { critical: 0, warning: 1, unknown: 2, ok: 3 };
+export const RANK = { critical: 0, warning: 1, unknown: 2, ok: 3, info: 4 };
 export const word = (level) => WORDS[level] ?? level;
 export const ofPressure = (level) => OF_PRESSURE[level] ?? "";
 export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, SIGNS[level] ?? "");
