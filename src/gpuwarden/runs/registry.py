@@ -217,9 +217,8 @@ class RunRegistry:
         joined: list[RunSnapshot] = []
         for record in self._records.values():
             try:
-                record.co_tenants = co_tenants
                 self._count(record.review(self._oom_kills, snapshot, now))
-                run = record.run(snapshot, usages.get(record.peer), now, available=available)
+                run = record.run(snapshot, usages.get(record.peer), co_tenants, now, available)
             except Exception as error:  # noqa: BLE001 - told; what one run says must not cost the others their poll
                 self._tell_fault(record, error)
                 self.rejected["internal"] += 1

@@ -17,7 +17,6 @@ from gpuwarden.analysis.memory.headroom import HeadroomTracker, HeadroomUnknown,
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
-from gpuwarden.analysis.oom.context import CoTenantMemory
 from gpuwarden.analysis.oom.diagnoser import Diagnoser, PollFacts, RunFacts
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom, ooms_by_gpu
@@ -84,7 +83,6 @@ class RunState:
     inquiry: Diagnoser = field(default_factory=Diagnoser)
     error_log: ErrorLog = field(default_factory=ErrorLog)
     histories: dict[str, MemoryHistory] = field(default_factory=dict)  # of its memory, by UUID
-    co_tenants: CoTenants = field(default_factory=CoTenants)  # of the last poll
     advice_connection: int = 0  # another number each time that it connects anew to read advice
     advice_limits: Mapping[str, float] = field(default_factory=dict)  # bytes in use by UUID, beyond which there is news
     events: ReportEvents = field(default_factory=ReportEvents)
@@ -154,19 +152,14 @@ class RunState:
             self.uuids,
             self.report,
             self.histories,
-            partial(self._co_tenants, now),
+            self.began_at,
+            now,
             self.outlook.leaks,
             self.outlook.leaks.get(HOST),
             host_memory=self.present.memory if self.present else None,
             advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
         )
         return self.inquiry.handle_error(error, known)
-
-    def _co_tenants(self, now: float, uuid: str, since: float | None) -> tuple[CoTenantMemory, ...]:
-        """Say what others took of a device; a process whose pid nobody knows cannot be told from its neighbours."""
-        if not self.peer.pid:
-            return ()
-        return self.co_tenants.taken(uuid, self._own, None if since is None else self.began_at + since, now)
 
     @property
     def _own(self) -> set[int]:
@@ -257,7 +250,7 @@ class RunState:
         return outcome
 
     def run(
-        self, snapshot: Snapshot, usage: HostUsage | None, now: float, *, available: float | None = None
+        self, snapshot: Snapshot, usage: HostUsage | None, co_tenants: CoTenants, now: float, available: float | None
     ) -> RunSnapshot:
         """Return the run as of this poll, joined with its GPUs; `available` is the host's free memory in bytes."""
         up = self.inquest is None
@@ -273,12 +266,11 @@ class RunState:
             self._remember(self.report, now)
         headroom = self.headroom.update(self.peer.pid, memory, self.last_report, snapshot)
         own = self._own
-        for uuid in memory:
-            if history := self.histories.get(uuid):
-                others = held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
-                history.add_poll(headroom.now.get(uuid), others)
+        for uuid in memory.keys() & self.histories.keys():
+            others = held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
+            self.histories[uuid].add_poll(headroom.now.get(uuid), others)
         gone = bool(own) and self.inquest is not None and self.inquest.gone is not None
-        self._review_verdict(PollFacts(memory, headroom.now, own, snapshot, uuids, gone=gone), up=up)
+        self._review_verdict(PollFacts(memory, headroom.now, own, snapshot, uuids, gone, co_tenants), up=up)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_at
         return RunSnapshot(
             peer=self.peer,

@@ -6,24 +6,21 @@ co-tenant may have come in between. Then the diagnosis stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.memory.device_memory import held_by_others, is_listed, memory_by_gpu
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
-from gpuwarden.analysis.oom.context import CoTenantMemory, FailureContext
+from gpuwarden.analysis.oom.co_tenants import CoTenants
+from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.diagnosis_rules import diagnose
 from gpuwarden.analysis.oom.failed_allocation import largest_allocation
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
-
-# Returns the co-tenants of a device that have grown since a time of the run's life, in seconds since its first message;
-# since None, all of them.
-CoTenantsSince = Callable[[str, float | None], tuple[CoTenantMemory, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +47,7 @@ class PollFacts:
     snapshot: Snapshot
     uuids: Mapping[str, str] = field(default_factory=dict)  # by device, also of a run that has ended
     gone: bool = False  # the run's process has ended: what is listed is others'
+    co_tenants: CoTenants = field(default_factory=CoTenants)
 
     def device(self, uuid: str, after: DeviceMemory | None = None) -> DeviceFacts:
         """Return the facts of a device; `after` is the allocator's memory after an error, if no report has any.
@@ -78,13 +76,17 @@ class PollFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts of a run when an error arrives: its last report, and by UUID its memory and its leaks."""
+    """Facts of a run when an error arrives: its last report, and by UUID its memory and its leaks.
+
+    It arrives `now`, and the run's first message came at `began`; both monotonic.
+    """
 
     hello: Hello
     uuids: Mapping[str, str]
     report: Report | None
     histories: Mapping[str, MemoryHistory]
-    co_tenants: CoTenantsSince
+    began: float
+    now: float
     leaks: Mapping[str, Leak] = field(default_factory=dict)
     host_leak: Leak | None = None
     host_memory: int | None = None
@@ -99,7 +101,8 @@ class _Pending:
     device: str | None
     uuid: str | None
     separable: bool  # whether others were told apart from the run when it was diagnosed
-    co_tenants: CoTenantsSince
+    run_began: float  # monotonic, as when it failed
+    at: float
 
 
 @dataclass(slots=True)
@@ -131,7 +134,7 @@ class Diagnoser:
         if failure.after and uuid is not None:
             self._failed_peaks[uuid] = failure.after.peak
         separable = uuid is not None and self._poll is not None and self._poll.device(uuid, failure.after).separable
-        self._pending = _Pending(failure, device, uuid, separable, run.co_tenants)
+        self._pending = _Pending(failure, device, uuid, separable, run.began, run.now)
         self.diagnosis = diagnose(_with_poll(self._pending, uuid, self._poll))
         return self.diagnosis
 
@@ -197,5 +200,9 @@ def _with_poll(pending: _Pending, uuid: str | None, poll: PollFacts | None) -> F
         return failure
     need = failure.needed or 0
     had_room = [each.ended for each in failure.windows if each.headroom is not None and each.headroom >= need]
-    grown = pending.co_tenants(uuid, max(had_room, default=0.0))
-    return replace(failure, grown_co_tenants=grown, co_tenants=pending.co_tenants(uuid, None))
+    since = pending.run_began + max(had_room, default=0.0)
+    return replace(
+        failure,
+        grown_co_tenants=poll.co_tenants.taken(uuid, poll.own, since, pending.at),
+        co_tenants=poll.co_tenants.taken(uuid, poll.own, None, pending.at),
+    )
