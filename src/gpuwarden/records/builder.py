@@ -1,4 +1,4 @@
-"""Content of a run's record: its reports, its end, its usage; and the continuation of an earlier daemon's."""
+"""Builder of a run's record: from the run and its usage, and from the record that an earlier daemon began."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.protocol.messages import Report
 from gpuwarden.records.record import (
     VERSION,
@@ -24,19 +23,19 @@ from gpuwarden.records.record import (
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, RunSnapshot, SeenError
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 
-_SLACK_SECONDS = 1.0  # by which two clocks may differ that nobody has set
-# What is ahead of a run: it is so while that grows, and of none that has ended; an earlier daemon's is out of date.
-_OF_HOST_GROWTH = ("host_memory_growth_bytes_per_second", "seconds_to_host_oom")
-_OF_GROWTH = ("memory_growth_bytes_per_second", "seconds_to_oom", "seconds_to_oom_lower", "seconds_to_oom_upper")
+_MAX_CLOCK_DIFFERENCE_SECONDS = 1.0  # of two clocks that nobody has set
+# Forecasts of a run that leaks: none of one that has ended, and an earlier daemon's are out of date.
+_HOST_FORECASTS = ("host_memory_growth_bytes_per_second", "seconds_to_host_oom")
+_FORECASTS = ("memory_growth_bytes_per_second", "seconds_to_oom", "seconds_to_oom_lower", "seconds_to_oom_upper")
 
-# Fields of DeviceShare by those of the Share that they are made of.
-_FIELDS_OF_MEMORY = {
+# Fields of a RecordedDevice by those of the DeviceUsage that they come from.
+_MEMORY_FIELDS = {
     "memory_peak_bytes": "memory_peak",
     "memory_limit_bytes": "memory_limit",
     "headroom_at_peak_bytes": "headroom_at_peak",
     "lowest_headroom_bytes": "lowest_headroom",
 }
-_FIELDS_OF_SHARE = _FIELDS_OF_MEMORY | {
+_USAGE_FIELDS = _MEMORY_FIELDS | {
     "gpu_seconds": "seconds",
     "busy_seconds": "busy",
     "idle_seconds": "idle",
@@ -61,8 +60,9 @@ def build_record(
 
     `began_uptime` is its begin by the clock since boot, and `slept` how long the machine has slept since.
     """
-    hello, ending = run.hello, run.ending
+    hello, ending, host, leak = run.hello, run.ending, run.usage, run.host_growth
     until = ending.at if ending else now
+    devices = tuple(_device(uuid, each, run) for uuid, each in usage.shares.items())
     return RunRecord(
         version=VERSION,
         run_id=run.peer.run_id,
@@ -82,18 +82,25 @@ def build_record(
         ended_timestamp_seconds=ending.at if ending else None,
         outcome=ending.outcome if ending else None,
         evidence=ending.evidence if ending else None,
-        errors_told=tuple(map(_told, run.errors)),
+        errors_told=tuple(map(_error, run.errors)),
         headroom_unknown=run.headroom_unknown,  # empty, not None: an earlier daemon's counts for nothing
         **(_training(run.report, run.stalls) if run.report else {}),
-        **_devices(usage, run),
+        phase_seconds=usage.phases,
+        devices=devices,
+        **_sums(devices),
         batch_size_advice=_advice(run.batch_size_advice) if run.batch_size_advice else None,
-        **(_host(run.usage) if run.usage else {}),
+        host_memory_growth_bytes_per_second=leak.bytes_per_second if leak else None,
+        seconds_to_host_oom=leak.left.seconds if leak and leak.left else None,
+        host_memory_peak_bytes=usage.host_memory_peak,
+        cpu_seconds=host.cpu_seconds if host else None,
+        read_bytes=host.read_bytes if host else None,
+        written_bytes=host.written_bytes if host else None,
     )
 
 
 def _duration(by_the_clock: float, truly: float) -> float:
     """Return how long a run has lasted; not by the clock where that was set meanwhile."""
-    return by_the_clock if abs(by_the_clock - truly) < _SLACK_SECONDS else truly
+    return by_the_clock if abs(by_the_clock - truly) < _MAX_CLOCK_DIFFERENCE_SECONDS else truly
 
 
 def _training(report: Report, stalls: int) -> dict[str, Any]:
@@ -117,44 +124,52 @@ def _training(report: Report, stalls: int) -> dict[str, Any]:
     }
 
 
-def _devices(usage: RunUsage, run: RunSnapshot) -> dict[str, Any]:
-    """Return the fields of the devices, of their sums, and of the host."""
-    devices = tuple(
-        _growing(replace(_device(uuid, share), batch_memory=_batch_memory(run, uuid)), run.growth.get(uuid))
-        for uuid, share in usage.shares.items()
+def _device(uuid: str, usage: DeviceUsage, run: RunSnapshot) -> RecordedDevice:
+    # Where no time passed between polls, that it was idle and used no energy is not known.
+    known = _USAGE_FIELDS if usage.seconds else _MEMORY_FIELDS
+    values: dict[str, Any] = {name: getattr(usage, source) for name, source in known.items()}
+    peaks = run.batch_sizes.peaks(uuid, run.histories) if run.batch_sizes else ()
+    return RecordedDevice(
+        uuid,
+        usage.name,
+        xids={str(code): count for code, count in usage.xids.items()},
+        batch_memory=tuple(RecordedBatchMemory(each.batch_size, each.floor, each.peak) for each in peaks),
+        **values,
+        **_forecast(run.growth.get(uuid)),
     )
+
+
+def _forecast(leak: Leak | None) -> dict[str, Any]:
+    left = leak.left if leak else None
+    figures = (left.seconds, left.lower, left.upper) if left else (None, None, None)
+    return dict(zip(_FORECASTS, (leak.bytes_per_second if leak else None, *figures), strict=True))
+
+
+def _sums(devices: Iterable[RecordedDevice]) -> dict[str, Any]:
+    """Return the sums over the devices."""
+    devices = tuple(devices)
     busy, idle = _total(each.busy_seconds for each in devices), _total(each.idle_seconds for each in devices)
     return {
-        "phase_seconds": usage.phases,
         "gpu_seconds": _total(each.gpu_seconds for each in devices),
         "gpu_idle_ratio": idle / (busy + idle) if busy is not None and idle is not None and busy + idle else None,
         "energy_joules": _total(each.energy_joules for each in devices),
-        "throttled_seconds": _by_key(each.throttled_seconds or {} for each in devices),
-        "throttled_step_seconds": _by_key(each.throttled_step_seconds or {} for each in devices),
-        "devices": devices,
-        "xids": {code: int(count) for code, count in _by_key(each.xids or {} for each in devices).items()},
-        "host_memory_growth_bytes_per_second": run.host_growth.bytes_per_second if run.host_growth else None,
-        "seconds_to_host_oom": run.host_growth.left.seconds if run.host_growth and run.host_growth.left else None,
-        "host_memory_peak_bytes": usage.host_memory_peak,
+        "throttled_seconds": _total_by_key(each.throttled_seconds or {} for each in devices),
+        "throttled_step_seconds": _total_by_key(each.throttled_step_seconds or {} for each in devices),
+        "xids": {code: int(count) for code, count in _total_by_key(each.xids or {} for each in devices).items()},
     }
 
 
-def _growing(device: RecordedDevice, growth: Leak | None) -> RecordedDevice:
-    if growth is None:
-        return device
-    left = growth.left
-    return replace(
-        device,
-        memory_growth_bytes_per_second=growth.bytes_per_second,
-        seconds_to_oom=left.seconds if left else None,
-        seconds_to_oom_lower=left.lower if left else None,
-        seconds_to_oom_upper=left.upper if left else None,
-    )
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
-def _batch_memory(run: RunSnapshot, uuid: str) -> tuple[RecordedBatchMemory, ...]:
-    seen = run.batch_sizes.peaks(uuid, run.histories) if run.batch_sizes else ()
-    return tuple(RecordedBatchMemory(each.batch_size, each.floor, each.peak) for each in seen)
+def _total_by_key(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            total[key] = total.get(key, 0.0) + value
+    return total
 
 
 def _advice(advice: BatchSizeAdvice) -> RecordedBatchSizeAdvice:
@@ -172,79 +187,8 @@ def _advice(advice: BatchSizeAdvice) -> RecordedBatchSizeAdvice:
     )
 
 
-def _host(usage: HostUsage) -> dict[str, Any]:
-    return {
-        "cpu_seconds": usage.cpu_seconds,
-        "read_bytes": usage.read_bytes,
-        "written_bytes": usage.written_bytes,
-    }
-
-
-def usage_from_record(record: RunRecord) -> RunUsage:
-    """Return what the run had had of GPUs, to go on with."""
-    shares = {each.uuid: _share(each) for each in record.devices}
-    return RunUsage(shares, dict(record.phase_seconds or {}), record.host_memory_peak_bytes)
-
-
-def continue_record(before: RunRecord, since: RunRecord) -> RunRecord:
-    """Return a run's record where an earlier daemon has written one of it; its account has been taken up already."""
-    said = ((each.name, getattr(before, each.name)) for each in fields(RunRecord))
-    missed = {
-        name: value
-        for name, value in said
-        if value is not None and getattr(since, name) is None and name not in _OF_HOST_GROWTH
-    }
-    began = before.began_timestamp_seconds  # the name of its file has it
-    return replace(
-        replace(since, **missed),
-        began_timestamp_seconds=began,
-        began_uptime_seconds=before.began_uptime_seconds,
-        duration_seconds=_duration(
-            since.updated_timestamp_seconds - began, seconds_between(before, since) + since.duration_seconds
-        ),
-        errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
-        devices=tuple(_with_sizes_of(device, before.devices) for device in since.devices),
-    )
-
-
-def seconds_between(before: RunRecord, since: RunRecord) -> float:
-    """Return how long after a run's begin the daemon that is there now first heard of it."""
-    if before.began_uptime_seconds is not None and since.began_uptime_seconds is not None:
-        return max(since.began_uptime_seconds - before.began_uptime_seconds, 0.0)
-    return max(since.began_timestamp_seconds - before.began_timestamp_seconds, before.duration_seconds)
-
-
-def _with_sizes_of(device: RecordedDevice, before: Iterable[RecordedDevice]) -> RecordedDevice:
-    """Add the batch sizes that an earlier daemon has seen: a peak shows itself only as it rises."""
-    earlier = [seen for each in before if each.uuid == device.uuid for seen in each.batch_memory]
-    by_size = {seen.batch_size: seen for seen in (*earlier, *device.batch_memory)}
-    return replace(device, batch_memory=tuple(by_size[size] for size in sorted(by_size)))
-
-
-def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
-    """Return the record of a run whose end nobody saw: it lasted until it was last seen, at least."""
-    of_host: dict[str, Any] = dict.fromkeys(_OF_HOST_GROWTH)
-    of_device: dict[str, Any] = dict.fromkeys(_OF_GROWTH)
-    devices = tuple(replace(device, **of_device) for device in record.devices)
-    return replace(record, outcome="unknown", evidence=evidence, devices=devices, **of_host)
-
-
-def _device(uuid: str, share: DeviceUsage) -> RecordedDevice:
-    # Where no time passed between polls, that it was idle and used no energy is not known.
-    known = _FIELDS_OF_SHARE if share.seconds else _FIELDS_OF_MEMORY
-    values: dict[str, Any] = {name: getattr(share, source) for name, source in known.items()}
-    return RecordedDevice(uuid, share.name, xids={str(code): count for code, count in share.xids.items()}, **values)
-
-
-def _share(device: RecordedDevice) -> DeviceUsage:
-    """Return what `_device` was made of."""
-    values = {source: getattr(device, name) for name, source in _FIELDS_OF_SHARE.items()}
-    known: dict[str, Any] = {source: value for source, value in values.items() if value is not None}
-    return DeviceUsage(device.name, xids={int(code): count for code, count in (device.xids or {}).items()}, **known)
-
-
-def _told(seen: SeenError) -> RecordedError:
-    error = seen.error
+def _error(seen: SeenError) -> RecordedError:
+    error, diagnosis = seen.error, seen.verdict
     return RecordedError(
         timestamp_seconds=seen.at,
         kind=error.kind,
@@ -262,20 +206,60 @@ def _told(seen: SeenError) -> RecordedError:
             device: RecordedDeviceMemory(each.current, each.peak, each.limit, each.reserved)
             for device, each in error.memory.items()
         },
-        verdict=RecordedDiagnosis(seen.verdict.cause, seen.verdict.evidence, seen.verdict.next_step)
-        if seen.verdict
-        else None,
+        verdict=RecordedDiagnosis(diagnosis.cause, diagnosis.evidence, diagnosis.next_step) if diagnosis else None,
     )
 
 
-def _total(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def usage_from_record(record: RunRecord) -> RunUsage:
+    """Return the usage that a record has, to continue from."""
+    shares = {each.uuid: _usage(each) for each in record.devices}
+    return RunUsage(shares, dict(record.phase_seconds or {}), record.host_memory_peak_bytes)
 
 
-def _by_key(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for mapping in mappings:
-        for key, value in mapping.items():
-            total[key] = total.get(key, 0.0) + value
-    return total
+def _usage(device: RecordedDevice) -> DeviceUsage:
+    values = {source: getattr(device, name) for name, source in _USAGE_FIELDS.items()}
+    known: dict[str, Any] = {source: value for source, value in values.items() if value is not None}
+    return DeviceUsage(device.name, xids={int(code): count for code, count in (device.xids or {}).items()}, **known)
+
+
+def continue_record(before: RunRecord, since: RunRecord) -> RunRecord:
+    """Return a run's record where an earlier daemon has written one; the usage has been continued already."""
+    earlier = ((each.name, getattr(before, each.name)) for each in fields(RunRecord))
+    missing = {
+        name: value
+        for name, value in earlier
+        if value is not None and getattr(since, name) is None and name not in _HOST_FORECASTS
+    }
+    began = before.began_timestamp_seconds  # part of its key
+    return replace(
+        replace(since, **missing),
+        began_timestamp_seconds=began,
+        began_uptime_seconds=before.began_uptime_seconds,
+        duration_seconds=_duration(
+            since.updated_timestamp_seconds - began, seconds_between(before, since) + since.duration_seconds
+        ),
+        errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
+        devices=tuple(_with_earlier_sizes(device, before.devices) for device in since.devices),
+    )
+
+
+def seconds_between(before: RunRecord, since: RunRecord) -> float:
+    """Return how long after a run's begin the later record begins."""
+    if before.began_uptime_seconds is not None and since.began_uptime_seconds is not None:
+        return max(since.began_uptime_seconds - before.began_uptime_seconds, 0.0)
+    return max(since.began_timestamp_seconds - before.began_timestamp_seconds, before.duration_seconds)
+
+
+def _with_earlier_sizes(device: RecordedDevice, before: Iterable[RecordedDevice]) -> RecordedDevice:
+    """Add the batch sizes that an earlier daemon has seen: a peak shows itself only as it rises."""
+    earlier = [size for each in before if each.uuid == device.uuid for size in each.batch_memory]
+    by_size = {each.batch_size: each for each in (*earlier, *device.batch_memory)}
+    return replace(device, batch_memory=tuple(by_size[size] for size in sorted(by_size)))
+
+
+def conclude_record(record: RunRecord, evidence: str) -> RunRecord:
+    """Return the record of a run whose end was not seen: it lasted until it was last seen, at least."""
+    host_forecasts: dict[str, Any] = dict.fromkeys(_HOST_FORECASTS)
+    forecasts: dict[str, Any] = dict.fromkeys(_FORECASTS)
+    devices = tuple(replace(device, **forecasts) for device in record.devices)
+    return replace(record, outcome="unknown", evidence=evidence, devices=devices, **host_forecasts)

@@ -26,9 +26,9 @@ def read_record_files(folder: Path) -> Iterator[RunRecord]:
         names = [entry.name for entry in islice(entries, MAX_FILES) if _NAME.fullmatch(entry.name)]
     for name in sorted(names, key=lambda name: not name.endswith(".part.json")):
         with suppress(OSError, RunRecordError, ValueError, RecursionError):
-            receipt = record_from_json(json.loads(_content(folder / name)))
-            if f"-{receipt.run_id}." in name and receipt.uid <= MAX_UID:  # else the database would refuse all of them
-                yield receipt
+            record = record_from_json(json.loads(_content(folder / name)))
+            if f"-{record.run_id}." in name and record.uid <= MAX_UID:  # else the database would refuse all of them
+                yield record
 
 
 def _content(path: Path) -> bytes:

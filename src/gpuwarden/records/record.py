@@ -1,7 +1,7 @@
-"""The run receipt: the form in which it is kept and served what one run was, did and cost.
+"""Run record: what one run was, did and cost, in the form in which it is kept and served.
 
-A field's name is its key in JSON, with its unit; what is not known has no key. Receipts come back from files that
-anybody may have changed: reading one checks every field.
+A field's name is its key in JSON, with its unit; what is not known has no key. Records come from a database that a
+user may have changed: reading one checks every field.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 VERSION = 1
 MAX_LISTED = 1000  # ended runs in one answer of the API
-MAX_TEXT = 4096  # characters of a text in a receipt
-MAX_ENTRIES = 512  # of a list or an object in a receipt
+MAX_TEXT = 4096  # characters of a text
+MAX_ENTRIES = 512  # of a list or an object
 MAX_NUMBER = 2.0**72  # more than all devices of a run may come to together
 MAX_TIME = 253402300800.0  # the end of the year 9999, in Unix time: what comes after has no date
 
@@ -287,15 +287,6 @@ class RunRecord:
     reports_dropped: Annotated[int | None, "Reports it could not send because the daemon did not read."] = None
 
 
-_PLAIN = {int, str, type(None)}
-
-
-@cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    """Return the names of a part's fields; nothing of what is no part."""
-    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
-
-
 def field_meanings(part: type[Any]) -> dict[str, tuple[str, bool]]:
     """Return what each key of a part means, and whether every record has it."""
     hints = get_type_hints(part, include_extras=True)
@@ -304,7 +295,7 @@ def field_meanings(part: type[Any]) -> dict[str, tuple[str, bool]]:
 
 @cache
 def _check(hint: Any) -> _Check:
-    """Return the function that checks a value from JSON by the type of its field, and returns it as that."""
+    """Return the function that checks a value from JSON by the type of its field, and converts it to that."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return next((each for each in arguments[1:] if callable(each)), None) or _check(arguments[0])
@@ -332,24 +323,21 @@ def _checks(cls: type[Any]) -> dict[str, _Check]:
 
 
 def json_from_record(value: Any) -> Any:
-    """Return a receipt as JSON has it, without what is not known."""
-    kind = type(value)
-    if kind is float:
+    """Return a record, or a part of it, as JSON has it, without what is not known."""
+    if isinstance(value, float):
         return round(value, 6)
-    if kind is str or kind is int or kind is bool or value is None:
-        return value
-    if names := _names(kind):  # type: ignore[arg-type] # a class can be hashed
-        found = ((name, getattr(value, name)) for name in names)
-        return {name: json_from_record(said) for name, said in found if said is not None and said != () and said != {}}  # noqa: PLR1714 - a tuple would ask for a hash
+    if is_dataclass(value):
+        found = ((each.name, getattr(value, each.name)) for each in fields(value))
+        return {name: json_from_record(each) for name, each in found if each not in (None, (), {})}
     if isinstance(value, Mapping):
-        return {str(key): json_from_record(entry) for key, entry in value.items()}
-    if set(map(type, value)) <= _PLAIN:  # a column of a story, as most lists are
-        return list(value)
-    return [json_from_record(entry) for entry in value]
+        return {str(key): json_from_record(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [json_from_record(each) for each in value]
+    return value
 
 
 def record_from_json(value: Any) -> RunRecord:
-    """Read a receipt; keys that this version does not know are left alone. Raises ReceiptError."""
+    """Return the record that JSON has; keys that this version does not know are left out. Raises RunRecordError."""
     if isinstance(value, dict) and value.get("version") != VERSION:
         raise RunRecordError(f"its version is {value.get('version')!s:.20}; this gpuwarden knows {VERSION}")
     return _read(RunRecord, value)

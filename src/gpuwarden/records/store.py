@@ -97,19 +97,19 @@ class RecordRow:
         return zlib.decompress(self.whole)
 
 
-def row_from_record(receipt: RunRecord) -> RecordRow:
+def row_from_record(record: RunRecord) -> RecordRow:
     """Encode a record; about a millisecond."""
-    plain = json_from_record(receipt)
+    plain = json_from_record(record)
     whole = zlib.compress(_compact(plain), 1)
     plain.pop("marks", None)
     for device in plain.get("devices", ()):
         device.pop("story", None)
     return RecordRow(
-        receipt.run_id,
+        record.run_id,
         plain["began_timestamp_seconds"],
-        receipt.uid,
-        receipt.updated_timestamp_seconds,
-        receipt.outcome is not None,
+        record.uid,
+        record.updated_timestamp_seconds,
+        record.outcome is not None,
         _compact(plain),
         whole,
     )
@@ -119,9 +119,9 @@ def _compact(plain: Any) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def as_json(receipt: RunRecord) -> bytes:
+def as_json(record: RunRecord) -> bytes:
     """Return a record as JSON in one line."""
-    return _compact(json_from_record(receipt))
+    return _compact(json_from_record(record))
 
 
 @dataclass(frozen=True, slots=True)

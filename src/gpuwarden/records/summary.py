@@ -1,4 +1,4 @@
-"""A receipt in one line of the log."""
+"""Summary of a run's record in one line of the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from gpuwarden.formatting import format_bytes, format_duration, format_elapsed, format_energy
 from gpuwarden.records.record import RunRecord
 
-_SHORT = 10.0  # seconds below which tenths matter
+MAX_TENTHS_SECONDS = 10.0  # below which tenths matter
 
 
 def longest_reason(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
@@ -16,44 +16,44 @@ def longest_reason(seconds: Mapping[str, float] | None) -> tuple[str, float] | N
     return max(seconds.items(), key=lambda entry: entry[1]) if seconds else None
 
 
-def log_line(receipt: RunRecord) -> str:
-    """Sum a run up that has ended, with what shows how it did."""
-    said = " ".join(f"{name}={text}" for name, text in _figures(receipt).items() if text)
-    how = f"{receipt.outcome} after {format_elapsed(receipt.duration_seconds)} ({receipt.evidence})"
-    return f"run={receipt.run_id} name={receipt.name!r} ended: {how}: {said or 'nothing is known of it'}"
+def log_line(record: RunRecord) -> str:
+    """Return the line of a run that has ended, with the figures that show how it did."""
+    said = " ".join(f"{name}={text}" for name, text in _figures(record).items() if text)
+    how = f"{record.outcome} after {format_elapsed(record.duration_seconds)} ({record.evidence})"
+    return f"run={record.run_id} name={record.name!r} ended: {how}: {said or 'nothing is known of it'}"
 
 
-def _figures(receipt: RunRecord) -> dict[str, str]:
-    """Return what is known and worth a word, by its name."""
-    peaks = [each.memory_peak_bytes for each in receipt.devices if each.memory_peak_bytes is not None]
-    left = [each.headroom_at_peak_bytes for each in receipt.devices if each.headroom_at_peak_bytes is not None]
-    throttled = longest_reason(receipt.throttled_seconds)
+def _figures(record: RunRecord) -> dict[str, str]:
+    """Return the figures by name; empty where unknown."""
+    peaks = [each.memory_peak_bytes for each in record.devices if each.memory_peak_bytes is not None]
+    left = [each.headroom_at_peak_bytes for each in record.devices if each.headroom_at_peak_bytes is not None]
+    throttled = longest_reason(record.throttled_seconds)
     return {
-        "steps": _known(str, receipt.steps),
-        "p50": _known(format_duration, receipt.step_median_seconds),
-        "p95": _known(format_duration, receipt.step_p95_seconds),
-        "peak": _known(_together, max(peaks, default=None)),
-        "headroom_at_peak": _known(_together, min(left, default=None)),
-        "gpu_seconds": _known(_tenths, receipt.gpu_seconds),
-        "idle": _known("{:.2f}".format, receipt.gpu_idle_ratio),
-        "energy": _known(format_energy, receipt.energy_joules).replace(" ", ""),
+        "steps": _known(str, record.steps),
+        "p50": _known(format_duration, record.step_median_seconds),
+        "p95": _known(format_duration, record.step_p95_seconds),
+        "peak": _known(_compact_bytes, max(peaks, default=None)),
+        "headroom_at_peak": _known(_compact_bytes, min(left, default=None)),
+        "gpu_seconds": _known(_tenths, record.gpu_seconds),
+        "idle": _known("{:.2f}".format, record.gpu_idle_ratio),
+        "energy": _known(format_energy, record.energy_joules).replace(" ", ""),
         "throttled": f"{format_elapsed(throttled[1])}({throttled[0]})" if throttled and throttled[1] else "",
-        "input_wait": _known("{:.2f}".format, receipt.input_wait_ratio),
-        "errors": format_counts(receipt.errors or {}),
-        "xids": format_counts(receipt.xids or {}),
+        "input_wait": _known("{:.2f}".format, record.input_wait_ratio),
+        "errors": format_counts(record.errors or {}),
+        "xids": format_counts(record.xids or {}),
     }
 
 
 def format_counts(by_name: Mapping[str, int]) -> str:
-    """Write counts behind their names."""
+    """Return counts behind their names: `device_oom:2,nan:1`."""
     return ",".join(f"{name}:{count}" for name, count in by_name.items())
 
 
 def _tenths(seconds: float) -> str:
-    return f"{seconds:.1f}" if seconds < _SHORT else f"{seconds:.0f}"
+    return f"{seconds:.1f}" if seconds < MAX_TENTHS_SECONDS else f"{seconds:.0f}"
 
 
-def _together(count: float) -> str:
+def _compact_bytes(count: float) -> str:
     return format_bytes(count).replace(" ", "")
 
 

@@ -1,4 +1,4 @@
-"""The story in a run's receipt: its memory on each device over time, and what happened to it."""
+"""Timeline in a run's record: its memory on each device over time, and its events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.runs.run_snapshot import RunSnapshot
 _OOMS = ("device_oom", "host_oom")
 MAX_POINTS = 60  # of a device
 MAX_RUN_POINTS = 480  # of all devices of a run
-_COLUMNS = {  # of a MemoryStory, by the fields of a Window
+_COLUMNS = {  # of a MemoryTimeline, by the fields of a MemoryWindow
     "began_seconds": "began",
     "ended_seconds": "ended",
     "lowest_bytes": "lowest",
@@ -31,38 +31,38 @@ _COLUMNS = {  # of a MemoryStory, by the fields of a Window
 }
 
 
-def with_timeline(receipt: RunRecord, run: RunSnapshot, events: Iterable[RunEvent] = ()) -> RunRecord:
-    """Return a run's record with what its memory did since this daemon watches it.
+def with_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent] = ()) -> RunRecord:
+    """Return a run's record with its timeline since this daemon watches it.
 
-    `events` are those that its own reports do not tell of.
+    `events` are those that its own reports do not have.
     """
     most = max_points(len(run.histories))
     devices = (
-        replace(each, story=_story(downsample(run.histories[each.uuid].windows, most)))
+        replace(each, story=_timeline(downsample(run.histories[each.uuid].windows, most)))
         if each.uuid in run.histories
         else each
-        for each in receipt.devices
+        for each in record.devices
     )
-    failed = (_failed(error, receipt) for error in receipt.errors_told if error.kind in _OOMS)
+    ooms = (_oom_event(error, record) for error in record.errors_told if error.kind in _OOMS)
     return replace(
-        receipt, devices=tuple(devices), marks=_told(bounded(dict.fromkeys((*run.events, *events, *failed))))
+        record, devices=tuple(devices), marks=_recorded(bounded(dict.fromkeys((*run.events, *events, *ooms))))
     )
 
 
-def without_timeline(receipt: RunRecord) -> RunRecord:
-    """Return a receipt as it is among others: what its memory did over time makes most of its length."""
-    devices = tuple(each if each.story is None else replace(each, story=None) for each in receipt.devices)
-    return replace(receipt, devices=devices, marks=())
+def without_timeline(record: RunRecord) -> RunRecord:
+    """Return a record as it is listed: its timeline makes most of its length."""
+    devices = tuple(each if each.story is None else replace(each, story=None) for each in record.devices)
+    return replace(record, devices=devices, marks=())
 
 
 def continue_timeline(before: RunRecord, since: RunRecord) -> RunRecord:
-    """Return the later receipt with the story that the earlier one begins."""
+    """Return the later record with the timeline that the earlier one begins."""
     later = seconds_between(before, since)
-    told = {each.uuid: each.story for each in before.devices if each.story is not None}
-    most = max_points(max(len(told), len(since.devices)))
-    devices = (_continued(each, told.get(each.uuid), later, most) for each in since.devices)
-    marks = joined(_marks(before.marks), (replace(mark, at=mark.at + later) for mark in _marks(since.marks)))
-    return replace(since, devices=tuple(devices), marks=_told(marks))
+    stories = {each.uuid: each.story for each in before.devices if each.story is not None}
+    most = max_points(max(len(stories), len(since.devices)))
+    devices = (_continued(each, stories.get(each.uuid), later, most) for each in since.devices)
+    events = joined(_run_events(before.marks), (replace(each, at=each.at + later) for each in _run_events(since.marks)))
+    return replace(since, devices=tuple(devices), marks=_recorded(events))
 
 
 def _continued(device: RecordedDevice, before: MemoryTimeline | None, later: float, most: int) -> RecordedDevice:
@@ -72,10 +72,10 @@ def _continued(device: RecordedDevice, before: MemoryTimeline | None, later: flo
         *(_windows(before) if before else ()),
         *(_shifted(each, later) for each in (_windows(device.story) if device.story else ())),
     ]
-    return replace(device, story=_story(downsample(windows, most)))
+    return replace(device, story=_timeline(downsample(windows, most)))
 
 
-def _story(windows: Sequence[MemoryWindow]) -> MemoryTimeline | None:
+def _timeline(windows: Sequence[MemoryWindow]) -> MemoryTimeline | None:
     if not windows:
         return None
     columns: dict[str, Any] = {
@@ -91,28 +91,28 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _windows(story: MemoryTimeline) -> list[MemoryWindow]:
-    """Return what `_story` was made of, as far as it is kept."""
+    """Return the windows of a timeline, as far as it has them."""
     unknown = (None,) * len(story.began_seconds)
     rows = zip(*(getattr(story, name) or unknown for name in _COLUMNS), strict=True)
     return [MemoryWindow(steps=0, **dict(zip(_COLUMNS.values(), row, strict=True))) for row in rows]
 
 
-def _told(marks: Iterable[RunEvent]) -> tuple[RecordedEvent, ...]:
-    return tuple(RecordedEvent(round(mark.at, 1), mark.kind, mark.text, mark.uuid) for mark in marks)
+def _recorded(events: Iterable[RunEvent]) -> tuple[RecordedEvent, ...]:
+    return tuple(RecordedEvent(round(each.at, 1), each.kind, each.text, each.uuid) for each in events)
 
 
-def _marks(told: Iterable[RecordedEvent]) -> list[RunEvent]:
-    return [RunEvent(each.at_seconds, cast("RunEventKind", each.kind), each.text, each.uuid) for each in told]
+def _run_events(recorded: Iterable[RecordedEvent]) -> list[RunEvent]:
+    return [RunEvent(each.at_seconds, cast("RunEventKind", each.kind), each.text, each.uuid) for each in recorded]
 
 
-def _failed(error: RecordedError, receipt: RunRecord) -> RunEvent:
-    """Mark an out-of-memory, with the largest allocation that failed and why."""
+def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
+    """Return the event of an out-of-memory, with the largest allocation that failed and its cause."""
     asked = max((each.requested_bytes or 0 for each in error.allocations), default=0)
     where = "host memory" if error.kind == "host_oom" else "device memory"
     wanted = f": {format_bytes(asked)} wanted" if asked else ""
     why = f" ({error.verdict.name.replace('_', ' ')})" if error.verdict else ""
-    at = error.timestamp_seconds - receipt.began_timestamp_seconds  # the clock may have been set meanwhile
-    return RunEvent(min(max(at, 0.0), receipt.duration_seconds), "oom", f"out of {where}{wanted}{why}")
+    at = error.timestamp_seconds - record.began_timestamp_seconds  # the clock may have been set meanwhile
+    return RunEvent(min(max(at, 0.0), record.duration_seconds), "oom", f"out of {where}{wanted}{why}")
 
 
 def max_points(devices: int) -> int:

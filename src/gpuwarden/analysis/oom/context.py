@@ -65,7 +65,6 @@ class FailureContext:
     room: float | None = None  # what the run's allocator could have in use at most: headroom and what was in use
     size: float | None = None  # of the device's memory
     free: float | None = None  # on the device
-    others: float | None = None  # held by other processes on the device
     grown_co_tenants: tuple[CoTenantMemory, ...] = ()  # since the run could last allocate as much as it needed
     co_tenants: tuple[CoTenantMemory, ...] = ()
     windows: tuple[MemoryWindow, ...] = ()  # the run's memory there up to the error

@@ -33,7 +33,6 @@ class DeviceFacts:
     room: float | None = None  # the most that the run's allocator could have in use
     size: float | None = None
     free: float | None = None
-    others: float | None = None
     separable: bool = False
 
 
@@ -71,7 +70,7 @@ class PollFacts:
             room = headroom + memory.current
         elif room is None and size is not None and separable:
             room = max(size - (others or 0), 0)
-        return DeviceFacts(room, size, free, others, separable)
+        return DeviceFacts(room, size, free, separable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +194,7 @@ def _with_poll(pending: _Pending, uuid: str | None, poll: PollFacts | None) -> F
     room = facts.room if facts.room is not None else failure.room
     if room is not None and failure.after is not None:  # it may have allocated what others have freed since the poll
         room = max(room, failure.after.current)
-    failure = replace(failure, room=room, size=facts.size, free=facts.free, others=facts.others)
+    failure = replace(failure, room=room, size=facts.size, free=facts.free)
     if failure.base is None or not facts.separable:
         return failure
     need = failure.needed or 0
