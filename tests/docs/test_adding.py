@@ -67,9 +67,10 @@ def test_owner_kind(tmp_path: Path) -> None:
     copy = Copy("An owner kind", tmp_path)
     assert len(copy.changed) == 2
     program = """
-from tests.owners.test_resolver import Desk, Place, gpu, who
-place = Place(systemd_unit="jupyter-ada-singleuser.service")
-print(Desk().join({1: who(1000, place)}, gpu(0, held={1: 5})).memory["GPU-0", "notebook", "ada"])
+from gpuwarden.owners.cgroup_path import CgroupOwner
+from tests.owners.test_resolver import Desk, gpu, who
+unit = CgroupOwner(systemd_unit="jupyter-ada-singleuser.service")
+print(Desk().join({1: who(1000, unit)}, gpu(0, held={1: 5})).memory["GPU-0", "notebook", "ada"])
 """
     assert copy.python("-c", program) == "5\n"
     (info,) = (
