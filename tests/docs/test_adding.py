@@ -84,10 +84,10 @@ def test_condition(tmp_path: Path) -> None:
     """It is in the rules and in the alerts' reference, and the daemon checks it."""
     copy = Copy("A condition with an alert", tmp_path)
     assert len(copy.changed) == 2
-    assert "alert: GpuComputeProhibited" in copy.gpuwarden("rules")
-    assert "## GpuComputeProhibited" in copy.gpuwarden("reference", "alerts")
+    assert "alert: GpuPowerLimitLowered" in copy.gpuwarden("rules")
+    assert "## GpuPowerLimitLowered" in copy.gpuwarden("reference", "alerts")
     program = "from gpuwarden.health.conditions import CHECKED; print([each.name for each in CHECKED])"
-    assert "GpuComputeProhibited" in copy.python("-c", program)
+    assert "GpuPowerLimitLowered" in copy.python("-c", program)
 
 
 @pytest.mark.system
