@@ -17,10 +17,10 @@ from gpuwarden.alerts.prometheus_rules import Choices, prometheus_rule, rule_fil
 from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.cli import rules_flags
 from gpuwarden.cli.main import main
+from gpuwarden.config.rule_settings import SETTINGS, TIME
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health import conditions
 from gpuwarden.health.model import Condition, filled
-from gpuwarden.health.rule_settings import SETTINGS, TIME
 from gpuwarden.xid.codes import Severity, codes, explain
 
 REPOSITORY = Path(__file__).parents[2]

@@ -142,15 +142,15 @@ def test_each_change_is_told_once() -> None:
     """GPUs that are lost and come back, pressure, runs, stalls, out-of-memories; nothing where nothing changes."""
     events = EventLog()
     quiet = box(gpu(0), at=1.0)
-    events.see(quiet)
+    events.update(quiet)
     assert texts(events) == []
     lost = box(replace(gpu(0), fault="gpu_is_lost"), at=2.0)
     for state in (lost, lost, replace(quiet, snapshot=replace(quiet.snapshot, time=3.0))):
-        events.see(state)
+        events.update(state)
     assert texts(events) == ["GPU 0 answers again", "GPU 0 does not answer: gpu_is_lost"]
     levels: list[Any] = ["none", "some", "some", "critical", "none"]
     for at, level in enumerate(levels, 4):
-        events.see(box(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
+        events.update(box(gpu(0), at=float(at), pressure=Pressure({("GPU-0", "memory"): level})))
     assert texts(events)[:3] == [
         "memory pressure on GPU 0: none, it was critical",
         "memory pressure on GPU 0: critical, it was some",
@@ -163,8 +163,8 @@ def test_driver_that_falls_silent_is_told() -> None:
     """With its fault, and once it answers again."""
     events = EventLog()
     whole = box(at=1.0)
-    events.see(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
-    events.see(box(at=2.0))
+    events.update(replace(whole, snapshot=replace(whole.snapshot, fault="driver_not_loaded")))
+    events.update(box(at=2.0))
     assert texts(events) == ["the driver answers again", "the driver does not answer: driver_not_loaded"]
 
 
@@ -174,17 +174,17 @@ def test_driver_that_is_not_asked_has_not_answered() -> None:
     for at, asked in enumerate((True, False, True), 1):
         whole = box(at=float(at))
         fault = "driver_not_loaded" if asked else None
-        events.see(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
+        events.update(replace(whole, snapshot=replace(whole.snapshot, fault=fault, asked=asked)))
     assert texts(events) == ["the driver does not answer: driver_not_loaded"]
 
 
 def test_xids_of_the_last_hour_are_told() -> None:
     """By their own times, again when another one comes; what the kernel log tells of yesterday is no news."""
     events = EventLog()
-    events.see(box(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
+    events.update(box(replace(gpu(0), xids={79: XidCount(1, 100_000.0), 13: XidCount(5, 5.0)}), at=100_001.0))
     again = box(replace(gpu(0), xids={79: XidCount(2, 100_005.0)}), at=100_006.0)
-    events.see(again)
-    events.see(again)
+    events.update(again)
+    events.update(again)
     assert [(event.timestamp_seconds, event.kind, event.level) for event in events.newest_first()] == [
         (100_005.0, "xid", "critical"),
         (100_000.0, "xid", "critical"),
@@ -206,8 +206,8 @@ def test_life_of_a_run_is_told() -> None:
         a_run(stalls=1, errors=(seen,), up=False, ending=replace(ending, settled=True)),
     ]
     for run in life:
-        events.see(box(gpu(0), at=2.0, runs=(run,)))
-        events.see(box(gpu(0), at=2.0, runs=(run,)))
+        events.update(box(gpu(0), at=2.0, runs=(run,)))
+        events.update(box(gpu(0), at=2.0, runs=(run,)))
     assert texts(events) == [
         "run unet ended: oom killed (the kernel says so)",
         "run unet is out of device memory: leak. It grew.",
@@ -215,7 +215,7 @@ def test_life_of_a_run_is_told() -> None:
         "run unet begins",
     ]
     assert {event.run_id for event in events.newest_first()} == {"7-1"}
-    events.see(box(gpu(0), at=9.0))
+    events.update(box(gpu(0), at=9.0))
     assert not events._runs
 
 
@@ -224,7 +224,7 @@ def test_events_are_bounded() -> None:
     events = EventLog()
     for pid in range(1, 2 * MAX_EVENTS):
         long = Ending("failed", "why " * 500, float(pid), settled=True)
-        events.see(box(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
+        events.update(box(at=float(pid), runs=(a_run(pid, began=float(pid), ending=long, up=False),)))
     assert len(events.newest_first()) == MAX_EVENTS
     assert max(len(text) for text in texts(events)) == MAX_TEXT
     assert events.newest_first()[0].timestamp_seconds == 2 * MAX_EVENTS - 1

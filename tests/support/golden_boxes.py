@@ -207,7 +207,7 @@ def state_document(capture: Path) -> bytes:
 
     replayed(capture, tables)
     seen = StateInputs(states[-1], HistorySeries(), EventLog(), str, Path("/run/gpuwarden/run.sock"), EPOCH)
-    seen.events.see(states[-1])
+    seen.events.update(states[-1])
     document = json.loads(render_state(seen))
     document["host"]["name"] = "box"
     return f"{json.dumps(document, indent=1)}\n".encode()

@@ -62,7 +62,7 @@ class Stage:
 def answer(state: State) -> dict[str, Any]:
     """Return what the API says of a poll."""
     events = EventLog()
-    events.see(state)
+    events.update(state)
     return dict(json.loads(render_state(StateInputs(state, HistorySeries(), events, str, SOCKET, 1.0))))
 
 

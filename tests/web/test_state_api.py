@@ -113,7 +113,7 @@ def full() -> State:
 def test_reference_names_every_key() -> None:
     """Each key of an answer in which nearly everything is known, with a meaning that is a sentence."""
     events = EventLog()
-    events.see(full())
+    events.update(full())
     series = HistorySeries()
     series.update(full(), 1.0)
     rows = re.findall(r"^\| `(\w+)` \| (?:yes)? \| (.+) \|$", render_reference(), re.MULTILINE)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from gpuwarden.alerts import inhibition
 from gpuwarden.alerts.prometheus_rules import Choices
+from gpuwarden.config import rule_settings
 from gpuwarden.config.value_types import DURATION
-from gpuwarden.health import rule_settings
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import SUBJECT_LABELS, Condition, filled
 

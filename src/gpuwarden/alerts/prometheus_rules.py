@@ -12,14 +12,15 @@ import yaml
 from gpuwarden.alerts import recording_rules
 from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.alerts.templates import JOINS, TEXTS, xid_values
-from gpuwarden.health import rule_settings
+from gpuwarden.config import rule_settings
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
+from gpuwarden.health.device_memory_conditions import DEVICE_MEMORY_CONDITIONS
 from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
 from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
-from gpuwarden.health.memory_conditions import DEVICE_MEMORY_CONDITIONS, RUN_MEMORY_CONDITIONS
 from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject, filled
 from gpuwarden.health.nvlink_conditions import NVLINK_CONDITIONS
 from gpuwarden.health.run_conditions import RUN_CONDITIONS
+from gpuwarden.health.run_memory_conditions import RUN_MEMORY_CONDITIONS
 from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from gpuwarden.config.rule_settings import SETTINGS
 from gpuwarden.config.value_types import DOCS, DURATION, Kind, bounded
-from gpuwarden.health.rule_settings import SETTINGS
 
 # It stands in expressions and in templates, where each of these would mean something else.
 _NO_JOB = re.compile(r'["\\{}]')

@@ -54,7 +54,7 @@ class Routes:
     def update(self, state: State, now: float) -> None:
         """Answer from this poll from now on; `now` is monotonic."""
         self._series.update(state, now)
-        self._events.see(state)
+        self._events.update(state)
         self.show(state)
 
     def show(self, state: State) -> None:

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
+from gpuwarden.health.device_memory_conditions import DEVICE_MEMORY_CONDITIONS
 from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
 from gpuwarden.health.gpu_conditions import GPU_CONDITIONS, XID_CONDITIONS
-from gpuwarden.health.memory_conditions import DEVICE_MEMORY_CONDITIONS, RUN_MEMORY_CONDITIONS
 from gpuwarden.health.model import Condition, Occurrence, Severity
 from gpuwarden.health.nvlink_conditions import NVLINK_CONDITIONS
 from gpuwarden.health.run_conditions import RUN_CONDITIONS
+from gpuwarden.health.run_memory_conditions import RUN_MEMORY_CONDITIONS
 from gpuwarden.health.thermal_conditions import THERMAL_CONDITIONS
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity as XidSeverity

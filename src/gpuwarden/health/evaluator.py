@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from gpuwarden.config import rule_settings
 from gpuwarden.config.value_types import DURATION
-from gpuwarden.health import rule_settings
 from gpuwarden.health.conditions import ALERTS, ConditionChecks
 from gpuwarden.health.model import Alert, Condition, Key, filled
 from gpuwarden.state import State

@@ -27,11 +27,8 @@ _NO_LABELS: Labels = {}
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 SEVERITY_RANK: Mapping[str, int] = {"critical": 0, "warning": 1, "info": 2}
-# Levels of pressure that are conditions, with their severity and what the condition's name ends with.
-PRESSURE_LEVELS: tuple[tuple[Level, Severity, str], ...] = (
-    ("critical", "critical", "Critical"),
-    ("some", "warning", ""),
-)
+_PRESSURE_SUFFIXES: Mapping[Level, str] = {"critical": "Critical", "some": ""}  # of the names of conditions
+PRESSURE_SEVERITY: Mapping[Level, Severity] = {"critical": "critical", "some": "warning", "none": "info"}
 
 # Labels by which one subject of an alert is told from another, as one would silence it.
 SUBJECT_LABELS: Mapping[Subject, str] = {"run": "run_id", "gpu": "uuid", "box": "instance"}
@@ -181,6 +178,26 @@ class Alert:
     def key(self) -> Key:
         """Identity of the alert from poll to poll."""
         return self.name, tuple(sorted(self.labels.items()))
+
+
+def pressure_conditions(
+    name: str, subject: Subject, check: Callable[[Level], Check], *, summary: str, look: str, do: str, wrong: str
+) -> tuple[Condition, ...]:
+    """Return the conditions of pressure, one a level: they are shown, and advice goes by them; none has an alert."""
+    return tuple(
+        Condition(
+            name=f"{name}{suffix}",
+            subject=subject,
+            severity=PRESSURE_SEVERITY[level],
+            check=check(level),
+            summary=summary,
+            means=f"Its pressure is *{level}* ([pressure.md](pressure.md)).",
+            look=look,
+            do=do,
+            wrong=wrong,
+        )
+        for level, suffix in _PRESSURE_SUFFIXES.items()
+    )
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.health.model import OUTLIVES_RESTART, PRESSURE_LEVELS, Check, Condition, Occurrence, gpu_text
+from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Occurrence, gpu_text, pressure_conditions
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
@@ -50,19 +50,14 @@ def _slowed(state: State) -> Iterator[Occurrence]:
 
 
 THERMAL_CONDITIONS = (
-    *(
-        Condition(
-            name=f"GpuThermalPressure{suffix}",
-            subject="gpu",
-            severity=severity,
-            check=_pressure(level),
-            summary="A GPU is close to the end of its cooling.",
-            means=f"The thermal pressure of the GPU is *{level}* ([pressure.md](pressure.md)).",
-            look="as for GpuNearThermalSlowdown.",
-            do="as for GpuNearThermalSlowdown.",
-            wrong="the device is built to run at its limit.",
-        )
-        for level, severity, suffix in PRESSURE_LEVELS
+    *pressure_conditions(
+        "GpuThermalPressure",
+        "gpu",
+        _pressure,
+        summary="A GPU is close to the end of its cooling.",
+        look="as for GpuNearThermalSlowdown.",
+        do="as for GpuNearThermalSlowdown.",
+        wrong="the device is built to run at its limit.",
     ),
     Condition(
         name="GpuSlowed",

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.snapshot import Gpu
 from gpuwarden.health.conditions import severity_of, xid_level
-from gpuwarden.health.model import PRESSURE_LEVELS, Severity
+from gpuwarden.health.model import PRESSURE_SEVERITY, Severity
 from gpuwarden.health.run_conditions import END_CONDITIONS
 from gpuwarden.metrics.model import Labels
 from gpuwarden.protocol.messages import Level
@@ -24,7 +24,6 @@ MAX_TEXT = 300  # characters
 
 EventKind = Literal["xid", "gpu", "driver", "pressure", "run_began", "run_ended", "stall", "out_of_memory"]
 
-_OF_PRESSURE: Mapping[Level, Severity] = {level: severity for level, severity, _suffix in PRESSURE_LEVELS}
 _OOM = ("device_oom", "host_oom")
 
 
@@ -66,8 +65,8 @@ class EventLog:
         """Return the events by their times."""
         return sorted(self._events, key=lambda event: -event.timestamp_seconds)
 
-    def see(self, state: State) -> None:
-        """Take a poll; some 10 µs where nothing has changed."""
+    def update(self, state: State) -> None:
+        """Add what has changed since the poll before; some 10 µs where nothing has."""
         self._events.extend(self._changes(state))
 
     def _changes(self, state: State) -> Iterator[Event]:
@@ -119,7 +118,7 @@ class EventLog:
                 gpu = state.snapshot.gpu_with(uuid)
                 name = f"GPU {gpu.identity.index}" if gpu else uuid
                 text = f"{resource} pressure on {name}: {level}" + ("" if was == "none" else f", it was {was}")
-                yield Event(state.snapshot.time, "pressure", _OF_PRESSURE.get(level, "info"), text, uuid)
+                yield Event(state.snapshot.time, "pressure", PRESSURE_SEVERITY[level], text, uuid)
 
     def _of_run(self, run: RunSnapshot, now: float) -> Iterator[Event]:
         run_id, name = run.peer.run_id, run.hello.name

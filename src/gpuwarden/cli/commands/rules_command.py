@@ -9,7 +9,7 @@ import argparse
 
 from gpuwarden.alerts import inhibition, prometheus_rules
 from gpuwarden.cli.common.terminal import WRONG_USE, complain, write
-from gpuwarden.health.rule_settings import SETTINGS
+from gpuwarden.config.rule_settings import SETTINGS
 
 
 def run(parsed: argparse.Namespace) -> int:
