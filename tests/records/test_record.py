@@ -336,7 +336,7 @@ def test_what_one_poll_saw() -> None:
     account = RunUsage(
         {"GPU-0": DeviceUsage("H200", 0.0, 0.0, 0.0, 0.0, throttled={"sw_power_cap": 0.0}, memory_peak=GIB)}
     )
-    bare = replace(run(), growth={}, batch_sizes=None)
+    bare = replace(run(), growth={}, batch_peaks={})
     made = build_record(bare, BEGAN, boot_id=None, user=None, usage=account)
     plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]

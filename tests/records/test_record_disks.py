@@ -41,8 +41,7 @@ async def write_without_end(folder: Path, first: int, told: int) -> None:
     for pid in range(first, 900_000, 5):
         runs = [replace(ended, peer=ProcessKey(each, 1000, 99)) for each in range(pid, pid + 5)]
         receipts.update(JoinedPoll(snapshot(), [*runs, *going_on], time.monotonic()), {})
-        while receipts._writer.is_busy:
-            await asyncio.sleep(0)
+        await receipts._writer.wait(60.0)
         if not receipts._writer.pending:
             os.write(told, b"%d\n" % (pid + 4))
 

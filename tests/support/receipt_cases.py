@@ -123,7 +123,7 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         if ended
         else None,
         histories={UUID: history()},
-        batch_sizes=batch_sizes(),
+        batch_peaks=batch_sizes().peaks({}),
         batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
         growth={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
         host_growth=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),

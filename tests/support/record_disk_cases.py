@@ -43,8 +43,7 @@ async def step(name: str, receipts: Recorder, runs: list[RunSnapshot], later: fl
     """Poll until the disk has all or has failed, and print what is known then."""
     for _ in range(2):  # what is opened in one poll is written in the next
         receipts.update(JoinedPoll(snapshot(), runs, time.monotonic() + later), {})
-        while receipts._writer.is_busy:
-            await asyncio.sleep(0.01)
+        await receipts._writer.wait(60.0)
     listed = len(json.loads(await receipts.listing(1000))["past"])
     print(json.dumps([name, messages.copy(), listed, listed - receipts._writer.pending]), flush=True)
     messages.clear()

@@ -128,7 +128,7 @@ def _device(uuid: str, usage: DeviceUsage, run: RunSnapshot) -> RecordedDevice:
     # Where no time passed between polls, that it was idle and used no energy is not known.
     known = _USAGE_FIELDS if usage.seconds else _MEMORY_FIELDS
     values: dict[str, Any] = {name: getattr(usage, source) for name, source in known.items()}
-    peaks = run.batch_sizes.peaks(uuid, run.histories) if run.batch_sizes else ()
+    peaks = run.batch_peaks.get(uuid, ())
     return RecordedDevice(
         uuid,
         usage.name,

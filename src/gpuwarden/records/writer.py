@@ -56,11 +56,6 @@ class RecordWriter:
         return self._is_open
 
     @property
-    def is_busy(self) -> bool:
-        """True while the database is opened, or rows are written."""
-        return self._task is not None
-
-    @property
     def pending(self) -> int:
         """Number of rows that are not on the disk."""
         return len(self._waiting) + len(self._batch)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
-from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
+from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, SizePeak
 from gpuwarden.analysis.memory.headroom import HeadroomUnknown
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
@@ -53,10 +52,10 @@ class RunSnapshot:
     all. `last_errors` is when the last of each kind was heard of, in Unix time; `ooms` are the allocations that failed
     in the last out-of-memory on GPUs, by UUID. `ending` is there once the run is not up, and may change until it is
     settled. `stall` is there while a step hangs, which it did `stalls` times so far. `histories` of its memory, by
-    UUID, and `batch_sizes` go on after the poll: they are read on the event loop, and kept by nobody. `events` are
-    those that its reports tell of. `advice_connection` is another number each time that it connects anew to read
-    advice, 0 where it does not. `devices` are the UUIDs of its GPUs and MIG instances, while it lives. `verdict` is
-    that of the last out-of-memory.
+    UUID, go on after the poll: they are read on the event loop, and kept by nobody. `batch_peaks` are its memory peaks
+    by batch size, by UUID too. `events` are those that its reports tell of. `advice_connection` is another number each
+    time that it connects anew to read advice, 0 where it does not. `devices` are the UUIDs of its GPUs and MIG
+    instances, while it lives. `verdict` is that of the last out-of-memory.
     """
 
     peer: ProcessKey
@@ -86,7 +85,7 @@ class RunSnapshot:
     devices: tuple[str, ...] = ()
     events: tuple[RunEvent, ...] = ()
     advice_connection: int = 0
-    batch_sizes: BatchSizeTracker | None = field(default=None, compare=False)
+    batch_peaks: Mapping[str, tuple[SizePeak, ...]] = field(default_factory=dict)
     batch_size_advice: BatchSizeAdvice | None = None
 
 

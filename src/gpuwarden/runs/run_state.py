@@ -298,7 +298,7 @@ class RunState:
             devices=tuple(dict.fromkeys(self.uuids.values())) if up else (),
             events=self.events.events,
             advice_connection=self.advice_connection,
-            batch_sizes=self.batch_sizes,
+            batch_peaks=self.batch_sizes.peaks(self.histories),
             batch_size_advice=self.batch_sizes.evaluate(self.hello, self.histories, now),
             growth=self.outlook.update_gpus(self.histories, memory, who, age),
             host_growth=self.outlook.update_host(usage if up else None, available, who, age),

@@ -350,4 +350,4 @@ def test_a_run_without_batch_sizes_has_no_advice() -> None:
     watch = BatchSizeTracker(PriorRuns(), USER)
     watch.add_report(replace(REPORT, memory={"GPU:0": DeviceMemory(1, 2)}), {"GPU:0": "GPU-0"}, 0.0)
     assert look(watch, 0.0) is None
-    assert watch.peaks("GPU-0", {}) == ()
+    assert watch.peaks({}) == {}

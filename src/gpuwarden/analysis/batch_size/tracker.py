@@ -84,9 +84,9 @@ class BatchSizeTracker:
         """Return the least advice of all devices; None where one of them has none."""
         prior_peaks = self._prior_runs.peaks(self._uid, hello)
         found: list[BatchSizeAdvice] = []
-        for uuid in self._peaks:
+        for uuid, peaks in self.peaks(histories).items():
             history = histories.get(uuid)
-            cost = fit_cost(self.peaks(uuid, histories), prior_peaks)
+            cost = fit_cost(peaks, prior_peaks)
             if history is None or history.limit is None or cost is None:
                 return None
             advice = advise(cost, present, history.limit, failed=self._failed, multiple_of=len(self._peaks))
@@ -95,10 +95,10 @@ class BatchSizeTracker:
             found.append(advice)
         return min(found, key=lambda each: each.advised)
 
-    def peaks(self, uuid: str, histories: Mapping[str, MemoryHistory]) -> tuple[SizePeak, ...]:
-        """Return the memory peaks by size on a device."""
-        known, history = self._peaks.get(uuid), histories.get(uuid)
-        if known is None:
-            return ()
-        newest = history.series.newest if history else None
-        return known.peaks(newest.lowest if newest else None)
+    def peaks(self, histories: Mapping[str, MemoryHistory]) -> dict[str, tuple[SizePeak, ...]]:
+        """Return the memory peaks by size, of each device by its UUID."""
+        newest = {uuid: history.series.newest for uuid, history in histories.items()}
+        return {
+            uuid: known.peaks(window.lowest if (window := newest.get(uuid)) else None)
+            for uuid, known in self._peaks.items()
+        }

@@ -41,21 +41,17 @@ class MemoryWindow:
     def joined(self, other: MemoryWindow) -> MemoryWindow:
         """Return this and the window after it as one."""
         low = other if other.lowest <= self.lowest else self
-        return MemoryWindow(
-            self.began,
-            other.ended,
-            other.steps,
-            other.phase,
-            other.epoch,
-            low.lowest,
-            max(self.highest, other.highest),
-            max(self.peak, other.peak),
-            _combine(min, self.headroom, other.headroom),
-            _combine(max, self.others, other.others),
-            _combine(max, self.batch_size, other.batch_size),
-            low.lowest_at,
-            low.peak_at_lowest,
-            other.limit,
+        return replace(
+            other,
+            began=self.began,
+            lowest=low.lowest,
+            highest=max(self.highest, other.highest),
+            peak=max(self.peak, other.peak),
+            headroom=_combine(min, self.headroom, other.headroom),
+            others=_combine(max, self.others, other.others),
+            batch_size=_combine(max, self.batch_size, other.batch_size),
+            lowest_at=low.lowest_at,
+            peak_at_lowest=low.peak_at_lowest,
         )
 
 

@@ -37,14 +37,14 @@ def weights_sign(failure: FailureContext) -> str | None:
     return None
 
 
-def is_for_batch(failure: FailureContext) -> bool:
-    """Return False where the stage or the phase says that the allocation was for something else than a batch."""
-    error = failure.error
-    return error.stage not in ("weights", "optimizer", "input") and (error.phase != "idle" or error.stage is not None)
-
-
 def batch_sign(failure: FailureContext) -> str | None:
-    """Return the surest sign that the allocation grows with the batch; None where there is none."""
+    """Return the surest sign that the allocation grows with the batch; None where there is none.
+
+    There is none where the stage or the phase says that it was for something else.
+    """
+    stage = failure.error.stage
+    if stage in ("weights", "optimizer", "input") or (stage is None and failure.error.phase == "idle"):
+        return None
     return next(_batch_signs(failure), None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.analysis.oom.allocation_origin import batch_sign, is_for_batch, shape_batch, weights_sign
+from gpuwarden.analysis.oom.allocation_origin import batch_sign, shape_batch, weights_sign
 from gpuwarden.analysis.oom.context import FULL_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import capitalized, out_of_room, requested_memory, use_smaller_batch
@@ -77,7 +77,7 @@ def _example_evidence(failure: FailureContext, room: float) -> str | None:
 def find_batch_too_large(failure: FailureContext) -> Finding | None:
     """Find signs that what did not fit grows with the batch."""
     base, room = failure.base, failure.room_or_size
-    sign = batch_sign(failure) if is_for_batch(failure) else None
+    sign = batch_sign(failure)
     if sign is None or (base is not None and room is not None and base > FULL_RATIO * room):
         return None
     if 1 in (shape_batch(failure), failure.batch_size) or not _is_new_or_tight(failure) or failure.had_room:
