@@ -28,7 +28,7 @@ def package_table() -> str:
     for title, parts in [*((layer.title, layer.parts) for layer in reversed(DAEMON_LAYERS)), *client]:
         shown = title
         for part in sorted(set(parts) - HIDDEN):
-            for name in _with_subpackages(ROOT if part == "__init__" else f"{ROOT}.{part}"):
+            for name in _subtree(ROOT if part == "__init__" else f"{ROOT}.{part}"):
                 module = modules()[name]
                 path = module.path.parent if module.is_package and name != ROOT else module.path
                 link = f"../../src/{path.relative_to(FOLDER.parents[1] / 'src')}"
@@ -37,7 +37,7 @@ def package_table() -> str:
     return "\n".join([*rows, ""])
 
 
-def _with_subpackages(name: str) -> list[str]:
+def _subtree(name: str) -> list[str]:
     if name == ROOT:
         return [name]
     return [name, *(other for other, module in modules().items() if module.is_package and other.startswith(f"{name}."))]

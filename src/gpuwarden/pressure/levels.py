@@ -1,4 +1,4 @@
-"""How close runs are to the end of their memory, and GPUs to the end of their cooling: none, some or critical.
+"""Pressure levels, none, some or critical: of runs on their memory, and of GPUs on their cooling.
 
 Pure: from what a poll has found to levels, by thresholds of the configuration. A level rises at once, as a warning that
 waits is none; it falls only when things have been clearly better for a while, so that it does not flicker.

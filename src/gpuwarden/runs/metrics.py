@@ -84,7 +84,7 @@ def _host_growth(reading: Callable[[Leak], float | None]) -> Callable[[RunSnapsh
 
 
 class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
-    """What one run reported, what follows from it together with its GPUs, and what its processes use on the host.
+    """Readings of one run: its reports, conclusions from them and its GPUs, and what its processes use on the host.
 
     The latter has the tier slow, and is there for processes that this daemon sees in `/proc`: [host.md](host.md).
     """

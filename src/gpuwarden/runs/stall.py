@@ -1,4 +1,4 @@
-"""Whether a run hangs: a step under way for much longer than its steps usually take, while its process lives.
+"""Stalls of a run: a step under way for much longer than its steps usually take, while its process lives.
 
 A client has no thread of its own, so one that hangs is silent. Silence alone is no stall: it may have nothing to say
 between steps. The first step of all compiles, for as long as that takes.

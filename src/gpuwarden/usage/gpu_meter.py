@@ -1,4 +1,4 @@
-"""What one GPU did from one poll to the next: its readings and its own counters, turned into differences."""
+"""Meter of one GPU: differences of its readings and of its own counters from one poll to the next."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """What a GPU's counters said in a poll, and when by its clock; of `taken` nothing where it did not answer since."""
+    """Counters of a GPU at its last readings, with the times of these."""
 
     taken: float
     slow_taken: float

@@ -16,7 +16,7 @@ from gpuwarden.cli.top.style import RANK, STYLES, Column, mark, table, text
 from gpuwarden.formatting import format_bytes, format_elapsed
 
 MAX_TROUBLES = 6
-FEW_EVENTS = 3  # where lines are scarce
+MIN_EVENT_LINES = 3  # where lines are scarce
 _UNLIMITED = 10_000  # lines
 _WORDS: Mapping[str, str] = {"critical": "critical", "warning": "to look at", "unknown": "not asked", "ok": "ok"}
 
@@ -38,7 +38,7 @@ def _lines(box: ApiObject, width: int, height: int, now: float) -> Iterator[Rend
     wanted = gpu_lines(gpus), max(len(runs) + bool(dropped), 1), len(events)
     gap = [Text("")] if sum(wanted) + titles <= left else []
     # Events get a few lines, GPUs half of the rest, or what runs leave; events then get what is left over.
-    few = min(len(events), FEW_EVENTS, left // 3)
+    few = min(len(events), MIN_EVENT_LINES, left // 3)
     for_gpus = min(wanted[0], max((left - few) // 2, left - few - wanted[1]))
     for_runs = min(wanted[1], left - few - for_gpus)
     yield from gap
