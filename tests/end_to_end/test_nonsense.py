@@ -41,6 +41,7 @@ from gpuwarden.protocol.messages import (
 from gpuwarden.protocol.validators import MAX_COUNT
 from gpuwarden.records.record import record_from_json
 from gpuwarden.records.recorder import Recorder
+from gpuwarden.runs.outcome import OutcomeTracker
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_snapshot import JoinedPoll
 from gpuwarden.runs.run_state import RunState
@@ -206,7 +207,7 @@ def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog:
     registry.receive(peers[1], End("exit"), 1.0)
     assert registry.received == 3
 
-    monkeypatch.setattr(RunState, "review", lambda record, *_: 1 // (record.peer.pid - 1) and None)
+    monkeypatch.setattr(OutcomeTracker, "update", lambda outcome, *_: 1 // (outcome._pid - 1) and None)
     for _ in range(2):
         assert [run.peer.pid for run in registry.runs(snapshot(gpu(0)), 2.0)] == [2]
     assert registry.rejected["internal"] == 2  # and the message, which the server counts

@@ -82,7 +82,7 @@ def start(tmp_path: Path, config: Path, mock: MockNvml, **altered: Any) -> Daemo
     """Start a daemon, with constants of `records` altered; it is soon settled how a run ended."""
     modules = {"WRITE_SECONDS": "recorder"}
     constants = {f"gpuwarden.records.{modules.get(name, 'writer')}:{name}": value for name, value in altered.items()}
-    constants |= {f"gpuwarden.runs.outcome_evidence:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
+    constants |= {f"gpuwarden.runs.outcome:{name}": 0.5 for name in ("SETTLE_SECONDS", "PATIENCE_SECONDS")}
     program = (str(ROOT / "tests/support/altered_daemon.py"), json.dumps(constants))
     return Daemon(tmp_path / "daemon", "--config", str(config), env=mock.env(gpus=2), program=program)
 

@@ -45,7 +45,7 @@ def busy_history(seconds: int, *, polls: bool = True) -> MemoryHistory:
 def run_on(devices: int, history: MemoryHistory) -> RunSnapshot:
     """Make a run that holds so many devices, with the same history on each."""
     uuids = [f"GPU-12345678-1234-1234-1234-{each:012}" for each in range(devices)]
-    return replace(run(), histories=dict.fromkeys(uuids, history))
+    return replace(run(), memory_windows=dict.fromkeys(uuids, tuple(history.windows)))
 
 
 def usage_on(uuids: Iterable[str]) -> RunUsage:
@@ -56,7 +56,7 @@ def usage_on(uuids: Iterable[str]) -> RunUsage:
 
 def told(made: RunSnapshot) -> RunRecord:
     """Make its receipt."""
-    usage = usage_on(made.histories)
+    usage = usage_on(made.memory_windows)
     return with_timeline(build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=usage), made)
 
 
@@ -127,7 +127,7 @@ def test_story_goes_on_after_a_restart() -> None:
     later = replace(
         run_on(1, busy_history(50)), began=BEGAN + 160, events=(RunEvent(7.0, "pressure", "memory: critical"),)
     )
-    usage = usage_on(later.histories)
+    usage = usage_on(later.memory_windows)
     since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, usage=usage), later)
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
@@ -149,8 +149,8 @@ def test_story_goes_on_after_a_restart() -> None:
 def test_story_of_a_run_that_reports_no_more() -> None:
     """A daemon that has heard no memory of it tells what the one before knew."""
     before = told(run_on(1, busy_history(100)))
-    silent = replace(run_on(1, MemoryHistory()), histories={}, began=BEGAN + 160)
-    usage = usage_on(run_on(1, MemoryHistory()).histories)
+    silent = replace(run_on(1, MemoryHistory()), memory_windows={}, began=BEGAN + 160)
+    usage = usage_on(run_on(1, MemoryHistory()).memory_windows)
     since = with_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, usage=usage), silent)
     assert continue_record(before, continue_timeline(before, since)).devices[0].story == before.devices[0].story
 
@@ -199,7 +199,7 @@ def test_out_of_memory_is_marked() -> None:
 
 def test_share_without_history_has_no_story() -> None:
     """A device on which the run told no memory has no story."""
-    made = replace(run(), histories={"GPU-9": MemoryHistory()})
+    made = replace(run(), memory_windows={"GPU-9": ()})
     assert told(made).devices[0].story is None
     assert isinstance(receipt().devices[0].story, MemoryTimeline)
     assert downsample([], MAX_POINTS) == []

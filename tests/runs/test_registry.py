@@ -15,8 +15,7 @@ from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.codec import ProtocolError
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, End, Error, Hello, Report
 from gpuwarden.runs.metrics import RunReadings
-from gpuwarden.runs.outcome import Ending
-from gpuwarden.runs.outcome_evidence import PATIENCE_SECONDS, SETTLE_SECONDS
+from gpuwarden.runs.outcome import PATIENCE_SECONDS, SETTLE_SECONDS, Ending
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.stall import Stall
 from snapshots import GIB, divided, gpu, snapshot

@@ -72,15 +72,15 @@ def hidden() -> None:
 def test_watch_counts_each_stall_once() -> None:
     """A stall lasts until the next step; the same totals told again are none."""
     watch = StallWatch()
-    watch.hear(REPORT, 100.0)
+    watch.handle_report(REPORT, 100.0)
     assert watch.judge(REPORT, idle, hidden, PATIENCE, 120.0) is None
-    watch.hear(REPORT, 119.0)
+    watch.handle_report(REPORT, 119.0)
     for now in (121.0, 125.0):
         stall = watch.judge(REPORT, idle, hidden, PATIENCE, now)
         assert stall is not None
         assert stall.seconds == now - 100.0
     further = replace(REPORT, steps=6)
-    watch.hear(further, 126.0)
+    watch.handle_report(further, 126.0)
     assert watch.judge(further, idle, hidden, PATIENCE, 127.0) is None
     assert watch.judge(further, idle, hidden, PATIENCE, 150.0) is not None
     assert watch.judge(None, idle, hidden, PATIENCE, 151.0) is None  # it has ended
@@ -90,12 +90,12 @@ def test_watch_counts_each_stall_once() -> None:
 def test_cpu_is_that_since_the_last_look() -> None:
     """What a run used before says nothing of what it does now; the same look twice is one."""
     watch = StallWatch()
-    watch.hear(REPORT, 0.0)
+    watch.handle_report(REPORT, 0.0)
     causes: list[str] = []
     looks = [used(1000.0), used(1000.5), used(1009.5), used(1009.5, "stopped")]
     for number, look in enumerate(looks):
         for now in (100.0 + 10 * number, 101.0 + 10 * number):
-            watch.look(look, now)
+            watch.handle_usage(look, now)
             stall = watch.judge(REPORT, idle, hidden, PATIENCE, now)
             causes.append(stall.cause if stall else "none")
     assert causes == ["waiting"] * 4 + ["cpu_busy"] * 2 + ["stopped"] * 2
@@ -106,13 +106,13 @@ def test_state_is_that_of_the_stall() -> None:
     states: dict[str | None, str] = {"sleeping": "waiting", "running": "cpu_busy", None: "waiting"}
     for state, expected in states.items():
         watch = StallWatch()
-        watch.hear(REPORT, 0.0)
-        watch.look(used(1000.0), 1.0)
-        watch.look(used(1010.0), 11.0)
+        watch.handle_report(REPORT, 0.0)
+        watch.handle_usage(used(1000.0), 1.0)
+        watch.handle_usage(used(1010.0), 11.0)
         moved = replace(REPORT, steps=6)
-        watch.hear(moved, 12.0)
+        watch.handle_report(moved, 12.0)
         stalls = [watch.judge(moved, idle, lambda state=state: state, PATIENCE, now) for now in (33.0, 34.0)]  # type: ignore[misc]
-        watch.look(used(1020.0, "stopped"), 35.0)
+        watch.handle_usage(used(1020.0, "stopped"), 35.0)
         stalls.append(watch.judge(moved, idle, hidden, PATIENCE, 35.0))
         assert [stall and stall.cause for stall in stalls] == [expected, expected, "stopped"]
 

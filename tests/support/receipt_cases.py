@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from gpuwarden.analysis.batch_size.cost_model import BatchCost, advise
-from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
-from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
+from gpuwarden.analysis.batch_size.cost_model import BatchCost, SizePeak, advise
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
@@ -79,16 +76,6 @@ def history() -> MemoryHistory:
     return history
 
 
-def batch_sizes() -> BatchSizeTracker:
-    """Make what it showed of batch sizes."""
-    watch = BatchSizeTracker(PriorRuns(), 1000)
-    report = Report("train", 0, 0.0, (0,) * (len(STEP_BUCKETS) + 1), {"GPU:0": DeviceMemory(GIB, GIB)})
-    watch.add_report(report, {"GPU:0": UUID}, 0.0)
-    told = replace(report, steps=9, memory={"GPU:0": DeviceMemory(10 * GIB, 11 * GIB)})
-    watch.add_report(replace(told, batch_size=64, largest_batch_size=64), {"GPU:0": UUID}, 1.0)
-    return watch
-
-
 def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnapshot:
     """Make a run that has told all there is to tell."""
     report = Report(
@@ -122,8 +109,8 @@ def run(pid: int = 4711, *, ended: bool = True, name: str = "resnet") -> RunSnap
         ending=Ending("failed", "it said: uncaught ResourceExhaustedError", BEGAN + 7980, settled=True)
         if ended
         else None,
-        histories={UUID: history()},
-        batch_peaks=batch_sizes().peaks({}),
+        memory_windows={UUID: tuple(history().windows)},
+        batch_peaks={UUID: (SizePeak(64, floor=10 * GIB, peak=11 * GIB),)},
         batch_size_advice=advise(BatchCost(6.0 * GIB, GIB / 16, GIB / 8, 3, 64, "high"), 64, 11.0 * GIB, failed=64),
         growth={UUID: Leak(1e6, 4 * GIB, TimeLeft(900.0, 800.0, 1000.0))},
         host_growth=Leak(1e5, GIB, TimeLeft(9000.0, 8000.0, None)),

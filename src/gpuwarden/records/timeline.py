@@ -36,10 +36,10 @@ def with_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent
 
     `events` are those that its own reports do not have.
     """
-    most = max_points(len(run.histories))
+    most = max_points(len(run.memory_windows))
     devices = (
-        replace(each, story=_timeline(downsample(run.histories[each.uuid].windows, most)))
-        if each.uuid in run.histories
+        replace(each, story=_timeline(downsample(run.memory_windows[each.uuid], most)))
+        if each.uuid in run.memory_windows
         else each
         for each in record.devices
     )

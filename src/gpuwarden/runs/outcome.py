@@ -1,21 +1,28 @@
-"""Conclusion of how a run ended, from its own goodbye and from the kernel's facts about its process."""
+"""Outcome of a run, concluded from its own goodbye and from the kernel's facts about its process."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.oom.diagnosis_wording import host_memory_growth
+from gpuwarden.gpu.snapshot import Snapshot
+from gpuwarden.host.cgroup_limits import OomKillCounter
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.protocol.messages import End, Error
 from gpuwarden.xid.codes import explain
 
 Outcome = Literal["finished", "failed", "killed", "oom_killed", "aborted", "crashed", "unknown"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+SETTLE_SECONDS = 2.0  # after the process's end: the kernel logs a kill before it, a poll or two read the log
+PATIENCE_SECONDS = 10.0  # for the end of a process after its goodbye, or for an exit status that is not known yet
+XID_SECONDS = 30.0  # before a run's end, in which a fault of its GPU may be the cause
+_SLACK_SECONDS = 1.0  # by which the kernel log's clock may be off
 
 ILLEGAL_ADDRESS = frozenset({13, 31})  # XIDs after which CUDA gives a program nothing but errors
 _AFTERMATH = frozenset({43, 45})  # XIDs that the end of a program causes itself
@@ -130,3 +137,114 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class OutcomeTracker:
+    """Outcome of one run: evidence of its end comes at once and in the next polls, until the ending is settled.
+
+    A settled ending stays: an outcome that has been shown or counted never becomes another. `ended` is None while the
+    run is up; times are monotonic.
+    """
+
+    def __init__(self, pid: int, began: float) -> None:
+        self._pid = pid
+        self._began = began
+        self._counted: set[Outcome] = set()  # a run may say its end again and again
+        self._evidence = Evidence()
+        self._settled: Ending | None = None
+        self._gone: float | None = None  # its process
+        self._at = 0.0  # of the end, in Unix time
+        self.ended: float | None = None
+
+    @property
+    def ending(self) -> Ending | None:
+        """Ending as far as it is known; None while the run is up."""
+        if self.ended is None:
+            return None
+        return self._settled or Ending(*conclude(self._evidence), at=self._at)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the run's process has ended."""
+        return self._gone is not None
+
+    @property
+    def is_open(self) -> bool:
+        """True if the run has ended, and further evidence may change how."""
+        return self.ended is not None and self._settled is None
+
+    def begin(self, now: float, at: float, error: Error | None, host_growth: Leak | None) -> None:
+        """Note that the run has ended; `at` is Unix time."""
+        self.ended, self._at = now, at
+        self._evidence = Evidence(error=error, host_growth=host_growth)
+
+    def resume(self) -> None:
+        """Note that the run goes on, unless how its process ended is known."""
+        if self._evidence.exit_status is None:
+            self.ended = self._gone = self._settled = None
+
+    def handle_farewell(self, farewell: End) -> None:
+        """Add what the run itself says of its end."""
+        self._evidence = replace(self._evidence, farewell=farewell)
+
+    def handle_exit(self, now: float, status: int | None, kills: OomKillCounter | None) -> None:
+        """Add the end of the process, or its exit status as of wait(2), which may come later.
+
+        `kills` counts what the OOM killer killed in its cgroup.
+        """
+        if self._settled is not None:
+            return
+        if self._gone is None:
+            self._gone = now
+            self._evidence = replace(self._evidence, cgroup_oom_kills=kills.since() if kills else 0)
+        if status is not None:
+            self._evidence = replace(self._evidence, exit_status=status)
+
+    def update(self, kills: Iterable[OomKill], uuids: Iterable[str], snapshot: Snapshot, now: float) -> Outcome | None:
+        """Add what a poll knows; return the outcome once it is settled, unless the run had ended that way before.
+
+        `uuids` are those of the run's GPUs and MIG instances.
+        """
+        if not self.is_open:
+            return None
+        if self._gone is not None and self._pid:
+            codes = tuple(_recent_xids(uuids, snapshot, self._at))
+            kill = next((kill for kill in kills if self._is_own(kill, self._gone)), None)
+            self._evidence = replace(self._evidence, oom_kill=kill, xids=codes)
+        return self._settle() if self._is_complete(now) else None
+
+    def conclude(self, *, goes_on: bool) -> Outcome | None:
+        """Settle the ending by what is known, as nothing more will be; return the outcome as `update` does.
+
+        `goes_on`: the process lives, and the run has no connection.
+        """
+        if goes_on:
+            self._evidence = replace(self._evidence, goes_on=True)
+        return self._settle() if self.is_open else None
+
+    def _is_complete(self, now: float) -> bool:
+        """Return whether there was time enough for all evidence to come in."""
+        is_known = self._gone is not None and (self._evidence.exit_status is not None or not self._pid)
+        since = self._gone if self._gone is not None else self.ended
+        return since is not None and now - since >= (SETTLE_SECONDS if is_known else PATIENCE_SECONDS)
+
+    def _settle(self) -> Outcome | None:
+        self._settled = Ending(*conclude(self._evidence), at=self._at, settled=True)
+        outcome = self._settled.outcome
+        if outcome in self._counted:
+            return None
+        self._counted.add(outcome)
+        return outcome
+
+    def _is_own(self, kill: OomKill, gone: float) -> bool:
+        """Return whether a kill is this process's: no other process had its pid while it lived."""
+        after = kill.latest >= self._began - _SLACK_SECONDS
+        return kill.pid == self._pid and after and kill.earliest <= gone + _SLACK_SECONDS
+
+
+def _recent_xids(uuids: Iterable[str], snapshot: Snapshot, at: float) -> Iterator[int]:
+    """Yield the XIDs that GPUs, or those their MIG instances are on, had shortly before `at` (Unix time)."""
+    for gpu in {gpu.identity.uuid: gpu for uuid in uuids if (gpu := snapshot.gpu_with(uuid))}.values():
+        for code, xid in gpu.xids.items():
+            if at - XID_SECONDS <= xid.last <= at + SETTLE_SECONDS:
+                yield code

@@ -92,8 +92,8 @@ class RunRegistry:
             peer,
             hello,
             self._rules,
-            seen=now,
-            named=now,
+            seen_at=now,
+            named_at=now,
             began=self._rules.wall(),
             began_at=now,
         )
@@ -107,8 +107,12 @@ class RunRegistry:
         with the most, unless that is the newcomer's user: the newest one, and not the oldest, since a run that is
         turned away comes back, and the longest history would be lost each time.
         """
-        ended = [(record.inquest.ended, run_id) for run_id, record in self._records.items() if record.inquest]
-        silent = [(each.seen, run_id) for run_id, each in self._records.items() if now - each.seen > self._rules.expiry]
+        ended = [
+            (each.outcome.ended, run_id) for run_id, each in self._records.items() if each.outcome.ended is not None
+        ]
+        silent = [
+            (each.seen_at, run_id) for run_id, each in self._records.items() if now - each.seen_at > self._rules.expiry
+        ]
         if ended or silent:
             self._forget(min(ended or silent)[1], now)
             return True
@@ -144,7 +148,7 @@ class RunRegistry:
         """
         record = self._records.get(peer.run_id)
         if record is not None:
-            record.see_exit(now, status)
+            record.handle_exit(now, status)
 
     def reconnect_advice(self, peer: ProcessKey) -> bool:
         """Note that a run reads advice on another connection: it gets again what holds. Return whether it had one."""
@@ -162,7 +166,7 @@ class RunRegistry:
     def awaits(self, peer: ProcessKey) -> bool:
         """Tell whether the exit status of a run that has ended would still count."""
         record = self._records.get(peer.run_id)
-        return record is not None and record.inquest is not None and not record.inquest.settled
+        return record is not None and record.outcome.is_open
 
     def note_oom_kills(self, kills: Iterable[OomKill]) -> None:
         """Take whom the kernel's OOM killer killed, by pids as this daemon sees them."""
@@ -172,15 +176,15 @@ class RunRegistry:
         """Note that the run has no connection left; unless it comes back it is forgotten in an expiry."""
         record = self._records.get(peer.run_id)
         if record is not None:
-            record.connected, record.seen = False, now
+            record.connected, record.seen_at = False, now
 
     def expire(self, now: float) -> None:
         """Forget runs that ended, or that lost their connection, an expiry ago."""
         for run_id, record in list(self._records.items()):
-            if record.inquest is None and record.connected:
+            if record.up and record.connected:
                 continue  # silent but alive: its totals still hold
-            if now - (record.inquest.ended if record.inquest else record.seen) > self._rules.expiry:
-                lost = " without a connection" if record.inquest is None else ""
+            if now - (record.seen_at if record.outcome.ended is None else record.outcome.ended) > self._rules.expiry:
+                lost = " without a connection" if record.up else ""
                 self._forget(run_id, now)
                 log.info("run=%s name=%r forgotten%s", run_id, record.hello.name, lost)
 
@@ -190,16 +194,16 @@ class RunRegistry:
 
     def living(self) -> dict[int, str]:
         """Return the runs that have not ended, their ids by pid."""
-        return {each.peer.pid: run_id for run_id, each in self._records.items() if each.inquest is None}
+        return {each.peer.pid: run_id for run_id, each in self._records.items() if each.up}
 
     def newest_age(self, now: float) -> float:
         """Return the age in seconds of the newest run that has not ended; infinite where there is none."""
-        living = (now - record.began_at for record in self._records.values() if record.inquest is None)
+        living = (now - record.began_at for record in self._records.values() if record.up)
         return min(living, default=math.inf)
 
     def is_urgent_on_host(self) -> bool:
         """Tell whether a run takes the host's memory so fast that it has to be looked at often."""
-        return any(record.outlook.urgent for record in self._records.values())
+        return any(record.leaks.urgent for record in self._records.values())
 
     def runs(
         self,
@@ -217,7 +221,7 @@ class RunRegistry:
         joined: list[RunSnapshot] = []
         for record in self._records.values():
             try:
-                self._count(record.review(self._oom_kills, snapshot, now))
+                self._count(record.outcome.update(self._oom_kills, record.uuids.values(), snapshot, now))
                 run = record.run(snapshot, usages.get(record.peer), co_tenants, now, available)
             except Exception as error:  # noqa: BLE001 - told; what one run says must not cost the others their poll
                 self._tell_fault(record, error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, SizePeak
 from gpuwarden.analysis.memory.headroom import HeadroomUnknown
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.analysis.memory.memory_history import MemoryHistory
+from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.failed_allocation import Oom
@@ -51,11 +51,10 @@ class RunSnapshot:
     seconds since by a clock that nobody sets, up to its end. `errors` are the last that it told; the report counts them
     all. `last_errors` is when the last of each kind was heard of, in Unix time; `ooms` are the allocations that failed
     in the last out-of-memory on GPUs, by UUID. `ending` is there once the run is not up, and may change until it is
-    settled. `stall` is there while a step hangs, which it did `stalls` times so far. `histories` of its memory, by
-    UUID, go on after the poll: they are read on the event loop, and kept by nobody. `batch_peaks` are its memory peaks
-    by batch size, by UUID too. `events` are those that its reports tell of. `advice_connection` is another number each
-    time that it connects anew to read advice, 0 where it does not. `devices` are the UUIDs of its GPUs and MIG
-    instances, while it lives. `verdict` is that of the last out-of-memory.
+    settled. `stall` is there while a step hangs, which it did `stalls` times so far. `memory_windows` are the history
+    of its memory, and `batch_peaks` what batches of each size took, both by UUID. `events` are those that its reports
+    tell of. `advice_connection` is another number each time that it connects anew to read advice, 0 where it does not.
+    `devices` are the UUIDs of its GPUs and MIG instances, while it lives. `verdict` is that of the last out-of-memory.
     """
 
     peer: ProcessKey
@@ -80,7 +79,7 @@ class RunSnapshot:
     stalls: int = 0
     growth: Mapping[str, Leak] = field(default_factory=dict)
     host_growth: Leak | None = None
-    histories: Mapping[str, MemoryHistory] = field(default_factory=dict, compare=False)
+    memory_windows: Mapping[str, tuple[MemoryWindow, ...]] = field(default_factory=dict)
     verdict: Diagnosis | None = None
     devices: tuple[str, ...] = ()
     events: tuple[RunEvent, ...] = ()

@@ -6,13 +6,19 @@ between steps. The first step of all compiles, for as long as that takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from gpuwarden.gpu.metrics import GpuReadings
+from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.process_tree import HostUsage
 from gpuwarden.protocol.messages import Report
 
+log = logging.getLogger(__name__)
+
+MAX_LOGGED_STALLS = 20  # of a run
 Cause = Literal["stopped", "uninterruptible", "gpu_busy", "cpu_busy", "waiting", "unknown"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 _BY_STATE: Mapping[str | None, Cause] = {"running": "cpu_busy", None: "unknown"}
@@ -71,7 +77,7 @@ def cause(signs: Signs) -> Cause:
 
 
 class StallWatch:
-    """Watches one run. `stalls` counts how often it hung."""
+    """Watch over the steps of one run. `stalls` counts how often it hung."""
 
     def __init__(self) -> None:
         self.stalls = 0
@@ -83,14 +89,14 @@ class StallWatch:
         self._cpus: float | None = None  # that it used
         self._cpus_since = 0.0  # monotonic
 
-    def hear(self, report: Report, now: float) -> None:
-        """Take a report; one that says the same again is no sign of a step."""
+    def handle_report(self, report: Report, now: float) -> None:
+        """Handle a report; one that says the same again is no sign of a step."""
         at = report.steps, report.phase, report.epoch, report.batch, report.stepping
         if at != self._at:
             self._at, self._moved = at, now
 
-    def look(self, usage: HostUsage | None, now: float) -> None:
-        """Take what the run's processes use, which is looked at more seldom than this is called."""
+    def handle_usage(self, usage: HostUsage | None, now: float) -> None:
+        """Handle what the run's processes use, which is sampled more seldom than this is called."""
         if usage is None or (self._looked and self._looked[0] is usage):
             return
         if self._looked:
@@ -123,3 +129,20 @@ class StallWatch:
         cpus = self._cpus if self._cpus_since >= self._moved else None
         self.stall = Stall(silent, cause(Signs(self._state, cpus, gpu())))
         return self.stall
+
+
+def log_change(who: tuple[str, str], before: Stall | None, after: Stall | None, stalls: int, *, up: bool) -> None:
+    """Log a stall's begin and end, of a run's first ones; `who` is its id and name."""
+    if stalls > MAX_LOGGED_STALLS:
+        return
+    if after and not before:
+        log.warning("run=%s name=%r stalls: no step for %.0f s (%s)", *who, after.seconds, after.cause)
+    elif before and not after:
+        end = "goes on" if up else "ended in its stall"
+        log.warning("run=%s name=%r %s after %.0f s without a step", *who, end, before.seconds)
+
+
+def busiest(uuids: Iterable[str], snapshot: Snapshot) -> float | None:
+    """Return how busy the busiest of these GPUs is, as a ratio of its time."""
+    gpus = [gpu for uuid in uuids if (gpu := snapshot.gpu_with(uuid))]
+    return max((busy for gpu in gpus if (busy := gpu.value(GpuReadings.utilization_ratio)) is not None), default=None)

@@ -132,7 +132,7 @@ def test_children_that_hold_device_memory() -> None:
     assert box.poll(crowded, usages={ALICE: usage}).headroom == {"GPU-0": 5 * GIB}
     box.report(GPU0=told(current=20 * GIB))  # the first came before its device was resolved
     run = box.poll(crowded, usages={ALICE: usage})
-    assert run.histories["GPU-0"].windows[-1].others == 3 * GIB
+    assert run.memory_windows["GPU-0"][-1].others == 3 * GIB
     assert held_by_others((7,), "GPU-0", snapshot(crowded)) == 5 * GIB
 
 

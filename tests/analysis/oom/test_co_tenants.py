@@ -200,7 +200,7 @@ def test_run_that_is_listed_by_another_pid(pid: int, peer: ProcessKey) -> None:
     assert run.verdict.cause == "batch_too_large"
     assert "while 20.0 GiB of 80.0 GiB were in use" in run.verdict.evidence
     assert not re.search("process|smaller model", f"{run.verdict.evidence} {run.verdict.next_step}")
-    assert {window.others for window in run.histories["GPU-0"].windows} == {None}
+    assert {window.others for window in run.memory_windows["GPU-0"]} == {None}
     assert run.headroom == {}
 
 

@@ -1,0 +1,88 @@
+"""Errors that one run reported, with the diagnosis of its out-of-memories."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from gpuwarden.analysis.memory.headroom import Headrooms
+from gpuwarden.analysis.oom.diagnoser import Diagnoser, PollFacts, RunFacts
+from gpuwarden.analysis.oom.diagnosis import Diagnosis
+from gpuwarden.analysis.oom.failed_allocation import Oom, ooms_by_gpu
+from gpuwarden.protocol.messages import Error, ErrorKind, Hello, Report
+from gpuwarden.runs.error_log import ErrorLog
+from gpuwarden.runs.run_snapshot import KEPT_ERRORS, SeenError
+
+OOM_KINDS = ("device_oom", "host_oom")
+
+
+class RunErrors:
+    """Errors of one run. Used by one event loop.
+
+    `recent` are the last that it reported one by one, `last` is when the last of each kind was, in Unix time. `ooms`
+    are the allocations that failed in the last out-of-memory on GPUs, by UUID.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.recent: deque[SeenError] = deque(maxlen=KEPT_ERRORS)
+        self.last: dict[ErrorKind, float] = {}
+        self.ooms: Mapping[str, Oom] = {}
+        self._last_device_oom: SeenError | None = None
+        self._diagnoser = Diagnoser()
+        self._log = ErrorLog()
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Diagnosis of the last out-of-memory."""
+        return self._diagnoser.diagnosis
+
+    @property
+    def newest(self) -> Error | None:
+        """Error that was reported last."""
+        return self.recent[-1].error if self.recent else None
+
+    def handle_report(self, report: Report, before: Report | None, at: float) -> None:
+        """Date errors that were only counted; of a first report, `before` is None, nobody knows how old they are."""
+        self._diagnoser.handle_report(report, before)
+        for kind, count in report.errors.items() if before else ():
+            if before and count > before.errors.get(kind, 0):
+                self.last[cast("ErrorKind", kind)] = at
+
+    def handle_error(
+        self, error: Error, hello: Hello, facts: RunFacts | None, left: Headrooms, *, at: float, now: float
+    ) -> None:
+        """Add an error and log it, with a diagnosis by the `facts` of an out-of-memory.
+
+        `left` is the headroom just before, `at` is Unix time, `now` is monotonic.
+        """
+        diagnosis = self._diagnoser.handle_error(error, facts) if facts else None
+        seen = SeenError(error, at, left.now, left.at_peak, diagnosis)
+        self.recent.append(seen)
+        self.last[error.kind] = at
+        if error.kind == "device_oom":
+            self._last_device_oom = seen
+            self.ooms = _ooms(seen, hello, facts.uuids if facts else {})
+        self._log.tell(self._run_id, hello, seen, self.ooms if error.kind == "device_oom" else {}, now)
+
+    def update(self, poll: PollFacts, hello: Hello, uuids: Mapping[str, str], *, up: bool) -> None:
+        """Diagnose the last out-of-memory again by a poll's facts, where none has come since.
+
+        `uuids` are those of the run's devices, while it lived.
+        """
+        if self._last_device_oom and not self.ooms:  # it came before the first poll
+            self.ooms = _ooms(self._last_device_oom, hello, uuids)
+        diagnosis = self._diagnoser.handle_poll(poll, up=up)
+        if diagnosis is None:
+            return
+        for place, seen in reversed(list(enumerate(self.recent))):
+            if seen.error.kind in OOM_KINDS:
+                self.recent[place] = replace(seen, verdict=diagnosis)
+                break
+        self._log.revise(self._run_id, hello, diagnosis)
+
+
+def _ooms(seen: SeenError, hello: Hello, uuids: Mapping[str, str]) -> Mapping[str, Oom]:
+    return ooms_by_gpu(seen.error, hello, uuids, seen.headroom, seen.least_headroom)
