@@ -1,8 +1,4 @@
-"""Architecture of the package as tests: layers, cycles, sizes and names, read from the source without importing it.
-
-The offences that are still there stand in known_offenders.txt, a line each. Whoever mends one removes its line:
-`pytest tests/architecture --write-goldens` removes all that are mended, and never adds one.
-"""
+"""Architecture of the package as tests: layers, cycles, sizes and names, read from the source without importing it."""
 
 from __future__ import annotations
 
@@ -10,16 +6,13 @@ import ast
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-import pytest
+from offenders import assert_none
 
 from tools.architecture import layers
 from tools.architecture.diagram import part_imports, reachable
 from tools.architecture.source import Module, imports, modules, packages_imported
-
-KNOWN = Path(__file__).parent / "known_offenders.txt"
 
 MAX_MODULES = 12  # of a package, without __init__
 MAX_FUNCTION_LINES = 60
@@ -29,53 +22,27 @@ DOCSTRING_OPENING = re.compile(r"(How|What|Who|Whom|Whose|Whether|Where|Why|With
 CONSTANT_NAME = re.compile(r"_?(MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST|FEW)_[A-Z_]+")
 
 
-@pytest.fixture
-def check(request: pytest.FixtureRequest) -> Check:
-    """Compare the offenders of the test's rule with the known ones."""
-    return Check(request.node.name.removeprefix("test_"), write=request.config.getoption("--write-goldens"))
-
-
-class Check:
-    """Comparison of a rule's offenders with the known ones."""
-
-    def __init__(self, rule: str, *, write: bool) -> None:
-        self._rule = rule
-        self._write = write
-
-    def __call__(self, offenders: Iterable[str]) -> None:
-        """Fail with every offender that is not known, and every known one that is mended."""
-        found = {f"{self._rule}: {offender}" for offender in offenders}
-        lines = KNOWN.read_text().splitlines() if KNOWN.exists() else []
-        known = {line for line in lines if line.startswith(f"{self._rule}: ")}
-        if self._write and known - found:
-            KNOWN.write_text("".join(f"{line}\n" for line in lines if line not in known - found))
-            known &= found
-        problems = [f"new: {line}" for line in sorted(found - known)]
-        problems += [f"mended, remove it from {KNOWN.name}: {line}" for line in sorted(known - found)]
-        assert not problems, f"{len(problems)} offenders:\n" + "\n".join(problems)
-
-
-def test_each_module_has_a_layer(check: Check) -> None:
+def test_each_module_has_a_layer() -> None:
     """A new package, or a module at the top, gets its place in tools/architecture/layers.py."""
     sides = (layers.DAEMON_LAYERS, layers.CLIENT_LAYERS)
-    check(name for name in modules() if all(layers.layer_of(name, side) is None for side in sides))
+    assert_none(name for name in modules() if all(layers.layer_of(name, side) is None for side in sides))
 
 
-def test_no_import_runs_upward(check: Check) -> None:
+def test_no_import_runs_upward() -> None:
     """Imports in functions count, and those for types alone."""
-    check(
+    assert_none(
         f"{found.importer.name} imports {found.imported.name}"
         for found in imports()
         if not layers.may_import(found.importer.name, found.imported.name)
     )
 
 
-def test_no_cycle_of_packages(check: Check) -> None:
+def test_no_cycle_of_packages() -> None:
     """Neither with subpackages as packages of their own, nor as parts of the one that they lie in.
 
     Imports that run upward are left out: they have a test, and the others can close a cycle in one layer only.
     """
-    check(
+    assert_none(
         f"{importer} imports {imported}"
         for graph in (packages_imported(layers.may_import), part_imports())
         for importer, all_imported in graph.items()
@@ -84,22 +51,24 @@ def test_no_cycle_of_packages(check: Check) -> None:
     )
 
 
-def test_a_package_has_few_modules(check: Check) -> None:
+def test_a_package_has_few_modules() -> None:
     """Subpackages count apart."""
     sizes: dict[str, int] = defaultdict(int)
     for module in modules().values():
         if not module.is_package:
             sizes[module.name.rpartition(".")[0]] += 1
-    check(f"{package} has more than {MAX_MODULES} modules" for package, size in sizes.items() if size > MAX_MODULES)
+    assert_none(
+        f"{package} has more than {MAX_MODULES} modules" for package, size in sizes.items() if size > MAX_MODULES
+    )
 
 
-def test_no_module_name_twice(check: Check) -> None:
+def test_no_module_name_twice() -> None:
     """A module is found by its name, wherever it lies."""
     names = [(module.path.stem, module.name) for module in modules().values() if module.path.stem not in REPEATED_NAMES]
-    check(_repeated(names))
+    assert_none(_repeated(names))
 
 
-def test_no_public_class_name_twice(check: Check) -> None:
+def test_no_public_class_name_twice() -> None:
     """A class is found by its name, wherever it is."""
     names = [
         (node.name, module.name)
@@ -107,22 +76,22 @@ def test_no_public_class_name_twice(check: Check) -> None:
         for node in module.tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
-    check(_repeated(names))
+    assert_none(_repeated(names))
 
 
-def test_no_private_name_leaves_its_package(check: Check) -> None:
+def test_no_private_name_leaves_its_package() -> None:
     """A name that another package needs is public."""
-    check(
+    assert_none(
         f"{found.importer.name} imports {found.imported.name}.{found.name}"
         for found in imports()
         if found.name and re.match(r"_(?!_)", found.name) and found.importer.package != found.imported.package
     )
 
 
-def test_docstrings_open_with_the_thing_or_the_action(check: Check) -> None:
+def test_docstrings_open_with_the_thing_or_the_action() -> None:
     """A module or class is a thing, a function an action; neither is a question."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    check(
+    assert_none(
         f"{module.name}{'.' if path else ''}{path}: {doc.splitlines()[0]}"
         for module in modules().values()
         for path, node in [("", module.tree), *_walk(module.tree)]
@@ -130,9 +99,9 @@ def test_docstrings_open_with_the_thing_or_the_action(check: Check) -> None:
     )
 
 
-def test_constants_are_named_max_and_min(check: Check) -> None:
+def test_constants_are_named_max_and_min() -> None:
     """Limits are found by MAX_, MIN_ and DEFAULT_."""
-    check(
+    assert_none(
         f"{module.name}.{name}"
         for module in modules().values()
         for name in _assigned(module)
@@ -140,9 +109,9 @@ def test_constants_are_named_max_and_min(check: Check) -> None:
     )
 
 
-def test_functions_are_short(check: Check) -> None:
+def test_functions_are_short() -> None:
     """A function fits on a screen."""
-    check(
+    assert_none(
         f"{module.name}.{path} has more than {MAX_FUNCTION_LINES} lines"
         for module in modules().values()
         for path, node in _walk(module.tree)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
@@ -23,7 +23,13 @@ def listing_offenders() -> Iterator[Case]:
             offenders.append(f"{name}: {error}")
 
     yield case
-    assert not offenders, f"{len(offenders)} cases:\n" + "\n".join(offenders)
+    assert_none(offenders)
+
+
+def assert_none(offenders: Iterable[str]) -> None:
+    """Fail with all offenders, if there are any."""
+    found = sorted(set(offenders))
+    assert not found, f"{len(found)} cases:\n" + "\n".join(found)
 
 
 def for_all(cases: Mapping[str, T]) -> Callable[[Callable[[T], None]], Callable[[], None]]:
