@@ -137,8 +137,8 @@ def test_gpu_down_and_driver_gone() -> None:
     text = "The NVIDIA driver does not answer (driver_not_loaded): no GPU of the box can be read."
     silent = replace(gone, snapshot=replace(gone.snapshot, fault="driver_not_loaded"))
     firing = AlertEvaluator()
-    assert firing.update(silent, 0.0) == ([], [])
-    ((alert,), _ended) = firing.update(silent, 100.0)
+    assert firing.update(silent, 0.0).firing == []
+    (alert,) = firing.update(silent, 100.0).firing
     assert (alert.name, alert.labels, alert.description) == ("GpuwardenDriverFault", {"collector": "nvml"}, text)
 
 
@@ -243,7 +243,8 @@ class Stage:
 
     def see(self, at: float) -> tuple[list[Alert], list[Alert]]:
         """Let a poll be, seconds after the first."""
-        return self.evaluator.update(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
+        states = self.evaluator.update(replace(self.state, snapshot=replace(self.state.snapshot, time=NOW + at)), at)
+        return list(states.firing), list(states.resolved)
 
 
 def test_alert_fires_at_once_and_ends_late() -> None:

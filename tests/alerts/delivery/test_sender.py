@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,16 @@ from message_receivers import HttpReceiver, http_receiver, silent_receiver
 from services import until
 
 from gpuwarden.alerts.delivery import queue as queue_module
-from gpuwarden.alerts.delivery import resolution, sender
+from gpuwarden.alerts.delivery import sender
 from gpuwarden.alerts.delivery.dispatcher import Dispatcher, message_targets
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, Policy
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.secrets import Secret
+from gpuwarden.health import evaluator
 from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.evaluator import AlertStates, Resolution
 from gpuwarden.health.model import Alert
 from gpuwarden.state import DeliveryCounts, State
 from snapshots import snapshot
@@ -48,10 +50,15 @@ class Fires:
 
     def __init__(self) -> None:
         self.alerts: list[Alert] = []
+        self._resolution = Resolution()
 
-    def update(self, _state: State, _now: float) -> tuple[list[Alert], list[Alert]]:
-        """Return what fires."""
-        return self.alerts, []
+    def restore(self, alerts: Iterable[Alert], now: float, wall: float) -> None:
+        """Add what was sent before."""
+        self._resolution.restore(alerts, now, wall)
+
+    def update(self, state: State, now: float) -> AlertStates:
+        """Return what fires, and what of before is confirmed."""
+        return AlertStates(self.alerts, *self._resolution.update(self.alerts, (), state, now))
 
 
 def dispatcher(
@@ -202,7 +209,7 @@ def test_last_words() -> None:
 def test_restart_does_not_tell_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that starts anew tells what is new, and the end of what an earlier one told."""
     monkeypatch.setattr(queue_module, "RESTORED_SECONDS", 0.0)
-    monkeypatch.setattr(resolution, "RESTORED_SECONDS", 0.0)
+    monkeypatch.setattr(evaluator, "RESTORED_SECONDS", 0.0)
     with http_receiver() as server:
         with notifier(to(server), tmp_path / "told") as sink:
             see(sink, gpu_down(1), near_oom())

@@ -12,14 +12,13 @@ from pathlib import Path
 from gpuwarden.alerts.delivery.alertmanager import AlertmanagerTarget
 from gpuwarden.alerts.delivery.apprise import AppriseTarget
 from gpuwarden.alerts.delivery.persistence import SentAlerts
-from gpuwarden.alerts.delivery.resolution import Resolution
 from gpuwarden.alerts.delivery.sender import Sender
 from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.alerts.delivery.validation import warnings
 from gpuwarden.alerts.delivery.webhook import WebhookTarget
 from gpuwarden.config.schema import Config, NotifyConfig
 from gpuwarden.config.state_folder import state_folder
-from gpuwarden.health.evaluator import AlertEvaluator
+from gpuwarden.health.evaluator import AlertEvaluator, AlertStates
 from gpuwarden.state import DeliveryCounts, State
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ class Dispatcher:
 
     def __init__(self, config: Config, folder: Path | None, targets: Iterable[MessageTarget] | None = None) -> None:
         self._evaluator = AlertEvaluator()
-        self._resolution = Resolution()
         self._alertmanagers = [
             Sender(AlertmanagerTarget(url, config)) for url in dict.fromkeys(config.alertmanager.url)
         ]
@@ -53,15 +51,14 @@ class Dispatcher:
             log.info("alerts of severity %s go to %s", sender.target.policy.min_severity, sender.target.place)
 
     def update(self, state: State, now: float) -> None:
-        """Take one poll; `now` is monotonic."""
-        firing, ended = self._evaluator.update(state, now)
+        """Evaluate one poll, and pass its alerts on; `now` is monotonic."""
         for sender in self._notifiers:
-            self._resolution.restore(sender.pop_restored(), now, time.time())
-        unconfirmed, resolved = self._resolution.update(firing, ended, state, now)
+            self._evaluator.restore(sender.pop_restored(), now, time.time())
+        alerts = self._evaluator.update(state, now)
         for sender in self._alertmanagers:  # which are notified of ends as Prometheus does, without confirmation
-            sender.update(firing)
+            sender.update(AlertStates(alerts.firing))
         for sender in self._notifiers:
-            sender.update(firing, unconfirmed, resolved)
+            sender.update(alerts)
 
     async def stop(self) -> None:
         """Send new alerts, for a short time, and end; what hangs is left behind."""

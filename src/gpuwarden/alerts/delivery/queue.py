@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.alerts.inhibition import hidden
+from gpuwarden.health.evaluator import AlertStates
 from gpuwarden.health.model import SEVERITY_RANK, Alert, Key
 
 MAX_ALERTS = 2000  # of each severity; further ones are dropped and counted
@@ -50,13 +51,11 @@ class Queue:
             gone = now + RESTORED_SECONDS if known is None else known.gone
             self._entries[alert.key] = _Entry(known.alert if known else alert, now, sent=now - seconds, gone=gone)
 
-    def update(
-        self, firing: Sequence[Alert], now: float, unconfirmed: Collection[Key] = (), resolved: Iterable[Alert] = ()
-    ) -> None:
-        """Take one poll: what fires, what is gone without a confirmed end, and what has a confirmed end."""
-        current = {alert.key: alert for alert in firing if self._concerns(alert)}
+    def update(self, alerts: AlertStates, now: float) -> None:
+        """Update by the alerts of one poll."""
+        current = {alert.key: alert for alert in alerts.firing if self._concerns(alert)}
         inhibited = hidden(current.values()) if self._policy.inhibits else set()
-        self._note_gone(current, unconfirmed, resolved, now)
+        self._note_gone(current, alerts, now)
         left_out: set[Key] = set()
         count = Counter(entry.alert.condition.severity for entry in self._entries.values())
         for key, alert in current.items():
@@ -79,16 +78,14 @@ class Queue:
                 if entry.sent is not None and self._is_resolved(entry, now):
                     del self._entries[key]
 
-    def _note_gone(
-        self, current: Collection[Key], unconfirmed: Collection[Key], resolved: Iterable[Alert], now: float
-    ) -> None:
+    def _note_gone(self, current: Collection[Key], alerts: AlertStates, now: float) -> None:
         for key, entry in self._entries.items():
-            entry.unconfirmed = key in unconfirmed
+            entry.unconfirmed = key in alerts.unconfirmed
             if entry.unconfirmed:
                 entry.gone = None
             elif key not in current and entry.gone is None:
                 entry.gone = now
-        for alert in resolved:
+        for alert in alerts.resolved:
             if alert.key in self._entries:
                 self._entries[alert.key].alert = alert
 

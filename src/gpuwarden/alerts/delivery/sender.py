@@ -10,13 +10,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, traced
-from gpuwarden.health.model import Alert, Key
+from gpuwarden.health.evaluator import AlertStates
+from gpuwarden.health.model import Alert
 from gpuwarden.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
@@ -71,14 +72,12 @@ class Sender:
             restored, self._restored = self._restored, []
         return restored
 
-    def update(
-        self, firing: Sequence[Alert], unconfirmed: Collection[Key] = (), resolved: Sequence[Alert] = ()
-    ) -> None:
-        """Take one poll, as `Queue.update`. An own fault is logged: it costs this target alone."""
+    def update(self, alerts: AlertStates) -> None:
+        """Update the queue by the alerts of one poll. An own fault is logged: it costs this target alone."""
         now = time.monotonic()
         try:
             with self._turn:
-                self._queue.update(firing, now, unconfirmed, resolved)
+                self._queue.update(alerts, now)
                 if self._next_message() < self._wakes:
                     self._turn.notify()
                 if now - self._sending_since > STUCK_SECONDS:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.alerts.delivery.resolution import RESTORED_SECONDS, Resolution
 from gpuwarden.config.thresholds import DIED_SECONDS, XID_SECONDS
 from gpuwarden.health.conditions import CONDITIONS
+from gpuwarden.health.evaluator import RESTORED_SECONDS, Resolution
 from gpuwarden.health.model import Alert, Key
 from gpuwarden.host import procfs
 from gpuwarden.state import State
