@@ -159,7 +159,7 @@ def test_nonsense_costs_nobody_else(seed: int) -> None:
             registry.receive(peer, _as_sent(liar.message()), now)
         box = liar.box()
         co_tenants = tracker.update(box, Owners(), now)
-        runs = registry.runs(box, now, co_tenants=co_tenants)
+        runs = registry.update(box, now, co_tenants=co_tenants)
         joined = JoinedPoll(box, runs, now, co_tenants=co_tenants)
         usage = accounts.update(joined)
         found = pressure.update(joined)
@@ -209,6 +209,6 @@ def test_fault_of_our_own_costs_one_run(monkeypatch: pytest.MonkeyPatch, caplog:
 
     monkeypatch.setattr(OutcomeTracker, "update", lambda outcome, *_: 1 // (outcome._pid - 1) and None)
     for _ in range(2):
-        assert [run.peer.pid for run in registry.runs(snapshot(gpu(0)), 2.0)] == [2]
+        assert [run.peer.pid for run in registry.update(snapshot(gpu(0)), 2.0)] == [2]
     assert registry.rejected["internal"] == 2  # and the message, which the server counts
     assert sum("please report it" in record.message for record in caplog.records) == 2

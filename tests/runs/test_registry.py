@@ -44,7 +44,7 @@ def test_run_is_joined_with_its_gpu() -> None:
     """Headroom follows from the run's report and the GPU's numbers for its process."""
     runs = registry(ALICE)
     runs.receive(ALICE, report(), 1.0)
-    (run,) = runs.runs(BOX, 2.0)
+    (run,) = runs.update(BOX, 2.0)
     assert run.memory == {"GPU-0": DeviceMemory(20 * GIB, 28 * GIB)}
     assert run.headroom == {"GPU-0": 19 * GIB}  # 10 free + (30 held - 20 in use - 1 overhead)
     assert run.headroom_at_peak == {"GPU-0": 11 * GIB}
@@ -56,9 +56,9 @@ def test_how_long_a_run_lasts() -> None:
     runs = registry()
     peer = ProcessKey(100, 1000, 1)
     runs.receive(peer, Hello("r", "f", {}), 10.0)
-    assert [run.lasted for run in runs.runs(snapshot(), 15.0)] == [5.0]
+    assert [run.lasted for run in runs.update(snapshot(), 15.0)] == [5.0]
     runs.receive(peer, End("exit"), 17.0)
-    assert [run.lasted for run in runs.runs(snapshot(), 30.0)] == [7.0]
+    assert [run.lasted for run in runs.update(snapshot(), 30.0)] == [7.0]
 
 
 def test_run_on_a_mig_instance() -> None:
@@ -67,8 +67,8 @@ def test_run_on_a_mig_instance() -> None:
     runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}, visible_devices="MIG-0-1"), 0.0)
     runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(GIB // 4, GIB // 2)}), 1.0)
     box = snapshot(divided(0, free=(9 * GIB, 3 * GIB), held={ALICE.pid: 1}))
-    assert runs.runs(box, 2.0)[0].headroom == {"MIG-0-1": 3 * GIB}
-    (gone,) = runs.runs(snapshot(gpu(0)), 2.0)
+    assert runs.update(box, 2.0)[0].headroom == {"MIG-0-1": 3 * GIB}
+    (gone,) = runs.update(snapshot(gpu(0)), 2.0)
     assert (gone.memory, gone.headroom, gone.unresolved) == ({}, {}, 1)
 
 
@@ -76,7 +76,7 @@ def test_gpu_that_is_down_has_no_headroom() -> None:
     """An allocator's limit says nothing of what a GPU that does not answer can still give."""
     runs = registry(ALICE)
     runs.receive(ALICE, replace(report(), memory={"GPU:0": DeviceMemory(1, 2, 10)}), 1.0)
-    (run,) = runs.runs(snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost")), 2.0)
+    (run,) = runs.update(snapshot(Gpu(gpu(0).identity, fault="gpu_is_lost")), 2.0)
     assert run.memory == {"GPU-0": DeviceMemory(1, 2, 10)}
     assert run.headroom == {}
 
@@ -86,14 +86,14 @@ def test_later_hello_counts() -> None:
     runs = registry(ALICE)
     for second, name in enumerate(("vit", "bert", "unet"), start=1):
         runs.receive(ALICE, replace(HELLO, name=name, visible_devices=str(second)), float(second))
-    (run,) = runs.runs(BOX, 3.0)
+    (run,) = runs.update(BOX, 3.0)
     assert (run.hello.name, run.hello.visible_devices) == ("resnet", "3")
     for now, name in ((61.0, "vit"), (62.0, "bert")):
         runs.receive(ALICE, replace(HELLO, name=name), now)
-    (run,) = runs.runs(BOX, 62.0)
+    (run,) = runs.update(BOX, 62.0)
     assert run.hello.name == "vit"
     runs.receive(ALICE, report(), 122.0)
-    (run,) = runs.runs(BOX, 122.0)
+    (run,) = runs.update(BOX, 122.0)
     assert run.hello.name == "bert"
 
 
@@ -104,7 +104,7 @@ def test_later_place_waits() -> None:
         runs = registry()
         runs.receive(ALICE, first, 0.0)
         runs.receive(ALICE, changed, 1.0)
-        assert runs.runs(BOX, 2.0)[0].hello == first
+        assert runs.update(BOX, 2.0)[0].hello == first
 
 
 def test_rows_of_a_worker() -> None:
@@ -112,7 +112,7 @@ def test_rows_of_a_worker() -> None:
     runs = registry()
     runs.receive(ALICE, replace(HELLO, job="77", rank=0, world_size=2), 0.0)
     runs.receive(BOB, HELLO, 0.0)
-    assert [RunReadings.info.read(run) for run in runs.runs(BOX, 1.0)] == [
+    assert [RunReadings.info.read(run) for run in runs.update(BOX, 1.0)] == [
         {("resnet", "tensorflow 2.21.0", "7", "1000", "77", "0"): 1},
         {("resnet", "tensorflow 2.21.0", "8", "1001", "", ""): 1},
     ]
@@ -123,10 +123,10 @@ def test_rows_that_are_not_known() -> None:
     runs = registry(ALICE)
     rows = (RunReadings.examples_total, RunReadings.compile_seconds_total, RunReadings.loss)
     runs.receive(ALICE, report(), 1.0)
-    assert [row.read(runs.runs(BOX, 2.0)[0]) for row in rows] == [None, None, None]
+    assert [row.read(runs.update(BOX, 2.0)[0]) for row in rows] == [None, None, None]
     runs.receive(ALICE, replace(report(), examples=640, compile_seconds=0.0, loss=-0.5), 3.0)
-    assert [row.read(runs.runs(BOX, 4.0)[0]) for row in rows] == [640, 0.0, -0.5]
-    assert [row.read(runs.runs(BOX, 99.0)[0]) for row in rows] == [640, 0.0, None]
+    assert [row.read(runs.update(BOX, 4.0)[0]) for row in rows] == [640, 0.0, -0.5]
+    assert [row.read(runs.update(BOX, 99.0)[0]) for row in rows] == [640, 0.0, None]
 
 
 def test_silent_run_makes_room() -> None:
@@ -137,7 +137,7 @@ def test_silent_run_makes_room() -> None:
     with pytest.raises(ProtocolError, match=r"too_many_runs: at most 2 \(runs\.max\)"):
         runs.receive(carol, HELLO, 60.0)
     runs.receive(carol, HELLO, 60.1)
-    assert [run.peer for run in runs.runs(BOX, 60.1)] == [BOB, carol]
+    assert [run.peer for run in runs.update(BOX, 60.1)] == [BOB, carol]
 
 
 def test_silent_run_keeps_its_totals_and_loses_its_gauges() -> None:
@@ -145,7 +145,7 @@ def test_silent_run_keeps_its_totals_and_loses_its_gauges() -> None:
     runs = registry(ALICE)
     runs.receive(ALICE, report(), 1.0)
     runs.expire(100.0)
-    (run,) = runs.runs(BOX, 100.0)
+    (run,) = runs.update(BOX, 100.0)
     assert run.up
     assert not run.current
     assert run.memory == {}
@@ -160,11 +160,11 @@ def test_dead_run_is_gone_one_expiry_later() -> None:
     runs.receive(ALICE, report(), 1.0)
     runs.exited(ALICE, 10.0)
     runs.expire(70.0)
-    (run,) = runs.runs(BOX, 70.0)
+    (run,) = runs.update(BOX, 70.0)
     assert not run.up
     assert run.memory == {}
     runs.expire(70.1)
-    assert runs.runs(BOX, 70.1) == ()
+    assert runs.update(BOX, 70.1) == ()
 
 
 def test_run_that_says_its_end_is_ended() -> None:
@@ -172,10 +172,10 @@ def test_run_that_says_its_end_is_ended() -> None:
     runs = registry(ALICE)
     runs.receive(ALICE, End("completed"), 1.0)
     runs.exited(ALICE, 50.0)
-    (run,) = runs.runs(BOX, 50.0)
+    (run,) = runs.update(BOX, 50.0)
     assert not run.up
     runs.expire(61.1)
-    assert runs.runs(BOX, 61.1) == ()
+    assert runs.update(BOX, 61.1) == ()
 
 
 def test_end_said_again_and_again_counts_once() -> None:
@@ -183,9 +183,9 @@ def test_end_said_again_and_again_counts_once() -> None:
     runs = registry(ALICE)
     for now in (1.0, 50.0, 100.0):
         runs.receive(ALICE, End("completed"), now)
-        runs.runs(BOX, now + PATIENCE_SECONDS)
+        runs.update(BOX, now + PATIENCE_SECONDS)
         runs.receive(ALICE, report(), now + PATIENCE_SECONDS)
-        assert [run.up for run in runs.runs(BOX, now + PATIENCE_SECONDS)] == [True]
+        assert [run.up for run in runs.update(BOX, now + PATIENCE_SECONDS)] == [True]
     assert runs.ended["finished"] == 1
 
 
@@ -195,10 +195,10 @@ def test_run_without_connection_is_forgotten_unless_it_comes_back() -> None:
     runs.disconnected(ALICE, 10.0)
     runs.receive(ALICE, HELLO, 50.0)
     runs.expire(120.0)
-    assert len(runs.runs(BOX, 120.0)) == 1
+    assert len(runs.update(BOX, 120.0)) == 1
     runs.disconnected(ALICE, 130.0)
     runs.expire(191.0)
-    assert runs.runs(BOX, 191.0) == ()
+    assert runs.update(BOX, 191.0) == ()
 
 
 def test_report_before_hello_is_refused() -> None:
@@ -214,7 +214,7 @@ def test_first_that_ended_makes_room_first() -> None:
         runs.receive(peer, HELLO, 0.0)
         runs.exited(peer, ended)
     runs.receive(ProcessKey(pid=9, uid=1000, start=3), HELLO, 6.0)
-    assert [run.peer.pid for run in runs.runs(BOX, 6.0)] == [BOB.pid, 9]
+    assert [run.peer.pid for run in runs.update(BOX, 6.0)] == [BOB.pid, 9]
 
 
 def test_logical_devices_of_one_gpu_add_up() -> None:
@@ -223,7 +223,7 @@ def test_logical_devices_of_one_gpu_add_up() -> None:
     runs.receive(ALICE, Hello("r", "f", {"GPU:0": "GPU-0", "GPU:1": "GPU-0"}), 0.0)
     parts = {"GPU:0": DeviceMemory(1, 2, 10), "GPU:1": DeviceMemory(3, 4, 20)}
     runs.receive(ALICE, Report("train", 1, 0.0, (0,) * (len(STEP_BUCKETS) + 1), parts), 1.0)
-    (run,) = runs.runs(BOX, 1.0)
+    (run,) = runs.update(BOX, 1.0)
     assert run.memory == {"GPU-0": DeviceMemory(4, 6, 30)}
 
 
@@ -234,7 +234,7 @@ def kill(pid: int, at: float) -> OomKill:
 
 def ended(runs: RunRegistry, now: float, box: Snapshot = BOX) -> Ending:
     """Return the ending of the one run, as a poll shows it."""
-    (run,) = runs.runs(box, now)
+    (run,) = runs.update(box, now)
     assert run.ending is not None
     return run.ending
 
@@ -244,7 +244,7 @@ def test_ending_is_refined_until_it_is_settled() -> None:
     runs = registry(ALICE)
     runs.exited(ALICE, 10.0, signal.SIGKILL)
     assert (ended(runs, 10.1).outcome, ended(runs, 10.1).settled) == ("killed", False)
-    runs.note_oom_kills([kill(ALICE.pid, 9.9)])
+    runs.add_oom_kills([kill(ALICE.pid, 9.9)])
     assert (ended(runs, 11.0).outcome, ended(runs, 11.0).settled) == ("oom_killed", False)
     settled = ended(runs, 10.0 + SETTLE_SECONDS)
     assert (settled.outcome, settled.settled, settled.at) == ("oom_killed", True, 1.8e9)
@@ -256,7 +256,7 @@ def test_ending_is_refined_until_it_is_settled() -> None:
 def test_kill_of_another_process_counts_for_nothing() -> None:
     """One of another pid, or of a process that had this pid before the run or after it, is not the run's."""
     runs = registry()
-    runs.note_oom_kills([kill(BOB.pid, 9.9), kill(ALICE.pid, -5.0), kill(ALICE.pid, 15.0)])
+    runs.add_oom_kills([kill(BOB.pid, 9.9), kill(ALICE.pid, -5.0), kill(ALICE.pid, 15.0)])
     runs.receive(ALICE, HELLO, 0.0)
     runs.exited(ALICE, 10.0, signal.SIGKILL)
     assert ended(runs, 12.0).outcome == "killed"
@@ -267,10 +267,10 @@ def test_status_told_late_counts() -> None:
     runs = registry(ALICE)
     runs.exited(ALICE, 10.0)
     assert (ended(runs, 15.0).outcome, ended(runs, 15.0).settled) == ("unknown", False)
-    assert runs.awaits(ALICE)
+    assert runs.awaits_exit_status(ALICE)
     runs.exited(ALICE, 16.0, signal.SIGSEGV)
     assert (ended(runs, 16.0).outcome, ended(runs, 16.0).settled) == ("crashed", True)
-    assert not runs.awaits(ALICE)
+    assert not runs.awaits_exit_status(ALICE)
 
 
 def test_status_that_nobody_tells_is_not_waited_for_without_end() -> None:
@@ -278,7 +278,7 @@ def test_status_that_nobody_tells_is_not_waited_for_without_end() -> None:
     runs = registry(ALICE)
     runs.exited(ALICE, 10.0)
     assert (ended(runs, 10.0 + PATIENCE_SECONDS).outcome, runs.ended["unknown"]) == ("unknown", 1)
-    assert not runs.awaits(ALICE)
+    assert not runs.awaits_exit_status(ALICE)
 
 
 def test_death_after_a_goodbye_is_told() -> None:
@@ -307,7 +307,7 @@ def test_run_of_another_namespace_ends_with_its_connection() -> None:
     runs = registry()
     stranger = ProcessKey(0, 1000, 1)
     runs.receive(stranger, HELLO, 0.0)
-    runs.note_oom_kills([kill(0, 9.9)])
+    runs.add_oom_kills([kill(0, 9.9)])
     runs.exited(stranger, 10.0)
     assert (ended(runs, 12.0).outcome, ended(runs, 12.0).settled) == ("unknown", True)
 
@@ -318,7 +318,7 @@ def test_xids_of_its_gpu_around_its_end_count() -> None:
     for after in (-60.0, -5.0, 1.0, 60.0):
         runs = registry()
         runs.receive(ALICE, replace(HELLO, devices={"GPU:0": None}), 0.0)
-        runs.runs(BOX, 1.0)  # it holds memory there, which it does no longer once it is gone
+        runs.update(BOX, 1.0)  # it holds memory there, which it does no longer once it is gone
         runs.exited(ALICE, 10.0)
         others = replace(gpu(1), xids={13: XidCount(1, 1.8e9)})
         box = snapshot(replace(gpu(0), xids={31: XidCount(1, 1.8e9 + after)}), others)
@@ -339,7 +339,7 @@ def test_reused_pid_is_another_run() -> None:
     runs = registry(ALICE)
     runs.exited(ALICE, 1.0, signal.SIGKILL)
     runs.receive(replace(ALICE, start=9), HELLO, 2.0)
-    old, new = runs.runs(BOX, 4.0)
+    old, new = runs.update(BOX, 4.0)
     assert (old.ending and old.ending.outcome, new.ending, new.up) == ("killed", None, True)
 
 
@@ -357,7 +357,7 @@ def test_kills_in_its_cgroup_count_since_the_last_look(tmp_path: Path) -> None:
     counter.write_text("oom 5\noom_kill 3\n")
     runs = registry(ALICE)
     present = PresentProcesses(0, 1, "running", None, None, OomKillCounter(str(counter), 3))
-    runs.runs(BOX, 1.0, {ALICE: HostUsage(1.0, None, None, present)})
+    runs.update(BOX, 1.0, {ALICE: HostUsage(1.0, None, None, present)})
     counter.write_text("oom 6\noom_kill 4\n")
     runs.exited(ALICE, 2.0, signal.SIGKILL)
     counter.unlink()
@@ -368,11 +368,11 @@ def test_run_that_stalls_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """A stall of the run is on it, with how busy its GPU is, and in the log at its begin and end."""
     runs = registry(ALICE)
     runs.receive(ALICE, replace(report(), stepping=True, step_p95=0.1), 1.0)
-    assert [run.stall for run in runs.runs(BOX, 61.0)] == [None]
+    assert [run.stall for run in runs.update(BOX, 61.0)] == [None]
     busy = snapshot(replace(gpu(0), readings={GpuReadings.utilization_ratio: 0.9}))
-    assert [run.stall for run in runs.runs(busy, 62.0)] == [Stall(61.0, "gpu_busy")]
+    assert [run.stall for run in runs.update(busy, 62.0)] == [Stall(61.0, "gpu_busy")]
     runs.receive(ALICE, replace(report(6), stepping=True, step_p95=0.1), 70.0)
-    (run,) = runs.runs(busy, 71.0)
+    (run,) = runs.update(busy, 71.0)
     assert (run.stall, run.stalls) == (None, 1)
     assert [record.message.split(" ", 2)[2] for record in caplog.records if record.levelname == "WARNING"] == [
         "stalls: no step for 61 s (gpu_busy)",
@@ -390,7 +390,7 @@ def test_crowd_makes_room_for_another_user(caplog: pytest.LogCaptureFixture) -> 
     crowd = of_users(1000, 1000, 1000, 1000)
     runs = registry(*crowd, limit=4)
     runs.receive(BOB, HELLO, 1.0)
-    assert [run.peer for run in runs.runs(BOX, 1.0)] == [*crowd[:3], BOB]
+    assert [run.peer for run in runs.update(BOX, 1.0)] == [*crowd[:3], BOB]
     assert runs.displaced == [crowd[3]]
     assert runs.rejected == {"too_many_runs": 1}
     assert caplog.text.count("gives way to one of uid=1001, who has fewer runs; at most 4") == 1
@@ -402,13 +402,13 @@ def test_users_do_not_take_turns() -> None:
     others = [replace(peer, uid=1001, pid=peer.pid + 100) for peer in crowd]
     runs = registry(*crowd, *others[:2], limit=4)
     even = [*crowd[:2], *others[:2]]
-    assert [run.peer for run in runs.runs(BOX, 1.0)] == even
+    assert [run.peer for run in runs.update(BOX, 1.0)] == even
     for peer in (*crowd[2:], *others[2:], ProcessKey(pid=0, uid=1001, start=1)):
         with pytest.raises(ProtocolError, match="too_many_runs"):
             runs.receive(peer, HELLO, 1.0)
-    assert [run.peer for run in runs.runs(BOX, 1.0)] == even
+    assert [run.peer for run in runs.update(BOX, 1.0)] == even
     runs.receive(ProcessKey(pid=300, uid=1002, start=1), HELLO, 2.0)
-    assert len(runs.runs(BOX, 2.0)) == 4
+    assert len(runs.update(BOX, 2.0)) == 4
 
 
 def test_ended_run_goes_before_a_living_one() -> None:
@@ -417,5 +417,5 @@ def test_ended_run_goes_before_a_living_one() -> None:
     runs = registry(*crowd, limit=3)
     runs.exited(crowd[0], 1.0)
     runs.receive(BOB, HELLO, 2.0)
-    assert [run.peer for run in runs.runs(BOX, 2.0)] == [*crowd[1:], BOB]
+    assert [run.peer for run in runs.update(BOX, 2.0)] == [*crowd[1:], BOB]
     assert runs.displaced == []

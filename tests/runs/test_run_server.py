@@ -62,7 +62,7 @@ class Side:
     @property
     def runs(self) -> tuple[RunSnapshot, ...]:
         """What the registry knows now."""
-        return self.registry.runs(BOX, 0.0)
+        return self.registry.update(BOX, 0.0)
 
     @property
     def outcome(self) -> str | None:

@@ -228,7 +228,7 @@ class TestRuns:
             if message is not None:
                 registry.receive(peer, message, 0)
         snapshot = asyncio.run(poller.poll())
-        (run,) = (run for run in registry.runs(snapshot, 0) if run.hello.name == "resnet50-imagenet")
+        (run,) = (run for run in registry.update(snapshot, 0) if run.hello.name == "resnet50-imagenet")
         size = box.value(PREALLOCATING, "memory_size_bytes")
         assert box.value(PREALLOCATING, "memory_used_bytes") / size > 0.96
         assert min(run.headroom_at_peak.values()) / size > 0.33

@@ -99,7 +99,7 @@ class Box:
         """Join a poll, with what an earlier daemon has counted of the first run; return what each run used."""
         now = float(self.seconds)
         found = snapshot(self.gpu()) if seen is None else seen
-        runs = self.registry.runs(found, now)
+        runs = self.registry.update(found, now)
         return list(self.accounts.update(JoinedPoll(found, runs, now), {ALICE.run_id: earlier}).values())
 
     def poll(self, seconds: int, before_each: Callable[[], object] = lambda: None) -> DeviceUsage:
@@ -365,7 +365,7 @@ class WithReceipts:
         for _ in range(seconds):
             self.box.pass_second()
             seen, now = snapshot(self.box.gpu()), float(self.box.seconds)
-            runs = self.box.registry.runs(seen, now)
+            runs = self.box.registry.update(seen, now)
             poll = JoinedPoll(seen, runs, now)
             usage = self.box.accounts.update(poll, self.receipts.resume(runs))
             self.receipts.update(poll, usage)

@@ -294,7 +294,7 @@ def test_it_is_written_once_a_poll_and_never_an_old_one(tmp_path: Path, monkeypa
         await warden.poll()
         assert warden.routes.serve_state(REQUEST).body != first
         assert warden.routes.serve_history(REQUEST).body is history  # no new point so soon
-        monkeypatch.setattr(RunRegistry, "runs", lambda *_: 1 / 0)
+        monkeypatch.setattr(RunRegistry, "update", lambda *_: 1 / 0)
         await warden.poll_or_clear()
         assert warden.routes.serve_state(REQUEST).status == warden.routes.serve_history(REQUEST).status == 503
 

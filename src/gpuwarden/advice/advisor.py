@@ -107,11 +107,11 @@ class Advisor:
         return _together([self._advise(run, facts) for run in living])
 
     def confirm(self, sent: Iterable[AdviceMessage], now: float) -> None:
-        """Note which messages of the last poll were sent; the others are tried again for as long as they hold."""
+        """Record which messages of the last poll were sent; the others are tried again for as long as they hold."""
         for message in sent:
             state = self._states[message.run.run_id]
             state.serial = message.advice.serial
-            state.told[message.matter] = message.advice.level
+            state.levels[message.matter] = message.advice.level
             state.sent[message.matter.kind] += 1
             if message.matter.kind == "neighbour":
                 state.neighbour_at = now
@@ -127,7 +127,7 @@ class Advisor:
         state, hears = self._states[run.peer.run_id], run.hello.hears
         if state.connection != run.advice_connection:
             state.connection = run.advice_connection
-            state.told.clear()
+            state.levels.clear()
         gpus = {uuid: gpu for uuid in run.devices if (gpu := facts.gpus.get(uuid))}
         matters = dict(self._matters(run, gpus, facts))
         events: list[RunEvent] = []
@@ -138,7 +138,7 @@ class Advisor:
         messages: list[AdviceMessage] = []
         if hears:
             matters.update(self._co_tenants(run, gpus, facts))
-            messages = self._messages(run, state, _news(state.told, matters), facts.poll.now)
+            messages = self._messages(run, state, _news(state.levels, matters), facts.poll.now)
         run_id, advised = run.peer.run_id, AdviceRound(tuple(messages), {run.peer.run_id: tuple(events)})
         if not (hears or self._alerting):
             return advised

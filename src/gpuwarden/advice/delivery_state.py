@@ -55,14 +55,14 @@ class AdviceRound:
 class DeliveryState:
     """State of one run's advice. Used by one event loop.
 
-    `told` holds what the run believes: of each matter the level that it was sent, as long as that holds. It is cleared
+    `levels` are those that the run knows: of each matter the one that it was sent, as long as that holds. It is cleared
     when the run reconnects, which then gets what holds. `recorded` is what its record has. `serial` is the last
     message's.
     """
 
     connection: int = 0  # on which it last read advice
     serial: int = 0
-    told: dict[Matter, Level] = field(default_factory=dict)
+    levels: dict[Matter, Level] = field(default_factory=dict)
     recorded: dict[Matter, Level] = field(default_factory=dict)
     sent: dict[AdviceKind, int] = field(default_factory=lambda: dict.fromkeys(ADVICE_KINDS, 0))
     neighbour_at: float | None = None  # monotonic: when it was last advised of one

@@ -41,7 +41,7 @@ def short_name(gpu: Gpu) -> str:
 
 
 def memory_text(limits: Limits, memory: RunPressure, name: str) -> str:
-    """Say how much memory a run has left."""
+    """Return how much memory a run has left, in words."""
     ahead = memory.seconds_to_oom
     by_time = ahead is not None and RANK[memory_level(limits, memory.share, None)] < RANK[memory.level]
     what = (_AHEAD_IS if by_time else _MEMORY_IS)[memory.level]
@@ -53,13 +53,13 @@ def memory_text(limits: Limits, memory: RunPressure, name: str) -> str:
 
 
 def thermal_text(gpu: Gpu, level: Level, name: str) -> str:
-    """Say how hot a GPU is."""
+    """Return how hot a GPU is, in words."""
     margin = gpu.value(GpuReadings.temperature_margin_celsius)
     return _HEAT_IS[level].format(name) + (f": {margin:.0f} °C below its slowdown" if margin is not None else "")
 
 
 def co_tenant_text(memory: RunPressure, pid: int, co_tenant: CoTenant, owners: ProcessOwners | None, name: str) -> str:
-    """Say which process has taken memory that a run could have had."""
+    """Return which process has taken memory that a run could have had, in words."""
     who = f" of user {owners.get('user', UNKNOWN)}" if owners else ""
     if owners and "run" in owners:
         who += f", run {owners['run']}"
@@ -71,11 +71,11 @@ def co_tenant_text(memory: RunPressure, pid: int, co_tenant: CoTenant, owners: P
 
 
 def loss_text(fault: str, name: str) -> str:
-    """Say that a GPU does not answer."""
+    """Return in words that a GPU does not answer."""
     return f"{name} does not answer the driver any more: {fault}"
 
 
 def xid_text(code: int, name: str) -> str:
-    """Say what an XID means."""
+    """Return what an XID means, in words."""
     xid = explain(code)
     return f"{name} met XID {code}: {xid.meaning} {xid.action.value}"

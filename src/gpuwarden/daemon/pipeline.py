@@ -114,7 +114,7 @@ class Pipeline:
         # Only now: what the kernel logged of a run that ended meanwhile is to be read before its end is shown.
         logged = self.kernel_log.read() if self.kernel_log else []
         if self.knows_pids_of_kernel_log:
-            self.registry.note_oom_kills(oom_killer.parse_oom_kills(logged))
+            self.registry.add_oom_kills(oom_killer.parse_oom_kills(logged))
         return self.join(self.xids.attach(snapshot, logged), time.monotonic(), counts)
 
     def join(self, snapshot: Snapshot, now: float, counts: Counts) -> State:
@@ -125,7 +125,7 @@ class Pipeline:
         sample = self._sample_host(now)
         owners = self.owners.join(snapshot, self.registry.living())
         co_tenants = self.co_tenants.update(snapshot, owners, now)
-        runs = self.registry.runs(snapshot, now, sample.usages, co_tenants, available=sample.available)
+        runs = self.registry.update(snapshot, now, sample.usages, co_tenants, available=sample.available)
         poll = JoinedPoll(snapshot, runs, now, owners, co_tenants)
         usage = self.accountant.update(poll, self.recorder.resume(runs))
         pressure = self.pressure.update(poll)
@@ -192,7 +192,7 @@ class Pipeline:
         )
 
     def _access(self) -> Mapping[str, bool]:
-        """Say of each source that needs a permission, and is there, whether the daemon may read it."""
+        """Return of each source that needs a permission, and is there, whether the daemon may read it."""
         known = {"nvml_events": self.xids.events.listening, **self.containers.access()}
         if self.kernel_log is not None:
             known["kernel_log"] = self.kernel_log.readable
@@ -245,7 +245,7 @@ def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
         expiry=config.runs.expiry,
         overhead=config.runs.context_overhead,
         patience=Patience(config.runs.stall_factor, config.runs.stall_after),
-        predecessors=prior_runs,
+        prior_runs=prior_runs,
         alerting=config.alerting,
     )
 

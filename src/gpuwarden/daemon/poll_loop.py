@@ -35,7 +35,7 @@ class PollLoop:
         return self._loop is not None
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take requests from other threads for this event loop from now on."""
+        """Accept requests from other threads for this event loop from now on."""
         self._loop = loop
 
     async def run(self, poll: Callable[[], Awaitable[object]], is_over: Callable[[], bool]) -> None:

@@ -10,7 +10,7 @@ from gpuwarden.state import State
 
 
 def is_listening() -> bool:
-    """Tell whether there is a service manager that wants to know."""
+    """Return whether there is a service manager to notify."""
     return "NOTIFY_SOCKET" in os.environ
 
 
@@ -29,7 +29,7 @@ def notify(*assignments: str) -> None:
 
 
 def notify_ready(longest_silence: float) -> None:
-    """Say that the daemon is up, and that its watchdog must bear so many seconds of silence."""
+    """Notify that the daemon is up, and that its watchdog must bear so many seconds of silence."""
     watchdog = float(os.environ.get("WATCHDOG_USEC") or 0) / 1e6
     if 0 < watchdog < longest_silence:
         notify("READY=1", f"WATCHDOG_USEC={longest_silence * 1e6:.0f}")

@@ -52,7 +52,7 @@ class LevelHysteresis:
     worst: Level = "none"  # since then
 
     def update(self, strictly: Level, clearly: Level, hold: float, now: float) -> Level:
-        """Take the level by the thresholds, and the one that leaves no doubt; return the one that stands."""
+        """Update with the level by the thresholds and the one that leaves no doubt; return the one that stands."""
         if RANK[strictly] > RANK[self.level]:
             self.level, self.better_since = strictly, None
         elif RANK[clearly] >= RANK[self.level]:
@@ -146,10 +146,10 @@ class PressureWatch:
         slowed = [gpu.value(GpuReadings.clock_event_active, reason) for reason in (_BY_DRIVER, _BY_HARDWARE)]
         if margin is None and slowed == [None, None]:
             return
-        uuid, told = gpu.identity.uuid, (bool(slowed[0]), bool(slowed[1]))
+        uuid, slowed_by = gpu.identity.uuid, (bool(slowed[0]), bool(slowed[1]))
         standing = self._thermal.setdefault(uuid, LevelHysteresis())
-        strictly = thermal_level(self._limits, margin, told)
-        clearly = thermal_level(self._limits, margin, told, CLEARLY_COOLER)
+        strictly = thermal_level(self._limits, margin, slowed_by)
+        clearly = thermal_level(self._limits, margin, slowed_by, CLEARLY_COOLER)
         levels[uuid, "thermal"] = standing.update(strictly, clearly, self._limits.hold, now)
 
 

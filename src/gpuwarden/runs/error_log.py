@@ -1,4 +1,4 @@
-"""One log line for an error that a run told: of a run that errs again and again one a minute and kind."""
+"""Log of the errors that a run reports: one line a minute and kind."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _BEFORE = 80  # of these before what the message's kind shows by
 
 
 class ErrorLog:
-    """Writes the lines of one run; `now` is monotonic."""
+    """Log of one run's errors; `now` is monotonic."""
 
     def __init__(self) -> None:
-        self._told: dict[ErrorKind, float] = {}
-        self._untold: dict[ErrorKind, int] = {}
-        self._said = False  # the last error
+        self._logged_at: dict[ErrorKind, float] = {}
+        self._suppressed: dict[ErrorKind, int] = {}
+        self._is_last_logged = False  # the last error
 
-    def tell(self, run_id: str, hello: Hello, seen: SeenError, oom: Mapping[str, Oom], now: float) -> None:
-        """Write the error's line, or count it where its kind was told a short time ago."""
+    def log_error(self, run_id: str, hello: Hello, seen: SeenError, oom: Mapping[str, Oom], now: float) -> None:
+        """Log an error, or count it where its kind was logged a short time ago."""
         error, verdict = seen.error, seen.verdict
-        last = self._told.get(error.kind)
-        self._said = last is None or now - last >= QUIET_SECONDS
-        if not self._said:
-            self._untold[error.kind] = self._untold.get(error.kind, 0) + 1
+        last = self._logged_at.get(error.kind)
+        self._is_last_logged = last is None or now - last >= QUIET_SECONDS
+        if not self._is_last_logged:
+            self._suppressed[error.kind] = self._suppressed.get(error.kind, 0) + 1
             return
-        self._told[error.kind] = now
-        untold = self._untold.pop(error.kind, 0)
+        self._logged_at[error.kind] = now
+        suppressed = self._suppressed.pop(error.kind, 0)
         log.warning(
             "run=%s name=%r kind=%s phase=%s steps=%d: %s%s%s",
             run_id,
@@ -45,14 +45,14 @@ class ErrorLog:
             error.steps,
             _line(error, hello, oom),
             f"; verdict {verdict.cause}: {verdict.evidence} {verdict.next_step}" if verdict else "",
-            f" (and {untold} more since the last line)" if untold else "",
+            f" (and {suppressed} more since the last line)" if suppressed else "",
         )
 
-    def revise(self, run_id: str, hello: Hello, verdict: Diagnosis) -> None:
-        """Write that a verdict came out otherwise by fresher facts, where its error was told."""
-        if self._said:
-            told = verdict.cause, verdict.evidence, verdict.next_step
-            log.warning("run=%s name=%r by the next poll, verdict %s: %s %s", run_id, hello.name, *told)
+    def log_revision(self, run_id: str, hello: Hello, verdict: Diagnosis) -> None:
+        """Log that a diagnosis came out otherwise by fresher facts, where its error was logged."""
+        if self._is_last_logged:
+            words = verdict.cause, verdict.evidence, verdict.next_step
+            log.warning("run=%s name=%r by the next poll, verdict %s: %s %s", run_id, hello.name, *words)
 
 
 def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
@@ -64,7 +64,7 @@ def _line(error: Error, hello: Hello, oom: Mapping[str, Oom]) -> str:
 
 
 def _excerpt(text: str, at: int | None) -> str:
-    """Give of a long message what its kind shows by; of one of no known kind the front and the end."""
+    """Return of a long message what its kind shows by; of one of no known kind the front and the end."""
     if len(text) <= _MAX_TEXT:
         return text
     if at is None:
@@ -93,7 +93,7 @@ def _device(uuid: str, oom: Oom) -> str:
 
 
 def _in_use(error: Error, hello: Hello) -> list[str]:
-    """Say what was in use on the devices that the allocations name."""
+    """Return what was in use on the devices that the allocations name."""
     devices = dict.fromkeys(resolve_device(hello, each.device) for each in error.allocations)
     return [f"{device}: in use {_of(error.memory[device])}" for device in devices if device and device in error.memory]
 

@@ -128,7 +128,7 @@ class RunReadings(Table[RunSnapshot], prefix="gpuwarden_run_", key=("run_id",)):
         "gpuwarden_run_examples_total", "counter", "", "Examples the run has trained on, where the size of its batches is known.",
         lambda run: run.report.examples if run.report else None, source="report, docs/keras.md")
     batch_size_advised = Metric[RunSnapshot](
-        "gpuwarden_run_batch_size_advised", "gauge", "", "Largest usual batch size that should fit with a margin, by what the run and its predecessors showed; nothing where evidence is thin.",
+        "gpuwarden_run_batch_size_advised", "gauge", "", "Largest usual batch size that should fit with a margin, by what the run and its prior_runs showed; nothing where evidence is thin.",
         lambda run: run.batch_size_advice.advised if run.batch_size_advice and run.current else None, source="report, docs/batch-size.md")
     compile_seconds_total = Metric[RunSnapshot](
         "gpuwarden_run_compile_seconds_total", "counter", "seconds", "Time of training steps that traced or compiled a function, where that is known.",

@@ -86,7 +86,7 @@ def _conclude(evidence: Evidence) -> tuple[Outcome, list[str]]:
         code = os.WEXITSTATUS(status)
         return ("failed", [f"exit status {code}", *_oom_beside(evidence)]) if code else ("finished", ["exit status 0"])
     if evidence.oom_kill is not None:
-        return "oom_killed", [_told(evidence.oom_kill)]
+        return "oom_killed", [_oom_kill_text(evidence.oom_kill)]
     if evidence.farewell is not None:
         return evidence.farewell.outcome, []
     return _of_silence(evidence)
@@ -96,7 +96,7 @@ def _of_signal(status: int, evidence: Evidence) -> tuple[Outcome, list[str]]:
     number = os.WTERMSIG(status)
     ended_by = f"ended by {_name(number)}{', with a core dump' if os.WCOREDUMP(status) else ''}"
     if number == signal.SIGKILL and evidence.oom_kill is not None:
-        return "oom_killed", [_told(evidence.oom_kill)]
+        return "oom_killed", [_oom_kill_text(evidence.oom_kill)]
     if number == signal.SIGKILL and evidence.cgroup_oom_kills:
         return "oom_killed", [ended_by, *_oom_beside(evidence)]
     if number == signal.SIGABRT:
@@ -116,7 +116,7 @@ def _of_silence(evidence: Evidence) -> tuple[Outcome, list[str]]:
     return "unknown", [gone]
 
 
-def _told(kill: OomKill) -> str:
+def _oom_kill_text(kill: OomKill) -> str:
     where = {True: "its cgroup was", False: "the host was", None: "its cgroup or the host was"}[kill.in_cgroup]
     return f"the kernel log says that the OOM killer killed it: {where} out of memory"
 
@@ -174,12 +174,12 @@ class OutcomeTracker:
         return self.ended is not None and self._settled is None
 
     def begin(self, now: float, at: float, error: Error | None, host_growth: Leak | None) -> None:
-        """Note that the run has ended; `at` is Unix time."""
+        """Begin to collect evidence, as the run has ended; `at` is Unix time."""
         self.ended, self._at = now, at
         self._evidence = Evidence(error=error, host_growth=host_growth)
 
     def resume(self) -> None:
-        """Note that the run goes on, unless how its process ended is known."""
+        """Discard the end, as the run goes on, unless how its process ended is known."""
         if self._evidence.exit_status is None:
             self.ended = self._gone = self._settled = None
 

@@ -45,11 +45,11 @@ class RunRegistry:
         overhead: float,
         patience: Patience = _PATIENCE,
         wall: Callable[[], float] = time.time,
-        predecessors: PriorRuns | None = None,
+        prior_runs: PriorRuns | None = None,
         alerting: bool = False,
     ) -> None:
         self._limit = limit
-        self._rules = Rules(expiry, overhead, patience, wall, predecessors or PriorRuns(), alerting)
+        self._rules = Rules(expiry, overhead, patience, wall, prior_runs or PriorRuns(), alerting)
         self._records: dict[str, RunState] = {}
         self._oom_kills: deque[OomKill] = deque(maxlen=KEPT_OOM_KILLS)
         self._advice_connections = itertools.count(1)
@@ -71,12 +71,12 @@ class RunRegistry:
         try:
             is_urgent = record.handle(message, now)
         except Exception as error:
-            self._tell_fault(record, error)
+            self._log_fault(record, error)
             raise ProtocolError("internal", f"{type(error).__name__}: the log of the daemon says more") from error
         self.received += 1
         return is_urgent
 
-    def _tell_fault(self, record: RunState, fault: Exception) -> None:
+    def _log_fault(self, record: RunState, fault: Exception) -> None:
         """Log a fault of our own with its traceback, the first time: one that lasts would come with each message."""
         if not self.rejected["internal"]:
             log.error(
@@ -101,7 +101,7 @@ class RunRegistry:
         return record
 
     def _make_room(self, newcomer: ProcessKey, now: float) -> bool:
-        """Give up one run for a new one; return whether there was one to give up.
+        """Drop one run for a new one; return whether there was one to drop.
 
         That is the run that ended first, or the one silent for longest, past its expiry. Else it is a run of the user
         with the most, unless that is the newcomer's user: the newest one, and not the oldest, since a run that is
@@ -138,11 +138,11 @@ class RunRegistry:
             self.ended[outcome] += 1
 
     def knows(self, peer: ProcessKey) -> bool:
-        """Tell whether the peer is a run that counts."""
+        """Return whether the peer is a run that counts."""
         return peer.run_id in self._records
 
     def exited(self, peer: ProcessKey, now: float, status: int | None = None) -> None:
-        """Note that the process is gone: its memory is free again, its totals stay until their expiry.
+        """Handle the end of a process: its memory is free again, its totals stay until their expiry.
 
         `status` is its exit status as of wait(2); one that is told later is taken by another call.
         """
@@ -151,7 +151,7 @@ class RunRegistry:
             record.handle_exit(now, status)
 
     def reconnect_advice(self, peer: ProcessKey) -> bool:
-        """Note that a run reads advice on another connection: it gets again what holds. Return whether it had one."""
+        """Handle that a run reads advice on another connection: it gets again what holds. Return whether it had one."""
         record = self._records.get(peer.run_id)
         if record is None:
             return False
@@ -163,17 +163,17 @@ class RunRegistry:
         for run_id, record in self._records.items():
             record.advice_limits = limits.get(run_id, {})
 
-    def awaits(self, peer: ProcessKey) -> bool:
-        """Tell whether the exit status of a run that has ended would still count."""
+    def awaits_exit_status(self, peer: ProcessKey) -> bool:
+        """Return whether the exit status of a run that has ended would still count."""
         record = self._records.get(peer.run_id)
         return record is not None and record.outcome.is_open
 
-    def note_oom_kills(self, kills: Iterable[OomKill]) -> None:
-        """Take whom the kernel's OOM killer killed, by pids as this daemon sees them."""
+    def add_oom_kills(self, kills: Iterable[OomKill]) -> None:
+        """Add kills by the kernel's OOM killer, with pids as this daemon sees them."""
         self._oom_kills.extend(kills)
 
     def disconnected(self, peer: ProcessKey, now: float) -> None:
-        """Note that the run has no connection left; unless it comes back it is forgotten in an expiry."""
+        """Handle that a run has no connection left; unless it comes back it is dropped after an expiry."""
         record = self._records.get(peer.run_id)
         if record is not None:
             record.connected, record.seen_at = False, now
@@ -202,10 +202,10 @@ class RunRegistry:
         return min(living, default=math.inf)
 
     def is_urgent_on_host(self) -> bool:
-        """Tell whether a run takes the host's memory so fast that it has to be looked at often."""
+        """Return whether a run takes the host's memory so fast that it has to be sampled often."""
         return any(record.leaks.urgent for record in self._records.values())
 
-    def runs(
+    def update(
         self,
         snapshot: Snapshot,
         now: float,
@@ -224,7 +224,7 @@ class RunRegistry:
                 self._count(record.outcome.update(self._oom_kills, record.uuids.values(), snapshot, now))
                 run = record.run(snapshot, usages.get(record.peer), co_tenants, now, available)
             except Exception as error:  # noqa: BLE001 - told; what one run says must not cost the others their poll
-                self._tell_fault(record, error)
+                self._log_fault(record, error)
                 self.rejected["internal"] += 1
                 continue
             joined.append(run)

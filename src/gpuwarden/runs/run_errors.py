@@ -65,7 +65,7 @@ class RunErrors:
         if error.kind == "device_oom":
             self._last_device_oom = seen
             self.ooms = _ooms(seen, hello, facts.uuids if facts else {})
-        self._log.tell(self._run_id, hello, seen, self.ooms if error.kind == "device_oom" else {}, now)
+        self._log.log_error(self._run_id, hello, seen, self.ooms if error.kind == "device_oom" else {}, now)
 
     def update(self, poll: PollFacts, hello: Hello, uuids: Mapping[str, str], *, up: bool) -> None:
         """Diagnose the last out-of-memory again by a poll's facts, where none has come since.
@@ -81,7 +81,7 @@ class RunErrors:
             if seen.error.kind in OOM_KINDS:
                 self.recent[place] = replace(seen, verdict=diagnosis)
                 break
-        self._log.revise(self._run_id, hello, diagnosis)
+        self._log.log_revision(self._run_id, hello, diagnosis)
 
 
 def _ooms(seen: SeenError, hello: Hello, uuids: Mapping[str, str]) -> Mapping[str, Oom]:

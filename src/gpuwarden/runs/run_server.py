@@ -87,10 +87,10 @@ class RunServer:
         if self._listener is not None and not self._is_in_place():
             self._restore(self._listener)
         for peer, pidfd in list(self._unexplained.items()):
-            status = read_exit_status(pidfd, peer.pid, peer.start) if self._registry.awaits(peer) else None
+            status = read_exit_status(pidfd, peer.pid, peer.start) if self._registry.awaits_exit_status(peer) else None
             if status is not None:
                 self._registry.exited(peer, time.monotonic(), status)
-            if status is not None or not self._registry.awaits(peer):
+            if status is not None or not self._registry.awaits_exit_status(peer):
                 os.close(self._unexplained.pop(peer))
         for peer in list(self._pidfds):  # the process of an ended run may live on for long
             if peer not in self._of_process and not self._registry.knows(peer):
@@ -210,7 +210,7 @@ class RunServer:
         asyncio.get_running_loop().remove_reader(pidfd)
         status = read_exit_status(pidfd, peer.pid, peer.start)
         self._registry.exited(peer, time.monotonic(), status)
-        if status is None and self._registry.awaits(peer):
+        if status is None and self._registry.awaits_exit_status(peer):
             self._unexplained[peer] = pidfd
         else:
             os.close(pidfd)

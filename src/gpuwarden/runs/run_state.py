@@ -39,7 +39,7 @@ class Rules:
     overhead: float
     patience: Patience
     wall: Callable[[], float]
-    predecessors: PriorRuns = field(default_factory=PriorRuns)
+    prior_runs: PriorRuns = field(default_factory=PriorRuns)
     alerting: bool = False
 
 
@@ -76,7 +76,7 @@ class RunState:
         self.outcome = OutcomeTracker(self.peer.pid, self.began_at)
         self.errors = RunErrors(self.peer.run_id)
         self.headroom = HeadroomTracker(self.rules.overhead)
-        self.batch_sizes = BatchSizeTracker(self.rules.predecessors, self.peer.uid)
+        self.batch_sizes = BatchSizeTracker(self.rules.prior_runs, self.peer.uid)
 
     @property
     def up(self) -> bool:

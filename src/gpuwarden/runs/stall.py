@@ -60,12 +60,12 @@ class Stall:
 
 
 def hangs(report: Report, silent: float, patience: Patience) -> bool:
-    """Tell whether a run that made no step for `silent` seconds hangs."""
+    """Return whether a run that made no step for `silent` seconds hangs."""
     return report.stepping and report.steps > 0 and silent > patience.seconds(report)
 
 
 def cause(signs: Signs) -> Cause:
-    """Say what a run does that makes no step, by the sign that says most."""
+    """Return what a run does that makes no step, by the sign that says most."""
     if signs.state in ("stopped", "uninterruptible"):
         return "stopped" if signs.state == "stopped" else "uninterruptible"
     if signs.gpu is not None and signs.gpu >= BUSY_GPU:
@@ -84,7 +84,7 @@ class StallWatch:
         self.stall: Stall | None = None
         self._at: tuple[object, ...] | None = None
         self._moved = 0.0  # monotonic
-        self._looked: tuple[HostUsage, float] | None = None
+        self._sampled: tuple[HostUsage, float] | None = None
         self._state: str | None = None  # when its process was last seen
         self._cpus: float | None = None  # that it used
         self._cpus_since = 0.0  # monotonic
@@ -97,13 +97,13 @@ class StallWatch:
 
     def handle_usage(self, usage: HostUsage | None, now: float) -> None:
         """Handle what the run's processes use, which is sampled more seldom than this is called."""
-        if usage is None or (self._looked and self._looked[0] is usage):
+        if usage is None or (self._sampled and self._sampled[0] is usage):
             return
-        if self._looked:
-            before, when = self._looked
+        if self._sampled:
+            before, when = self._sampled
             self._cpus = max(usage.cpu_seconds - before.cpu_seconds, 0.0) / max(now - when, 1e-3)
             self._cpus_since = when
-        self._looked = usage, now
+        self._sampled = usage, now
         self._state = usage.present.state if usage.present else None
 
     def judge(

@@ -1,4 +1,4 @@
-"""Take the path of a Unix socket: stale sockets make way, anything alive or foreign is refused in words."""
+"""Listener on a Unix socket: stale sockets make way, anything alive or foreign is refused in words."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Meter:
         self.window: Window | None = None
 
     def read(self, gpu: Gpu) -> None:
-        """Take a poll's reading. After one that failed the driver's counters have gone on, and nothing else."""
+        """Add a poll's reading. After one that failed the driver's counters have gone on, and nothing else."""
         self.lapse = self.window = None
         before = self._before
         if not gpu.up:

@@ -53,7 +53,7 @@ class Box:
     def poll_all(self, *gpus: Gpu, usages: Mapping[ProcessKey, HostUsage] | None = None) -> list[RunSnapshot]:
         """Poll the GPUs, and return the runs."""
         self.now += 0.5
-        return list(self.runs.runs(snapshot(*gpus), self.now, usages or {}))
+        return list(self.runs.update(snapshot(*gpus), self.now, usages or {}))
 
 
 def told(**figures: int) -> DeviceMemory:
@@ -381,5 +381,5 @@ def test_snapshot_without_gpus() -> None:
     """With the driver gone nothing is said, and nothing fails."""
     box = Box()
     box.report(GPU0=told(current=GIB))
-    runs = box.runs.runs(Snapshot(1.0, 0.0, "driver_not_loaded"), box.now)
+    runs = box.runs.update(Snapshot(1.0, 0.0, "driver_not_loaded"), box.now)
     assert [run.headroom for run in runs] == [{}]

@@ -56,7 +56,7 @@ class Trained:
 
     def poll(self) -> RunSnapshot:
         """Poll, and return the run."""
-        (run,) = self.runs.runs(self.box, self.now)
+        (run,) = self.runs.update(self.box, self.now)
         return run
 
     def second(self, begin: int, rate: int) -> RunSnapshot:
@@ -179,7 +179,7 @@ def test_host_rows() -> None:
     for second in range(40):
         it.second(200 * MIB, 0)
         held = GIB + second * 200 * MIB
-        (run,) = runs.runs(it.box, it.now, {PEER: usage(held)}, available=12 * GIB - held)
+        (run,) = runs.update(it.box, it.now, {PEER: usage(held)}, available=12 * GIB - held)
         if second == 1:
             assert [row.read(run) for row in HOST_ROWS] == [None] * 4
     rate, seconds, lower, upper = (row.read(run) for row in HOST_ROWS)

@@ -107,7 +107,7 @@ class Life:
         """Take a poll."""
         self.now += 0.5
         seen = box(**held)
-        (run,) = self.registry.runs(seen, self.now, co_tenants=self._tracker.update(seen, OWNERS, self.now))
+        (run,) = self.registry.update(seen, self.now, co_tenants=self._tracker.update(seen, OWNERS, self.now))
         return run
 
     def report(self, steps: int, current: float = 2, peak: float = 12) -> None:

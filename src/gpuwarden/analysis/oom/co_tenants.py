@@ -147,7 +147,7 @@ class CoTenantTracker:
 
 
 def _who(pid: int, owners: Owners) -> str:
-    """Say in words who a process is."""
+    """Return in words who a process is."""
     named, identity = owners.by_pid.get(pid), owners.identities.get(pid)
     comm = f"{identity.comm} " if identity and identity.comm else ""
     words = [f"{comm}process {pid}" if comm else f"process {pid}"]
