@@ -1,1 +1,1 @@
-"""Configuration: schema, value types, loader."""
+"""Configuration: schema, value types, loader; the thresholds of conditions, and which of them a rule file can set."""

@@ -31,7 +31,7 @@ from gpuwarden.nvml.binding import (
     FieldValue,
 )
 from gpuwarden.simulation.board import MEMORY_CLOCK, THRESHOLDS, Board
-from gpuwarden.simulation.faults import GpuFaults
+from gpuwarden.simulation.driver_faults import GpuFaults
 from gpuwarden.simulation.trainer import Tenant
 from gpuwarden.simulation.workloads import MIB, RESERVED, SIZE, UNOWNED
 

@@ -25,7 +25,7 @@ from gpuwarden.owners.processes import ProcessIdentity
 from gpuwarden.protocol.messages import Message
 from gpuwarden.simulation.answers import SimulatedGpu, compute_answer, fill_gpm_metrics, recorded_frame, simulated_uuid
 from gpuwarden.simulation.board import Board
-from gpuwarden.simulation.faults import Faults
+from gpuwarden.simulation.driver_faults import Faults
 from gpuwarden.simulation.trainer import Tenant
 from gpuwarden.simulation.workloads import WORKLOADS, Workload
 
