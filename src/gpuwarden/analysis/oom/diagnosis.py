@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.protocol.messages import ErrorKind
-
-Cause = Literal[
-    "too_big", "batch_too_large", "leak", "fragmentation", "neighbour", "phase_peak", "host_input", "unknown"
-]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +19,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Cause of an out-of-memory, with the evidence and the next step; a sentence each."""
+    """Cause of an out-of-memory in one word, with the evidence and the next step; a sentence each."""
 
-    cause: Cause
+    cause: str
     evidence: str
     next_step: str
 
@@ -39,7 +33,7 @@ class Rule:
     `find` is pure, and returns None where the rule does not hold.
     """
 
-    cause: Cause
+    cause: str
     kind: ErrorKind
     holds: str
     example: str
