@@ -147,6 +147,7 @@ def test_runs_are_written_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async def scenario() -> None:
         keeper, written = Keeper(tmp_path, most_runs=500), Counter[int]()
         await keeper.receipts.open()
+        await keeper.receipts._writer.wait(60.0)  # a busy machine takes longer than the start waits
         monkeypatch.setattr(keeper.receipts, "_record", lambda present: present.run.peer.pid)
         monkeypatch.setattr(keeper.receipts._writer, "write", lambda pid: written.update([pid]))
         began = keeper.receipts._updated_at
