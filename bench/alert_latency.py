@@ -27,7 +27,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
-from gpuwarden.alerts.prometheus_rules import Choices, rule_file
+from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
 from gpuwarden.config.schema import Config
 from mocked import mock, sleepers
 from programs import GPUWARDEN, conditions, program
@@ -208,7 +208,7 @@ def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
 def prometheus(folder: Path, way: Way, targets: list[Target], receiver: str) -> Iterator[None]:
     """Start a Prometheus that knows all runs by when it is yielded."""
     rules = folder / "rules.yml"
-    rules.write_text(rule_file(Choices(interval=way.evaluate)))
+    rules.write_text(render_rule_file(Choices(interval=way.evaluate)))
     listed = [f"127.0.0.1:{each.port}" for each in targets]
     config = {
         "global": {"scrape_interval": f"{way.scrape:g}s", "evaluation_interval": f"{way.evaluate:g}s"},

@@ -12,15 +12,15 @@ import yaml
 from promql import SAMPLES, SITE, grouping, numbers, selectors, unknown
 
 from gpuwarden.alerts import prometheus_rules
-from gpuwarden.alerts.alert_docs import page
-from gpuwarden.alerts.prometheus_rules import Choices, prometheus_rule, rule_file
+from gpuwarden.alerts.alert_docs import render_alerts
+from gpuwarden.alerts.prometheus_rules import Choices, render_prometheus_rule, render_rule_file
 from gpuwarden.alerts.recording_rules import RecordingRule
 from gpuwarden.cli import rules_flags
 from gpuwarden.cli.main import main
 from gpuwarden.config.rule_settings import SETTINGS, TIME
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health import conditions
-from gpuwarden.health.model import Condition, filled
+from gpuwarden.health.model import Condition, fill_places
 from gpuwarden.xid.codes import Severity, codes, explain
 
 REPOSITORY = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def _tests(path: Path) -> list[dict[str, Any]]:
 def test_names_exist() -> None:
     """A rule, and the text of an alert, name only metrics and labels that the tables declare."""
     values = Choices().values()
-    wrong = {name: found for name, rule in ALL.items() if (found := unknown(filled(_query(rule), values)))}
+    wrong = {name: found for name, rule in ALL.items() if (found := unknown(fill_places(_query(rule), values)))}
     asked = {
         name: re.findall(r"gpuwarden[_:][\w:]+", row["annotations"]["description"]) for name, row in ALERTS.items()
     }
@@ -84,7 +84,7 @@ def test_thresholds_are_settings() -> None:
     """No number that somebody may want otherwise stands in a rule itself: a place does, which a setting fills."""
     ones = {each.name: "1s" if each.kind is TIME else "1" for each in SETTINGS}
     places = SHIPPED | ones | {f"{name}.seconds": "1" for name in ones}
-    found = {name: set(numbers(filled(rule.expr, places))) - PLAIN for name, rule in ALL.items()}
+    found = {name: set(numbers(fill_places(rule.expr, places))) - PLAIN for name, rule in ALL.items()}
     assert {name: left for name, left in found.items() if left} == {}
 
 
@@ -163,8 +163,8 @@ def test_xid_alert_says_the_tables_action(alert: str, severity: Severity) -> Non
 
 def test_files_are_in_step() -> None:
     """The shipped rules and docs/alerts.md are what the tables say (make docs)."""
-    assert RULES.read_text() == rule_file()
-    assert (REPOSITORY / "docs" / "alerts.md").read_text() == page()
+    assert RULES.read_text() == render_rule_file()
+    assert (REPOSITORY / "docs" / "alerts.md").read_text() == render_alerts()
 
 
 def test_rules_take_other_numbers() -> None:
@@ -172,7 +172,7 @@ def test_rules_take_other_numbers() -> None:
     chosen = Choices(
         numbers={"near_oom_ratio": 0.08, "peak_rise": 1800}, job="gpu", docs="https://site/docs", grafana=""
     )
-    changed = _alerts(rule_file(chosen))
+    changed = _alerts(render_rule_file(chosen))
     assert "<= 0.08 *" in changed["RunNearOutOfMemory"]["expr"]
     assert "[30m]" in changed["RunPeakNearOutOfMemory"]["expr"]
     assert "30 minutes" in changed["RunPeakNearOutOfMemory"]["annotations"]["description"]
@@ -184,7 +184,7 @@ def test_rules_take_other_numbers() -> None:
 def test_what_costs_most_is_evaluated_less_often() -> None:
     """Rules on each link of each GPU, and those on a whole fleet; whoever evaluates seldom does so for them too."""
     for interval, others, links, fleet in ((5, "5s", "30s", "1m"), (60, "1m", "1m", "1m"), (120, "2m", "2m", "2m")):
-        groups = yaml.safe_load(rule_file(Choices(interval=interval)))["groups"]
+        groups = yaml.safe_load(render_rule_file(Choices(interval=interval)))["groups"]
         assert {group["name"]: group["interval"] for group in groups} == {
             **{group.name: others for group in prometheus_rules.GROUPS},
             "gpuwarden-links": links,
@@ -194,9 +194,9 @@ def test_what_costs_most_is_evaluated_less_often() -> None:
 
 def test_kubernetes_gets_the_same_rules() -> None:
     """The resource for Prometheus' operator has the groups of the file."""
-    resource = yaml.safe_load(prometheus_rule())
+    resource = yaml.safe_load(render_prometheus_rule())
     assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert resource["spec"]["groups"] == yaml.safe_load(rule_file())["groups"]
+    assert resource["spec"]["groups"] == yaml.safe_load(render_rule_file())["groups"]
 
 
 def test_what_would_spoil_the_rules_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rule_pages import Episode, Scrapes, captured, episodes, simulated
 
-from gpuwarden.alerts.prometheus_rules import Choices, rule_file
+from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
 
 pytestmark = pytest.mark.system
 
@@ -75,7 +75,7 @@ def test_run_that_reserves_its_gpu_is_not_told_of(told: list[Episode]) -> None:
 def test_forgotten_notebook_is_told_of_by_its_owner(tmp_path: Path) -> None:
     """It is the only GPU that is held for nothing, among those that train, validate and are free."""
     rules = tmp_path / "rules.yml"
-    rules.write_text(rule_file(Choices(numbers={"idle": 300.0})))
+    rules.write_text(render_rule_file(Choices(numbers={"idle": 300.0})))
     idle = [each for each in episodes(simulated(480), tmp_path, rules=rules) if each.alert == "GpuHeldIdle"]
     assert [(each.labels["gpu"], each.labels["owner"]) for each in idle] == [("6", "hedy")]
     assert 300 <= idle[0].begin <= 330

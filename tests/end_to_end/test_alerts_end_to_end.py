@@ -15,7 +15,7 @@ from alert_receivers import Mail, Web, filled, hasty, local, receivers, text_of,
 from services import Alertmanager, Daemon, Prometheus, ending, until
 from training_process import LIMIT_MIB, MIB, Trainer
 
-from gpuwarden.alerts.prometheus_rules import Choices, rule_file
+from gpuwarden.alerts.prometheus_rules import Choices, render_rule_file
 from mock_nvml import MockNvml
 
 pytestmark = pytest.mark.system
@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Path:
 
 def rules() -> str:
     """Return the shipped rules, with links of a site, evaluated each second and with short holds."""
-    shipped = rule_file(Choices(numbers={"slowed_window": 10}, interval=1, docs=DOCS, grafana=GRAFANA))
+    shipped = render_rule_file(Choices(numbers={"slowed_window": 10}, interval=1, docs=DOCS, grafana=GRAFANA))
     return re.sub(r"^    (for|keep_firing_for): (\d+s|[12]m)$", r"    \1: 2s", shipped, flags=re.MULTILINE)
 
 

@@ -28,7 +28,7 @@ from committed_dashboards import (
 from offenders import for_all
 from promql import SAMPLES, TARGET, grouping, matchers, selectors, unknown
 
-from gpuwarden.alerts.prometheus_rules import Choices, annotated
+from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
 from gpuwarden.config import thresholds
 from gpuwarden.daemon.metrics_page import TABLES
 from gpuwarden.gpu.metrics import MigReadings
@@ -331,7 +331,7 @@ def test_links_lead_to_dashboards_with_the_time(dashboard: dict[str, Any]) -> No
 @for_all(ALERTS)
 def test_alerts_lead_to_what_they_are_about(alert: Condition) -> None:
     """An alert of a run leads to the runs' dashboard, another one to its box's, with variables that are there."""
-    url = annotated(alert, Choices())["dashboard_url"]
+    url = render_annotations(alert, Choices())["dashboard_url"]
     uid, _, query = url.removeprefix("http://localhost:3000/d/").partition("?")
     assert uid == {"run": "gpuwarden-run", "gpu": "gpuwarden-box", "box": "gpuwarden-box"}[alert.subject]
     wanted = {"run": {"instance", "run"}, "gpu": {"instance", "gpu"}, "box": {"instance"}}[alert.subject]

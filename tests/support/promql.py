@@ -8,7 +8,7 @@ import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
 from gpuwarden.daemon.metrics_page import TABLES
-from gpuwarden.health.model import filled
+from gpuwarden.health.model import fill_places
 
 TARGET = frozenset({"job", "instance"})  # labels Prometheus adds to every sample of a scrape
 SITE = frozenset({"cluster"})  # and one that a site may have it add
@@ -98,7 +98,7 @@ SAMPLES = {
     | {"alertname", "alertstate", "severity", "uuid", "gpu", "run_id", "run_name", "outcome", "owner"},
 }
 for _name, _rule in RECORDED.items():  # each may be made of those before it
-    SAMPLES[_name] = _recorded(filled(_rule.expr, Choices().values()), SAMPLES)
+    SAMPLES[_name] = _recorded(fill_places(_rule.expr, Choices().values()), SAMPLES)
 
 
 def unknown(expression: str) -> set[str]:

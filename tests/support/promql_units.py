@@ -10,7 +10,7 @@ import promql_parser as promql
 
 from gpuwarden.alerts.prometheus_rules import RECORDED, Choices
 from gpuwarden.daemon.metrics_page import TABLES
-from gpuwarden.health.model import filled
+from gpuwarden.health.model import fill_places
 from gpuwarden.metrics.model import Metric, Unit
 
 Dimensions = Mapping[
@@ -53,7 +53,7 @@ def _unit(part: Any) -> dict[str, int]:  # noqa: PLR0911 - one for each kind of 
             return {}
         case promql.VectorSelector():
             if rule := RECORDED.get(part.name or ""):
-                return unit(filled(rule.expr, Choices().values()))
+                return unit(fill_places(rule.expr, Choices().values()))
             return dict(_OF_METRIC.get(part.name or "", {}))
         case promql.MatrixSelector():
             return _unit(part.vector_selector)

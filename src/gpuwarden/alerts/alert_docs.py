@@ -9,7 +9,7 @@ from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.config import rule_settings
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import ALERTS
-from gpuwarden.health.model import SUBJECT_LABELS, Condition, filled
+from gpuwarden.health.model import SUBJECT_LABELS, Condition, fill_places
 
 _INTRODUCTION = """\
 # Alerts
@@ -41,7 +41,7 @@ wants the GPU's time back.
 """
 
 
-def page() -> str:
+def render_alerts() -> str:
     """Return the whole page."""
     values = Choices().values()
     rows = "".join(
@@ -55,11 +55,11 @@ def _section(rule: Condition, values: Mapping[str, str]) -> str:
         f"\n## {rule.name}\n\n*{_when(rule, values)}* {rule.means}\n\n- **Look at** {rule.look}\n- **Do:** {rule.do}\n"
         f"- **Silence:** {_silence(rule)}\n- **Wrong when** {rule.wrong}\n{_hidden(rule)}"
     )
-    return filled(text, values)
+    return fill_places(text, values)
 
 
 def _when(rule: Condition, values: Mapping[str, str]) -> str:
-    hold, keep = filled(rule.hold, values), filled(rule.keep, values)
+    hold, keep = fill_places(rule.hold, values), fill_places(rule.keep, values)
     parts = [rule.severity.capitalize(), f"after {_words(hold)}" if hold else "at once"]
     if keep:
         parts.append(f"until it has been over for {_words(keep)}")
@@ -72,9 +72,9 @@ def _silence(rule: Condition) -> str:
 
 
 def _hidden(rule: Condition) -> str:
-    hiding = [f"[{name}](#{name.lower()})" for name in inhibition.hiding(rule.name)]
+    hiding = [f"[{name}](#{name.lower()})" for name in inhibition.find_hiding(rule.name)]
     return f"- **Hidden by** {' or '.join(hiding)}, where Alertmanager [is told so](receivers.md).\n" if hiding else ""
 
 
 def _words(duration: str) -> str:
-    return rule_settings.words(DURATION.read(duration))
+    return rule_settings.format_words(DURATION.read(duration))

@@ -1,18 +1,17 @@
-"""Which alerts are not told while another one fires that says more.
+"""Inhibition: alerts that are not sent while another one fires that says more.
 
-As the section `inhibit_rules` of Alertmanager, and for those whom the daemon tells by itself.
+It is the section `inhibit_rules` of Alertmanager, and holds for the daemon's own notifications too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-if TYPE_CHECKING:
-    from gpuwarden.health.model import Alert, Key
+from gpuwarden.health.model import Alert, Key
 
 _HEADER = """\
 # Written by `gpuwarden rules --inhibition`: what is not told while an alert fires that says more.
@@ -73,12 +72,12 @@ INHIBITIONS = (
 # fmt: on
 
 
-def hiding(alert: str) -> list[str]:
+def find_hiding(alert: str) -> list[str]:
     """Return the names of the alerts that hide this one, without the one that hides all."""
     return [each.source for each in INHIBITIONS if alert in each.targets]
 
 
-def hidden(alerts: Collection[Alert]) -> set[Key]:
+def find_hidden(alerts: Collection[Alert]) -> set[Key]:
     """Return the keys of those that others among them hide; all are of one box."""
     of_name: dict[str, list[Alert]] = {}
     for alert in alerts:
@@ -96,7 +95,7 @@ def _compared(alert: Alert, inhibition: Inhibition) -> tuple[str | None, ...]:
     return tuple(alert.labels.get(label) for label in inhibition.equal if label not in _BOX)
 
 
-def section(inhibitions: Iterable[Inhibition] = INHIBITIONS) -> str:
+def render_inhibitions(inhibitions: Iterable[Inhibition] = INHIBITIONS) -> str:
     """Return `inhibit_rules` for Alertmanager, in YAML."""
     written: str = yaml.safe_dump({"inhibit_rules": [_rule(each) for each in inhibitions]}, sort_keys=False, width=120)
     return _HEADER + written

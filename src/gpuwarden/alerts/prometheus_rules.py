@@ -17,7 +17,7 @@ from gpuwarden.health.daemon_conditions import DAEMON_CONDITIONS
 from gpuwarden.health.device_memory_conditions import DEVICE_MEMORY_CONDITIONS
 from gpuwarden.health.ecc_conditions import ECC_CONDITIONS
 from gpuwarden.health.gpu_conditions import GPU_CONDITIONS
-from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject, filled
+from gpuwarden.health.model import SUBJECT_LABELS, Condition, Subject, fill_places
 from gpuwarden.health.nvlink_conditions import NVLINK_CONDITIONS
 from gpuwarden.health.run_conditions import RUN_CONDITIONS
 from gpuwarden.health.run_memory_conditions import RUN_MEMORY_CONDITIONS
@@ -90,15 +90,21 @@ class Choices:
 
     def values(self) -> dict[str, str]:
         """Return what fills the places of rules."""
-        return {**rule_settings.values(self.numbers), **dict(xid_values()), **JOINS, **TEXTS, "job": self.job}
+        return {
+            **rule_settings.placeholder_values(self.numbers),
+            **dict(xid_values()),
+            **JOINS,
+            **TEXTS,
+            "job": self.job,
+        }
 
 
-def rule_file(choices: Choices | None = None) -> str:
+def render_rule_file(choices: Choices | None = None) -> str:
     """Return the file for Prometheus, in YAML."""
     return _HEADER + _yaml({"groups": list(_groups(choices or Choices()))})
 
 
-def prometheus_rule(choices: Choices | None = None, name: str = "gpuwarden") -> str:
+def render_prometheus_rule(choices: Choices | None = None, name: str = "gpuwarden") -> str:
     """Return the resource for Prometheus' operator, in YAML."""
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -109,11 +115,11 @@ def prometheus_rule(choices: Choices | None = None, name: str = "gpuwarden") -> 
     return _KUBERNETES_HEADER + _yaml(resource)
 
 
-def annotated(rule: Condition, choices: Choices) -> dict[str, str]:
+def render_annotations(rule: Condition, choices: Choices) -> dict[str, str]:
     """Return an alert's annotations: texts for people, and links to what helps."""
     told = {
         "summary": rule.summary,
-        "description": filled(rule.description, choices.values()),
+        "description": fill_places(rule.description, choices.values()),
         "runbook_url": f"{choices.docs}/alerts.md#{rule.name.lower()}",
     }
     if choices.grafana:
@@ -144,23 +150,23 @@ def _groups(choices: Choices) -> Iterator[dict[str, Any]]:
         ]
         yield {
             "name": group.name,
-            "interval": rule_settings.duration(max(choices.interval, group.min_interval)),
+            "interval": rule_settings.format_promql_duration(max(choices.interval, group.min_interval)),
             "rules": rules,
         }
 
 
 def _record(rule: RecordingRule, values: Mapping[str, str]) -> dict[str, Any]:
-    return {"record": rule.name, "expr": filled(cleandoc(rule.expr), values)}
+    return {"record": rule.name, "expr": fill_places(cleandoc(rule.expr), values)}
 
 
 def _alert(rule: Condition, values: Mapping[str, str], choices: Choices) -> dict[str, Any]:
     timing = {"for": rule.hold, "keep_firing_for": rule.keep}
     return {
         "alert": rule.name,
-        "expr": filled(rule.query, values),
-        **{key: filled(told, values) for key, told in timing.items() if told},
+        "expr": fill_places(rule.query, values),
+        **{key: fill_places(told, values) for key, told in timing.items() if told},
         "labels": {"severity": rule.severity},
-        "annotations": annotated(rule, choices),
+        "annotations": render_annotations(rule, choices),
     }
 
 

@@ -40,10 +40,10 @@ class Setting:
     def written(self, value: float) -> Iterator[tuple[str, str]]:
         """Give what fills the places of a rule that name it."""
         number = f"{value:.15g}"
-        yield self.name, duration(value) if self.kind is TIME else number
+        yield self.name, format_promql_duration(value) if self.kind is TIME else number
         if self.kind is TIME:
             yield f"{self.name}.seconds", number
-            told = words(value)
+            told = format_words(value)
         elif self.kind is PART:
             told = f"{100 * value:g} %"
         elif self.kind is AMOUNT:
@@ -126,7 +126,7 @@ SETTINGS = (
 # fmt: on
 
 
-def values(chosen: Mapping[str, float] | None = None) -> dict[str, str]:
+def placeholder_values(chosen: Mapping[str, float] | None = None) -> dict[str, str]:
     """Return what fills the places of rules: the defaults, and what was chosen by name."""
     given = chosen or {}
     return {
@@ -134,13 +134,13 @@ def values(chosen: Mapping[str, float] | None = None) -> dict[str, str]:
     }
 
 
-def duration(seconds: float) -> str:
+def format_promql_duration(seconds: float) -> str:
     """Write seconds as PromQL does, in the largest unit that leaves no rest."""
     unit, size, _ = _unit(seconds)
     return f"{seconds / size:g}{unit}" if unit != "s" or seconds == int(seconds) else f"{round(seconds * 1000)}ms"
 
 
-def words(seconds: float) -> str:
+def format_words(seconds: float) -> str:
     """Write seconds for people, in the largest unit that leaves no rest."""
     _, size, word = _unit(seconds)
     count = seconds / size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuwarden.formatting import format_bytes, format_ratio
-from gpuwarden.health.model import Check, Condition, Occurrence, gpu_text, pressure_conditions
+from gpuwarden.health.model import Check, Condition, Occurrence, gpu_occurrence, gpu_text, pressure_conditions
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
@@ -19,7 +19,7 @@ def _gpu_pressure(level: Level) -> Check:
                 if state.pressure.levels.get((uuid, "memory")) == level:
                     room = _least_headroom_text(uuid, state)
                     text = f"memory pressure {level}" + (f": {room}" if room else "")
-                    yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
+                    yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
 
     return check
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuwarden.gpu.metrics import GpuReadings
-from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Occurrence, gpu_text
+from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Occurrence, gpu_occurrence, gpu_text
 from gpuwarden.metrics.model import Metric
 from gpuwarden.state import State
 
@@ -17,7 +17,7 @@ def _flag(reading: Metric[Any], text: str) -> Check:
     def check(state: State) -> Iterator[Occurrence]:
         for gpu in state.snapshot.gpus:
             if gpu.value(reading):
-                yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
+                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)}: {text}.")
 
     return check
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gpuwarden.config import rule_settings
 from gpuwarden.config.value_types import DURATION
 from gpuwarden.health.conditions import ALERTS, ConditionChecks
-from gpuwarden.health.model import Alert, Condition, Key, filled
+from gpuwarden.health.model import Alert, Condition, Key, fill_places
 from gpuwarden.state import State
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class AlertEvaluator:
     def __init__(self, conditions: Collection[Condition] = ALERTS.values()) -> None:
         self.dropped = 0  # alerts beyond MAX_ALERTS, each once
         self._checks = ConditionChecks(conditions)
-        values = rule_settings.values()
+        values = rule_settings.placeholder_values()
         self._holds = {each.name: _seconds(each.hold, values) for each in conditions}
         self._keeps = {each.name: max(_seconds(each.keep, values), STEADY_SECONDS) for each in conditions}
         self._episodes: dict[Key, _Episode] = {}
@@ -148,4 +148,4 @@ class Resolution:
 
 
 def _seconds(duration: str, values: Mapping[str, str]) -> float:
-    return DURATION.read(filled(duration, values)) if duration else 0.0
+    return DURATION.read(fill_places(duration, values)) if duration else 0.0

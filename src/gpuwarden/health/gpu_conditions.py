@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from gpuwarden.config import thresholds
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, Snapshot
-from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Labels, Occurrence, ago_text, gpu_text
+from gpuwarden.health.model import (
+    OUTLIVES_RESTART,
+    Check,
+    Condition,
+    Labels,
+    Occurrence,
+    ago_text,
+    gpu_occurrence,
+    gpu_text,
+)
 from gpuwarden.state import State
 from gpuwarden.xid.codes import Severity, explain
 
@@ -16,7 +25,7 @@ def _down(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         if gpu.asked and not gpu.up:
             description = f"{gpu_text(gpu)} ({gpu.identity.uuid}) does not answer the driver: {gpu.fault}."
-            yield Occurrence.of_gpu(state, gpu, f"does not answer: {gpu.fault}", description)
+            yield gpu_occurrence(state, gpu, f"does not answer: {gpu.fault}", description)
 
 
 def _down_ending(labels: Labels, state: State) -> str | None:
@@ -61,7 +70,7 @@ def _xids(name: str) -> Check:
                         f"{gpu_text(gpu)} ({gpu.identity.uuid}) had XID {code} {ago_text(state, seen.last)}: "
                         f"{xid.meaning} {xid.action.value}"
                     )
-                    yield Occurrence.of_gpu(state, gpu, text, description, {"xid": str(code)}, happened=seen.last)
+                    yield gpu_occurrence(state, gpu, text, description, {"xid": str(code)}, happened=seen.last)
 
     return check
 
@@ -76,7 +85,7 @@ def _recovery(*, urgent: bool) -> Check:
                 if action != "none" and (action in _URGENT_ACTIONS) is urgent:
                     text = f"the driver wants it recovered: {action.replace('_', ' ')}"
                     description = f"The driver wants {gpu_text(gpu)} recovered: {action.replace('_', ' ')}."
-                    yield Occurrence.of_gpu(state, gpu, text, description, {"action": action})
+                    yield gpu_occurrence(state, gpu, text, description, {"action": action})
 
     return check
 
@@ -90,7 +99,7 @@ def _reset_required(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         if gpu.value(GpuReadings.reset_required) and GpuReadings.recovery_action not in gpu.readings:
             description = f"The driver wants {gpu_text(gpu)} reset before it is used again."
-            yield Occurrence.of_gpu(state, gpu, "the driver wants a reset", description)
+            yield gpu_occurrence(state, gpu, "the driver wants a reset", description)
 
 
 GPU_CONDITIONS = (

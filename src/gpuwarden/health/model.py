@@ -57,49 +57,6 @@ class Occurrence:
     owner: str = ""
     last: float = 0.0
 
-    @classmethod
-    def of_run(
-        cls,
-        state: State,
-        run: RunSnapshot,
-        text: str,
-        description: str,
-        labels: Labels = _NO_LABELS,
-        *,
-        since: float | None = None,
-        happened: float | None = None,
-    ) -> Occurrence:
-        """Return one of a run with further labels: since this poll, since a time, or of an event at a time."""
-        return cls(
-            labels={"run_id": run.peer.run_id, "run_name": run.hello.name, **labels},
-            text=text,
-            description=description,
-            since=next(at for at in (happened, since, state.snapshot.time) if at is not None),
-            owner=process_owner_text(state.owners, run.peer.pid, run.peer.uid),
-            last=happened or 0.0,
-        )
-
-    @classmethod
-    def of_gpu(
-        cls,
-        state: State,
-        gpu: Gpu,
-        text: str,
-        description: str,
-        labels: Labels = _NO_LABELS,
-        *,
-        happened: float | None = None,
-    ) -> Occurrence:
-        """Return one of a GPU with further labels: since this poll, or of an event at a time."""
-        return cls(
-            labels={**device_labels(gpu.identity.uuid, gpu), **labels},
-            text=text,
-            description=description,
-            since=state.snapshot.time if happened is None else happened,
-            owner=gpu_owner_text(state.owners, gpu),
-            last=happened or 0.0,
-        )
-
 
 Check = Callable[[State], Iterable[Occurrence]]
 Ending = Callable[[Labels, State], str | None]
@@ -180,6 +137,47 @@ class Alert:
         return self.name, tuple(sorted(self.labels.items()))
 
 
+def run_occurrence(
+    state: State,
+    run: RunSnapshot,
+    text: str,
+    description: str,
+    labels: Labels = _NO_LABELS,
+    *,
+    since: float | None = None,
+    happened: float | None = None,
+) -> Occurrence:
+    """Return an occurrence of a run with further labels: since this poll, since a time, or of an event at a time."""
+    return Occurrence(
+        labels={"run_id": run.peer.run_id, "run_name": run.hello.name, **labels},
+        text=text,
+        description=description,
+        since=next(at for at in (happened, since, state.snapshot.time) if at is not None),
+        owner=process_owner_text(state.owners, run.peer.pid, run.peer.uid),
+        last=happened or 0.0,
+    )
+
+
+def gpu_occurrence(
+    state: State,
+    gpu: Gpu,
+    text: str,
+    description: str,
+    labels: Labels = _NO_LABELS,
+    *,
+    happened: float | None = None,
+) -> Occurrence:
+    """Return an occurrence of a GPU with further labels: since this poll, or of an event at a time."""
+    return Occurrence(
+        labels={**device_labels(gpu.identity.uuid, gpu), **labels},
+        text=text,
+        description=description,
+        since=state.snapshot.time if happened is None else happened,
+        owner=gpu_owner_text(state.owners, gpu),
+        last=happened or 0.0,
+    )
+
+
 def pressure_conditions(
     name: str, subject: Subject, check: Callable[[Level], Check], *, summary: str, look: str, do: str, wrong: str
 ) -> tuple[Condition, ...]:
@@ -200,9 +198,9 @@ def pressure_conditions(
     )
 
 
-def filled(text: str, values: Mapping[str, str]) -> str:
+def fill_places(text: str, values: Mapping[str, str]) -> str:
     """Return a text with its places filled; raises KeyError for one that is unknown."""
-    return _PLACE.sub(lambda found: filled(values[found[1]], values), text)
+    return _PLACE.sub(lambda found: fill_places(values[found[1]], values), text)
 
 
 def device_labels(uuid: str, gpu: Gpu) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpuwarden.config import thresholds
 from gpuwarden.formatting import format_elapsed
-from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_text
+from gpuwarden.health.model import Check, Condition, Labels, Occurrence, ago_text, run_occurrence, run_text
 from gpuwarden.host import procfs
 from gpuwarden.runs.outcome import Outcome
 from gpuwarden.state import State
@@ -30,7 +30,7 @@ END_CONDITIONS: Mapping[Outcome, str] = {
 def _stalled(state: State) -> Iterator[Occurrence]:
     for run in state.runs:
         if run.up and run.report and run.stall:
-            yield Occurrence.of_run(
+            yield run_occurrence(
                 state,
                 run,
                 f"no step for {format_elapsed(run.stall.seconds)} ({run.stall.cause})",
@@ -59,7 +59,7 @@ def _ended(name: str) -> Check:
             if end is not None and end.settled and END_CONDITIONS.get(end.outcome) == name:
                 description = f"{run_text(run)} ended as {end.outcome} {ago_text(state, end.at)}: {end.evidence}."
                 text = f"{end.outcome.replace('_', ' ')} {ago_text(state, end.at)}"
-                yield Occurrence.of_run(state, run, text, description, {"outcome": end.outcome}, happened=end.at)
+                yield run_occurrence(state, run, text, description, {"outcome": end.outcome}, happened=end.at)
 
     return check
 

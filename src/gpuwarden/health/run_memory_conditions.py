@@ -14,6 +14,7 @@ from gpuwarden.health.model import (
     device_labels,
     gpu_text,
     pressure_conditions,
+    run_occurrence,
     run_text,
 )
 from gpuwarden.protocol.messages import ErrorKind, Level
@@ -29,7 +30,7 @@ def _run_pressure(level: Level) -> Check:
                 pressure = state.pressure.of_runs.get((run.peer.run_id, uuid))
                 if pressure is not None and pressure.level == level:
                     text = f"{format_ratio(pressure.share)} of memory left"
-                    yield Occurrence.of_run(state, run, text, f"{run_text(run)} has {text}.", {"uuid": uuid})
+                    yield run_occurrence(state, run, text, f"{run_text(run)} has {text}.", {"uuid": uuid})
 
     return check
 
@@ -45,7 +46,7 @@ def _near_out_of_memory(state: State) -> Iterator[Occurrence]:
                 each.memory or 0 for each in gpu.processes if each.pid != run.peer.pid and each.instance == instance
             )
             beside = f", where other processes hold {format_bytes(others)}" if others else ""
-            yield Occurrence.of_run(
+            yield run_occurrence(
                 state,
                 run,
                 "",  # RunMemoryPressureCritical
@@ -65,7 +66,7 @@ def _out_of_memory(state: State) -> Iterator[Occurrence]:
             why = f" {error.verdict.evidence} {error.verdict.next_step}" if error and error.verdict else ""
             description = f"{run_text(run)} ran out of {memory} memory {ago_text(state, at)}.{why}"
             text = f"{kind} {ago_text(state, at)}"
-            yield Occurrence.of_run(state, run, text, description, {"kind": kind}, happened=at)
+            yield run_occurrence(state, run, text, description, {"kind": kind}, happened=at)
 
 
 def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
@@ -77,7 +78,7 @@ def _out_of_memory_expected(state: State) -> Iterator[Occurrence]:
                 continue
             when = f"out of memory {format_forecast(left.seconds, left.lower, left.upper)}"
             description = f"{run_text(run)} leaks device memory: on {gpu_text(gpu)} it will be {when}."
-            yield Occurrence.of_run(state, run, when, description, device_labels(uuid, gpu))
+            yield run_occurrence(state, run, when, description, device_labels(uuid, gpu))
 
 
 def _host_out_of_memory_expected(state: State) -> Iterator[Occurrence]:
@@ -85,7 +86,7 @@ def _host_out_of_memory_expected(state: State) -> Iterator[Occurrence]:
         left = run.host_growth.left if run.host_growth else None
         if left is not None and left.seconds < thresholds.OUT_OF_MEMORY_EXPECTED_SECONDS:
             when = f"out of host memory {format_forecast(left.seconds, left.lower, left.upper)}"
-            yield Occurrence.of_run(state, run, when, f"{run_text(run)} leaks host memory: it will be {when}.")
+            yield run_occurrence(state, run, when, f"{run_text(run)} leaks host memory: it will be {when}.")
 
 
 RUN_MEMORY_CONDITIONS = (

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu
-from gpuwarden.health.model import OUTLIVES_RESTART, Check, Condition, Occurrence, gpu_text, pressure_conditions
+from gpuwarden.health.model import (
+    OUTLIVES_RESTART,
+    Check,
+    Condition,
+    Occurrence,
+    gpu_occurrence,
+    gpu_text,
+    pressure_conditions,
+)
 from gpuwarden.protocol.messages import Level
 from gpuwarden.state import State
 
@@ -18,7 +26,7 @@ def _near_slowdown(state: State) -> Iterator[Occurrence]:
         margin = gpu.value(GpuReadings.temperature_margin_celsius)
         if margin is not None and margin <= state.pressure.limits.thermal_some:
             description = f"{gpu_text(gpu)} is {margin:.0f} °C below the temperature at which it slows itself down."
-            yield Occurrence.of_gpu(state, gpu, "", description)  # GpuThermalPressure
+            yield gpu_occurrence(state, gpu, "", description)  # GpuThermalPressure
 
 
 def _pressure(level: Level) -> Check:
@@ -27,7 +35,7 @@ def _pressure(level: Level) -> Check:
             if state.pressure.levels.get((gpu.identity.uuid, "thermal")) == level:
                 heat = _heat_text(gpu)
                 text = f"thermal pressure {level}" + (f": {heat}" if heat else "")
-                yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
+                yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is under {text}.")
 
     return check
 
@@ -46,7 +54,7 @@ def _slowed(state: State) -> Iterator[Occurrence]:
     for gpu in state.snapshot.gpus:
         if reasons := [reason for reason in _SLOWED if gpu.value(GpuReadings.clock_event_active, reason)]:
             text = f"slowed down: {', '.join(reasons)}"
-            yield Occurrence.of_gpu(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
+            yield gpu_occurrence(state, gpu, text, f"{gpu_text(gpu)} is {text}.")
 
 
 THERMAL_CONDITIONS = (

@@ -1,4 +1,4 @@
-"""The last events of the box: found by comparing a poll with the one before, for people who look now."""
+"""The last events of the box, found by comparing each poll with the one before; their levels are the conditions'."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Known:
 
 
 class EventLog:
-    """Looks from poll to poll for what has changed. Used by one event loop."""
+    """Log of what has changed from poll to poll. Used by one event loop."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -67,21 +67,21 @@ class EventLog:
 
     def update(self, state: State) -> None:
         """Add what has changed since the poll before; some 10 µs where nothing has."""
-        self._events.extend(self._changes(state))
+        self._events.extend(self._new_events(state))
 
-    def _changes(self, state: State) -> Iterator[Event]:
-        yield from self._of_driver(state)
+    def _new_events(self, state: State) -> Iterator[Event]:
+        yield from self._driver_events(state)
         for gpu in state.snapshot.gpus:
-            yield from self._of_gpu(gpu, state.snapshot.time)
+            yield from self._gpu_events(gpu, state.snapshot.time)
         if state.pressure.levels != self._levels:
-            yield from self._of_pressure(state)
+            yield from self._pressure_events(state)
         for run in state.runs:
-            yield from self._of_run(run, state.snapshot.time)
+            yield from self._run_events(run, state.snapshot.time)
         if len(self._runs) > len(state.runs):
             present = {run.peer.run_id for run in state.runs}
             self._runs = {run_id: known for run_id, known in self._runs.items() if run_id in present}
 
-    def _of_driver(self, state: State) -> Iterator[Event]:
+    def _driver_events(self, state: State) -> Iterator[Event]:
         if not state.snapshot.asked:
             return  # in a pause, or while all GPUs are left to sleep, a driver that was at fault has not answered
         fault = state.snapshot.fault
@@ -93,7 +93,7 @@ class EventLog:
                 yield Event(at, "driver", "info", "the driver answers again")
         self._driver_fault = fault
 
-    def _of_gpu(self, gpu: Gpu, now: float) -> Iterator[Event]:
+    def _gpu_events(self, gpu: Gpu, now: float) -> Iterator[Event]:
         uuid = gpu.identity.uuid
         if gpu.fault != self._faults.get(uuid):
             name = f"GPU {gpu.identity.index}"
@@ -110,7 +110,7 @@ class EventLog:
                     text = f"GPU {gpu.identity.index} had XID {code}: {xid.meaning} {xid.action.value}"
                     yield Event(count.last, "xid", xid_level(xid.severity), text[:MAX_TEXT], uuid)
 
-    def _of_pressure(self, state: State) -> Iterator[Event]:
+    def _pressure_events(self, state: State) -> Iterator[Event]:
         before, self._levels = self._levels, dict(state.pressure.levels)
         for (uuid, resource), level in self._levels.items():
             was = before.get((uuid, resource), "none")
@@ -120,7 +120,7 @@ class EventLog:
                 text = f"{resource} pressure on {name}: {level}" + ("" if was == "none" else f", it was {was}")
                 yield Event(state.snapshot.time, "pressure", PRESSURE_SEVERITY[level], text, uuid)
 
-    def _of_run(self, run: RunSnapshot, now: float) -> Iterator[Event]:
+    def _run_events(self, run: RunSnapshot, now: float) -> Iterator[Event]:
         run_id, name = run.peer.run_id, run.hello.name
         known = self._runs.get(run_id)
         if known is None:
@@ -132,7 +132,7 @@ class EventLog:
                 text = f"run {name} has made no step for {run.stall.seconds:.0f} s ({run.stall.cause})"
                 yield Event(now, "stall", severity_of("RunStalled"), text, run_id=run_id)
         if run.errors:
-            yield from self._of_errors(run, known)
+            yield from self._error_events(run, known)
         ending = run.ending if run.ending is not None and run.ending.settled else None
         if ending is not None and ending != known.ending:
             severity = severity_of(END_CONDITIONS.get(ending.outcome))
@@ -140,7 +140,7 @@ class EventLog:
             yield Event(ending.at, "run_ended", severity, text[:MAX_TEXT], run_id=run_id)
         known.ending = ending
 
-    def _of_errors(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
+    def _error_events(self, run: RunSnapshot, known: _Known) -> Iterator[Event]:
         for seen in run.errors:
             if seen.at not in known.errors and seen.error.kind in _OOM:
                 why = f": {seen.verdict.cause.replace('_', ' ')}. {seen.verdict.evidence}" if seen.verdict else ""

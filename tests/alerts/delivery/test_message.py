@@ -8,15 +8,15 @@ from dataclasses import replace
 from alert_samples import OWNER, gpu_down, gpu_hot, near_oom, xid
 
 from gpuwarden.alerts.delivery import webhook
-from gpuwarden.alerts.delivery.apprise import inert
+from gpuwarden.alerts.delivery.apprise import disable_links
 from gpuwarden.alerts.delivery.message import (
     MAX_TEXT_CHARS,
     MAX_TITLE_CHARS,
     Message,
     Notification,
-    plain,
-    texts,
-    what_to_do,
+    action_text,
+    fill_text,
+    render_plain,
 )
 from gpuwarden.health.conditions import ALERTS
 from gpuwarden.health.model import Alert
@@ -97,9 +97,9 @@ def test_burst_is_bounded() -> None:
     assert len(many.text) <= MAX_TEXT_CHARS
     assert "GpuXidCritical (150)" in many.title
     assert "And 188 more: GpuXidCritical (1" in many.text
-    body = webhook.body(many)
+    body = webhook.render_body(many)
     assert (len(body["firing"]), body["left_out"]) == (200, 0)
-    assert webhook.body(message(*(xid(index) for index in range(201)), over=(gpu_hot(),)))["left_out"] == 2
+    assert webhook.render_body(message(*(xid(index) for index in range(201)), over=(gpu_hot(),)))["left_out"] == 2
 
 
 def test_worst_texts_are_bounded() -> None:
@@ -132,7 +132,7 @@ def test_name_in_a_chat() -> None:
         f"[docs]({DOCS}/x)",
         f"<{DOCS}/x|docs>",
     ):
-        made = inert(f"Run {name} stalls. More: {DOCS}/a.md", DOCS)
+        made = disable_links(f"Run {name} stalls. More: {DOCS}/a.md", DOCS)
         assert made.replace("\u2060", "") == f"Run {name} stalls. More: {DOCS}/a.md"
         assert made.endswith(f" More: {DOCS}/a.md")
         text = made.replace(f"{DOCS}/", "")
@@ -141,8 +141,8 @@ def test_name_in_a_chat() -> None:
 
 def test_links_in_a_chat() -> None:
     """Without an address of docs no address stands; with one those below it do, and none that only begins like it."""
-    assert inert("docs/a.md http://x/", "docs") == "docs/a.md http:\u2060//x/"
-    assert inert(f"{DOCS}/a {DOCS}.evil/", DOCS) == f"{DOCS}/a {DOCS.replace(':', ':' + chr(0x2060))}.evil/"
+    assert disable_links("docs/a.md http://x/", "docs") == "docs/a.md http:\u2060//x/"
+    assert disable_links(f"{DOCS}/a {DOCS}.evil/", DOCS) == f"{DOCS}/a {DOCS.replace(':', ':' + chr(0x2060))}.evil/"
 
 
 def test_unicode_survives() -> None:
@@ -155,8 +155,8 @@ def test_every_rule_can_be_told() -> None:
     offenders = [
         (name, said)
         for name, rule in ALERTS.items()
-        for text in (what_to_do(rule), texts(rule.means))
-        for said in [plain(text, "docs")]
+        for text in (action_text(rule), fill_text(rule.means))
+        for said in [render_plain(text, "docs")]
         if re.search(r"[`*\[\]]|%\{|\]\(|^As for", said) or not (said[0].isupper() or text.startswith("`"))
     ]
     assert offenders == []
@@ -164,7 +164,7 @@ def test_every_rule_can_be_told() -> None:
 
 def test_webhook_body() -> None:
     """The body is what docs/notify.md says."""
-    body = webhook.body(message(near_oom(), over=(replace(gpu_down(), owner=""),)))
+    body = webhook.render_body(message(near_oom(), over=(replace(gpu_down(), owner=""),)))
     assert {key: body[key] for key in ("version", "host", "test", "severity", "left_out", "still")} == {
         "version": 1, "host": "box1", "test": False, "severity": "critical", "left_out": 0, "still": "",
     }  # fmt: skip

@@ -26,7 +26,7 @@ def send_due(queue: Queue, now: float) -> list[Notification]:
     """Take all that is due at `now`, and mark it sent."""
     if queue.due()[0] > now:
         return []
-    sent = queue.take(now, WALL + now)
+    sent = queue.next_notifications(now, WALL + now)
     queue.mark_sent(sent, now)
     return list(sent)
 
@@ -159,7 +159,7 @@ def test_back_while_its_resolution_is_sent() -> None:
     queue.update(AlertStates([gpu_down()]), 0)
     send_due(queue, 3)
     queue.update(AlertStates(), 10)
-    sent = queue.take(200, WALL)
+    sent = queue.next_notifications(200, WALL)
     queue.update(AlertStates([gpu_down()]), 201)
     queue.mark_sent(sent, 202)
     assert send_due(queue, 210) == [Notification(gpu_down())]
@@ -294,7 +294,7 @@ def test_end_while_its_message_is_under_way() -> None:
     """An alert that ends while it is sent is resolved later."""
     queue = alertmanager_queue()
     queue.update(AlertStates([gpu_down()]), 0)
-    taken = queue.take(0, WALL)
+    taken = queue.next_notifications(0, WALL)
     queue.update(AlertStates(), 1)
     queue.mark_sent(taken, 2)
     assert send_due(queue, 31) == [Notification(gpu_down(), resolved_at=WALL + 1)]

@@ -191,7 +191,7 @@ def test_storm_makes_few_messages() -> None:
         (each,) = sink._senders
         with each._turn:
             assert each._next_message() > time.monotonic() + 300
-            assert len(each._queue.take(time.monotonic(), time.time())) == 198
+            assert len(each._queue.next_notifications(time.monotonic(), time.time())) == 198
         assert server.asked == 2
         see(sink, *alerts, xid(1))  # critical: it has an allowance of its own, and takes the others along
         contents = [server.next().content for _ in range(3)]

@@ -15,7 +15,7 @@ from message_receivers import PATIENCE, dripping_receiver, http_receiver, mail_r
 from services import free_port
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
-from gpuwarden.alerts.delivery.http_client import secrets_of
+from gpuwarden.alerts.delivery.http_client import find_secrets
 from gpuwarden.alerts.delivery.message import Message, Notification
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
 from gpuwarden.config.schema import NotifyConfig, parse
@@ -81,8 +81,8 @@ def test_user_that_a_server_repeats(password: str) -> None:
 
 def test_address_without_secrets_hides_nothing() -> None:
     """What has no user hides no more than itself, and what is no address is a secret as a whole."""
-    assert redact("a host answers: no, not so", *secrets_of("https://host/a")) == "a host answers: no, not so"
-    assert redact("json://[x at [x, as bob", *secrets_of("json://[x")) == f"{HIDDEN} at [x, as bob"
+    assert redact("a host answers: no, not so", *find_secrets("https://host/a")) == "a host answers: no, not so"
+    assert redact("json://[x at [x, as bob", *find_secrets("json://[x")) == f"{HIDDEN} at [x, as bob"
 
 
 def test_short_password_hides_no_words() -> None:

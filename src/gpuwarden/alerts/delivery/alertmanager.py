@@ -18,8 +18,8 @@ from urllib.parse import quote_plus
 
 from gpuwarden.alerts.delivery.http_client import Server
 from gpuwarden.alerts.delivery.message import Notification
-from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, digest_of
-from gpuwarden.alerts.prometheus_rules import Choices, annotated
+from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Policy, compute_digest
+from gpuwarden.alerts.prometheus_rules import Choices, render_annotations
 from gpuwarden.config.schema import Config
 from gpuwarden.config.secrets import Secret
 from gpuwarden.health.model import Alert
@@ -79,7 +79,7 @@ class AlertmanagerTarget:
 
     def address_digest(self) -> str | None:
         """See Target."""
-        return digest_of(self._server.url)
+        return compute_digest(self._server.url)
 
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
         """See Target. Post again at once where the answer shows that the two clocks differ."""
@@ -140,7 +140,7 @@ class AlertmanagerTarget:
             return f"{found[2]}{quote_plus(text)}" if text else ""
 
         if alert.name not in self._links:
-            texts = annotated(alert.condition, self._choices)
+            texts = render_annotations(alert.condition, self._choices)
             self._links[alert.name] = {name: text for name, text in texts.items() if name.endswith("_url")}
         owner = f" Owner: {alert.owner}." if alert.owner else ""
         links = {name: _LABEL.sub(where_known, text) for name, text in self._links[alert.name].items()}

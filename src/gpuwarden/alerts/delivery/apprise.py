@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-from gpuwarden.alerts.delivery.http_client import secrets_of, shown
+from gpuwarden.alerts.delivery.http_client import find_secrets, redact_line
 from gpuwarden.alerts.delivery.message import Message
 from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, PartlySentError
 from gpuwarden.config.schema import NotifyConfig
@@ -54,17 +54,17 @@ class AppriseTarget(MessageTarget):
             server = apprise.Apprise()
             if not server.add(url):
                 raise DeliveryError("apprise does not know this URL: see its list of services", refused=True)
-            text, title = (inert(each, message.docs) for each in (message.text, message.title))
+            text, title = (disable_links(each, message.docs) for each in (message.text, message.title))
             for service in server:
                 _fit(service, len(text), apprise.OverflowMode)
             result = server.notify(
                 body=text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT, log_level=logging.DEBUG
             )
         except TypeError as error:  # apprise's own complaint of what it was given
-            raise DeliveryError(shown(str(error), MAX_REASON_CHARS, secrets_of(url))) from None
+            raise DeliveryError(redact_line(str(error), MAX_REASON_CHARS, find_secrets(url))) from None
         if not result:
             failed = _outcome(result, sum(map(len, server)))
-            raise type(failed)(shown(str(failed), MAX_REASON_CHARS, secrets_of(url)))
+            raise type(failed)(redact_line(str(failed), MAX_REASON_CHARS, find_secrets(url)))
 
 
 def _fit(service: Any, length: int, modes: Any) -> None:
@@ -87,7 +87,7 @@ def _outcome(result: Any, targets: int) -> DeliveryError:
     return PartlySentError(reason) if in_part else DeliveryError(reason)
 
 
-def inert(text: str, docs: str = "") -> str:
+def disable_links(text: str, docs: str = "") -> str:
     """Disable links and mentions in a text without changing its look; addresses below `docs` stay links.
 
     Names of runs and users are untrusted.

@@ -66,11 +66,11 @@ class Server:
             raise DeliveryError(str(error)) from None
         except ValueError:
             raise DeliveryError(f"{self.url} holds no address that begins with https://") from None
-        secrets = (*secrets_of(address), authorization.partition(" ")[2])
+        secrets = (*find_secrets(address), authorization.partition(" ")[2])
         parts = urlsplit(address)
         user, at, host = parts.netloc.rpartition("@")
         if at:
-            authorization = authorization or f"Basic {basic(user)}"
+            authorization = authorization or f"Basic {encode_basic(user)}"
             address = urlunsplit(parts._replace(netloc=host))
         headers = {"Content-Type": "application/json", "User-Agent": f"gpuwarden/{__version__}"}
         if authorization:
@@ -134,29 +134,29 @@ def tls_context(trusted: Path | None, own: Path | None = None, key: Path | None 
     return context
 
 
-def host_of(url: Secret) -> str:
+def host_text(url: Secret) -> str:
     """Return the host of an address, for people; where that is kept elsewhere, where."""
     if url.text is None:
         return str(url)
     return urlsplit(url.text).hostname or ""
 
 
-def secrets_of(address: str) -> tuple[str, ...]:
+def find_secrets(address: str) -> tuple[str, ...]:
     """Return the secret parts of an address, as written and as servers decode them."""
     try:
         user = urlsplit(address).netloc.rpartition("@")[0]
     except ValueError:  # what no library takes for an address
         user = ""
     plain = unquote(user)
-    return (address, unquote(address), *_of_user(user), *_of_user(plain), basic(user))
+    return (address, unquote(address), *_of_user(user), *_of_user(plain), encode_basic(user))
 
 
-def basic(user: str) -> str:
+def encode_basic(user: str) -> str:
     """Return `user:password` of an address in the form of HTTP's basic authentication."""
     return b64encode(unquote(user).encode()).decode()
 
 
-def shown(text: str, longest: int, secrets: Iterable[str]) -> str:
+def redact_line(text: str, longest: int, secrets: Iterable[str]) -> str:
     """Return a text in one line without the secrets; it is cut last, as a cut secret would not be recognized."""
     return clean(redact(text, *secrets), longest)
 
@@ -238,13 +238,13 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 def _refused(error: urllib.error.HTTPError, *secrets: str) -> DeliveryError:
     try:
         # Not read(), which waits for each piece of the text anew.
-        said = shown(error.read1(MAX_ANSWER_BYTES).decode(errors="replace"), MAX_REASON_LENGTH, secrets)
+        said = redact_line(error.read1(MAX_ANSWER_BYTES).decode(errors="replace"), MAX_REASON_LENGTH, secrets)
     except (OSError, http.client.HTTPException):
         said = ""
     if error.headers.get("Location"):
         said = "it redirects to another address; name that one"
     return DeliveryError(
-        f"the server answers {error.code}" + (f": {said}" if said else f" ({shown(error.reason, 50, secrets)})"),
+        f"the server answers {error.code}" + (f": {said}" if said else f" ({redact_line(error.reason, 50, secrets)})"),
         status=error.code,
         wait=_asked_wait(error.headers.get("Retry-After", "")),
         refused=error.code not in _TEMPORARY and error.code < http.client.INTERNAL_SERVER_ERROR,
@@ -269,4 +269,4 @@ def _reason(error: Exception, timeout: float) -> str:
         return f"its certificate is not trusted: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
         return f"TLS fails: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
-    return shown(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, MAX_REASON_LENGTH, ())
+    return redact_line(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, MAX_REASON_LENGTH, ())

@@ -14,7 +14,7 @@ from functools import cache
 
 from gpuwarden.alerts.prometheus_rules import Choices
 from gpuwarden.health.conditions import CONDITIONS
-from gpuwarden.health.model import SEVERITY_RANK, Alert, Condition, filled
+from gpuwarden.health.model import SEVERITY_RANK, Alert, Condition, fill_places
 
 MAX_LISTED = 12  # alerts that one message describes each; of the rest it names the subjects
 MAX_TITLE_CHARS = 160  # characters, as are the others
@@ -77,7 +77,7 @@ class Message:
             summary = clean(notifications[0].alert.description)
         else:
             count = f"{len(notifications)} alerts: " if len(notifications) > 1 else ""
-            summary = count + summed_up(notifications)
+            summary = count + summarize(notifications)
         return clean(f"[{mark}] {self.host}: {summary}", MAX_TITLE_CHARS)
 
     @property
@@ -92,27 +92,27 @@ class Message:
             yield "Nothing is wrong, and there is nothing to do."
             return
         listed, rest = self.firing[:MAX_LISTED], self.firing[MAX_LISTED:]
-        for rule, notifications in grouped_by_rule(listed):
+        for rule, notifications in group_by_condition(listed):
             yield f"{rule.severity.upper()} {rule.name}: {rule.summary}"
             for each in notifications:
                 yield f"- {clean(each.alert.description, MAX_DESCRIPTION_CHARS)}"
-                yield f"  {facts(each)}"
-            yield f"Do: {plain(what_to_do(rule), self.docs)}"
-            yield f"What it means: {plain(texts(rule.means), self.docs)}"
-            yield f"More: {self.docs}/{page(rule)}"
+                yield f"  {format_facts(each)}"
+            yield f"Do: {render_plain(action_text(rule), self.docs)}"
+            yield f"What it means: {render_plain(fill_text(rule.means), self.docs)}"
+            yield f"More: {self.docs}/{docs_path(rule)}"
             yield ""
         if rest:
-            yield f"And {len(rest)} more: {summed_up(rest)}."
+            yield f"And {len(rest)} more: {summarize(rest)}."
             yield ""
         if self.over:
             yield "OVER"
             for each in self.over[:MAX_LISTED]:
-                yield f"- {each.alert.name}: {subject(each.alert)}. {facts(each)}"
+                yield f"- {each.alert.name}: {format_subject(each.alert)}. {format_facts(each)}"
             if self.over[MAX_LISTED:]:
-                yield f"- {len(self.over) - MAX_LISTED} more: {summed_up(self.over[MAX_LISTED:])}."
+                yield f"- {len(self.over) - MAX_LISTED} more: {summarize(self.over[MAX_LISTED:])}."
             yield ""
         if self.standing:
-            yield f"Told before, and still there: {still(self.standing)}."
+            yield f"Told before, and still there: {format_standing(self.standing)}."
 
 
 def clean(text: str, longest: int = MAX_DESCRIPTION_CHARS) -> str:
@@ -122,7 +122,7 @@ def clean(text: str, longest: int = MAX_DESCRIPTION_CHARS) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def subject(alert: Alert) -> str:
+def format_subject(alert: Alert) -> str:
     """Name in few words what an alert is about."""
     labels = alert.labels
     run = labels.get("run_name") or labels.get("run_id")
@@ -135,18 +135,18 @@ def subject(alert: Alert) -> str:
     return " on ".join(who) + (f" ({what})" if what else "")
 
 
-def facts(notification: Notification) -> str:
+def format_facts(notification: Notification) -> str:
     """Format an alert's owner and start, or the time for which it fired."""
     alert = notification.alert
     if notification.resolved_at is not None:
-        return f"It fired from {moment(alert.since)} to {moment(notification.resolved_at)}."
+        return f"It fired from {format_time(alert.since)} to {format_time(notification.resolved_at)}."
     who = f"Owner: {clean(alert.owner, MAX_OWNER_CHARS)}. " if alert.owner.strip() else ""
     run = alert.labels.get("run_id", "")
     more = f" On the box: gpuwarden runs show {clean(run, MAX_NAME_CHARS)}" if run else ""
-    return f"{who}Since {moment(alert.since)}{', told before' if notification.repeated else ''}.{more}"
+    return f"{who}Since {format_time(alert.since)}{', told before' if notification.repeated else ''}.{more}"
 
 
-def plain(markdown: str, docs: str) -> str:
+def render_plain(markdown: str, docs: str) -> str:
     """Return the text without marks; links lead to pages below `docs`."""
 
     def unmarked(found: re.Match[str]) -> str:
@@ -159,22 +159,22 @@ def plain(markdown: str, docs: str) -> str:
     return _MARKED.sub(unmarked, markdown)
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """Format a Unix time in the machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
 
 
-def what_to_do(rule: Condition) -> str:
+def action_text(rule: Condition) -> str:
     """Return what to do about an alert, in Markdown."""
     other = _AS_FOR.match(rule.do)
     if other is None:
-        return texts(rule.do)
-    return what_to_do(CONDITIONS[other[1]]).rstrip(".") + rule.do[other.end() :]
+        return fill_text(rule.do)
+    return action_text(CONDITIONS[other[1]]).rstrip(".") + rule.do[other.end() :]
 
 
-def texts(markdown: str) -> str:
+def fill_text(markdown: str) -> str:
     """Return a rule's text with its numbers, and with a capital letter at its start."""
-    return _BEGIN.sub(lambda found: found[0].upper(), filled(markdown, _values()))
+    return _BEGIN.sub(lambda found: found[0].upper(), fill_places(markdown, _values()))
 
 
 @cache
@@ -183,12 +183,12 @@ def _values() -> Mapping[str, str]:
     return Choices().values()
 
 
-def page(rule: Condition) -> str:
+def docs_path(rule: Condition) -> str:
     """Return the path of the rule's section below docs/."""
     return f"alerts.md#{rule.name.lower()}"
 
 
-def grouped_by_rule(notifications: Iterable[Notification]) -> Iterator[tuple[Condition, list[Notification]]]:
+def group_by_condition(notifications: Iterable[Notification]) -> Iterator[tuple[Condition, list[Notification]]]:
     """Group notifications by rule, in the order of each rule's first one."""
     found: dict[str, list[Notification]] = {}
     for each in notifications:
@@ -197,9 +197,11 @@ def grouped_by_rule(notifications: Iterable[Notification]) -> Iterator[tuple[Con
         yield CONDITIONS[name], group
 
 
-def summed_up(notifications: Iterable[Notification]) -> str:
+def summarize(notifications: Iterable[Notification]) -> str:
     """Name the subjects of each alert, within MAX_REST_CHARS shared equally by the alerts."""
-    groups = [(rule.name, [subject(each.alert) for each in group]) for rule, group in grouped_by_rule(notifications)]
+    groups = [
+        (rule.name, [format_subject(each.alert) for each in group]) for rule, group in group_by_condition(notifications)
+    ]
     room = max(MAX_REST_CHARS // max(len(groups), 1), MAX_NAME_CHARS)
     return "; ".join(
         f"{name}{f' ({len(who)})' if len(who) > 1 else ''}: {clean(', '.join(dict.fromkeys(who)), room)}"
@@ -207,7 +209,7 @@ def summed_up(notifications: Iterable[Notification]) -> str:
     )
 
 
-def still(standing: Mapping[str, int]) -> str:
+def format_standing(standing: Mapping[str, int]) -> str:
     """Count alerts by name."""
     return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(standing.items()))
 
@@ -219,7 +221,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 def _fairly(notifications: Iterable[Notification]) -> list[Notification]:
     """Sort the gravest first; within a severity the first of each name before the second of any: none is hidden."""
-    ordered = sorted(notifications, key=lambda each: (_natural(subject(each.alert)), each.alert.key))
+    ordered = sorted(notifications, key=lambda each: (_natural(format_subject(each.alert)), each.alert.key))
     seen: Counter[str] = Counter()
     ranked = []
     for each in ordered:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
-from gpuwarden.alerts.inhibition import hidden
+from gpuwarden.alerts.inhibition import find_hidden
 from gpuwarden.health.evaluator import AlertStates
 from gpuwarden.health.model import SEVERITY_RANK, Alert, Key
 
@@ -54,7 +54,7 @@ class Queue:
     def update(self, alerts: AlertStates, now: float) -> None:
         """Update by the alerts of one poll."""
         current = {alert.key: alert for alert in alerts.firing if self._concerns(alert)}
-        inhibited = hidden(current.values()) if self._policy.inhibits else set()
+        inhibited = find_hidden(current.values()) if self._policy.inhibits else set()
         self._note_gone(current, alerts, now)
         left_out: set[Key] = set()
         count = Counter(entry.alert.condition.severity for entry in self._entries.values())
@@ -118,7 +118,7 @@ class Queue:
         """True where there is an alert that the target was never notified of."""
         return any(entry.sent is None for entry in self._entries.values())
 
-    def take(self, now: float, wall: float) -> tuple[Notification, ...]:
+    def next_notifications(self, now: float, wall: float) -> tuple[Notification, ...]:
         """Return the next message's notifications, new and resolved alerts first; `wall` is `now` as Unix time."""
         found: list[tuple[float, Notification]] = []
         for entry in self._entries.values():

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.persistence import SentAlerts
 from gpuwarden.alerts.delivery.queue import Queue
-from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, traced
+from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError, Target, format_trace
 from gpuwarden.health.evaluator import AlertStates
 from gpuwarden.health.model import Alert
 from gpuwarden.rate_limit import RateLimit
@@ -114,7 +114,7 @@ class Sender:
                 # The last seconds are for new alerts, and not for a target that fails.
                 if self._stopping and (self._failures or not self._queue.has_new):
                     return
-                notifications = self._queue.take(time.monotonic(), time.time())
+                notifications = self._queue.next_notifications(time.monotonic(), time.time())
                 standing = self._queue.standing(notifications)
             self._sending_since = time.monotonic()
             try:
@@ -156,7 +156,7 @@ class Sender:
         """Count it; log each error once an hour."""
         self.failed += 1
         is_own = not isinstance(error, DeliveryError)
-        reason = f"an error of gpuwarden's own, please report it: {traced(error)}" if is_own else str(error)
+        reason = f"an error of gpuwarden's own, please report it: {format_trace(error)}" if is_own else str(error)
         now = time.monotonic()
         if reason == self._logged[0] and now - self._logged[1] < LOG_AGAIN_SECONDS:
             return

@@ -105,7 +105,7 @@ class MessageTarget(ABC):
 
     def address_digest(self) -> str | None:
         """See Target."""
-        return digest_of(self._url)
+        return compute_digest(self._url)
 
     def send(self, notifications: Sequence[Notification], standing: Mapping[str, int]) -> None:
         """See Target."""
@@ -123,7 +123,7 @@ class MessageTarget(ABC):
         """Send one message; raises DeliveryError."""
 
 
-def digest_of(secret: Secret) -> str | None:
+def compute_digest(secret: Secret) -> str | None:
     """Return a digest of a secret; None where it cannot be read. Too short to confirm a guess at the secret."""
     try:
         return sha256(secret.read().encode()).hexdigest()[:DIGEST_LENGTH]
@@ -131,7 +131,7 @@ def digest_of(secret: Secret) -> str | None:
         return None
 
 
-def traced(error: BaseException) -> str:
+def format_trace(error: BaseException) -> str:
     """Format an unexpected error by its type and place, without its text, which may contain a secret."""
     frames = [
         f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_name}:{line}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from gpuwarden.alerts.delivery.http_client import Server, host_of
+from gpuwarden.alerts.delivery.http_client import Server, host_text
 from gpuwarden.alerts.delivery.message import (
     MAX_NAME_CHARS,
     MAX_OWNER_CHARS,
     Message,
     Notification,
+    action_text,
     clean,
-    page,
-    plain,
-    still,
-    what_to_do,
+    docs_path,
+    format_standing,
+    render_plain,
 )
 from gpuwarden.alerts.delivery.target import MessageTarget
 from gpuwarden.config.schema import NotifyConfig
@@ -29,7 +29,7 @@ class WebhookTarget(MessageTarget):
     """Target that posts JSON to one web address."""
 
     def __init__(self, name: str, url: Secret, settings: NotifyConfig) -> None:
-        super().__init__(name, f"webhook at {host_of(url)}", url, settings, settings.webhook_severity)
+        super().__init__(name, f"webhook at {host_text(url)}", url, settings, settings.webhook_severity)
 
     def _deliver(self, message: Message) -> None:
         settings = self._settings
@@ -39,10 +39,10 @@ class WebhookTarget(MessageTarget):
             bearer_token=settings.webhook_token,
             ca_file=settings.ca_file,
         )
-        server.post(body(message))
+        server.post(render_body(message))
 
 
-def body(message: Message) -> dict[str, Any]:
+def render_body(message: Message) -> dict[str, Any]:
     """Return the JSON body that docs/notify.md describes."""
     firing, over = message.firing, message.over
     room = max(MAX_ALERTS - len(firing), 0)
@@ -56,7 +56,7 @@ def body(message: Message) -> dict[str, Any]:
         "firing": [_alert(each, message.docs) for each in firing[:MAX_ALERTS]],
         "over": [_alert(each, message.docs) for each in over[:room]],
         "left_out": len(firing[MAX_ALERTS:]) + len(over[room:]),
-        "still": still(message.standing),
+        "still": format_standing(message.standing),
     }
 
 
@@ -69,8 +69,8 @@ def _alert(notification: Notification, docs: str) -> dict[str, Any]:
         "summary": alert.condition.summary,
         "description": clean(alert.description),
         "owner": clean(alert.owner, MAX_OWNER_CHARS),
-        "do": plain(what_to_do(alert.condition), docs),
-        "more": f"{docs}/{page(alert.condition)}",
+        "do": render_plain(action_text(alert.condition), docs),
+        "more": f"{docs}/{docs_path(alert.condition)}",
         "since": _utc(alert.since),
         "over": None if notification.resolved_at is None else _utc(notification.resolved_at),
         "ending": alert.ending,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from gpuwarden.alerts.delivery.dispatcher import message_targets
-from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, traced
+from gpuwarden.alerts.delivery.target import DeliveryError, MessageTarget, format_trace
 from gpuwarden.cli.common.config_flags import load_config
 from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain, say
 from gpuwarden.config.schema import NotifyConfig
@@ -55,5 +55,5 @@ def _fault(target: MessageTarget) -> str:
     except DeliveryError as error:
         return f"NOT sent: {error}"
     except Exception as error:  # noqa: BLE001 - of one target, and the others are to be tried
-        return f"NOT sent, by an error of gpuwarden's own, please report it: {traced(error)}"
+        return f"NOT sent, by an error of gpuwarden's own, please report it: {format_trace(error)}"
     return ""

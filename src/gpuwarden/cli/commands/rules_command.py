@@ -25,7 +25,7 @@ def run(parsed: argparse.Namespace) -> int:
 def render_rules(parsed: argparse.Namespace) -> str:
     """Return what the command prints; raises ValueError for numbers that make no sense beside each other."""
     if parsed.inhibition:
-        return inhibition.section()
+        return inhibition.render_inhibitions()
     if 2 * parsed.leak_still >= parsed.leak_window:  # an alert that never fires
         raise ValueError("--leak-still has to be less than half of --leak-window")
     choices = prometheus_rules.Choices(
@@ -35,4 +35,8 @@ def render_rules(parsed: argparse.Namespace) -> str:
         docs=parsed.docs,
         grafana=parsed.grafana,
     )
-    return prometheus_rules.prometheus_rule(choices) if parsed.kubernetes else prometheus_rules.rule_file(choices)
+    return (
+        prometheus_rules.render_prometheus_rule(choices)
+        if parsed.kubernetes
+        else prometheus_rules.render_rule_file(choices)
+    )

@@ -33,7 +33,7 @@ REFERENCES: Mapping[str, str] = {
     "receipt": "cli.commands.reference_command:render_records",
     "state": "web.api.api_docs:render_reference",
     "verdicts": "cli.commands.reference_command:render_diagnoses",
-    "alerts": "alerts.alert_docs:page",
+    "alerts": "alerts.alert_docs:render_alerts",
 }
 
 
