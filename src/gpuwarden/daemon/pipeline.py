@@ -41,6 +41,8 @@ from gpuwarden.usage.accountant import UsageAccountant
 from gpuwarden.xid import kernel_messages
 from gpuwarden.xid.xid_collector import XidCollector
 
+_LOGGED = kernel_messages.BEGINNINGS + oom_killer.BEGINNINGS  # of lines in the kernel log
+
 
 class Pipeline:
     """Stages of a poll, used by one event loop.
@@ -62,13 +64,20 @@ class Pipeline:
         self.xids = XidCollector(source.nvml)
         self.poller.register(self.xids.events)
         self.xids.events.heard = self._request_if_urgent
-        self.kernel_log = _kernel_log(config, source)
+        self.kernel_log = KernelLog(_LOGGED, config.kernel_log.path) if _is_this_machine(source) else None
         self.knows_pids_of_kernel_log = pid_namespace.is_initial()  # else they are others' than those seen here
         self.host = HostSampler(config.poll.slow_interval)
         self.users = UserNames(source.user_name)
         self.processes = ProcessIdentifier() if _is_this_machine(source) else None
-        self.containers = _containers(config, source)
-        self.owners = self._resolver()
+        owners = config.owners if _is_this_machine(source) else NO_OWNERS
+        self.containers = ContainerNames(owners.docker, owners.podman, owners.kubernetes_logs)
+        self.owners = OwnerResolver(
+            config.owners.max,
+            self.processes.identify if self.processes else source.identify,
+            containers=self.containers,
+            users=self.users,
+            maps=SlurmJobMaps(owners.slurm_job_map, owners.slurm_gpustat),
+        )
         self.co_tenants = CoTenantTracker()
         prior_runs = PriorRuns()
         self.registry = _registry(config, prior_runs)
@@ -79,17 +88,6 @@ class Pipeline:
         self.advisor = Advisor(config.pressure, alerting=config.alerting)
         self._gpu_limits: Mapping[str, float] = {}  # of the advice of the last poll
         self._dropped = {"processes": 0, "owners": 0}
-
-    def _resolver(self) -> OwnerResolver:
-        config, source = self._config, self._source
-        owners = config.owners if _is_this_machine(source) else NO_OWNERS
-        return OwnerResolver(
-            config.owners.max,
-            self.processes.identify if self.processes else source.identify,
-            containers=self.containers,
-            users=self.users,
-            maps=SlurmJobMaps(owners.slurm_job_map, owners.slurm_gpustat),
-        )
 
     async def open(self) -> None:
         """Listen for runs, and open their records. Raises OSError where something is in the way."""
@@ -227,16 +225,6 @@ def _poller(config: Config, source: Source) -> Poller:
         clock=source.clock,
         sleep=SuspendMonitor() if config.gpus.let_sleep and _is_this_machine(source) else None,
     )
-
-
-def _kernel_log(config: Config, source: Source) -> KernelLog | None:
-    logged = kernel_messages.BEGINNINGS + oom_killer.BEGINNINGS
-    return KernelLog(logged, config.kernel_log.path) if _is_this_machine(source) else None
-
-
-def _containers(config: Config, source: Source) -> ContainerNames:
-    owners = config.owners if _is_this_machine(source) else NO_OWNERS
-    return ContainerNames(owners.docker, owners.podman, owners.kubernetes_logs)
 
 
 def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:

@@ -116,14 +116,14 @@ class RunState:
         wall = self.rules.wall()
         self.errors.handle_report(report, self.report, wall)
         is_first = self.report is None and (self.hello.hears or self.rules.alerting)
-        is_urgent = self._add_memory(report, now)
+        has_news = self._add_memory(report, now)
         self.report, self.last_report, self.last_report_time = report, now, wall
         self.stalls.handle_report(report, now)
-        return is_first or is_urgent
+        return is_first or has_news
 
     def _add_memory(self, report: Report, now: float) -> bool:
         """Add a report to what is known of its memory; return whether it uses so much that there is news."""
-        at, is_urgent = now - self.began_at, False
+        at, has_news = now - self.began_at, False
         self.events.update(self.report, report, at)
         self.batch_sizes.add_report(report, self.uuids, at)
         for uuid, memory in memory_by_gpu(report.memory, self.uuids).items():
@@ -133,8 +133,8 @@ class RunState:
             history.add_report(memory, report, at)
             if memory.current > self.advice_limits.get(uuid, math.inf):
                 self.advice_limits = {}  # one poll is enough
-                is_urgent = True
-        return is_urgent
+                has_news = True
+        return has_news
 
     def _handle_error(self, error: Error, now: float) -> None:
         if error.kind == "device_oom":
@@ -236,12 +236,11 @@ class RunState:
         )
 
     def _stall(self, usage: HostUsage | None, snapshot: Snapshot, now: float) -> Stall | None:
-        watch, before = self.stalls, self.stalls.stall
-        watch.handle_usage(usage, now)
+        before, report = self.stalls.stall, self.report if self.up else None
+        self.stalls.handle_usage(usage, now)
         busy = partial(busiest, self.uuids.values(), snapshot)
-        report = self.report if self.up else None
-        stall = watch.judge(report, busy, partial(read_state, self.peer), self.rules.patience, now)
-        log_change((self.peer.run_id, self.hello.name), before, stall, watch.stalls, up=self.up)
+        stall = self.stalls.judge(report, busy, partial(read_state, self.peer), self.rules.patience, now)
+        log_change((self.peer.run_id, self.hello.name), before, stall, self.stalls.stalls, up=self.up)
         return stall
 
 
