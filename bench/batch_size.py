@@ -20,7 +20,7 @@ from typing import Any
 from batch_size_runs import LIMIT_MIB, MODELS, OUT_OF_MEMORY
 from headroom import Daemon, uuid_of
 
-from gpuwarden.analysis.batch_size.cost_model import usual_sizes
+from gpuwarden.analysis.batch_size.cost_model import list_usual_sizes
 from programs import conditions
 
 MIB = 1 << 20
@@ -60,7 +60,7 @@ class Model:
 
     def largest(self, advised: int) -> tuple[int, int | None, float | None]:
         """Return the largest usual size that fits and the least that does not, and the peak with the one advised."""
-        sizes = usual_sizes(8 * advised)
+        sizes = list_usual_sizes(8 * advised)
         at = sizes.index(advised)
         peak = said = self.fit(advised)[0]
         if said is None:

@@ -7,15 +7,15 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.fair_eviction import select_evicted, user_with_most
+from gpuwarden.fair_eviction import find_user_with_most, select_evicted
 
 
 def test_user_with_most() -> None:
     """It is the newcomer's user where two have as many, or they would evict each other in turns."""
-    assert user_with_most([], newcomer=1) == 1
-    assert user_with_most([1, 1, 2], newcomer=2) == 2
-    assert user_with_most([1, 1, 2], newcomer=3) == 1
-    assert user_with_most([1, 1, 1, 2], newcomer=2) == 1
+    assert find_user_with_most([], newcomer=1) == 1
+    assert find_user_with_most([1, 1, 2], newcomer=2) == 2
+    assert find_user_with_most([1, 1, 2], newcomer=3) == 1
+    assert find_user_with_most([1, 1, 1, 2], newcomer=2) == 1
 
 
 def test_the_user_with_most_loses_their_oldest() -> None:

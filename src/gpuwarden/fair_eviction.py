@@ -9,7 +9,7 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def user_with_most(held: Iterable[int], newcomer: int) -> int:
+def find_user_with_most(held: Iterable[int], newcomer: int) -> int:
     """Return the user who has the most of `held`, the users' ids of all entries, once the newcomer has one more.
 
     Of users with as many it is the newcomer, or two of them would evict each other in turns.

@@ -34,8 +34,8 @@ from gpuwarden.records.builder import build_record, conclude_record, continue_re
 from gpuwarden.records.record import RunRecordError, json_from_record, record_from_json
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.records.store import RecordStore, row_from_record
-from gpuwarden.records.summary import log_line
-from gpuwarden.records.timeline import with_timeline
+from gpuwarden.records.summary import format_summary
+from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.run_snapshot import JoinedPoll, RunSnapshot
 from gpuwarden.usage.run_usage import DeviceUsage, RunUsage
 from snapshots import GIB, snapshot
@@ -137,7 +137,7 @@ def test_receipt_comes_back_from_json() -> None:
     assert json_from_record(back) == json_from_record(made)
     account, uptime = usage_from_record(back), back.began_uptime_seconds
     again = build_record(run(), BEGAN + 7980, boot_id="b0", user="alice", usage=account, began_uptime=uptime)
-    assert json_from_record(with_timeline(again, run())) == json_from_record(made)
+    assert json_from_record(add_timeline(again, run())) == json_from_record(made)
 
 
 def test_keys_of_a_later_version_are_left_alone() -> None:
@@ -216,7 +216,7 @@ def test_what_was_ahead_of_a_run_is_not_carried_on() -> None:
 
 def test_log_line() -> None:
     """One line says what it was, how it ended and what it cost."""
-    assert log_line(receipt()) == (
+    assert format_summary(receipt()) == (
         "run=4711-99 name='resnet' ended: failed after 2h13m (it said: uncaught ResourceExhaustedError): "
         "steps=1000 p50=7.5s p95=8.25s peak=10.1GiB "
         "headroom_at_peak=922MiB gpu_seconds=8000 idle=0.10 energy=0.67kWh throttled=2m00s(sw_power_cap) "
@@ -228,7 +228,9 @@ def test_log_line_of_nothing_known() -> None:
     """It does not end in the middle of a sentence."""
     bare = replace(run(), report=None)
     said = build_record(bare, BEGAN, boot_id=None, user=None, usage=RunUsage())
-    assert log_line(said).endswith("after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it")
+    assert format_summary(said).endswith(
+        "after 2h13m (it said: uncaught ResourceExhaustedError): nothing is known of it"
+    )
 
 
 def test_end_said_again_and_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,8 +343,8 @@ def test_what_one_poll_saw() -> None:
     plain = json_from_record(made)
     assert plain["devices"] == [{"uuid": "GPU-0", "name": "H200", "memory_peak_bytes": GIB}]
     assert {"gpu_seconds", "gpu_idle_ratio", "energy_joules", "throttled_seconds"} & plain.keys() == set()
-    assert "gpu_seconds" not in log_line(made)
-    assert "energy" not in log_line(made)
+    assert "gpu_seconds" not in format_summary(made)
+    assert "energy" not in format_summary(made)
     again = build_record(bare, BEGAN, boot_id=None, user=None, usage=usage_from_record(record_from_json(plain)))
     assert json_from_record(again) == plain
 

@@ -18,7 +18,7 @@ import pytest
 from receipt_cases import BEGAN, receipt
 
 from gpuwarden.config.schema import Config
-from gpuwarden.records.paths import database_folder
+from gpuwarden.records.paths import find_database_folder
 from gpuwarden.records.record import RunRecord, json_from_record
 from gpuwarden.records.store import FILE_NAME, MIGRATIONS, RecordStore, row_from_record
 
@@ -381,14 +381,14 @@ def test_place(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert database_folder(default) is None
+    assert find_database_folder(default) is None
     monkeypatch.setenv("HOME", "/home/alice")
-    assert database_folder(default) == Path("/home/alice/.local/state/gpuwarden/receipts")
+    assert find_database_folder(default) == Path("/home/alice/.local/state/gpuwarden/receipts")
     monkeypatch.setenv("XDG_STATE_HOME", "/data/state")
-    assert database_folder(default) == Path("/data/state/gpuwarden/receipts")
+    assert find_database_folder(default) == Path("/data/state/gpuwarden/receipts")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert database_folder(default) == Path("/var/lib/gpuwarden/receipts")
+    assert find_database_folder(default) == Path("/var/lib/gpuwarden/receipts")
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/warden:/var/lib/other")
-    assert database_folder(default) == Path("/var/lib/warden/receipts")
-    assert database_folder(replace(default, path=Path("/srv/receipts"))) == Path("/srv/receipts")
-    assert database_folder(replace(default, path=None)) is None
+    assert find_database_folder(default) == Path("/var/lib/warden/receipts")
+    assert find_database_folder(replace(default, path=Path("/srv/receipts"))) == Path("/srv/receipts")
+    assert find_database_folder(replace(default, path=None)) is None

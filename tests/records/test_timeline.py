@@ -14,13 +14,13 @@ from gpuwarden.analysis.memory.memory_history import MemoryHistory, MemoryWindow
 from gpuwarden.protocol.messages import STEP_BUCKETS, DeviceMemory, Report
 from gpuwarden.records.builder import build_record, continue_record
 from gpuwarden.records.record import MemoryTimeline, RunRecord, RunRecordError, json_from_record, record_from_json
-from gpuwarden.records.store import as_json, row_from_record
+from gpuwarden.records.store import render_record, row_from_record
 from gpuwarden.records.timeline import (
     MAX_POINTS,
+    add_timeline,
+    compute_max_points,
     continue_timeline,
-    max_points,
-    with_timeline,
-    without_timeline,
+    remove_timeline,
 )
 from gpuwarden.runs.run_events import MAX_EVENT_TEXT, MAX_EVENTS_PER_KIND, ReportEvents, RunEvent, bounded
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -57,7 +57,7 @@ def usage_on(uuids: Iterable[str]) -> RunUsage:
 def told(made: RunSnapshot) -> RunRecord:
     """Make its receipt."""
     usage = usage_on(made.memory_windows)
-    return with_timeline(build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=usage), made)
+    return add_timeline(build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=usage), made)
 
 
 def test_a_long_run_is_told_in_few_points() -> None:
@@ -77,7 +77,7 @@ def test_a_long_run_is_told_in_few_points() -> None:
 @pytest.mark.parametrize(("devices", "points"), [(1, 60), (8, 60), (16, 30), (64, 7), (1000, 2)])
 def test_devices_share_the_room(devices: int, points: int) -> None:
     """A run with many devices has fewer points on each."""
-    assert max_points(devices) == points
+    assert compute_max_points(devices) == points
 
 
 def test_receipt_of_many_devices_stays_small() -> None:
@@ -86,15 +86,15 @@ def test_receipt_of_many_devices_stays_small() -> None:
     story = made.devices[0].story
     assert story is not None
     assert len(story.peak_bytes) > 40
-    assert len(as_json(made)) < 50_000
-    assert len(as_json(without_timeline(made))) < 8_000
+    assert len(render_record(made)) < 50_000
+    assert len(render_record(remove_timeline(made))) < 8_000
     assert len(row_from_record(made).whole) < 15_000
 
 
 def test_story_comes_back_from_json() -> None:
     """What was written is read as it was; a column of nothing known has no key."""
     made = told(run_on(1, busy_history(100)))
-    assert record_from_json(json.loads(as_json(made))) == made
+    assert record_from_json(json.loads(render_record(made))) == made
     plain = json_from_record(told(run_on(1, busy_history(100, polls=False))))["devices"][0]["story"]
     assert "headroom_bytes" not in plain
     assert {len(column) for column in plain.values()} == {len(plain["peak_bytes"])}
@@ -128,7 +128,7 @@ def test_story_goes_on_after_a_restart() -> None:
         run_on(1, busy_history(50)), began=BEGAN + 160, events=(RunEvent(7.0, "pressure", "memory: critical"),)
     )
     usage = usage_on(later.memory_windows)
-    since = with_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, usage=usage), later)
+    since = add_timeline(build_record(later, BEGAN + 300, boot_id="b0", user=None, usage=usage), later)
     uptime = 1000.0
     before = replace(before, began_uptime_seconds=uptime)
     since = replace(since, began_uptime_seconds=uptime + 160, began_timestamp_seconds=BEGAN - 1e6)  # the clock was set
@@ -143,7 +143,7 @@ def test_story_goes_on_after_a_restart() -> None:
         (167.0, "memory: critical")
     ]
     assert [mark.text for mark in both.marks].count("training begins") == 1
-    assert record_from_json(json.loads(as_json(both))) == both
+    assert record_from_json(json.loads(render_record(both))) == both
 
 
 def test_story_of_a_run_that_reports_no_more() -> None:
@@ -151,7 +151,7 @@ def test_story_of_a_run_that_reports_no_more() -> None:
     before = told(run_on(1, busy_history(100)))
     silent = replace(run_on(1, MemoryHistory()), memory_windows={}, began=BEGAN + 160)
     usage = usage_on(run_on(1, MemoryHistory()).memory_windows)
-    since = with_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, usage=usage), silent)
+    since = add_timeline(build_record(silent, BEGAN + 300, boot_id="b0", user=None, usage=usage), silent)
     assert continue_record(before, continue_timeline(before, since)).devices[0].story == before.devices[0].story
 
 

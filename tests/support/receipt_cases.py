@@ -14,7 +14,7 @@ from gpuwarden.host.process_tree import HostUsage, PresentProcesses
 from gpuwarden.protocol.messages import STEP_BUCKETS, Allocation, DeviceMemory, Error, Hello, Report
 from gpuwarden.records.builder import build_record
 from gpuwarden.records.record import RunRecord
-from gpuwarden.records.timeline import with_timeline
+from gpuwarden.records.timeline import add_timeline
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent
 from gpuwarden.runs.run_snapshot import RunSnapshot, SeenError
@@ -125,4 +125,4 @@ def receipt(pid: int = 4711, **settings: Any) -> RunRecord:
     """Make the receipt of such a run."""
     made = run(pid, **settings)
     told = build_record(made, BEGAN + 7980, boot_id="b0", user="alice", usage=ACCOUNT, began_uptime=BEGAN_UPTIME)
-    return with_timeline(told, made)
+    return add_timeline(told, made)

@@ -29,7 +29,7 @@ from gpuwarden.owners.resolver import OwnerResolver
 from gpuwarden.owners.slurm import SlurmJobMaps
 from gpuwarden.owners.users import UserNames
 from gpuwarden.pressure.levels import PressureWatch
-from gpuwarden.records.paths import database_folder
+from gpuwarden.records.paths import find_database_folder
 from gpuwarden.records.recorder import Recorder
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.runs.run_events import RunEvent
@@ -240,5 +240,5 @@ def _registry(config: Config, prior_runs: PriorRuns) -> RunRegistry:
 
 def _recorder(config: Config, source: Source, prior_runs: PriorRuns, users: UserNames) -> Recorder:
     # What runs report next to GPUs that are not this machine's is for looking at, and not to be kept.
-    folder = database_folder(config.receipts) if _is_this_machine(source) else None
+    folder = find_database_folder(config.receipts) if _is_this_machine(source) else None
     return Recorder(folder, config.receipts.max, users.name, most_runs=config.runs.max, prior_runs=prior_runs)

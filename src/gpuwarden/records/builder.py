@@ -236,14 +236,14 @@ def continue_record(before: RunRecord, since: RunRecord) -> RunRecord:
         began_timestamp_seconds=began,
         began_uptime_seconds=before.began_uptime_seconds,
         duration_seconds=_duration(
-            since.updated_timestamp_seconds - began, seconds_between(before, since) + since.duration_seconds
+            since.updated_timestamp_seconds - began, compute_seconds_between(before, since) + since.duration_seconds
         ),
         errors_told=(before.errors_told + since.errors_told)[-KEPT_ERRORS:],
         devices=tuple(_with_earlier_sizes(device, before.devices) for device in since.devices),
     )
 
 
-def seconds_between(before: RunRecord, since: RunRecord) -> float:
+def compute_seconds_between(before: RunRecord, since: RunRecord) -> float:
     """Return how long after a run's begin the later record begins."""
     if before.began_uptime_seconds is not None and since.began_uptime_seconds is not None:
         return max(since.began_uptime_seconds - before.began_uptime_seconds, 0.0)

@@ -9,7 +9,7 @@ from gpuwarden.config.schema import Config
 from gpuwarden.config.schema import RecordsConfig as Settings
 
 
-def database_folder(settings: Settings) -> Path | None:
+def find_database_folder(settings: Settings) -> Path | None:
     """Return the folder; None for none. One that nobody chose is where this user may write."""
     chosen = settings.path
     if chosen is None or chosen != Config().receipts.path:
@@ -17,7 +17,7 @@ def database_folder(settings: Settings) -> Path | None:
     return _in(state_folder.state_folder())
 
 
-def user_database_folder() -> Path | None:
+def find_user_database_folder() -> Path | None:
     """Return the folder in this user's home; None without a home."""
     return _in(state_folder.user_state_folder())
 

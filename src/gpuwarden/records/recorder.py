@@ -16,9 +16,9 @@ from gpuwarden.fair_eviction import select_evicted
 from gpuwarden.host import procfs
 from gpuwarden.records.builder import build_record, conclude_record, continue_record, usage_from_record
 from gpuwarden.records.record import RunRecord
-from gpuwarden.records.store import as_json
-from gpuwarden.records.summary import log_line
-from gpuwarden.records.timeline import continue_timeline, with_timeline, without_timeline
+from gpuwarden.records.store import render_record
+from gpuwarden.records.summary import format_summary
+from gpuwarden.records.timeline import add_timeline, continue_timeline, remove_timeline
 from gpuwarden.records.writer import DEFAULT_LISTED, STOP_SECONDS, RecordWriter
 from gpuwarden.runs.outcome import Ending
 from gpuwarden.runs.run_events import RunEvent, bounded
@@ -215,7 +215,7 @@ class Recorder:
 
     def _record(self, present: _PresentRun) -> RunRecord:
         """Return a run's whole record; some 100 µs a device."""
-        record = with_timeline(self._record_since(present), present.run, present.events)
+        record = add_timeline(self._record_since(present), present.run, present.events)
         before = present.before
         return continue_record(before, continue_timeline(before, record)) if before else record
 
@@ -303,7 +303,7 @@ class Recorder:
         self._writer.write(record)
         self._learn_peaks(record)
         if log_it:
-            log.info("%s", log_line(record))
+            log.info("%s", format_summary(record))
 
     def _learn_peaks(self, *records: RunRecord) -> None:
         for record in records:
@@ -316,10 +316,10 @@ class Recorder:
         if self._unfinished_json is None:
             unfinished = [
                 *(self._outline(present) for present in self._present.values() if present.recorded is None),
-                *(without_timeline(absent.record) for absent in self._absent.values()),
+                *(remove_timeline(absent.record) for absent in self._absent.values()),
             ]
             unfinished.sort(key=lambda record: record.began_timestamp_seconds, reverse=True)
-            self._unfinished_json = b",".join(map(as_json, unfinished))
+            self._unfinished_json = b",".join(map(render_record, unfinished))
         unfinished_json = self._unfinished_json
         parts = [
             *([b'"folder":' + json.dumps(str(self.folder)).encode()] if self.folder else []),
@@ -335,9 +335,9 @@ class Recorder:
         """
         present = self._present.get(run_id)
         if present is not None and present.recorded is None:
-            return as_json(self._record(present)) + b"\n"
+            return render_record(self._record(present)) + b"\n"
         if run_id in self._absent:
-            return as_json(self._absent[run_id].record) + b"\n"
+            return render_record(self._absent[run_id].record) + b"\n"
         found = await self._writer.find(run_id)
         return None if found is None else found + b"\n"
 

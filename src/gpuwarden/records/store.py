@@ -119,7 +119,7 @@ def _compact(plain: Any) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def as_json(record: RunRecord) -> bytes:
+def render_record(record: RunRecord) -> bytes:
     """Return a record as JSON in one line."""
     return _compact(json_from_record(record))
 

@@ -11,12 +11,12 @@ from gpuwarden.records.record import RunRecord
 MAX_TENTHS_SECONDS = 10.0  # below which tenths matter
 
 
-def longest_reason(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
+def find_longest_reason(seconds: Mapping[str, float] | None) -> tuple[str, float] | None:
     """Return the reason that held for longest; reasons may hold at once, so they do not add up."""
     return max(seconds.items(), key=lambda entry: entry[1]) if seconds else None
 
 
-def log_line(record: RunRecord) -> str:
+def format_summary(record: RunRecord) -> str:
     """Return the line of a run that has ended, with the figures that show how it did."""
     said = " ".join(f"{name}={text}" for name, text in _figures(record).items() if text)
     how = f"{record.outcome} after {format_elapsed(record.duration_seconds)} ({record.evidence})"
@@ -27,7 +27,7 @@ def _figures(record: RunRecord) -> dict[str, str]:
     """Return the figures by name; empty where unknown."""
     peaks = [each.memory_peak_bytes for each in record.devices if each.memory_peak_bytes is not None]
     left = [each.headroom_at_peak_bytes for each in record.devices if each.headroom_at_peak_bytes is not None]
-    throttled = longest_reason(record.throttled_seconds)
+    throttled = find_longest_reason(record.throttled_seconds)
     return {
         "steps": _known(str, record.steps),
         "p50": _known(format_duration, record.step_median_seconds),

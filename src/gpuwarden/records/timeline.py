@@ -9,7 +9,7 @@ from typing import Any, cast
 from gpuwarden.analysis.memory.downsampling import downsample
 from gpuwarden.analysis.memory.memory_history import MemoryWindow
 from gpuwarden.formatting import format_bytes
-from gpuwarden.records.builder import seconds_between
+from gpuwarden.records.builder import compute_seconds_between
 from gpuwarden.records.record import MemoryTimeline, RecordedDevice, RecordedError, RecordedEvent, RunRecord
 from gpuwarden.runs.run_events import RunEvent, RunEventKind, bounded, joined
 from gpuwarden.runs.run_snapshot import RunSnapshot
@@ -31,12 +31,12 @@ _COLUMNS = {  # of a MemoryTimeline, by the fields of a MemoryWindow
 }
 
 
-def with_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent] = ()) -> RunRecord:
+def add_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent] = ()) -> RunRecord:
     """Return a run's record with its timeline since this daemon watches it.
 
     `events` are those that its own reports do not have.
     """
-    most = max_points(len(run.memory_windows))
+    most = compute_max_points(len(run.memory_windows))
     devices = (
         replace(each, story=_timeline(downsample(run.memory_windows[each.uuid], most)))
         if each.uuid in run.memory_windows
@@ -49,7 +49,7 @@ def with_timeline(record: RunRecord, run: RunSnapshot, events: Iterable[RunEvent
     )
 
 
-def without_timeline(record: RunRecord) -> RunRecord:
+def remove_timeline(record: RunRecord) -> RunRecord:
     """Return a record as it is listed: its timeline makes most of its length."""
     devices = tuple(each if each.story is None else replace(each, story=None) for each in record.devices)
     return replace(record, devices=devices, marks=())
@@ -57,9 +57,9 @@ def without_timeline(record: RunRecord) -> RunRecord:
 
 def continue_timeline(before: RunRecord, since: RunRecord) -> RunRecord:
     """Return the later record with the timeline that the earlier one begins."""
-    later = seconds_between(before, since)
+    later = compute_seconds_between(before, since)
     stories = {each.uuid: each.story for each in before.devices if each.story is not None}
-    most = max_points(max(len(stories), len(since.devices)))
+    most = compute_max_points(max(len(stories), len(since.devices)))
     devices = (_continued(each, stories.get(each.uuid), later, most) for each in since.devices)
     events = joined(_run_events(before.marks), (replace(each, at=each.at + later) for each in _run_events(since.marks)))
     return replace(since, devices=tuple(devices), marks=_recorded(events))
@@ -115,7 +115,7 @@ def _oom_event(error: RecordedError, record: RunRecord) -> RunEvent:
     return RunEvent(min(max(at, 0.0), record.duration_seconds), "oom", f"out of {where}{wanted}{why}")
 
 
-def max_points(devices: int) -> int:
+def compute_max_points(devices: int) -> int:
     """Return how many points each of so many devices may have."""
     return max(min(MAX_POINTS, MAX_RUN_POINTS // max(devices, 1)), 2)
 

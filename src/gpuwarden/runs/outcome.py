@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from gpuwarden.analysis.memory.leak_detector import Leak
-from gpuwarden.analysis.oom.diagnosis_wording import host_memory_growth
+from gpuwarden.analysis.oom.diagnosis_wording import format_host_growth
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.cgroup_limits import OomKillCounter
 from gpuwarden.host.oom_killer import OomKill
@@ -68,7 +68,7 @@ def conclude(evidence: Evidence) -> tuple[Outcome, str]:
     """Return the outcome, and in words what it was concluded from. The kernel's word goes before the run's own."""
     outcome, words = _conclude(evidence)
     if outcome == "oom_killed" and evidence.host_growth is not None:
-        words = [*words, host_memory_growth(evidence.host_growth)]
+        words = [*words, format_host_growth(evidence.host_growth)]
     if evidence.farewell is not None:
         words = [*words, f"it said: {evidence.farewell.reason}"]
     if evidence.error is not None and outcome != "finished":

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.oom.co_tenants import CoTenants
-from gpuwarden.fair_eviction import user_with_most
+from gpuwarden.fair_eviction import find_user_with_most
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.host.oom_killer import OomKill
 from gpuwarden.host.process_key import ProcessKey
@@ -116,7 +116,7 @@ class RunRegistry:
         if ended or silent:
             self._forget(min(ended or silent)[1], now)
             return True
-        crowd = user_with_most((record.peer.uid for record in self._records.values()), newcomer=newcomer.uid)
+        crowd = find_user_with_most((record.peer.uid for record in self._records.values()), newcomer=newcomer.uid)
         if crowd == newcomer.uid:
             return False
         run_id = next(run_id for run_id in reversed(self._records) if self._records[run_id].peer.uid == crowd)

@@ -10,7 +10,7 @@ from typing import cast
 from gpuwarden.analysis.memory.headroom import Headrooms
 from gpuwarden.analysis.oom.diagnoser import Diagnoser, PollFacts, RunFacts
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
-from gpuwarden.analysis.oom.failed_allocation import Oom, ooms_by_gpu
+from gpuwarden.analysis.oom.failed_allocation import Oom, find_ooms
 from gpuwarden.protocol.messages import Error, ErrorKind, Hello, Report
 from gpuwarden.runs.error_log import ErrorLog
 from gpuwarden.runs.run_snapshot import KEPT_ERRORS, SeenError
@@ -85,4 +85,4 @@ class RunErrors:
 
 
 def _ooms(seen: SeenError, hello: Hello, uuids: Mapping[str, str]) -> Mapping[str, Oom]:
-    return ooms_by_gpu(seen.error, hello, uuids, seen.headroom, seen.least_headroom)
+    return find_ooms(seen.error, hello, uuids, seen.headroom, seen.least_headroom)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuwarden.fair_eviction import user_with_most
+from gpuwarden.fair_eviction import find_user_with_most
 from gpuwarden.host.exit_status import read_exit_status
 from gpuwarden.host.process_key import ProcessKey, identify_peer, read_credentials
 from gpuwarden.protocol.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
@@ -173,7 +173,7 @@ class RunServer:
         """Close the oldest connection of the user with the most, where there is no room for another of `uid`."""
         if max(len(self._connections), len(self._pidfds) + len(self._unexplained)) < self._limit:
             return
-        crowd = user_with_most((peer.uid for peer in self._connections.values()), newcomer=uid)
+        crowd = find_user_with_most((peer.uid for peer in self._connections.values()), newcomer=uid)
         oldest = next((each for each, peer in self._connections.items() if peer.uid == crowd), None)
         if oldest is not None:
             self._refuse(oldest)

@@ -10,8 +10,8 @@ from typing import Any
 
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.tracker import BatchSizeTracker
-from gpuwarden.analysis.memory.device_memory import held_by_others, is_listed, memory_by_gpu
-from gpuwarden.analysis.memory.headroom import HeadroomTracker, unreported_devices
+from gpuwarden.analysis.memory.device_memory import is_listed, sum_by_gpu, sum_held_by_others
+from gpuwarden.analysis.memory.headroom import HeadroomTracker, find_unreported_devices
 from gpuwarden.analysis.memory.leak_watch import HOST, LeakWatch
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
@@ -126,7 +126,7 @@ class RunState:
         at, has_news = now - self.began_at, False
         self.events.update(self.report, report, at)
         self.batch_sizes.add_report(report, self.uuids, at)
-        for uuid, memory in memory_by_gpu(report.memory, self.uuids).items():
+        for uuid, memory in sum_by_gpu(report.memory, self.uuids).items():
             history = self.histories.get(uuid)
             if history is None:
                 history = self.histories[uuid] = MemoryHistory()
@@ -140,7 +140,7 @@ class RunState:
         if error.kind == "device_oom":
             self.batch_sizes.handle_oom(error)
         facts = self._facts(now) if error.kind in OOM_KINDS else None
-        left = self.headroom.at_error(memory_by_gpu(error.memory, self.uuids))
+        left = self.headroom.at_error(sum_by_gpu(error.memory, self.uuids))
         self.errors.handle_error(error, self.hello, facts, left, at=self.rules.wall(), now=now)
         if facts:
             self.leaks.handle_oom()
@@ -190,18 +190,18 @@ class RunState:
         if up:
             self.uuids = uuids or self.uuids
             self.present = (usage.present if usage else None) or self.present
-        memory = memory_by_gpu(self.report.memory, uuids) if self.report and current else {}
+        memory = sum_by_gpu(self.report.memory, uuids) if self.report and current else {}
         if self.report and memory and not self.histories:  # it came before the first poll told its devices
             self._add_memory(self.report, now)
         headroom = self.headroom.update(self.peer.pid, memory, self.last_report, snapshot)
         own = self._own
         for uuid in memory.keys() & self.histories.keys():
-            others = held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
+            others = sum_held_by_others(own, uuid, snapshot) if is_listed(own, uuid, snapshot) else None
             self.histories[uuid].add_poll(headroom.now.get(uuid), others)
         gone = bool(own) and self.outcome.is_gone
         facts = PollFacts(memory, headroom.now, own, snapshot, uuids, gone, co_tenants)
         self.errors.update(facts, self.hello, self.uuids, up=up)
-        unreported = unreported_devices(self.hello, self.report, uuids, self.uuids, current=current)
+        unreported = find_unreported_devices(self.hello, self.report, uuids, self.uuids, current=current)
         who, age = (self.peer.run_id, self.hello.name), now - self.began_at
         return RunSnapshot(
             peer=self.peer,

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.analysis.batch_size.cost_model import BatchCost, BatchSizeAdvice, SizePeak, advise, fit_cost, usual_sizes
+from gpuwarden.analysis.batch_size.cost_model import (
+    BatchCost,
+    BatchSizeAdvice,
+    SizePeak,
+    advise,
+    fit_cost,
+    list_usual_sizes,
+)
 from gpuwarden.analysis.batch_size.prior_runs import MAX_NAMES, PriorRuns
 from gpuwarden.analysis.batch_size.size_peaks import MAX_LATE_SECONDS, MAX_SIZES, SizePeaks
 from gpuwarden.analysis.batch_size.tracker import (
@@ -163,8 +170,8 @@ def test_sizes_are_shared_by_devices() -> None:
 
 def test_usual_sizes() -> None:
     """Powers of two, and three steps between them."""
-    assert usual_sizes(64) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
-    assert usual_sizes(0) == []
+    assert list_usual_sizes(64) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+    assert list_usual_sizes(0) == []
 
 
 @given(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services import ROOT
 
-from gpuwarden.analysis.memory.device_memory import held_by_others
-from gpuwarden.analysis.memory.headroom import HEADROOM_UNKNOWN, DeviceSpace, Overhead, headroom
+from gpuwarden.analysis.memory.device_memory import sum_held_by_others
+from gpuwarden.analysis.memory.headroom import HEADROOM_UNKNOWN, DeviceSpace, Overhead, compute_headroom
 from gpuwarden.gpu.metrics import GpuReadings
 from gpuwarden.gpu.snapshot import Gpu, GpuProcess, Snapshot
 from gpuwarden.host.process_key import ProcessKey
@@ -133,7 +133,7 @@ def test_children_that_hold_device_memory() -> None:
     box.report(GPU0=told(current=20 * GIB))  # the first came before its device was resolved
     run = box.poll(crowded, usages={ALICE: usage})
     assert run.memory_windows["GPU-0"][-1].others == 3 * GIB
-    assert held_by_others((7,), "GPU-0", snapshot(crowded)) == 5 * GIB
+    assert sum_held_by_others((7,), "GPU-0", snapshot(crowded)) == 5 * GIB
 
 
 def test_cuda_malloc_async_in_tensorflow() -> None:
@@ -326,9 +326,9 @@ def test_measuring_needs_the_same_before_and_after_a_report() -> None:
 
 def test_nothing_known() -> None:
     """Without a pool and without a limit there is no headroom to state."""
-    assert headroom(DeviceSpace(5, 10), None, None, 3) is None
-    assert headroom(DeviceSpace(5, 10), None, 0, 3) is None
-    assert headroom(DeviceSpace(None, 10), 5, None, 3) is None
+    assert compute_headroom(DeviceSpace(5, 10), None, None, 3) is None
+    assert compute_headroom(DeviceSpace(5, 10), None, 0, 3) is None
+    assert compute_headroom(DeviceSpace(None, 10), 5, None, 3) is None
 
 
 amounts = st.integers(0, 2**40)
@@ -339,7 +339,7 @@ limits = st.none() | amounts
 @given(free=amounts, size=amounts, pool=pools, limit=limits, in_use=amounts)
 def test_bounds(free: int, size: int, pool: int, limit: int | None, in_use: int) -> None:
     """Headroom is never negative, and never above the device's size or the allocator's limit less what is in use."""
-    left = headroom(DeviceSpace(free, size), pool, limit, in_use)
+    left = compute_headroom(DeviceSpace(free, size), pool, limit, in_use)
     assert left is not None
     assert 0 <= left <= max(0, size - in_use)
     assert not limit or left <= max(0, limit - in_use)
@@ -349,17 +349,17 @@ def test_bounds(free: int, size: int, pool: int, limit: int | None, in_use: int)
 def test_monotone(space: tuple[int, int], pool: int, limit: int, in_use: int, more: int) -> None:
     """More free memory, a larger device, pool or limit never make it less; more in use never more."""
     free, size = space
-    left = headroom(DeviceSpace(free, size), pool, limit, in_use) or 0
+    left = compute_headroom(DeviceSpace(free, size), pool, limit, in_use) or 0
     for larger in (
-        headroom(DeviceSpace(free + more, size), pool, limit, in_use),
-        headroom(DeviceSpace(free, size + more), pool, limit, in_use),
-        headroom(DeviceSpace(free, size), pool + more, limit, in_use),
-        headroom(DeviceSpace(free, size), pool, limit + more, in_use),
-        headroom(DeviceSpace(free, size), pool, None, in_use),
+        compute_headroom(DeviceSpace(free + more, size), pool, limit, in_use),
+        compute_headroom(DeviceSpace(free, size + more), pool, limit, in_use),
+        compute_headroom(DeviceSpace(free, size), pool + more, limit, in_use),
+        compute_headroom(DeviceSpace(free, size), pool, limit + more, in_use),
+        compute_headroom(DeviceSpace(free, size), pool, None, in_use),
     ):
         assert larger is not None
         assert larger >= left
-    assert (headroom(DeviceSpace(free, size), pool, limit, in_use + more) or 0) <= left
+    assert (compute_headroom(DeviceSpace(free, size), pool, limit, in_use + more) or 0) <= left
 
 
 @given(memory=st.builds(DeviceMemory, amounts, amounts, st.none() | amounts, st.none() | amounts), poll=st.data())

@@ -87,7 +87,7 @@ def is_same_model(one: SizePeak, own: SizePeak) -> bool:
     return min(fed, 0) - tolerance <= one.floor - own.floor <= max(fed, 0) + tolerance
 
 
-def max_floor(newest: SizePeak) -> float:
+def compute_max_floor(newest: SizePeak) -> float:
     """Return the bytes in use between steps above which something else than the batch has grown."""
     fed = INPUT_RATIO * (newest.peak - newest.floor)
     return newest.floor * (1 + MAX_FLOOR_DIFFERENCE_RATIO) + MAX_FLOOR_DIFFERENCE_BYTES + fed
@@ -140,7 +140,9 @@ def advise(
     room = capacity - cost.margin(capacity)
     farthest = cost.largest * (MAX_TIMES_LARGEST if cost.confidence == "high" else MAX_TIMES_LARGEST_UNSURE)
     below = farthest if failed is None else min(farthest, failed - 1)
-    fitting = [size for size in (*usual_sizes(below), present) if size % multiple_of == 0 and cost.peak(size) <= room]
+    fitting = [
+        size for size in (*list_usual_sizes(below), present) if size % multiple_of == 0 and cost.peak(size) <= room
+    ]
     works = failed is None or present < failed
     too_large = not works or cost.peak(present) > capacity + cost.residual
     if not fitting and not too_large:
@@ -154,7 +156,7 @@ def advise(
     return BatchSizeAdvice(present, advised, too_large, cost.peak(advised), capacity, cost, text)
 
 
-def usual_sizes(most: int) -> list[int]:
+def list_usual_sizes(most: int) -> list[int]:
     """Return the sizes that people choose, up to a largest: powers of two, and three steps between them."""
     found = [1, 2, 3]
     step = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuwarden.analysis.batch_size.cost_model import SizePeak, max_floor
+from gpuwarden.analysis.batch_size.cost_model import SizePeak, compute_max_floor
 from gpuwarden.protocol.messages import DeviceMemory, Report
 
 MAX_SIZES = 16
@@ -74,4 +74,4 @@ class SizePeaks:
         Then the peak is that of something else than the batch.
         """
         found = tuple(SizePeak(size, entry.floor, entry.peak) for size, entry in sorted(self._sizes.items()))
-        return () if found and lowest is not None and lowest > max_floor(found[-1]) else found
+        return () if found and lowest is not None and lowest > compute_max_floor(found[-1]) else found

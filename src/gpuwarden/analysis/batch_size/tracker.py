@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice, SizePeak, advise, fit_cost
 from gpuwarden.analysis.batch_size.prior_runs import PriorRuns
 from gpuwarden.analysis.batch_size.size_peaks import SizePeaks
-from gpuwarden.analysis.memory.device_memory import memory_by_gpu
+from gpuwarden.analysis.memory.device_memory import sum_by_gpu
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.protocol.messages import Error, Hello, Report
 
@@ -40,10 +40,10 @@ class BatchSizeTracker:
         self._largest = max(self._largest, report.batch_size)
         if self._failed is not None:
             self._check_failed_size(report, report.batch_size, self._failed, at)
-        for uuid, memory in memory_by_gpu(report.memory, uuids).items():
+        for uuid, memory in sum_by_gpu(report.memory, uuids).items():
             known = self._peaks.get(uuid)
             if known is None:
-                first = memory_by_gpu(self._first.memory, uuids).get(uuid)
+                first = sum_by_gpu(self._first.memory, uuids).get(uuid)
                 known = self._peaks[uuid] = SizePeaks(memory.peak if first is None or self._first.steps else first.peak)
             known.add_report(memory, report, at)
 

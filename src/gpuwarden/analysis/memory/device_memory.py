@@ -8,7 +8,7 @@ from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol.messages import DeviceMemory
 
 
-def memory_by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:
+def sum_by_gpu(memory: Mapping[str, DeviceMemory], uuids: Mapping[str, str]) -> dict[str, DeviceMemory]:
     """Sum a run's logical devices by the GPU they are parts of."""
     found: dict[str, DeviceMemory] = {}
     for device, part in memory.items():
@@ -40,7 +40,7 @@ def is_listed(own: Collection[int], uuid: str, snapshot: Snapshot) -> bool:
     return any(process.pid and process.pid in own and process.instance in where for process in gpu.processes)
 
 
-def held_by_others(own: Collection[int], uuid: str, snapshot: Snapshot) -> float | None:
+def sum_held_by_others(own: Collection[int], uuid: str, snapshot: Snapshot) -> float | None:
     """Return the bytes that other processes than the run's `own` hold on a GPU or MIG instance; None where unknown.
 
     Only meaningful where the run `is_listed`: else its own memory is among it.

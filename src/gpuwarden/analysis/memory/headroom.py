@@ -32,7 +32,7 @@ class DeviceSpace:
     size: float | None
 
 
-def headroom(space: DeviceSpace, pool: float | None, limit: float | None, in_use: float) -> float | None:
+def compute_headroom(space: DeviceSpace, pool: float | None, limit: float | None, in_use: float) -> float | None:
     """Return bytes, never below 0 nor above the device's size; None where neither a pool nor a limit is known.
 
     `pool` is what the run's allocator holds of the device, `in_use` what it has handed out of that, `limit` what it may
@@ -108,12 +108,12 @@ class HeadroomTracker:
                 continue
             space, process = _space(gpu, uuid), gpu.holds(pid, uuid)
             pool = self._pool(uuid, device, process, reported_at)
-            left = headroom(space, pool, device.limit, device.current)
+            left = compute_headroom(space, pool, device.limit, device.current)
             if left is None:
                 unknown[uuid] = _missing_figure(space, process)
                 continue
             now[uuid] = left
-            at_peak[uuid] = headroom(space, pool, device.limit, device.peak) or 0
+            at_peak[uuid] = compute_headroom(space, pool, device.limit, device.peak) or 0
         self._basis = memory
         self._last = Headrooms(now, at_peak, unknown)
         return self._last
@@ -157,7 +157,7 @@ def _missing_figure(space: DeviceSpace, process: GpuProcess | None) -> HeadroomU
     return "process_memory_untold" if process else "process_unlisted"
 
 
-def unreported_devices(
+def find_unreported_devices(
     hello: Hello, report: Report | None, uuids: Mapping[str, str], before: Mapping[str, str], *, current: bool
 ) -> dict[str, HeadroomUnknown]:
     """Return why devices of a run have no figures of its allocators, by UUID; one that is no certain GPU goes by "".

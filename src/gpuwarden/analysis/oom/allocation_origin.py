@@ -20,7 +20,7 @@ _OPTIMIZER = re.compile(
 )
 
 
-def weights_sign(failure: FailureContext) -> str | None:
+def find_weights_sign(failure: FailureContext) -> str | None:
     """Return how it is known that the allocation belongs to the model and not to a batch; None where it is not."""
     error, shape = failure.error, failure.shape
     if error.stage == "weights":
@@ -31,13 +31,13 @@ def weights_sign(failure: FailureContext) -> str | None:
         return "with the shape of one of its weights"
     if error.phase == "idle" and not error.steps and error.stage is None:
         return "before any training"
-    is_unknown = shape_batch(failure) is None and error.like_weight is None
+    is_unknown = find_shape_batch(failure) is None and error.like_weight is None
     if not error.steps and shape and is_unknown and _is_like_kernel(shape):
         return "with the shape of a convolution's weights"
     return None
 
 
-def batch_sign(failure: FailureContext) -> str | None:
+def find_batch_sign(failure: FailureContext) -> str | None:
     """Return the surest sign that the allocation grows with the batch; None where there is none.
 
     There is none where the stage or the phase says that it was for something else.
@@ -53,7 +53,7 @@ def _batch_signs(failure: FailureContext) -> Iterator[str]:
     peak = failure.training_peak
     if failure.fit_steps and not failure.is_outsized and peak is not None:
         yield f"came in a step like {failure.fit_steps} before it, which had only just fitted with {format_bytes(peak)}"
-    if batch := shape_batch(failure):
+    if batch := find_shape_batch(failure):
         yield f"grows with the batch of {batch}"
     if error.like_weight:  # a gradient was the last straw, of a step whose activations took the room
         yield "came on top of what the batch had taken"
@@ -76,7 +76,7 @@ def _batch_signs(failure: FailureContext) -> Iterator[str]:
         yield f"is more than all that was in use between steps ({format_bytes(base)}), so that it grows with the batch"
 
 
-def shape_batch(failure: FailureContext) -> int | None:
+def find_shape_batch(failure: FailureContext) -> int | None:
     """Return the batch size that is, or divides, the first dimension of the tensor; None where it has none."""
     shape, batch, like_weight = failure.shape, failure.batch_size, failure.error.like_weight
     if not shape or like_weight or failure.error.stage in ("weights", "optimizer"):

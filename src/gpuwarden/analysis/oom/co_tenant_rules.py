@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwarden.analysis.oom.context import FULL_RATIO, SLACK_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
-from gpuwarden.analysis.oom.diagnosis_wording import and_more, requested_memory
+from gpuwarden.analysis.oom.diagnosis_wording import format_others, format_request
 from gpuwarden.formatting import format_bytes, format_elapsed
 
 
@@ -18,12 +18,11 @@ def find_co_tenant_growth(failure: FailureContext) -> Finding | None:
     if not 0 < missing <= grown or (failure.leaked >= missing and failure.leaked > grown):
         return None
     worst = max(failure.grown_co_tenants, key=lambda each: each.grown)
+    who = f"{worst.name}{format_others(len(failure.grown_co_tenants))}"
     when = f"in the {format_elapsed(worst.seconds)} before" if worst.seconds >= 1 else "just before"
     return Finding(
         f"The run needed {format_bytes(need)} beside {format_bytes(base)} and could have "
-        f"{format_bytes(max(room - base, 0))}: "
-        f"{worst.name}{and_more(len(failure.grown_co_tenants))} took {format_bytes(grown)} of the device {when} and "
-        "holds "
+        f"{format_bytes(max(room - base, 0))}: {who} took {format_bytes(grown)} of the device {when} and holds "
         f"{format_bytes(worst.held)}.",
         f"Move one of the two to another GPU, or agree with {worst.name} on who has this one.",
     )
@@ -42,7 +41,7 @@ def find_occupied_device(failure: FailureContext) -> Finding | None:
     if why is None:
         return None
     worst = max(failure.co_tenants, key=lambda each: each.held)
-    who = f"{worst.name}{and_more(len(failure.co_tenants))}"
+    who = f"{worst.name}{format_others(len(failure.co_tenants))}"
     return Finding(
         f"The run could have {format_bytes(room)}, as {who} has held {format_bytes(held)} of the device for "
         f"{format_elapsed(worst.seconds)}: {why} beside {format_bytes(base)}.",
@@ -60,7 +59,7 @@ def _fits_without(failure: FailureContext, wanted: float, room: float, held: flo
         return None
     if held < room and (wanted <= room or _outgrew_training(failure)):
         return None
-    return f"without that {requested_memory(failure)} would fit"
+    return f"without that {format_request(failure)} would fit"
 
 
 def _outgrew_training(failure: FailureContext) -> bool:

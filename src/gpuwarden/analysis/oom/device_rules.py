@@ -7,10 +7,10 @@ from itertools import pairwise
 from gpuwarden.analysis.oom.context import SLACK_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import (
-    avoid_fragmentation,
-    capitalized,
-    out_of_room,
-    requested_memory,
+    capitalize,
+    format_request,
+    format_room,
+    suggest_allocator,
 )
 from gpuwarden.formatting import format_bytes, format_growth
 from gpuwarden.protocol.messages import Phase
@@ -34,7 +34,7 @@ def find_leak(failure: FailureContext) -> Finding | None:
     return Finding(
         f"Memory in use between steps had grown by {format_bytes(grown)} {how} to {format_bytes(base)} of "
         f"{format_bytes(room)} that the "
-        f"run can have: without that {requested_memory(failure)} would have fitted.",
+        f"run can have: without that {format_request(failure)} would have fitted.",
         "Look for what the program keeps from step to step: tensors in lists, losses not turned into numbers, models "
         "made again and again.",
     )
@@ -65,10 +65,10 @@ def find_fragmentation(failure: FailureContext) -> Finding | None:
         return None
     certainty = "was in use" if failure.is_eager else "was in use at most, or about so"
     return Finding(
-        f"{capitalized(requested_memory(failure))} did not fit in one piece though {format_bytes(left)} of "
+        f"{capitalize(format_request(failure))} did not fit in one piece though {format_bytes(left)} of "
         f"{format_bytes(room)} "
         f"were free in sum: {format_bytes(in_use)} {certainty}.",
-        avoid_fragmentation(failure),
+        suggest_allocator(failure),
     )
 
 
@@ -77,7 +77,7 @@ def _torch_fragmentation(failure: FailureContext, requested: int, idle: int, roo
         return None
     how = f"torch held {format_bytes(idle)} that were in no tensor, in pieces that were all smaller"
     return Finding(
-        f"{capitalized(requested_memory(failure))} did not fit in one piece: {how}.", avoid_fragmentation(failure)
+        f"{capitalize(format_request(failure))} did not fit in one piece: {how}.", suggest_allocator(failure)
     )
 
 
@@ -96,7 +96,7 @@ def find_phase_peak(failure: FailureContext) -> Finding | None:
     else:
         what = f"{format_bytes(failure.reached or 0)} in all, {before} {format_bytes(failure.usual_step)}"
     return Finding(
-        f"One step was far larger than the others: it asked for {requested_memory(failure)}{out_of_room(failure)}, "
+        f"One step was far larger than the others: it asked for {format_request(failure)}{format_room(failure)}, "
         f"{what}.",
         "Bound what one batch may hold: drop or cut outliers, pad to bounded lengths, or use buckets.",
     )
@@ -107,7 +107,7 @@ def _larger_phase(failure: FailureContext) -> Finding:
     peaked = f"peaked at {format_bytes(peak)}" if peak is not None else "went well"
     setting = ": validation_batch_size, or the batch size of its data set" if phase == "test" else ""
     return Finding(
-        f"{_PHASES[phase].capitalize()} asked for {requested_memory(failure)}{out_of_room(failure)}, while training, "
+        f"{_PHASES[phase].capitalize()} asked for {format_request(failure)}{format_room(failure)}, while training, "
         f"{failure.error.steps} steps, {peaked}.",
         f"Give {_PHASES[phase]} a smaller batch of its own{setting}.",
     )

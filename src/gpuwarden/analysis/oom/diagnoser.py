@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuwarden.analysis.batch_size.cost_model import BatchSizeAdvice
-from gpuwarden.analysis.memory.device_memory import held_by_others, is_listed, memory_by_gpu
+from gpuwarden.analysis.memory.device_memory import is_listed, sum_by_gpu, sum_held_by_others
 from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.memory_history import MemoryHistory
 from gpuwarden.analysis.oom.co_tenants import CoTenants
 from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.analysis.oom.diagnosis_rules import diagnose
-from gpuwarden.analysis.oom.failed_allocation import largest_allocation
+from gpuwarden.analysis.oom.failed_allocation import find_largest_allocation
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings
 from gpuwarden.gpu.snapshot import Snapshot
 from gpuwarden.protocol.messages import DeviceMemory, Error, Hello, Report
@@ -63,7 +63,7 @@ class PollFacts:
         rows = MigReadings if instance else GpuReadings
         free, size = ((instance or gpu).value(row) for row in (rows.memory_free_bytes, rows.memory_size_bytes))
         separable = self.gone or is_listed(self.own, uuid, self.snapshot)
-        others = held_by_others(self.own, uuid, self.snapshot) if separable else None
+        others = sum_held_by_others(self.own, uuid, self.snapshot) if separable else None
         headroom = self.headroom.get(uuid)
         room: float | None = memory.limit or None
         if headroom is not None:
@@ -157,11 +157,11 @@ class Diagnoser:
     def _context(self, error: Error, run: RunFacts) -> tuple[str | None, FailureContext]:
         """Return the run's name of the device that failed, where that is sure, and what is known without a poll."""
         report = run.report
-        allocation, device = largest_allocation(error, run.hello)
+        allocation, device = find_largest_allocation(error, run.hello)
         uuid = run.uuids.get(device, "") if device is not None else ""
-        after = memory_by_gpu(error.memory, run.uuids).get(uuid) or error.memory.get(device or "")
+        after = sum_by_gpu(error.memory, run.uuids).get(uuid) or error.memory.get(device or "")
         history = run.histories.get(uuid)
-        reported = memory_by_gpu(report.memory, run.uuids).get(uuid) if report else None
+        reported = sum_by_gpu(report.memory, run.uuids).get(uuid) if report else None
         before = history.last if history else reported
         after = after or before
         return device, FailureContext(

@@ -12,8 +12,8 @@ from gpuwarden.analysis.oom.co_tenant_rules import find_co_tenant_growth, find_o
 from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.device_rules import find_fragmentation, find_leak, find_phase_peak
 from gpuwarden.analysis.oom.diagnosis import Diagnosis, Rule
-from gpuwarden.analysis.oom.host_rules import find_host_input, find_host_leak, unknown_host_cause
-from gpuwarden.analysis.oom.size_rules import find_batch_too_large, find_too_big, unknown_device_cause
+from gpuwarden.analysis.oom.host_rules import describe_unknown_host_cause, find_host_input, find_host_leak
+from gpuwarden.analysis.oom.size_rules import describe_unknown_device_cause, find_batch_too_large, find_too_big
 from gpuwarden.formatting import format_growth
 
 RULES: tuple[Rule, ...] = (
@@ -107,7 +107,11 @@ def diagnose(failure: FailureContext) -> Diagnosis:
     for rule in RULES:
         if rule.kind == failure.error.kind and (found := rule.find(failure)):
             return _with_leak(Diagnosis(rule.cause, found.evidence, found.next_step), failure)
-    found = unknown_host_cause(failure) if failure.error.kind == "host_oom" else unknown_device_cause(failure)
+    found = (
+        describe_unknown_host_cause(failure)
+        if failure.error.kind == "host_oom"
+        else describe_unknown_device_cause(failure)
+    )
     return _with_leak(Diagnosis("unknown", found.evidence, found.next_step), failure)
 
 

@@ -13,12 +13,12 @@ ALLOCATOR_SETTINGS = {
 }
 
 
-def capitalized(text: str) -> str:
+def capitalize(text: str) -> str:
     """Return the text with its first letter in upper case."""
     return text[0].upper() + text[1:]
 
 
-def requested_memory(failure: FailureContext) -> str:
+def format_request(failure: FailureContext) -> str:
     """Return the allocation that failed: `61.0 MiB for shape [16000,1000]`."""
     if failure.requested is None:
         return "an allocation"
@@ -26,28 +26,28 @@ def requested_memory(failure: FailureContext) -> str:
     return f"{format_bytes(failure.requested)}{shape}"
 
 
-def requested_size(failure: FailureContext) -> str:
+def format_requested_size(failure: FailureContext) -> str:
     """Return the bytes of the allocation that failed: `61.0 MiB`."""
     return "memory" if failure.requested is None else format_bytes(failure.requested)
 
 
-def out_of_room(failure: FailureContext) -> str:
+def format_room(failure: FailureContext) -> str:
     """Return a clause with what the run can have: `, of 256 MiB that the run can have`; empty where unknown."""
     return "" if failure.room is None else f", of {format_bytes(failure.room)} that the run can have"
 
 
-def and_more(count: int) -> str:
+def format_others(count: int) -> str:
     """Return a phrase that counts what stands behind the first one: `, and 2 more`; empty for one."""
     return f", and {count - 1} more" if count > 1 else ""
 
 
-def host_memory_growth(leak: Leak) -> str:
+def format_host_growth(leak: Leak) -> str:
     """Return a clause about the growth of the host memory of a run's processes."""
     how = f"{format_bytes(leak.grown)}, at {format_growth(leak.bytes_per_second)}"
     return f"the host memory of the run's processes had grown by {how}"
 
 
-def use_smaller_batch(failure: FailureContext) -> str:
+def suggest_smaller_batch(failure: FailureContext) -> str:
     """Return the step to a batch size that should fit."""
     keeps = "gradient accumulation keeps the effective one"
     batch = failure.batch_size
@@ -71,7 +71,7 @@ def _likely_batch_size(failure: FailureContext, batch: int) -> int:
     return max(most, 1)
 
 
-def avoid_fragmentation(failure: FailureContext) -> str:
+def suggest_allocator(failure: FailureContext) -> str:
     """Return the step against fragmentation: an allocator that needs no single piece, where the framework has one."""
     setting = next((each for name, each in ALLOCATOR_SETTINGS.items() if failure.framework.startswith(name)), None)
     allocator = failure.allocation.allocator if failure.allocation else None

@@ -22,7 +22,7 @@ class Oom:
     least: float | None = None
 
 
-def ooms_by_gpu(
+def find_ooms(
     error: Error,
     hello: Hello,
     uuids: Mapping[str, str],
@@ -42,7 +42,7 @@ def ooms_by_gpu(
     return found
 
 
-def largest_allocation(error: Error, hello: Hello) -> tuple[Allocation | None, str | None]:
+def find_largest_allocation(error: Error, hello: Hello) -> tuple[Allocation | None, str | None]:
     """Return the largest allocation that failed, and the run's device that it means where that is sure."""
     found = [(each, resolve_device(hello, each.device)) for each in error.allocations]
     if not found:

@@ -7,10 +7,10 @@ import re
 from gpuwarden.analysis.oom.context import FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
 from gpuwarden.analysis.oom.diagnosis_wording import (
-    capitalized,
-    host_memory_growth,
-    requested_memory,
-    requested_size,
+    capitalize,
+    format_host_growth,
+    format_request,
+    format_requested_size,
 )
 from gpuwarden.formatting import format_bytes
 
@@ -33,7 +33,7 @@ def find_host_input(failure: FailureContext) -> Finding | None:
         return None
     held = "" if failure.host_memory is None else f" while its processes held {format_bytes(failure.host_memory)}"
     return Finding(
-        f"The host, not the device, could not give {requested_size(failure)} for {part}{held}.",
+        f"The host, not the device, could not give {format_requested_size(failure)} for {part}{held}.",
         "Make shuffle buffers, caches and prefetching smaller or use fewer loader workers; in a container give it a "
         "larger memory limit or --shm-size.",
     )
@@ -45,15 +45,15 @@ def find_host_leak(failure: FailureContext) -> Finding | None:
     if leak is None:
         return None
     return Finding(
-        f"{capitalized(host_memory_growth(leak))}, before the host could not give {requested_size(failure)}.",
+        f"{capitalize(format_host_growth(leak))}, before the host could not give {format_requested_size(failure)}.",
         "Look for what the program keeps from step to step: lists of results or losses, caches without a bound.",
     )
 
 
-def unknown_host_cause(failure: FailureContext) -> Finding:
+def describe_unknown_host_cause(failure: FailureContext) -> Finding:
     """Return what was looked for in vain."""
     return Finding(
-        f"{capitalized(requested_memory(failure))} could not be had on the host, and none of this was found: the "
+        f"{capitalize(format_request(failure))} could not be had on the host, and none of this was found: the "
         "input pipeline in the text, growth of the run's host memory.",
         "Compare the run's host memory with its limit over its life, and look at what else the host ran.",
     )

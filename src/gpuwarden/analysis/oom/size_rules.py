@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuwarden.analysis.oom.allocation_origin import batch_sign, shape_batch, weights_sign
+from gpuwarden.analysis.oom.allocation_origin import find_batch_sign, find_shape_batch, find_weights_sign
 from gpuwarden.analysis.oom.context import FULL_RATIO, TIGHT_RATIO, FailureContext
 from gpuwarden.analysis.oom.diagnosis import Finding
-from gpuwarden.analysis.oom.diagnosis_wording import capitalized, out_of_room, requested_memory, use_smaller_batch
+from gpuwarden.analysis.oom.diagnosis_wording import capitalize, format_request, format_room, suggest_smaller_batch
 from gpuwarden.formatting import format_bytes
 
 MAX_BASE_GROWTH_RATIO = 0.1  # of what the run can have: more than that since the first steps, and it is not the batch
@@ -27,8 +27,13 @@ def find_too_big(failure: FailureContext) -> Finding | None:
 
 
 def _model_evidence(failure: FailureContext, room: float) -> str | None:
-    base, requested, weights, least = failure.base, failure.requested, weights_sign(failure), failure.training_minimum
-    wanted = requested_memory(failure)
+    base, requested, weights, least = (
+        failure.base,
+        failure.requested,
+        find_weights_sign(failure),
+        failure.training_minimum,
+    )
+    wanted = format_request(failure)
     if least is not None and least > (TIGHT_RATIO if weights else 1) * room and not failure.fit_steps:
         return (
             f"Weights, optimizer state and gradients take {format_bytes(least)} of {format_bytes(room)} that the run "
@@ -38,13 +43,13 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
     beside = failure.after.current if failure.is_eager and failure.after else base
     if weights and beside is not None and requested is not None and beside + requested > FULL_RATIO * room:
         return (
-            f"{capitalized(wanted)} {weights} did not fit beside {format_bytes(beside)} in use of "
+            f"{capitalize(wanted)} {weights} did not fit beside {format_bytes(beside)} in use of "
             f"{format_bytes(room)} that the "
             "run can have."
         )
     whole = failure.size or room
     is_first = failure.is_eager and not failure.error.steps
-    if requested is not None and requested > whole and is_first and not shape_batch(failure):
+    if requested is not None and requested > whole and is_first and not find_shape_batch(failure):
         shape = f" of shape [{failure.allocation.shape}]" if failure.allocation and failure.allocation.shape else ""
         return f"One tensor{shape} takes {format_bytes(requested)}, more than all {format_bytes(whole)} of the device."
     has_grown = failure.fit_steps and failure.base_growth > MAX_BASE_GROWTH_RATIO * room
@@ -58,10 +63,10 @@ def _model_evidence(failure: FailureContext, room: float) -> str | None:
 
 
 def _example_evidence(failure: FailureContext, room: float) -> str | None:
-    base, requested, batch = failure.base or 0, failure.requested, shape_batch(failure)
-    wanted = capitalized(requested_memory(failure))
-    if 1 in (batch, failure.batch_size) and not failure.fit_steps and not weights_sign(failure):
-        return f"{wanted}{out_of_room(failure)}, did not fit, though the batch has one example."
+    base, requested, batch = failure.base or 0, failure.requested, find_shape_batch(failure)
+    wanted = capitalize(format_request(failure))
+    if 1 in (batch, failure.batch_size) and not failure.fit_steps and not find_weights_sign(failure):
+        return f"{wanted}{format_room(failure)}, did not fit, though the batch has one example."
     shape = failure.shape
     if batch is None and failure.error.like_weight is False and len(shape) > 1:
         batch = shape[0]  # the batch, or a multiple of it: so one example takes at least that part
@@ -77,16 +82,16 @@ def _example_evidence(failure: FailureContext, room: float) -> str | None:
 def find_batch_too_large(failure: FailureContext) -> Finding | None:
     """Find signs that what did not fit grows with the batch."""
     base, room = failure.base, failure.room_or_size
-    sign = batch_sign(failure)
+    sign = find_batch_sign(failure)
     if sign is None or (base is not None and room is not None and base > FULL_RATIO * room):
         return None
-    if 1 in (shape_batch(failure), failure.batch_size) or not _is_new_or_tight(failure) or failure.had_room:
+    if 1 in (find_shape_batch(failure), failure.batch_size) or not _is_new_or_tight(failure) or failure.had_room:
         return None
     beside = ""
     if base is not None and room is not None:
         beside = f", while {format_bytes(base)} of {format_bytes(room)} were in use between steps"
     return Finding(
-        f"{capitalized(requested_memory(failure))} {sign}, and did not fit{beside}.", use_smaller_batch(failure)
+        f"{capitalize(format_request(failure))} {sign}, and did not fit{beside}.", suggest_smaller_batch(failure)
     )
 
 
@@ -100,7 +105,7 @@ def _is_new_or_tight(failure: FailureContext) -> bool:
     return TIGHT_RATIO * room <= peak <= room and failure.base_growth <= MAX_BASE_GROWTH_RATIO * room
 
 
-def unknown_device_cause(failure: FailureContext) -> Finding:
+def describe_unknown_device_cause(failure: FailureContext) -> Finding:
     """Return what was looked for, and what is known."""
     known = []
     if failure.room is not None:
@@ -113,7 +118,7 @@ def unknown_device_cause(failure: FailureContext) -> Finding:
     missing = [name for name, value in facts.items() if value is None]
     lacking = f", not knowing {' and '.join(missing)}" if missing else ""
     return Finding(
-        f"{capitalized(requested_memory(failure))} failed{': ' if known else ''}{', '.join(known)}. Looked for: "
+        f"{capitalize(format_request(failure))} failed{': ' if known else ''}{', '.join(known)}. Looked for: "
         f"growth, other processes, free memory in pieces, a phase or batch beyond the others, weights{lacking}.",
         "Lower the batch size; if that does not help compare weights and optimizer state with the device's memory.",
     )

@@ -19,7 +19,7 @@ from gpuwarden.cli.common.terminal import sanitize, write
 from gpuwarden.cli.runs.run_details import render_details
 from gpuwarden.cli.runs.run_list import render_table
 from gpuwarden.config.schema import Config
-from gpuwarden.records.paths import database_folder, user_database_folder
+from gpuwarden.records.paths import find_database_folder, find_user_database_folder
 from gpuwarden.records.record import MAX_LISTED, RunRecord, RunRecordError, record_from_json
 
 
@@ -115,8 +115,8 @@ def _describe_folders(config: Config, answer: Mapping[str, Any]) -> str:
         return f"Receipts lie in {sanitize(str(answer['folder']))}"
     if answer:
         return "This daemon keeps receipts in memory alone, those of its own time"
-    own = user_database_folder()
-    folders = [config.receipts.path, database_folder(config.receipts), own if own and own.is_dir() else None]
+    own = find_user_database_folder()
+    folders = [config.receipts.path, find_database_folder(config.receipts), own if own and own.is_dir() else None]
     names = dict.fromkeys(sanitize(str(folder)) for folder in folders if folder)
     return f"Receipts of past runs lie in {' or '.join(names)}" if names else "Receipts are not kept"
 
