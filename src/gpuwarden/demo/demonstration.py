@@ -1,9 +1,10 @@
-"""Set up the demonstration's programs, say where to look, and end all of them together."""
+"""Demonstration: its programs, started and ended together, and a line about what happens in them."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from gpuwarden.simulation.simulated_nvml import Simulation
 RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "rules" / "gpuwarden.yml"
 PROMETHEUS_PORT = 9090
 IDLE_GPU = 7  # of the simulated box: the training's memory is not mixed with a simulated run's there
-TELL_SECONDS = 2.0
+STORY_INTERVAL_SECONDS = 2.0
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_LIBC = ctypes.CDLL(None)
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this machine
 
 
@@ -49,25 +53,32 @@ def run(parsed: argparse.Namespace) -> int:
         folder = Path(name)
         environment = {**os.environ, "GPUWARDEN_SOCKET": str(folder / "run.sock")}
         serve = [sys.executable, "-m", "gpuwarden", "serve", "--source", "simulated", "--listen", parsed.listen]
-        daemon = programs.enter_context(_running(serve, environment, folder / "daemon.log"))
-        url = _url_of(daemon, folder / "daemon.log")
+        daemon = programs.enter_context(running(serve, environment, folder / "daemon.log"))
+        url = _await_url(daemon, folder / "daemon.log")
         uuid = _uuid(IDLE_GPU)
         training = [sys.executable, "-m", "gpuwarden.demo.training", uuid]
-        trainer = programs.enter_context(_running(training, environment, folder / "training.log"))
+        trainer = programs.enter_context(running(training, environment, folder / "training.log"))
         print(f"status page  {url}/\nmetrics      {url}/metrics", flush=True)
         prometheus = _start_prometheus(programs, url, folder)
         print("\nCtrl-C ends all of it.\n", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            _tell({"daemon": daemon, "training": trainer}, lambda: _story(url, uuid, prometheus), folder)
+            _follow({"daemon": daemon, "training": trainer}, lambda: _describe_state(url, uuid, prometheus), folder)
     return 0
 
 
 @contextlib.contextmanager
-def _running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program whose output goes to a file, and end it with the context."""
+def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program whose output goes to a file, and end it with the context, or with this process."""
     with log.open("wb") as output:
         # A session of its own: Ctrl-C reaches this process alone, which then ends the others in order.
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=partial(_end_with_parent, os.getpid()),  # noqa: PLW1509 - this process has one thread
+        )
     try:
         yield process
     finally:
@@ -79,13 +90,20 @@ def _running(command: list[str], environment: dict[str, str], log: Path) -> Iter
             process.wait()
 
 
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, also by SIGKILL."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
+
+
 def _uuid(index: int) -> str:
     nvml = Simulation().nvml
     nvml.nvmlInit()
     return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
 
 
-def _url_of(daemon: subprocess.Popen[bytes], log: Path) -> str:
+def _await_url(daemon: subprocess.Popen[bytes], log: Path) -> str:
     """Wait until the daemon says where it listens."""
     while daemon.poll() is None:
         text = log.read_text(errors="replace")
@@ -117,7 +135,7 @@ def _start_prometheus(programs: contextlib.ExitStack, url: str, folder: Path) ->
     address = f"127.0.0.1:{_free_port(PROMETHEUS_PORT)}"
     command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
     command.append(f"--web.listen-address={address}")
-    programs.enter_context(_running(command, dict(os.environ), folder / "prometheus.log"))
+    programs.enter_context(running(command, dict(os.environ), folder / "prometheus.log"))
     print(f"alerts       http://{address}/alerts   one fires in one to two minutes")
     return f"http://{address}"
 
@@ -131,11 +149,11 @@ def _free_port(wanted: int) -> int:
     raise DemoError("no port of 127.0.0.1 is free")
 
 
-def _tell(programs: dict[str, subprocess.Popen[bytes]], story: Callable[[], str], folder: Path) -> None:
+def _follow(programs: dict[str, subprocess.Popen[bytes]], story: Callable[[], str], folder: Path) -> None:
     """Say what happens until a program ends or the person has seen enough."""
     began, told = time.monotonic(), ""
     while True:
-        time.sleep(TELL_SECONDS)
+        time.sleep(STORY_INTERVAL_SECONDS)
         for name, process in programs.items():
             if process.poll() is not None:
                 text = (folder / f"{name}.log").read_text(errors="replace")[-2000:]
@@ -146,7 +164,7 @@ def _tell(programs: dict[str, subprocess.Popen[bytes]], story: Callable[[], str]
             told = line
 
 
-def _story(url: str, uuid: str, prometheus: str | None) -> str:
+def _describe_state(url: str, uuid: str, prometheus: str | None) -> str:
     """Sum up the training's memory and the alert about it."""
     page = _fetch(f"{url}/metrics")
     values = {
@@ -159,11 +177,11 @@ def _story(url: str, uuid: str, prometheus: str | None) -> str:
     left = values.get("gpuwarden_run_memory_headroom_bytes")
     if in_use is None or left is None:
         return "the training starts"
-    alert = f"   RunNearOutOfMemory {_alert(prometheus)}" if prometheus else ""
+    alert = f"   RunNearOutOfMemory {_alert_state(prometheus)}" if prometheus else ""
     return f"{in_use / 2**20:.0f} MiB in use, headroom {left / 2**20:.0f} MiB{alert}"
 
 
-def _alert(prometheus: str) -> str:
+def _alert_state(prometheus: str) -> str:
     """Return the state of the demonstration's alert: inactive, pending or firing."""
     body = _fetch(f"{prometheus}/api/v1/alerts")
     alerts: list[dict[str, Any]] = json.loads(body)["data"]["alerts"] if body else []
