@@ -22,7 +22,7 @@ from gpuwarden.metrics.exposition import Exposition
 from gpuwarden.protocol.messages import Hello
 from gpuwarden.runs.registry import RunRegistry
 from gpuwarden.state import Counts, State
-from gpuwarden.web.http_server import HttpRequest
+from gpuwarden.web.http_messages import HttpRequest
 from snapshots import gpu, snapshot
 
 METRICS = HttpRequest("GET", "/metrics", "", {})

@@ -16,7 +16,7 @@ from gpuwarden.history.series import HistorySeries
 from gpuwarden.state import State
 from gpuwarden.web import static_files
 from gpuwarden.web.api.state_document import StateInputs, render_state
-from gpuwarden.web.http_server import HttpRequest, HttpResponse
+from gpuwarden.web.http_messages import HttpRequest, HttpResponse
 
 SOCKET = Path("/run/gpuwarden/run.sock")
 NO_HISTORY: dict[str, Any] = {"version": 1, "timestamp_seconds": [], "gpus": {}, "runs": {}}

@@ -47,7 +47,7 @@ from gpuwarden.protocol.messages import Advice, Message
 from gpuwarden.simulation.answers import SimulatedGpu
 from gpuwarden.simulation.board import OperatingPoint
 from gpuwarden.simulation.simulated_nvml import Simulation
-from gpuwarden.web.http_server import HttpRequest
+from gpuwarden.web.http_messages import HttpRequest
 
 INTERVAL = 5.0  # seconds between polls
 EPOCH = 1_800_000_000.0  # Unix time of the first poll
@@ -533,7 +533,7 @@ class Box:
             turn.settle()  # with the alerts that an earlier daemon sent
 
     async def _get(self, path: str) -> bytes:
-        response = await self._daemon.web.respond(HttpRequest("GET", path, "", {}))
+        response = await self._daemon.web.router.respond(HttpRequest("GET", path, "", {}))
         assert response.status == 200, (path, response.body)
         return response.body
 

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.web import http_server
-from gpuwarden.web.http_server import Handler, HttpRequest, HttpResponse, WebServer, accepts_gzip
+from gpuwarden.web import http_connection, http_messages, http_server
+from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse, accepts_gzip
+from gpuwarden.web.http_server import WebServer
 
 PAGE = b"".join(b'gpuwarden_gpu_up{uuid="GPU-%04d"} 1\n' % number for number in range(4000))
 HUGE = bytes(16 << 20)  # more than the kernel takes for a client that does not read
@@ -219,9 +220,9 @@ def test_page_arrives_as_the_handler_gave_it(loop: Loop, server: WebServer) -> N
             "text/plain; version=0.0.4",
             str(len(PAGE)),
         )
-        loop.until(lambda: len(server.connections) == 1)
+        loop.until(lambda: len(server.pool.connections) == 1)
     connection.close()
-    loop.until(lambda: not server.connections)
+    loop.until(lambda: not server.pool.connections)
     assert exchange(server, b"GET /metrics HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\n" + PAGE)
     with connect(server) as client:
         for byte in LAST_GET:
@@ -259,7 +260,7 @@ def test_routes_and_their_counts(server: WebServer) -> None:
         assert all(route in answer.body.decode() for route in ROUTES)
     fetch(server)
     exchange(server, b"garbage\r\n\r\n")
-    assert server.counts.requests == {("/runs/", 200): 3, ("other", 404): 3, ("/metrics", 200): 1, ("other", 400): 1}
+    assert server.router.requests == {("/runs/", 200): 3, ("other", 404): 3, ("/metrics", 200): 1, ("other", 400): 1}
 
 
 def test_what_is_refused(server: WebServer) -> None:
@@ -304,12 +305,12 @@ def test_browsers_run_nothing_by_default(server: WebServer) -> None:
 
 def test_compression(server: WebServer) -> None:
     """A page is compressed once for all who accept it, and says what it depends on; two bytes would only grow."""
-    http_server._gzip.cache_clear()
+    http_messages._gzip.cache_clear()
     for _ in range(2):
         answer = fetch(server, Accept_Encoding="gzip")
         assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "accept, accept-encoding")
         assert gzip.decompress(answer.body) == PAGE
-    assert http_server._gzip.cache_info().misses == 1
+    assert http_messages._gzip.cache_info().misses == 1
     plain = fetch(server, Accept_Encoding="identity")
     assert (plain.body, plain.headers["vary"]) == (PAGE, "accept, accept-encoding")
     assert fetch(server, "/runs/1", Accept_Encoding="gzip").headers["vary"] == "accept-encoding"
@@ -339,14 +340,14 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_ahead(loop: Loop,
         client.sendall(GET.replace(b"GET /metrics", b"HEAD /-/healthy") * 2000 + LAST_GET)
 
         def done() -> bool:
-            held.extend(len(connection._http.trailing_data[0]) for connection in server.connections)
-            return server.counts.requests["/metrics", 200] == 1
+            held.extend(len(connection._http.trailing_data[0]) for connection in server.pool.connections)
+            return server.router.requests["/metrics", 200] == 1
 
         loop.until(done)
         reader.join(PATIENCE)
     assert answers[0].count(b"HTTP/1.1 200 OK") == 2001
     assert answers[0].endswith(b"\r\n\r\n" + PAGE)
-    assert 0 < max(held) <= 2 * http_server.MAX_HEAD_BYTES
+    assert 0 < max(held) <= 2 * http_connection.MAX_HEAD_BYTES
 
 
 @pytest.mark.parametrize("first", [b"", GET.replace(b"/metrics", b"/-/healthy")])
@@ -355,43 +356,45 @@ def test_request_has_a_deadline(loop: Loop, server: WebServer, first: bytes, sen
     """A client that does not finish its first or a later request is cut; a byte now and then does not help it."""
     with connect(server, first) as client:
         if first:
-            loop.until(lambda: server.counts.requests["/-/healthy", 200] == 1)
+            loop.until(lambda: server.router.requests["/-/healthy", 200] == 1)
             while not client.recv(1 << 16).endswith(b"OK"):
                 pass
         client.sendall(sent)
-        loop.until(lambda: bool(server.connections))
-        (connection,) = server.connections
+        loop.until(lambda: bool(server.pool.connections))
+        (connection,) = server.pool.connections
         loop.until(lambda: not sent or (connection._http.trailing_data[0] == sent and not connection._idle))
-        loop.advance(server.timeout * 0.9)
+        loop.advance(server.pool.timeout * 0.9)
         if sent:
             client.sendall(b"x")
             loop.until(lambda: connection._http.trailing_data[0] == sent + b"x")
-        loop.advance(server.timeout * 0.2)
+        loop.advance(server.pool.timeout * 0.2)
         if first and not sent:  # idle by right
-            assert server.connections
-            loop.advance(server.keep_alive)
+            assert server.pool.connections
+            loop.advance(server.pool.keep_alive)
         assert read_all(client) == b""
-        assert server.counts.timed_out == (0 if first and not sent else 1)
+        assert server.pool.timed_out == (0 if first and not sent else 1)
 
 
 def test_rest_of_a_read_begins_the_next_deadline(loop: Loop, server: WebServer) -> None:
     """What is left over from one read begins the next request's time, not the longer silence between requests."""
     with connect(server, GET.replace(b"/metrics", b"/-/healthy") + b"GET") as client:
-        loop.until(lambda: server.counts.requests["/-/healthy", 200] == 1)
-        loop.advance(server.timeout * 1.1)
+        loop.until(lambda: server.router.requests["/-/healthy", 200] == 1)
+        loop.advance(server.pool.timeout * 1.1)
         assert status_of(read_all(client)) == 200
-        assert server.counts.timed_out == 1
+        assert server.pool.timed_out == 1
 
 
 def test_client_that_does_not_read_is_cut(loop: Loop, server: WebServer) -> None:
     """Meanwhile its other requests stay in the kernel, and many such clients share the bytes of one page."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(server, GET_HUGE * 1000, receive_buffer=4096)) for _ in range(5)]
-        loop.until(lambda: [each.responding for each in server.connections] == [True] * 5)
-        assert all(len(each._http.trailing_data[0]) <= 2 * http_server.MAX_HEAD_BYTES for each in server.connections)
-        loop.advance(server.timeout * 1.1)
-        loop.until(lambda: not server.connections)
-        assert server.counts.timed_out == 5
+        loop.until(lambda: [each.responding for each in server.pool.connections] == [True] * 5)
+        assert all(
+            len(each._http.trailing_data[0]) <= 2 * http_connection.MAX_HEAD_BYTES for each in server.pool.connections
+        )
+        loop.advance(server.pool.timeout * 1.1)
+        loop.until(lambda: not server.pool.connections)
+        assert server.pool.timed_out == 5
         for client in clients:
             wait_until_cut(client)
 
@@ -405,27 +408,27 @@ def test_slow_reader_in_time_gets_everything(server: WebServer) -> None:
 def test_refused_client_that_keeps_sending_can_read_why(loop: Loop, server: WebServer) -> None:
     """An answer is not lost to a reset because the client's bytes were still coming; the patience with it ends."""
     with connect(server, b"garbage\r\n\r\n") as client:
-        loop.until(lambda: server.counts.requests["other", 400] == 1)
+        loop.until(lambda: server.router.requests["other", 400] == 1)
         for _ in range(100):
             client.sendall(bytes(10_000))
         assert status_of(read_all(client)) == 400
-        loop.advance(http_server.CLOSE_SECONDS * 1.1)
-        loop.until(lambda: not server.connections)
-        assert server.counts.timed_out == 0
+        loop.advance(http_connection.CLOSE_SECONDS * 1.1)
+        loop.until(lambda: not server.pool.connections)
+        assert server.pool.timed_out == 0
 
 
 def test_full_server_cuts_the_client_whose_last_request_is_the_oldest(loop: Loop) -> None:
     """Not one that is being answered."""
     with serving(loop, max_connections=2) as server, ExitStack() as stack:
         first = stack.enter_context(connect(server, receive_buffer=4096))
-        loop.until(lambda: len(server.connections) == 1)
+        loop.until(lambda: len(server.pool.connections) == 1)
         second = stack.enter_context(connect(server))
-        loop.until(lambda: len(server.connections) == 2)
+        loop.until(lambda: len(server.pool.connections) == 2)
         first.sendall(LAST_GET.replace(b"/metrics", b"/huge"))
-        loop.until(lambda: server.counts.requests["/huge", 200] == 1)
+        loop.until(lambda: server.router.requests["/huge", 200] == 1)
         assert fetch(server).status == 200
         wait_until_cut(second)
-        assert server.counts.evicted == 1
+        assert server.pool.evicted == 1
         assert read_all(first).endswith(HUGE)
 
 
@@ -439,25 +442,25 @@ def test_thousand_slow_clients_cannot_keep_a_scrape_out(loop: Loop, server: WebS
             if number % 100 == 99:
                 assert fetch(server).body == PAGE
         assert fetch(server).body == PAGE
-        loop.until(lambda: len(server.connections) <= 256)
-        assert server.counts.evicted >= 1000 - 256
+        loop.until(lambda: len(server.pool.connections) <= 256)
+        assert server.pool.evicted >= 1000 - 256
         assert threading.active_count() == threads
 
 
 def test_client_that_resets_does_no_harm(loop: Loop, server: WebServer) -> None:
     """A connection torn down during a response is dropped."""
     client = connect(server, GET_HUGE, receive_buffer=4096)
-    loop.until(lambda: any(connection.responding for connection in server.connections))
+    loop.until(lambda: any(connection.responding for connection in server.pool.connections))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
-    loop.until(lambda: not server.connections)
+    loop.until(lambda: not server.pool.connections)
     assert fetch(server).status == 200
 
 
 def test_without_descriptors_an_old_client_makes_room(loop: Loop, server: WebServer) -> None:
     """Out of file descriptors, the server takes one back from an idle client to answer a scrape."""
     with connect(server) as idle, socket.socket() as scrape:
-        loop.until(lambda: len(server.connections) == 1)
+        loop.until(lambda: len(server.pool.connections) == 1)
         with no_free_descriptor():
             scrape.settimeout(PATIENCE)
             scrape.connect(server.address)
@@ -475,17 +478,17 @@ def test_without_descriptors_and_clients_the_server_waits(
         with no_free_descriptor():
             scrape.connect(server.address)
             for count in (1, 2):
-                loop.until(lambda: server.counts.accept_errors == count)  # noqa: B023 - called within the turn
+                loop.until(lambda: server.accept_errors == count)  # noqa: B023 - called within the turn
                 loop.advance(http_server.NO_DESCRIPTOR_PAUSE_SECONDS)
             scrape.sendall(LAST_GET)
         loop.advance(http_server.NO_DESCRIPTOR_PAUSE_SECONDS)
         assert read_all(scrape).endswith(PAGE)
     assert ["cannot accept" in record.message for record in caplog.records] == [True]
-    loop.until(lambda: not server.connections)  # else its descriptor becomes free below
+    loop.until(lambda: not server.pool.connections)  # else its descriptor becomes free below
     with socket.socket() as client, no_free_descriptor():
-        before = server.counts.accept_errors
+        before = server.accept_errors
         client.connect(server.address)
-        loop.until(lambda: server.counts.accept_errors > before)
+        loop.until(lambda: server.accept_errors > before)
         loop.run(server.stop())
 
 
@@ -576,11 +579,11 @@ def test_stops_with_clients_of_every_kind(loop: Loop, server: WebServer) -> None
     with ExitStack() as stack:
         for sent in (b"", b"GET /metr", GET, GET_HUGE, b"garbage\r\n\r\n"):
             stack.enter_context(connect(server, sent, receive_buffer=4096))
-        loop.until(lambda: len(server.connections) == 5)
+        loop.until(lambda: len(server.pool.connections) == 5)
         late = stack.enter_context(socket.socket())  # accepted, if at all, at the last moment
         late.settimeout(PATIENCE)
         late.connect(server.address)
-        address, connections = server.address, list(server.connections)
+        address, connections = server.address, list(server.pool.connections)
         loop.run(server.stop())
         assert {connection._client.fileno() for connection in connections} == {-1}
         wait_until_cut(late)
@@ -594,9 +597,9 @@ def test_stop_lets_a_response_finish(loop: Loop, server: WebServer, monkeypatch:
     """A scrape in progress when the daemon ends gets its whole page."""
     monkeypatch.setattr(http_server, "STOP_SECONDS", PATIENCE)
     with connect(server, GET_HUGE, receive_buffer=4096) as client:
-        loop.until(lambda: any(connection.responding for connection in server.connections))
+        loop.until(lambda: any(connection.responding for connection in server.pool.connections))
         stopping = asyncio.run_coroutine_threadsafe(server.stop(), loop.loop)
-        loop.until(lambda: server.stopping)
+        loop.until(lambda: server.pool.stopping)
         assert read_all(client).endswith(b"\r\n\r\n" + HUGE)
         client.close()
         stopping.result(PATIENCE)

@@ -41,7 +41,7 @@ from gpuwarden.web.api.document import plain_number
 from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.run_document import MAX_RUNS
 from gpuwarden.web.api.state_document import MAX_PROCESSES, MAX_TROUBLES, StateInputs, render_state
-from gpuwarden.web.http_server import HttpRequest
+from gpuwarden.web.http_messages import HttpRequest
 from mock_nvml import MockNvml
 from snapshots import GIB, divided, gpu, snapshot
 

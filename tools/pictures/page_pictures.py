@@ -25,7 +25,7 @@ from history import Clock
 from situations import HOST, LOST_SECONDS, SITUATIONS, SimulatedBox, Situation, with_xid
 
 from gpuwarden.daemon.daemon import Daemon
-from gpuwarden.web.http_server import HttpRequest
+from gpuwarden.web.http_messages import HttpRequest
 
 _ROOT = Path(__file__).parents[2]
 sys.path.append(str(_ROOT / "tests"))
@@ -79,7 +79,7 @@ def _served(daemon: Daemon, clock: Clock) -> Iterator[str]:
             with mock.patch(
                 "gpuwarden.web.api.state_document.uname", return_value=SimpleNamespace(nodename="gpu-box-1")
             ):
-                answer = asyncio.run(daemon.web.respond(HttpRequest("GET", self.path, "", {})))
+                answer = asyncio.run(daemon.web.router.respond(HttpRequest("GET", self.path, "", {})))
             self.send_response_only(answer.status)
             headers = {**answer.headers, "content-type": answer.content_type, "content-length": str(len(answer.body))}
             for name, value in {**headers, "date": formatdate(clock.time(), usegmt=True)}.items():

@@ -137,12 +137,12 @@ class Daemon:
             log.error("gpuwarden pause and resume do not work: %s", error.strerror or error)  # noqa: TRY400
 
     def _counts(self) -> Counts:
-        web, alerts = self.web.counts, self._dispatcher
+        web, alerts = self.web, self._dispatcher
         return Counts(
-            http_requests=dict(web.requests),
+            http_requests=dict(web.router.requests),
             http_connections_lost={
-                "evicted": web.evicted,
-                "timed_out": web.timed_out,
+                "evicted": web.pool.evicted,
+                "timed_out": web.pool.timed_out,
                 "not_accepted": web.accept_errors,
             },
             early_polls=self.loop.early_polls,

@@ -20,7 +20,7 @@ from gpuwarden.state import State
 from gpuwarden.web import static_files
 from gpuwarden.web.api.history_document import render_history
 from gpuwarden.web.api.state_document import StateInputs, render_state
-from gpuwarden.web.http_server import Handler, HttpRequest, HttpResponse
+from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse
 
 PAGE = "/page/"
 RUNS = "/api/v1/runs"

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from gpuwarden._version import __version__
-from gpuwarden.web.http_server import HttpRequest, HttpResponse
+from gpuwarden.web.http_messages import HttpRequest, HttpResponse
 
 PREFIX = "/page/"
 FOLDER = Path(__file__).with_name("static")

@@ -1,0 +1,140 @@
+"""Connection of one HTTP client, and the pool that the connections share."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+
+import h11
+
+from gpuwarden.web.http_messages import HttpResponse, has_body, parse_request, render_head
+from gpuwarden.web.router import Router
+
+MAX_HEAD_BYTES = 16 * 1024  # room for the cookies that browsers send to every port of localhost
+CLOSE_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class ConnectionPool:
+    """Open connections in the order of their last requests, their limits in seconds, and how many were cut."""
+
+    timeout: float  # for the arrival of a request, and for the reading of a response
+    keep_alive: float  # of silence between requests
+    connections: dict[HttpConnection, None] = field(default_factory=dict)
+    stopping: bool = False
+    evicted: int = 0  # cut to make room for a newer one
+    timed_out: int = 0  # cut because a request or the reading of a response took too long
+
+    async def evict(self) -> bool:
+        """Cut the connection whose last request is the oldest; return whether there was one."""
+        oldest = next(iter(self.connections), None)
+        if oldest is None:
+            return False
+        self.evicted += 1
+        del self.connections[oldest]
+        oldest.task.cancel()
+        await asyncio.wait([oldest.task])
+        return True
+
+
+class HttpConnection:
+    """One client, served by one task, which ends at the deadline.
+
+    Nothing is read while a response is sent, and a response is sent from the handler's own bytes: neither a client
+    that pipelines nor one that reads slowly costs memory.
+    """
+
+    def __init__(self, client: socket.socket, router: Router, pool: ConnectionPool) -> None:
+        self.responding = False
+        self._router = router
+        self._pool = pool
+        pool.connections[self] = None
+        self._client = client
+        self._http = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self._idle = False  # silent by right: between two requests, or after the last response
+        self._deadline = self._loop.call_later(pool.timeout, self._expire)
+        self.task = self._loop.create_task(self._serve())
+        self.task.add_done_callback(self._close)
+
+    def _expire(self) -> None:
+        self._pool.timed_out += not self._idle
+        self.task.cancel()
+
+    def _set_deadline(self, seconds: float, *, idle: bool = False) -> None:
+        self._idle = idle
+        self._deadline.cancel()
+        self._deadline = self._loop.call_later(seconds, self._expire)
+
+    def _close(self, _task: asyncio.Task[None]) -> None:
+        self._deadline.cancel()
+        self._client.close()
+        self._pool.connections.pop(self, None)
+
+    async def _serve(self) -> None:
+        try:
+            self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
+            while await self._exchange():
+                pass
+            # To close a socket with unread bytes resets it, and the client may lose the response.
+            self._set_deadline(CLOSE_SECONDS, idle=True)
+            self._client.shutdown(socket.SHUT_WR)
+            while await self._read():
+                pass
+        except OSError:  # the client is gone
+            pass
+
+    async def _exchange(self) -> bool:
+        """Answer one request; return whether the client may send another."""
+        is_last, sends_body = self._pool.stopping, True
+        try:
+            event = await self._receive()
+            if not isinstance(event, h11.Request):
+                return False
+            request = parse_request(event)
+            sends_body = request.method != "HEAD"
+            if has_body(request):
+                is_last = True
+            else:
+                self._http.next_event()  # EndOfMessage
+            response = await self._router.respond(request)
+        except h11.RemoteProtocolError as error:
+            is_last = True
+            text = f"not understood as plain HTTP/1.1 (nor is https, here): {error}"
+            response = self._router.reject(error.error_status_hint, text)
+        self._pool.connections[self] = self._pool.connections.pop(self)  # the last one to be evicted
+        self._set_deadline(self._pool.timeout)
+        self.responding = True
+        await self._send(response, sends_body=sends_body, is_last=is_last)
+        self.responding = False
+        if self._http.our_state is not h11.DONE or self._pool.stopping:
+            return False
+        self._http.start_next_cycle()
+        if self._http.trailing_data[0]:
+            self._set_deadline(self._pool.timeout)
+        else:
+            self._set_deadline(self._pool.keep_alive, idle=True)
+        return True
+
+    async def _receive(self) -> object:
+        """Return the next event of the client; an object that is no request where it ends."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            data = await self._read()
+            if self._idle:
+                self._set_deadline(self._pool.timeout)
+            self._http.receive_data(data)
+        return event
+
+    async def _read(self) -> bytes:
+        await asyncio.sleep(0)  # a client that sends without end takes turns with the others
+        return await self._loop.sock_recv(self._client, MAX_HEAD_BYTES)
+
+    async def _send(self, response: HttpResponse, *, sends_body: bool, is_last: bool) -> None:
+        head = self._http.send(render_head(response, close=is_last))
+        if sends_body:
+            self._http.send_with_data_passthrough(h11.Data(data=response.body))
+        self._http.send(h11.EndOfMessage())
+        await self._loop.sock_sendall(self._client, head or b"")
+        if sends_body:
+            await self._loop.sock_sendall(self._client, response.body)

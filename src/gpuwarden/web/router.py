@@ -1,0 +1,68 @@
+"""Router of HTTP requests: finds the handler of a path, and turns its faults and refusals into responses."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
+
+from gpuwarden.web.http_messages import Handler, HttpRequest, HttpResponse, compress, has_body, text_response
+
+log = logging.getLogger(__name__)
+
+LOG_INTERVAL_SECONDS = 60.0
+OTHER = "other"  # counts requests for unknown paths, so that clients cannot make label values
+
+
+class Router:
+    """Handlers by path. A path that ends in a slash, other than the root, stands for every name below it.
+
+    A handler runs on the event loop and must not block; if it raises, its client gets status 500. `requests` counts
+    them by route (or OTHER) and status code.
+    """
+
+    def __init__(self, routes: Mapping[str, Handler]) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self._routes = dict(routes)
+        self._logged: dict[str, float] = {}  # by route: when a fault was logged last
+
+    async def respond(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request, complete with the headers that describe it."""
+        route = self._route(request.path)
+        response = compress(request, await self._handle(request, route))
+        self.requests[route, response.status] += 1
+        return response
+
+    def reject(self, status: int, text: str) -> HttpResponse:
+        """Return the response to bytes that are no request."""
+        self.requests[OTHER, status] += 1
+        return text_response(status, text)
+
+    def _route(self, path: str) -> str:
+        """Return the route that a path belongs to; OTHER for none."""
+        if path in self._routes:
+            return path
+        folder = path[: path.rfind("/") + 1]
+        return folder if folder != "/" and folder in self._routes else OTHER
+
+    async def _handle(self, request: HttpRequest, route: str) -> HttpResponse:
+        handler = self._routes.get(route)
+        if handler is None:
+            return text_response(HTTPStatus.NOT_FOUND, "no such page; there are: " + " ".join(sorted(self._routes)))
+        if request.method not in ("GET", "HEAD"):
+            refusal = text_response(HTTPStatus.METHOD_NOT_ALLOWED, "this page only answers GET and HEAD")
+            return replace(refusal, headers={"allow": "GET, HEAD"})
+        if has_body(request):
+            return text_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request here has no body; send it without one")
+        try:
+            response = handler(request)
+            return response if isinstance(response, HttpResponse) else await response
+        except Exception:  # a fault of one handler must not end the server
+            now = time.monotonic()
+            if now - self._logged.get(route, -LOG_INTERVAL_SECONDS) >= LOG_INTERVAL_SECONDS:
+                self._logged[route] = now
+                log.exception("handler failed path=%s", request.path)
+            return text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the log of the daemon says more")
