@@ -332,7 +332,7 @@ def test_processes_have_their_owners_and_no_list_is_without_an_end(page: Stage, 
         "[...document.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent.trim()))"
     )
     assert rows[:3] == [
-        ["0", "52.0 GiB", "ada", "<b> 52", "slurm job 4711 · container <i> · run 52-9"],
+        ["0", "52.0 GiB", "ada", "<b> 52", "container <i> · slurm job 4711 · run 52-9"],
         ["0", "51.0 GiB", "grace", "python 51", "systemd unit a.service"],
         ["0", "50.0 GiB", "unknown", "50", "-"],
     ]
