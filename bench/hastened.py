@@ -10,7 +10,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwarden.config.schema import Address, Config
+from gpuwarden.config.schema import Config
+from gpuwarden.config.value_types import Address
 from gpuwarden.daemon import log_setup
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import open_source

@@ -18,7 +18,7 @@ from pynvml import NVML_ERROR_LIBRARY_NOT_FOUND
 from services import ROOT
 
 from gpuwarden.collector import GpuWardenCollector, families
-from gpuwarden.config import schema
+from gpuwarden.config.loader import ConfigError
 from gpuwarden.daemon.metrics_page import read_tables
 from gpuwarden.daemon.sources import Source
 from gpuwarden.simulation.simulated_nvml import Simulation
@@ -157,7 +157,7 @@ def test_configuration(tmp_path: Path) -> None:
         assert {"gpuwarden_gpu_up", "DCGM_FI_DEV_GPU_TEMP"} <= names
         assert names <= {family.name for family in collector.describe()}
     file.write_text("source: nonsense\n")
-    with pytest.raises(schema.ConfigError, match="nonsense"):
+    with pytest.raises(ConfigError, match="nonsense"):
         GpuWardenCollector(str(file))
 
 

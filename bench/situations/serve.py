@@ -13,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpuwarden.config.schema import Address, Config
+from gpuwarden.config.schema import Config
+from gpuwarden.config.value_types import Address
 from gpuwarden.daemon import log_setup
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source

@@ -22,7 +22,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from gpuwarden.config.schema import load
+from gpuwarden.config.loader import load
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.metrics import DaemonReadings
 from gpuwarden.daemon.metrics_page import TABLES

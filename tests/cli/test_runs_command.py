@@ -22,7 +22,8 @@ from services import Daemon, ending, free_port
 
 from gpuwarden.cli.common.api_client import StatusError
 from gpuwarden.cli.runs import runs_command
-from gpuwarden.config.schema import Address, Config
+from gpuwarden.config.schema import Config
+from gpuwarden.config.value_types import Address
 from gpuwarden.records.record import RunRecord, json_from_record
 from gpuwarden.records.store import RecordStore, row_from_record
 from mock_nvml import MockNvml

@@ -25,7 +25,7 @@ from services import Daemon, ending, fetch, free_port, until
 
 from gpuwarden.cli.top.layout import picture
 from gpuwarden.cli.top.state_reader import fetch_state
-from gpuwarden.config.schema import Address
+from gpuwarden.config.value_types import Address
 from gpuwarden.protocol.codec import encode
 from gpuwarden.protocol.messages import Hello
 from mock_nvml import MockNvml

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.config.schema import OPTIONS, SECTIONS, Address, Config, ConfigError, SourceChoice, load, parse
+from gpuwarden.config.loader import ConfigError, load, parse
+from gpuwarden.config.schema import OPTIONS, SECTIONS, Config
+from gpuwarden.config.value_types import Address, SourceChoice
 from gpuwarden.health.conditions import ALERTS
 
 if TYPE_CHECKING:

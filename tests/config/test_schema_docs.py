@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.config.schema import OPTIONS, SECTIONS, Config, parse
+from gpuwarden.config.loader import parse
+from gpuwarden.config.schema import OPTIONS, SECTIONS, Config
 from gpuwarden.config.schema_docs import WIDTH, render_example, render_reference
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.config.schema import load
+from gpuwarden.config.loader import load
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.poll_loop import PollLoop
 from gpuwarden.daemon.sources import open_source

@@ -22,6 +22,7 @@ from gpuwarden.capture.capture_file import Capture, Frame, save_capture
 from gpuwarden.capture.recording import record
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
+from gpuwarden.config.value_types import SourceChoice
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.nvml.binding import FUNCTIONS, TEXTS, Handle, nvml_error
 from gpuwarden.nvml.driver import MIN_VERSION, REQUIRED, _value, binding, explain_unusable
@@ -32,7 +33,8 @@ from mock_nvml import MockNvml
 SIMULATION = schema.SimulationConfig(gpus=3, seed=5)
 OPEN = """
 import logging, sys
-from gpuwarden.config.schema import SimulationConfig, SourceChoice
+from gpuwarden.config.schema import SimulationConfig
+from gpuwarden.config.value_types import SourceChoice
 from gpuwarden.daemon.sources import open_source
 logging.basicConfig(format="%(levelname)s %(message)s")
 source = open_source(SourceChoice(sys.argv[1]), SimulationConfig(gpus=3))
@@ -69,7 +71,7 @@ class TestOpening:
 
     def test_simulated(self) -> None:
         """The simulation has as many GPUs as configured, and runs that report."""
-        source = open_source(schema.SourceChoice("simulated"), SIMULATION)
+        source = open_source(SourceChoice("simulated"), SIMULATION)
         source.nvml.nvmlInit()
         assert source.name == "simulated"
         assert source.nvml.nvmlDeviceGetCount() == 3
@@ -78,7 +80,7 @@ class TestOpening:
     def test_capture(self, tmp_path: Path) -> None:
         """A capture is replayed, and has no runs."""
         save_capture(record(Box(2).nvml, 1, 1.0), tmp_path / "two.json")
-        source = open_source(schema.SourceChoice("capture", tmp_path / "two.json"), SIMULATION)
+        source = open_source(SourceChoice("capture", tmp_path / "two.json"), SIMULATION)
         assert source.name == "capture"
         assert source.nvml.nvmlDeviceGetCount() == 2
         assert not list(source.reports())
@@ -86,11 +88,11 @@ class TestOpening:
     def test_capture_without_file(self) -> None:
         """A capture that is not named is asked for."""
         with pytest.raises(ValueError, match="write capture:FILE"):
-            open_source(schema.SourceChoice("capture"), SIMULATION)
+            open_source(SourceChoice("capture"), SIMULATION)
 
     def test_driver_is_not_asked_when_opened(self) -> None:
         """The poller waits for a driver that is not there yet; opening it does not."""
-        source = open_source(schema.SourceChoice("nvml"), SIMULATION)
+        source = open_source(SourceChoice("nvml"), SIMULATION)
         assert source.name == "nvml"
         others = {name for name in FUNCTIONS if getattr(source.nvml, name) is not getattr(pynvml, name)}
         assert others == OWN

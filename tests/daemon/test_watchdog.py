@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.config.schema import load
+from gpuwarden.config.loader import load
 from gpuwarden.daemon import systemd
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source

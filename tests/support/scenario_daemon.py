@@ -33,7 +33,8 @@ from gpuwarden.alerts.delivery.message import Message as AlertMessage
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.target import Policy
 from gpuwarden.cli.runs import runs_command
-from gpuwarden.config.schema import Config, load
+from gpuwarden.config.loader import load
+from gpuwarden.config.schema import Config
 from gpuwarden.daemon.daemon import Daemon
 from gpuwarden.daemon.sources import Source
 from gpuwarden.host import host_sampler, procfs

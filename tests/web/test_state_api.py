@@ -18,7 +18,7 @@ from gpuwarden.analysis.memory.leak_detector import Leak
 from gpuwarden.analysis.memory.oom_forecast import TimeLeft
 from gpuwarden.analysis.oom.diagnosis import Diagnosis
 from gpuwarden.config import thresholds
-from gpuwarden.config.schema import load
+from gpuwarden.config.loader import load
 from gpuwarden.daemon.daemon import Daemon as Warden
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.gpu.metrics import GpuReadings, MigReadings

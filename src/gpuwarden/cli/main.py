@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpuwarden.cli.common.entry_points import COMMANDS, load_function
 from gpuwarden.cli.common.terminal import FAILED, WRONG_USE, complain
 from gpuwarden.cli.parser import parse
-from gpuwarden.config.schema import ConfigError
+from gpuwarden.config.loader import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,240 +1,114 @@
-"""Reading a configuration file: YAML of sections and options, every problem with its line and column.
-
-Only the node tree is taken from YAML, never its objects; keys that are not known are never descended into, so aliases
-cannot make the file larger than it is.
-"""
+"""Loader of the configuration: values of a file and of flags, checked one by one and together."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
-from typing import cast
+from typing import Any
 
-import yaml
-
-from gpuwarden.config.value_types import MAX_VALUES, printable
-
-Node = yaml.ScalarNode | yaml.SequenceNode | yaml.MappingNode
-
-_NONE: Mapping[str, str] = MappingProxyType({})
-MAX_FILE_BYTES = 1 << 20  # bytes
-MAX_PROBLEMS = 100  # more would bury the first, and each unknown key costs a search for the nearest one
-MAX_MESSAGE_CHARACTERS = 200  # of PyYAML's: it repeats names from the file whole
-
-_YAML = "tag:yaml.org,2002:"
-_PLAIN_TAGS = {_YAML + tag for tag in ("bool", "float", "int", "map", "merge", "seq", "str", "timestamp", "value")}
-_NULL = _YAML + "null"
+from gpuwarden.config.schema import LISTS, OPTIONS, REMOVED, SECTIONS, AlertmanagerConfig, Config
+from gpuwarden.config.value_types import printable
+from gpuwarden.config.yaml_reader import Entry, FileContents, Problem, parse_text, read_file
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing wrong: `source` is the file or the flag it stands in, `place` its line and column from 1."""
+class ConfigError(Exception):
+    """Wrong configuration; `problems` lists all that is wrong, in the order of places in the file."""
 
-    source: str
-    message: str
-    key: str | None = None
-    place: tuple[int, int] | None = None
-
-    def __str__(self) -> str:
-        where = self.source if self.place is None else f"{self.source}:{self.place[0]}:{self.place[1]}"
-        return ": ".join(part for part in (where, self.key, self.message) if part)
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One option as somebody wrote it, or one value of its list; `place` is None where it stands in no file."""
+def load(
+    path: Path | None,
+    overrides: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    alert_names: Collection[str] | None = None,
+) -> Config:
+    """Read the file at `path`, or take the defaults for None; an entry of `overrides`, by key, wins over the file.
 
-    key: str
-    text: str
-    source: str
-    place: tuple[int, int] | None = None
-    of_list: bool = False  # one of several, each an entry by itself
-
-    def problem(self, message: str) -> Problem:
-        """Say that the entry is wrong, and where."""
-        return Problem(self.source, message, self.key if self.place else None, self.place)
-
-
-@dataclass(slots=True)
-class Contents:
-    """Contents of a file: entries by known, single, plain keys, and a problem for everything else."""
-
-    entries: list[Entry] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-
-
-def read(
-    path: Path, keys: Collection[str], lists: Collection[str] = (), removed: Mapping[str, str] = _NONE
-) -> Contents:
-    """Read the file at `path`; `keys` are the known options, `section.option` or `option`. Never raises OSError.
-
-    Of the options in `lists` each value is an entry by itself. `removed` says of each option of an older version what
-    to write instead.
+    `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
+    `alert_names` are those that `notify.mute` may have; None does not check them.
+    Raises ConfigError with everything that is wrong in the file and the overrides.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        return _unread(path, "no such file")
-    except OSError as error:
-        return _unread(path, f"cannot be read: {error.strerror or error}")
-    if len(raw) > MAX_FILE_BYTES:
-        return _unread(path, "is larger than 1 MiB: this is not a configuration of gpuwarden")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        before = error.object[: error.start].decode("utf-8")
-        return Contents(problems=[Problem(str(path), "is not UTF-8 text", place=_place_after(before))])
-    return parse(text, str(path), keys, lists, removed)
+    contents = FileContents() if path is None else read_file(path, OPTIONS, LISTS, REMOVED)
+    given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
+    return _build_config([*contents.entries, *given], contents.problems, alert_names)
 
 
-def parse(
-    text: str, name: str, keys: Collection[str], lists: Collection[str] = (), removed: Mapping[str, str] = _NONE
-) -> Contents:
-    """Read `text` as the contents of a file called `name`."""
-    reader = _Reader(name, keys, lists, removed)
-    root = reader.compose(text)
-    if root is not None:
-        reader.take_root(root)
-    return reader.contents
+def parse(text: str, name: str, alert_names: Collection[str] | None = None) -> Config:
+    """Read `text` as the contents of a file called `name`; raises ConfigError."""
+    contents = parse_text(text, name, OPTIONS, LISTS, REMOVED)
+    return _build_config(contents.entries, contents.problems, alert_names)
 
 
-def _unread(path: Path, message: str) -> Contents:
-    return Contents(problems=[Problem(str(path), message)])
-
-
-def _place_after(text: str) -> tuple[int, int]:
-    return text.count("\n") + 1, len(text) - (text.rfind("\n") + 1) + 1
-
-
-def _place(mark: yaml.Mark | None) -> tuple[int, int] | None:
-    return (mark.line + 1, mark.column + 1) if mark else None
-
-
-def _is_section(node: Node) -> bool:
-    return node.id == "mapping" and node.tag == _YAML + "map"  # `!!map [a]` has the tag, and no pairs
-
-
-def _is_null(node: Node) -> bool:
-    return node.tag == _NULL and node.value in ("", "~", "null", "Null", "NULL")  # `!!null {a: 1}` hides an option
-
-
-class _Reader:
-    """Takes known options out of one YAML document, and notes everything else as a problem."""
-
-    def __init__(self, name: str, keys: Collection[str], lists: Collection[str], removed: Mapping[str, str]) -> None:
-        self.contents = Contents()
-        self._name = name
-        self._keys = keys
-        self._lists = lists
-        self._removed = removed
-        self._sections = {key.partition(".")[0] for key in keys if "." in key}
-
-    def _note(self, node: Node, message: str, key: str | None = None) -> None:
-        self.contents.problems.append(Problem(self._name, message, key, _place(node.start_mark)))
-
-    def compose(self, text: str) -> Node | None:
-        """Return the document's node tree; None where there is none, or none can be read, which is then noted."""
+def _build_config(entries: Sequence[Entry], problems: Sequence[Problem], alert_names: Collection[str] | None) -> Config:
+    values: dict[str, Any] = {}
+    found = list(problems)
+    written = {entry.key: entry for entry in entries}
+    wrong: set[str] = set()  # sections
+    for entry in entries:
         try:
-            # Not CSafeLoader: libyaml's composer recurses in C, and deep nesting ends the process with SIGSEGV.
-            return cast("Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
-        except yaml.MarkedYAMLError as error:
-            problem = Problem(self._name, _syntax(error), place=_place(error.problem_mark or error.context_mark))
-        except yaml.reader.ReaderError as error:
-            place = _place_after(text[: error.position])
-            problem = Problem(
-                self._name, f"not valid YAML: {printable(chr(error.character))} is not allowed", place=place
-            )
-        except RecursionError:
-            problem = Problem(self._name, "is nested too deeply")
-        except (ValueError, OverflowError):  # PyYAML's own slips: "\UFFFFFFFF", a version of 5000 digits
-            problem = Problem(self._name, "not valid YAML: a number in an escape or a directive is too large")
-        self.contents.problems.append(problem)
-        return None
-
-    def take_root(self, root: Node) -> None:
-        if _is_section(root):
-            self._take(root, "")
-        elif not _is_null(root):
-            self._note(root, "a configuration is a list of keys and values, such as `source: nvml`")
-
-    def _take(self, node: Node, prefix: str) -> None:
-        first: dict[str, int] = {}
-        for key_node, value in node.value:
-            if len(self.contents.problems) == MAX_PROBLEMS:
-                self._note(key_node, "too many problems: those after this place are not listed")
-            if len(self.contents.problems) > MAX_PROBLEMS:
-                return
-            if key_node.id != "scalar" or key_node.tag not in _PLAIN_TAGS:
-                self._note(key_node, "a key must be a plain word")
-            elif key_node.value in first:
-                line = first[key_node.value]
-                self._note(key_node, f"stands twice: the first is on line {line}", prefix + printable(key_node.value))
-            else:
-                first[key_node.value] = key_node.start_mark.line + 1
-                self._take_value(key_node, value, prefix)
-
-    def _take_value(self, key_node: Node, value: Node, prefix: str) -> None:
-        key = prefix + key_node.value
-        if not prefix and "." in key and key in self._keys:
-            section, _, name = key.partition(".")
-            self._note(key_node, f"write `{section}:`, and `{name}:` below it, indented", key)
-        elif key in self._keys:
-            self._take_option(key_node, value, key)
-        elif key in self._removed:
-            self._note(key_node, f"removed: {self._removed[key]}", key)
-        elif key not in self._sections:
-            self._note(key_node, self._unknown(key_node.value, prefix), prefix + printable(key_node.value))
-        elif _is_section(value):
-            self._take(value, f"{key}.")
-        elif not _is_null(value):  # a section whose options are all commented out is null
-            self._note(key_node, f"is a section: its options stand below it, indented: {self._known(f'{key}.')}", key)
-
-    def _take_option(self, key_node: Node, value: Node, key: str) -> None:
-        if _is_null(value):
-            self._note(key_node, "has no value: give it one, or remove the line to keep the default", key)
-        elif value.tag not in _PLAIN_TAGS:
-            self._note(key_node, f"the tag {printable(value.tag)} is not accepted: write a plain value", key)
-        elif value.id == "sequence" and key in self._lists:
-            self._take_list(key_node, value, key)
-        elif value.id != "scalar":
-            what = (
-                "a value or a list of them, not a section"
-                if key in self._lists
-                else "one value, not a list or a section"
-            )
-            self._note(key_node, f"takes {what}", key)
-        else:
-            self.contents.entries.append(Entry(key, value.value, self._name, _place(key_node.start_mark)))
-
-    def _take_list(self, key_node: Node, value: Node, key: str) -> None:
-        if len(value.value) > MAX_VALUES:
-            self._note(key_node, f"holds {len(value.value)} values, and takes at most {MAX_VALUES}", key)
-            return
-        for item in value.value:
-            if item.id != "scalar" or item.tag not in _PLAIN_TAGS:
-                self._note(item, "a list holds plain values, each in a line of its own behind a dash", key)
-            else:
-                self.contents.entries.append(Entry(key, item.value, self._name, _place(item.start_mark), of_list=True))
-
-    def _unknown(self, word: str, prefix: str) -> str:
-        near = get_close_matches(word, self._siblings(prefix), n=1) or [
-            key for key in sorted(self._keys) if key == word or key.endswith(f".{word}")
-        ]
-        return f"unknown; did you mean {near[0]}?" if near else f"unknown; known here: {self._known(prefix)}"
-
-    def _known(self, prefix: str) -> str:
-        return ", ".join(self._siblings(prefix))
-
-    def _siblings(self, prefix: str) -> list[str]:
-        return list(dict.fromkeys(k.removeprefix(prefix).partition(".")[0] for k in self._keys if k.startswith(prefix)))
+            value = OPTIONS[entry.key].kind.read(entry.text)
+            values[entry.key] = (*values.get(entry.key, ()), *value) if entry.of_list else value
+        except ValueError as error:
+            found.append(entry.problem(str(error)))
+            wrong.add(entry.key.partition(".")[0])
+    sections = {
+        name: type(default)(
+            **{item.name: values[key] for item in fields(default) if (key := f"{name}.{item.name}") in values}
+        )
+        for name, default in SECTIONS.items()
+    }
+    config = Config(**sections, **{key: value for key, value in values.items() if "." not in key})
+    for keys, message in _contradictions(config, alert_names):
+        if wrong.isdisjoint(key.partition(".")[0] for key in keys):
+            found.append(next(written[key] for key in keys if key in written).problem(message))
+    if found:
+        raise ConfigError(sorted(found, key=lambda problem: (problem.place is None, problem.place or ())))
+    return config
 
 
-def _syntax(error: yaml.MarkedYAMLError) -> str:
-    context = ""
-    if error.context and error.context_mark:
-        context = f" ({error.context}, line {error.context_mark.line + 1})"
-    return f"not valid YAML: {printable(f'{error.problem}{context}', MAX_MESSAGE_CHARACTERS)}"
+def _contradictions(config: Config, alert_names: Collection[str] | None) -> Iterator[tuple[Sequence[str], str]]:
+    """Find options that are right by themselves and not together: their keys, the one to change first, and why."""
+    for name in ("memory", "oom", "thermal"):
+        less, more = f"{name}_critical", f"{name}_some"
+        low, high = getattr(config.pressure, less), getattr(config.pressure, more)
+        if low >= high:
+            keys = (f"pressure.{less}", f"pressure.{more}")
+            yield keys, f"{keys[0]} is {low:g}, and has to be less than {keys[1]}, which is {high:g}"
+    if config.control_socket == config.runs.socket:
+        path = printable(str(config.runs.socket))
+        yield (
+            ("control.socket", "runs.socket"),
+            f"{path} is both runs.socket and control.socket: give them two paths",
+        )
+    yield from _alertmanager_contradictions(config.alertmanager)
+    if config.notify.webhook_token and not config.notify.webhook:
+        yield ("notify.webhook_token",), "there is no notify.webhook that it would be sent to"
+    for name in config.notify.mute:
+        if alert_names is not None and name not in alert_names:
+            near = get_close_matches(name, alert_names, n=1)
+            yield ("notify.mute",), f"there is no alert {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _alertmanager_contradictions(chosen: AlertmanagerConfig) -> Iterator[tuple[Sequence[str], str]]:
+    if not chosen.url:
+        return
+    secure = [url for url in chosen.url if url.startswith("https:")]
+    given = [name for name in ("ca_file", "cert_file", "key_file") if getattr(chosen, name) is not None]
+    if given and not secure:
+        yield (f"alertmanager.{given[0]}",), "there is no https:// URL in alertmanager.url that it would serve"
+    if chosen.key_file is not None and chosen.cert_file is None:
+        yield ("alertmanager.key_file",), "is the key to a certificate: name that as alertmanager.cert_file"
+    if chosen.bearer_token and chosen.user:
+        yield ("alertmanager.bearer_token",), "a server takes either this or alertmanager.user"
+    if chosen.user and not chosen.password:
+        yield ("alertmanager.user",), "needs a password too: say where it is kept as alertmanager.password"
+    if chosen.password and not chosen.user:
+        yield ("alertmanager.password",), "needs a user too: name them as alertmanager.user"
+    names = [name for name, _value in chosen.labels]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield ("alertmanager.labels",), f"{', '.join(twice)} is there twice: an alert has each label once"

@@ -1,20 +1,19 @@
-"""The configuration: every option declared once, for its checks here and its documents in `config_reference`.
+"""Configuration schema: every option declared once, with its kind, its default and its meaning.
 
-Durations are float seconds and sizes int bytes once read. Nothing here changes after it is read.
+`loader` reads a file by these declarations, `schema_docs` documents them. Durations are float seconds and sizes int
+bytes. Values do not change after they are read.
 """
 
 # ruff: noqa: RUF009  option() makes the dataclass field that the rule asks for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuwarden.config import loader, thresholds
-from gpuwarden.config.loader import Entry, Problem
+from gpuwarden.config import thresholds
 from gpuwarden.config.secrets import Secret
 from gpuwarden.config.value_types import (
     ADDRESS,
@@ -43,31 +42,9 @@ from gpuwarden.config.value_types import (
     choice,
     list_of,
     optional,
-    printable,
 )
 
-__all__ = [
-    "NO_OWNERS",
-    "OPTIONS",
-    "SECTIONS",
-    "Address",
-    "Config",
-    "ConfigError",
-    "Problem",
-    "SourceChoice",
-    "load",
-    "parse",
-]
-
 T = TypeVar("T")
-
-
-class ConfigError(Exception):
-    """Wrong configuration; `problems` lists all that is wrong, in the order of places in the file."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +57,7 @@ class Option:
 
 
 def option(kind: Kind[T], default: str, meaning: str) -> T:
-    """Declare an option: the dataclass field takes its default, and its row is kept for checks and documents."""
+    """Declare an option: a dataclass field with its default, which keeps the declaration as metadata."""
     return field(default=kind.read(default), metadata={"option": Option(kind, default, meaning)})
 
 
@@ -401,96 +378,3 @@ REMOVED: Mapping[str, str] = {
     "notify.slack_severity": _ONE_SEVERITY,
     "notify.mail_severity": _ONE_SEVERITY,
 }
-
-
-def load(
-    path: Path | None,
-    overrides: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
-    alert_names: Collection[str] | None = None,
-) -> Config:
-    """Read the file at `path`, or take the defaults for None; an entry of `overrides`, by key, wins over the file.
-
-    `flags` names where an override was given, such as `{"web.listen": "--listen"}`, for the message about a bad one.
-    `alert_names` are those that `notify.mute` may have; None does not check them.
-    Raises ConfigError with everything that is wrong in the file and the overrides.
-    """
-    contents = loader.Contents() if path is None else loader.read(path, OPTIONS, LISTS, REMOVED)
-    given = [Entry(key, text, (flags or {}).get(key, key)) for key, text in (overrides or {}).items()]
-    return _config([*contents.entries, *given], contents.problems, alert_names)
-
-
-def parse(text: str, name: str, alert_names: Collection[str] | None = None) -> Config:
-    """Read `text` as the contents of a file called `name`; raises ConfigError."""
-    contents = loader.parse(text, name, OPTIONS, LISTS, REMOVED)
-    return _config(contents.entries, contents.problems, alert_names)
-
-
-def _config(entries: Sequence[Entry], problems: Sequence[Problem], alert_names: Collection[str] | None) -> Config:
-    values: dict[str, Any] = {}
-    found = list(problems)
-    written = {entry.key: entry for entry in entries}
-    wrong: set[str] = set()  # sections
-    for entry in entries:
-        try:
-            value = OPTIONS[entry.key].kind.read(entry.text)
-            values[entry.key] = (*values.get(entry.key, ()), *value) if entry.of_list else value
-        except ValueError as error:
-            found.append(entry.problem(str(error)))
-            wrong.add(entry.key.partition(".")[0])
-    sections = {
-        name: type(default)(
-            **{item.name: values[key] for item in fields(default) if (key := f"{name}.{item.name}") in values}
-        )
-        for name, default in SECTIONS.items()
-    }
-    config = Config(**sections, **{key: value for key, value in values.items() if "." not in key})
-    for keys, message in _contradictions(config, alert_names):
-        if wrong.isdisjoint(key.partition(".")[0] for key in keys):
-            found.append(next(written[key] for key in keys if key in written).problem(message))
-    if found:
-        raise ConfigError(sorted(found, key=lambda problem: (problem.place is None, problem.place or ())))
-    return config
-
-
-def _contradictions(config: Config, alert_names: Collection[str] | None) -> Iterator[tuple[Sequence[str], str]]:
-    """Find options that are right by themselves and not together: their keys, the one to change first, and why."""
-    for name in ("memory", "oom", "thermal"):
-        less, more = f"{name}_critical", f"{name}_some"
-        low, high = getattr(config.pressure, less), getattr(config.pressure, more)
-        if low >= high:
-            keys = (f"pressure.{less}", f"pressure.{more}")
-            yield keys, f"{keys[0]} is {low:g}, and has to be less than {keys[1]}, which is {high:g}"
-    if config.control_socket == config.runs.socket:
-        path = printable(str(config.runs.socket))
-        yield (
-            ("control.socket", "runs.socket"),
-            f"{path} is both runs.socket and control.socket: give them two paths",
-        )
-    yield from _alertmanager_contradictions(config.alertmanager)
-    if config.notify.webhook_token and not config.notify.webhook:
-        yield ("notify.webhook_token",), "there is no notify.webhook that it would be sent to"
-    for name in config.notify.mute:
-        if alert_names is not None and name not in alert_names:
-            near = get_close_matches(name, alert_names, n=1)
-            yield ("notify.mute",), f"there is no alert {name}" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _alertmanager_contradictions(chosen: AlertmanagerConfig) -> Iterator[tuple[Sequence[str], str]]:
-    if not chosen.url:
-        return
-    secure = [url for url in chosen.url if url.startswith("https:")]
-    given = [name for name in ("ca_file", "cert_file", "key_file") if getattr(chosen, name) is not None]
-    if given and not secure:
-        yield (f"alertmanager.{given[0]}",), "there is no https:// URL in alertmanager.url that it would serve"
-    if chosen.key_file is not None and chosen.cert_file is None:
-        yield ("alertmanager.key_file",), "is the key to a certificate: name that as alertmanager.cert_file"
-    if chosen.bearer_token and chosen.user:
-        yield ("alertmanager.bearer_token",), "a server takes either this or alertmanager.user"
-    if chosen.user and not chosen.password:
-        yield ("alertmanager.user",), "needs a password too: say where it is kept as alertmanager.password"
-    if chosen.password and not chosen.user:
-        yield ("alertmanager.password",), "needs a user too: name them as alertmanager.user"
-    names = [name for name, _value in chosen.labels]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield ("alertmanager.labels",), f"{', '.join(twice)} is there twice: an alert has each label once"

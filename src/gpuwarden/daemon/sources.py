@@ -12,6 +12,7 @@ from typing import Literal
 from gpuwarden.capture.capture_file import load_capture
 from gpuwarden.capture.replay import CapturedNvml
 from gpuwarden.config import schema
+from gpuwarden.config.value_types import SourceChoice
 from gpuwarden.host.host_memory import HostMemory, host_memory
 from gpuwarden.host.process_key import ProcessKey
 from gpuwarden.nvml import driver
@@ -50,7 +51,7 @@ class Source:
     user_name: Callable[[int], str] = from_database
 
 
-def open_source(chosen: schema.SourceChoice, simulation: schema.SimulationConfig) -> Source:
+def open_source(chosen: SourceChoice, simulation: schema.SimulationConfig) -> Source:
     """Open what was chosen. Only `auto` asks the driver, and waits for it if need be (driver.PATIENCE_SECONDS).
 
     Raises ValueError for a capture that cannot be used, ImportError for an nvidia-ml-py that cannot.

@@ -18,7 +18,8 @@ from gpuwarden.alerts.delivery.alertmanager import AlertmanagerTarget
 from gpuwarden.alerts.delivery.dispatcher import Dispatcher
 from gpuwarden.alerts.delivery.message import Notification
 from gpuwarden.alerts.delivery.validation import missing, warnings
-from gpuwarden.config.schema import Config, ConfigError, parse
+from gpuwarden.config.loader import ConfigError, parse
+from gpuwarden.config.schema import Config
 from gpuwarden.health.conditions import CONDITIONS
 from gpuwarden.health.model import Alert
 from gpuwarden.state import State

@@ -18,7 +18,8 @@ from gpuwarden.alerts.delivery.dispatcher import message_targets
 from gpuwarden.alerts.delivery.http_client import find_secrets
 from gpuwarden.alerts.delivery.message import Message, Notification
 from gpuwarden.alerts.delivery.target import DeliveryError, PartlySentError
-from gpuwarden.config.schema import NotifyConfig, parse
+from gpuwarden.config.loader import parse
+from gpuwarden.config.schema import NotifyConfig
 from gpuwarden.config.secrets import HIDDEN, NOT_ASCII, Secret, redact
 
 MESSAGE = Message("box1", "docs", (Notification(near_oom()), Notification(gpu_down(9))))

@@ -6,7 +6,7 @@ import argparse
 
 from gpuwarden.alerts.delivery.validation import warnings
 from gpuwarden.cli.common.terminal import complain, say
-from gpuwarden.config.schema import load
+from gpuwarden.config.loader import load
 from gpuwarden.health.conditions import ALERTS
 
 

@@ -12,7 +12,7 @@ import urllib.request
 from typing import Any
 
 from gpuwarden.cli.common.terminal import sanitize
-from gpuwarden.config.schema import Address
+from gpuwarden.config.value_types import Address
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 64 << 20

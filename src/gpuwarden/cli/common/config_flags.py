@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from gpuwarden.config.schema import Config, load
+from gpuwarden.config.loader import load
+from gpuwarden.config.schema import Config
 from gpuwarden.daemon import log_setup
 from gpuwarden.health.conditions import ALERTS
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuwarden.cli.common.api_client import NoAnswerError, StatusError, daemon_url, fetch_json
 from gpuwarden.cli.common.terminal import sanitize
-from gpuwarden.config.schema import Address
+from gpuwarden.config.value_types import Address
 
 PATH = "/api/v1/state"
 VERSION = 1

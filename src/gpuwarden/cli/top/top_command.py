@@ -29,7 +29,8 @@ from gpuwarden.cli.common.terminal import WRONG_USE, complain, discard_output
 from gpuwarden.cli.top.layout import picture
 from gpuwarden.cli.top.state_reader import fetch_state
 from gpuwarden.cli.top.style import STYLES, text
-from gpuwarden.config.schema import Address, Config
+from gpuwarden.config.schema import Config
+from gpuwarden.config.value_types import Address
 from gpuwarden.formatting import format_elapsed
 
 POLL_SECONDS = 1.0

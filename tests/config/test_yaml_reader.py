@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.config.loader import MAX_FILE_BYTES, MAX_PROBLEMS, Contents, Entry, parse, read
+from gpuwarden.config.yaml_reader import MAX_FILE_BYTES, MAX_PROBLEMS, Entry, FileContents, parse_text, read_file
 
 KEYS = ("source", "poll.interval", "web.listen", "web.timeout")
 
 
 def problems(text: str) -> list[str]:
     """Read `text` as a file and return its problems as lines."""
-    return [str(problem) for problem in parse(text, "f", KEYS).problems]
+    return [str(problem) for problem in parse_text(text, "f", KEYS).problems]
 
 
 def problems_of(path: Path) -> list[str]:
     """Read the file at `path` and return its problems, without the path in front."""
-    return [str(problem).removeprefix(str(path)) for problem in read(path, KEYS).problems]
+    return [str(problem).removeprefix(str(path)) for problem in read_file(path, KEYS).problems]
 
 
 def test_entries_keep_text_and_place() -> None:
     """An option comes out with its text as written and its key's place, untouched by YAML's own types."""
-    contents = parse("poll:\n  interval: 0010\nsource: 'on'\n", "f", KEYS)
-    assert contents == Contents([Entry("poll.interval", "0010", "f", (2, 3)), Entry("source", "on", "f", (3, 1))])
+    contents = parse_text("poll:\n  interval: 0010\nsource: 'on'\n", "f", KEYS)
+    assert contents == FileContents([Entry("poll.interval", "0010", "f", (2, 3)), Entry("source", "on", "f", (3, 1))])
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "~", "poll:\n", "poll: {}\nweb: ~\n"])
 def test_nothing_written(text: str) -> None:
     """A file without options is right, and so is a section without options."""
-    assert parse(text, "f", KEYS) == Contents()
+    assert parse_text(text, "f", KEYS) == FileContents()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_long_alias_is_cut() -> None:
 
 def test_an_alias_repeats_a_value() -> None:
     """An alias stands for the value of its anchor."""
-    entries = parse("web: {listen: &here x}\nsource: *here", "f", KEYS).entries
+    entries = parse_text("web: {listen: &here x}\nsource: *here", "f", KEYS).entries
     assert [(entry.key, entry.text) for entry in entries] == [("web.listen", "x"), ("source", "x")]
 
 
@@ -154,7 +154,7 @@ def test_reads_a_file(tmp_path: Path) -> None:
     """A file is read as UTF-8, with a byte order mark or without."""
     path = tmp_path / "config.yaml"
     path.write_text("source: capture:é", encoding="utf-8-sig")
-    assert read(path, KEYS).entries == [Entry("source", "capture:é", str(path), (1, 1))]
+    assert read_file(path, KEYS).entries == [Entry("source", "capture:é", str(path), (1, 1))]
 
 
 def test_missing_file(tmp_path: Path) -> None:
