@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gpuwarden.config.schema import load
+from gpuwarden.config.loader import load
 from gpuwarden.daemon.pipeline import Pipeline
 from gpuwarden.daemon.sources import open_source
 from gpuwarden.state import Counts
